@@ -1,0 +1,122 @@
+# Every target sets itself up in .venv and touches nothing outside the checkout. `make help` lists them.
+# Say which Python with `make test PYTHON=/path/to/python`; otherwise the first of CANDIDATES that is new enough is used.
+
+DEMO       = compare digits-mini --methods "fedavg; fedprox; silobn; fedbn; fedavg + group_norm" --rounds 20
+DEMO_QUICK = compare digits-mini --methods "fedavg; fedbn" --rounds 1
+BENCHMARKS = $(wildcard benchmarks/bench_*.py)
+LEFT_OUT   = slow or flower or network
+WORKERS    = 2
+
+SHELL      := /bin/bash
+VENV       := .venv
+PY         := $(VENV)/bin/python
+PYTHON     ?=
+CANDIDATES := python3.13 python3.12 python3.11 python3
+USABLE     := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+HERE       := $(CURDIR)
+STAMPS     := $(addprefix $(VENV)/.installed-,demo test dev docs)
+
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-slow check format docs bench wheel clean clean-all again
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | awk -F':.*  ## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+demo: $(VENV)/.installed-demo  ## compare five methods over the five domains of digits-mini
+	$(VENV)/bin/polyfed $(DEMO)
+
+test: export OMP_NUM_THREADS = 1
+test: $(VENV)/.installed-test  ## run the tests, without those marked slow, flower or network
+	$(PY) -m pytest -n $(WORKERS) -m "not ($(LEFT_OUT))" $(ARGS)
+
+test-slow: export OMP_NUM_THREADS = 1
+test-slow: $(VENV)/.installed-test  ## run the tests marked slow
+	$(PY) -m pytest -n $(WORKERS) -m slow $(ARGS)
+
+check: $(VENV)/.installed-dev  ## lint, formatting and types, as in CI
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+format: $(VENV)/.installed-dev  ## mend what ruff can mend
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+docs: $(VENV)/.installed-docs  ## write the reference of the Python interface to build/docs
+	$(PY) -m pdoc --docformat google --output-directory build/docs polyfed
+
+bench: $(VENV)/.installed-demo  ## run the benchmarks, benchmarks/bench_*.py
+	@test -n "$(BENCHMARKS)" || { echo "There is no benchmarks/bench_*.py yet."; exit 1; }
+	@for script in $(BENCHMARKS); do echo "== $$script"; $(PY) "$$script" $(ARGS) || exit 1; done
+
+# The clean environment borrows this one's packages by a path file, so torch is not downloaded again. Python does not follow
+# the path files of a borrowed folder, so the editable install stays out of sight: what runs is the wheel.
+wheel: export OMP_NUM_THREADS = 1
+wheel: $(VENV)/.installed-dev  ## build the wheel, install it in a clean environment and run a quick demo from there
+	rm -rf dist
+	$(PY) -m build --wheel --outdir dist
+	@set -eu; clean=$$(mktemp -d); trap 'rm -rf "$$clean"' EXIT; unset PYTHONPATH; \
+	echo "Installing the wheel in $$clean"; \
+	$(PY) -m venv --without-pip "$$clean/venv"; \
+	pip() { "$(HERE)/$(PY)" -m pip --python "$$clean/venv/bin/python" "$$@"; }; \
+	pip install --quiet --no-deps dist/*.whl; \
+	purelib='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	borrowed=$$($(PY) -c "$$purelib"); \
+	echo "$$borrowed" > "$$("$$clean/venv/bin/python" -c "$$purelib")/borrowed.pth"; \
+	cd "$$clean"; \
+	pip check; \
+	venv/bin/python -c 'import pathlib, polyfed, sys; home = pathlib.Path(polyfed.__file__).parent; print("polyfed is", home); sys.exit(not (home.is_relative_to(sys.prefix) and (home / "py.typed").exists()))'; \
+	venv/bin/polyfed $(DEMO_QUICK)
+
+clean:  ## remove what was built and cached, keep .venv
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests examples benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +
+
+clean-all: clean  ## remove .venv too
+	rm -rf $(VENV)
+
+# ---------------------------------------------------------------------------------------------------------------- set-up
+# .venv/.made holds the folder it was made for; a moved or copied checkout, or a Python that is gone, starts again from there.
+ifneq ($(shell cat $(VENV)/.made 2>/dev/null && $(PY) -c '' 2>/dev/null && echo runs),$(HERE) runs)
+$(VENV)/.made: again
+endif
+
+$(VENV)/.made:
+	@if $(PY) -m pip --version >/dev/null 2>&1 && $(PY) -c '$(USABLE)' && ls $(VENV)/lib/python*/site-packages/pip-*/INSTALLER >/dev/null 2>&1; then \
+	    echo "Using the environment in $(VENV)"; \
+	else \
+	    found=; \
+	    for candidate in $(or $(PYTHON),$(CANDIDATES)); do \
+	        if "$$candidate" -c '$(USABLE)' >/dev/null 2>&1; then found=$$candidate; break; fi; \
+	    done; \
+	    if [ -z "$$found" ]; then \
+	        echo "polyfed needs Python 3.11 or newer with its venv module; tried: $(or $(PYTHON),$(CANDIDATES))." >&2; \
+	        echo "Install one (Debian: apt-get install python3-venv), or name it: make PYTHON=/path/to/python ..." >&2; \
+	        exit 1; \
+	    fi; \
+	    echo "Making $(VENV) with $$("$$found" --version)"; \
+	    "$$found" -m venv --clear $(VENV); \
+	fi
+	@echo '$(HERE)' > $@
+
+# A stamp says that an install ended, and is older than pyproject.toml when that has changed since.
+extra-demo :=
+extra-test := [test]
+extra-dev  := [dev]
+extra-docs := [docs]
+covers-demo := demo
+covers-test := demo test
+covers-dev  := demo test dev
+covers-docs := demo docs
+
+# pip writes a package's INSTALLER after its files: without it the install was cut off, yet pip would take it for installed.
+$(STAMPS): $(VENV)/.installed-%: pyproject.toml $(VENV)/.made
+	@find $(VENV)/lib/python*/site-packages -maxdepth 1 -name '*.dist-info' ! -exec test -e '{}/INSTALLER' \; -print -exec rm -rf {} + \
+	    | sed 's/^/Half installed, to be repeated: /'
+	@echo "Installing polyfed$(extra-$*) in $(VENV); the first time this brings PyTorch, which takes some minutes."
+	$(PY) -m pip install --editable '.$(extra-$*)'
+	@touch $(covers-$*:%=$(VENV)/.installed-%)
