@@ -1,0 +1,331 @@
+"""The client: what it holds, and the only training loop there is. Methods fill its slots; they never copy it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.conversation import Payload
+from polyfed.data.federation import ClientData, Examples, Preparation, in_batches
+from polyfed.entries import OPTIMIZER
+from polyfed.errors import ClientFailure, DataError, NotFinite
+from polyfed.metrics import Scores
+from polyfed.seeds import default_stream, generator
+
+if TYPE_CHECKING:
+    from polyfed.method import Method
+    from polyfed.settings import Settings
+    from polyfed.sharing import Phase, Plan
+
+
+@dataclass
+class Workbench:
+    """The one resident model of a process, into which clients are swapped by copying only what differs."""
+
+    model: nn.Module
+    method: Method
+    plan: Plan
+    settings: Settings
+    preparation: Preparation
+    loss: Callable[[Tensor, Tensor], Tensor]
+    classes: int
+    head: str | None = None
+    checks_each_step: bool = False
+    initial: dict[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.live: dict[str, Tensor] = dict(self.model.state_dict(keep_vars=True))
+        if not self.initial:
+            self.initial = {name: value.detach().clone() for name, value in self.live.items()}
+        self.parameters: dict[str, nn.Parameter] = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.model.modules())
+        hooks = (*self.method.objective, *self.method.gradients, self.method.task_loss)
+        self.wants_features = any(getattr(hook, "needs_features", False) for hook in hooks)
+
+    @torch.no_grad()
+    def load(self, entries: Mapping[str, Tensor]) -> None:
+        """Copy values into the resident tensors."""
+        for name, value in entries.items():
+            self.live[name].copy_(value)
+
+    @property
+    def head_module(self) -> nn.Module:
+        """The module that makes the logits."""
+        if self.head is None:
+            raise ClientFailure(
+                "This method works on the classifier head, and the model's head is in doubt. Name it with --head NAME."
+            )
+        return self.model.get_submodule(self.head)
+
+
+@dataclass
+class Kept:
+    """What a client keeps between rounds: local entries, and memory (tensors, numbers, text)."""
+
+    entries: dict[str, Tensor] = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
+
+
+class Step:
+    """One training step as objectives and gradient hooks see it. ``features`` is the head's input, when a part needs it."""
+
+    __slots__ = ("client", "features", "index", "logits", "task_loss", "x", "y")
+
+    def __init__(self, client: Client, index: int, x: Tensor, y: Tensor) -> None:
+        self.client, self.index, self.x, self.y = client, index, x, y
+        self.logits: Tensor
+        self.task_loss: Tensor
+        self.features: Tensor | None = None
+
+
+class Client:
+    """A client at work in one round: its data, what it keeps, and the bench it works at."""
+
+    def __init__(self, data: ClientData, bench: Workbench, kept: Kept, round_number: int, attempt: int = 0) -> None:
+        self.data, self.bench, self.round, self.attempt = data, bench, round_number, attempt
+        self.id = data.id
+        self.kept = Kept(dict(kept.entries), dict(kept.memory))
+        self.received: Mapping[str, Tensor] = {}
+        self.extras: Mapping[str, Any] = {}
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.stage = "start"
+        self.loss: float | None = None
+
+    @property
+    def model(self) -> nn.Module:
+        """The resident model, holding this client's values after ``receive``."""
+        return self.bench.model
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """What a method keeps at this client between rounds."""
+        return self.kept.memory
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds the run has."""
+        return self.bench.settings.rounds
+
+    @cached_property
+    def phase(self) -> Phase:
+        """What travels in this round."""
+        return self.bench.plan.at(self.round)
+
+    @cached_property
+    def generator(self) -> torch.Generator:
+        """This client's own stream of random numbers for this round."""
+        return generator(self.bench.settings.seed, "client", self.round, self.id)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of this round."""
+        return self.bench.settings.lr_at(self.round)
+
+    def receive(self, entries: Mapping[str, Tensor]) -> None:
+        """Become this client: what was sent, else what it kept, else the initial values."""
+        self.stage = "receiving"
+        for hook in self.bench.method.receiving:
+            entries = hook(self, entries)
+        self.received = entries
+        unsent = [name for name in self.bench.live if name not in entries]
+        self.bench.load({name: value for name, value in entries.items() if name in self.bench.live})
+        self.bench.load({name: self.kept.entries.get(name, self.bench.initial[name]) for name in unsent})
+
+    def shared_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Trainable parameters whose values the server sent."""
+        return ((name, p) for name, p in self.bench.parameters.items() if name in self.received)
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """A fresh optimizer, with those buffers that were received or kept."""
+        optimizer = self.bench.settings.make_optimizer(self.bench.parameters.values(), self.lr)
+        saved = {**self.kept.entries, **self.received}
+        for name, value in saved.items():
+            if name.startswith(OPTIMIZER):
+                buffer, parameter = name.removeprefix(OPTIMIZER).split("/", 1)
+                optimizer.state[self.bench.parameters[parameter]][buffer] = value.clone()
+        return optimizer
+
+    def optimizer_entries(self) -> dict[str, Tensor]:
+        """The optimizer's buffers as entries."""
+        if self.optimizer is None:
+            return {}
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self.bench.parameters.items()}
+        return {
+            f"{OPTIMIZER}{buffer}/{names[parameter]}": value
+            for parameter, state in self.optimizer.state.items()
+            for buffer, value in state.items()
+            if isinstance(value, Tensor)
+        }
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """This round's training batches, prepared, through the method's ``inputs``."""
+        settings, train, method = self.bench.settings, self.data.train, self.bench.method
+        for indices in batch_indices(len(train), settings, self.bench.has_batch_norm, self.generator, self.id):
+            x, y = train.batch(indices)
+            x, y = self.bench.preparation.for_training(x), y
+            for change in method.inputs:
+                x, y = change(self, x, y)
+            yield x, y
+
+    def forward(self, index: int, x: Tensor, y: Tensor) -> Step:
+        """Logits and task loss of one batch."""
+        step = Step(self, index, x, y)
+        if self.bench.wants_features:
+            step.logits, step.features = forward_with_features(self.bench, x)
+        else:
+            step.logits = self.model(x)
+        replaced = self.bench.method.task_loss
+        step.task_loss = self.bench.loss(step.logits, y) if replaced is None else replaced(step)
+        return step
+
+    def finish(self, extras: Mapping[str, Any]) -> Payload:
+        """Keep what stays, and give back what goes up."""
+        self.stage = "uploading"
+        state = {**self.bench.live, **self.optimizer_entries()}
+        self.kept.entries |= {name: state[name].detach().clone() for name in self.phase.kept if name in state}
+        entries = {name: state[name].detach().clone() for name in self.phase.up if name in state}
+        for change in self.bench.method.uploads:
+            entries = change(self, entries)
+        return Payload(entries, extras)
+
+
+def forward_with_features(bench: Workbench, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits, and the input of the head that made them."""
+    caught: list[Tensor] = []
+    hook = bench.head_module.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
+    try:
+        logits = bench.model(x)
+    finally:
+        hook.remove()
+    return logits, caught[-1]
+
+
+def batch_indices(count: int, settings: Settings, batch_norm: bool, stream: torch.Generator, client: str) -> Iterator[Tensor]:
+    """Positions of each training batch: shuffled epochs, for so many epochs or steps."""
+    steps = 0
+    epoch = 0
+    while settings.local_steps is not None or epoch < settings.local_epochs:
+        epoch += 1
+        for chunk in _epoch(count, settings, batch_norm, stream, client):
+            if settings.local_steps is not None and steps == settings.local_steps:
+                return
+            steps += 1
+            yield chunk
+
+
+def _epoch(count: int, settings: Settings, batch_norm: bool, stream: torch.Generator, client: str) -> list[Tensor]:
+    chunks = list(torch.split(torch.randperm(count, generator=stream), settings.batch_size))
+    if not batch_norm or len(chunks[-1]) > 1 or settings.last_batch == "keep":
+        return chunks
+    if settings.last_batch == "error" or len(chunks) == 1:
+        raise DataError(
+            f"Client {client} would train on a batch of one sample ({count} samples, batch size {settings.batch_size}), "
+            "and batch norm needs two. Use --last-batch merge or drop, another batch size, or a model without batch norm (fedavg + group_norm)."
+        )
+    if settings.last_batch == "merge":
+        chunks[-2:] = [torch.cat(chunks[-2:])]
+    else:
+        chunks.pop()
+    return chunks
+
+
+def train(client: Client, payload: Payload) -> Payload:
+    """The local training loop: receive, train, give back."""
+    bench, method = client.bench, client.bench.method
+    client.extras = payload.extras
+    client.receive(payload.entries)
+    client.model.train()
+    extras: dict[str, Any] = {}
+    client.stage = "before_training"
+    for hook in method.before_training:
+        extras |= hook(client) or {}
+    optimizer = client.optimizer = client.make_optimizer()
+    total = torch.zeros(())
+    index = -1
+    client.stage = "training"
+    for index, (x, y) in enumerate(client.batches()):
+        step = client.forward(index, x, y)
+        loss = step.task_loss
+        for term in method.objective:
+            loss = loss + term(step)
+        if bench.checks_each_step:
+            _require_finite(client, loss.detach(), index)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        for rule in method.gradients:
+            rule(step)
+        optimizer.step()
+        total += loss.detach()
+    _require_finite(client, total, index)
+    client.stage = "after_training"
+    for hook in method.after_training:
+        extras |= hook(client) or {}
+    client.loss = float(total) / (index + 1)
+    return client.finish(extras)
+
+
+def _require_finite(client: Client, loss: Tensor, index: int) -> None:
+    if not torch.isfinite(loss):
+        when = f"step {index + 1}" if client.bench.checks_each_step else f"one of its {index + 1} steps"
+        raise NotFinite(
+            f"Client {client.id}: the loss became {float(loss)} in round {client.round} ({when}). "
+            "Lower --lr, add agc(), or drop such clients with --on-nan drop."
+        )
+
+
+def evaluate(client: Client, payload: Payload) -> Payload:
+    """Score this client's model on its own test (or validation) data, by domain."""
+    client.receive(payload.entries)
+    if payload.extras.get("split", "test") == "validation":
+        held = client.data.validation
+        if held is None or not len(held):
+            raise DataError(f"Client {client.id} has no validation data. Use a data set or a partition with a validation part.")
+        parts: Mapping[str, Examples] = {"+".join(client.data.domains): held}
+    else:
+        parts = client.data.tests
+    return Payload(extras={"scores": {domain: score(client.bench, examples).results() for domain, examples in parts.items()}})
+
+
+@torch.no_grad()
+def score(bench: Workbench, examples: Examples) -> Scores:
+    """Score the resident model, as it is now, on some examples."""
+    scores = Scores(bench.classes)
+    bench.model.eval()
+    for x, y in in_batches(examples, bench.settings.test_batch_size):
+        scores.add(probabilities(bench, bench.preparation.for_testing(x)), y)
+    return scores
+
+
+def probabilities(bench: Workbench, x: Tensor) -> Tensor:
+    """Class probabilities of prepared inputs, by the method's own ``predict`` where it has one."""
+    if bench.method.predict is not None:
+        return bench.method.predict(bench.model, x)  # type: ignore[no-any-return]
+    return bench.model(x).softmax(dim=1)  # type: ignore[no-any-return]
+
+
+def give_entries(client: Client, payload: Payload) -> Payload:
+    """The values of the entries named in the question, as this client holds them."""
+    names, kept = payload.extras["names"], client.kept.entries
+    untrained = not any(name in kept for name in names)
+    return Payload({name: kept.get(name, client.bench.initial[name]).clone() for name in names}, {"untrained": untrained})
+
+
+ANSWERS: Mapping[str, Callable[[Client, Payload], Payload | None]] = {"train": train, "evaluate": evaluate, "entries": give_entries}
+
+
+def answer(client: Client, what: str, payload: Payload) -> Payload:
+    """Answer a question in the client's own random stream; a failure says who and where."""
+    handler = {**ANSWERS, **client.bench.method.answers}[what]
+    try:
+        with default_stream(client.bench.settings.seed, "answer", client.round, client.id):
+            return handler(client, payload) or Payload()
+    except (ClientFailure, DataError):
+        raise
+    except Exception as error:
+        where = f"Client {client.id}, round {client.round}, question {what!r}, stage {client.stage!r}"
+        raise ClientFailure(f"{where}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,97 @@
+"""Every error a user can meet, in one tree.
+
+PolyfedError
+├── TextError        (ValueError)    a method, model or data text that cannot be read
+├── UnknownName      (LookupError)   a name no registry knows; says the nearest one
+├── OptionError      (TypeError)     an option that does not exist or has a wrong value
+├── JoinError        (ValueError)    two parts that disagree, do not commute, or would be ignored
+├── SharingError     (ValueError)    a rule that matches nothing, or rules that contradict each other
+├── ModelError       (ValueError)    a model that does not fit the data or the method
+├── DataError        (ValueError)    missing classes, unreadable images, empty clients
+├── SettingError     (ValueError)    a setting of the run that cannot be used
+├── ClientFailure    (RuntimeError)  a client's work failed; says which client, round and stage
+│   └── NotFinite                    its loss or weights became NaN or infinite
+├── TooFewReplies    (RuntimeError)  a round could not gather the share of clients it needs
+├── RunFolderError   (OSError)       a run folder that cannot be read or written
+└── MissingExtra     (ImportError)   an optional dependency is not installed; says what to install
+
+A message says what was asked, what was found, and what would work.
+The command line prints it as one sentence and exits with 2.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PolyfedError(Exception):
+    """Base of all errors polyfed raises on purpose."""
+
+
+class TextError(PolyfedError, ValueError):
+    """A text form that cannot be parsed."""
+
+
+class UnknownName(PolyfedError, LookupError):
+    """A name that no registry holds."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class OptionError(PolyfedError, TypeError):
+    """An option that does not exist, is missing, or has a value that cannot be used."""
+
+
+class JoinError(PolyfedError, ValueError):
+    """Parts that cannot be joined."""
+
+
+class SharingError(PolyfedError, ValueError):
+    """A sharing rule that matches nothing or contradicts another."""
+
+
+class ModelError(PolyfedError, ValueError):
+    """A model that does not fit the data or the method."""
+
+
+class DataError(PolyfedError, ValueError):
+    """Data that cannot be used as they are."""
+
+
+class SettingError(PolyfedError, ValueError):
+    """A setting of the run that cannot be used."""
+
+
+class ClientFailure(PolyfedError, RuntimeError):
+    """A client's work failed."""
+
+
+class NotFinite(ClientFailure):
+    """A loss or an entry became NaN or infinite."""
+
+
+class TooFewReplies(PolyfedError, RuntimeError):
+    """Fewer clients answered than the round needs."""
+
+
+class RunFolderError(PolyfedError, OSError):
+    """A run folder that cannot be read or written."""
+
+
+class MissingExtra(PolyfedError, ImportError):
+    """An optional dependency that is not installed."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Say the nearest known name, or list what there is.
+
+    >>> nearest("fedbm", ["fedavg", "fedbn"])
+    'Did you mean fedbn?'
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if close:
+        return f"Did you mean {close[0]}?"
+    return f"There are: {', '.join(names)}." if names else "There are none."

@@ -1,0 +1,194 @@
+"""An experiment: settings made real, trained, evaluated, saved, and resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyfed import evaluation
+from polyfed.build import build_bench, build_federation, notices, prepared_model
+from polyfed.checkpoint import Snapshot
+from polyfed.client import Workbench
+from polyfed.conversation import Deliver, Talk, converse
+from polyfed.data.federation import Federation, in_batches
+from polyfed.errors import ModelError, RunFolderError, SettingError
+from polyfed.evaluation import Row
+from polyfed.folder import RunFolder
+from polyfed.ledger import Ledger, counted
+from polyfed.method import Method, as_method, load_file
+from polyfed.result import Result
+from polyfed.run import Observer, hold
+from polyfed.server import Server
+from polyfed.settings import Settings, with_changes
+from polyfed.simulate.debug import Debug
+from polyfed.simulate.in_process import InProcess
+
+DELIVERIES: Mapping[str, type[InProcess]] = {"process": InProcess, "debug": Debug}
+
+
+class Experiment:
+    """Everything of one run, ready to be trained."""
+
+    def __init__(self, settings: Settings, data: Any = None, method: str | Method | None = None, model: Any = None) -> None:
+        for file in settings.load:
+            load_file(file)
+        self.method = as_method(settings.method if method is None else method)
+        self.whole = build_federation(settings.data if data is None else data, settings)
+        self.federation: Federation = self.whole if self.method.population is None else self.method.population(self.whole)
+        self.settings = dataclasses.replace(rounds_from_budget(settings, self.federation), method=str(self.method))
+        initial = None if settings.init is None else read_initial(settings.init)
+        with threads(self.settings.threads):
+            prepared = prepared_model(self.settings, self.method, self.federation, model, initial)
+            self.bench: Workbench = build_bench(self.settings, self.method, self.federation, prepared)
+        self.delivery = DELIVERIES[self.settings.deliver](self.bench, self.federation.clients)
+        self.ledger = Ledger()
+        self.server = Server(
+            self.method, self.bench.plan, self.settings, self.delivery.infos, dict(self.bench.initial), self.bench.model
+        )
+        self.notices = notices(self.settings, self.method, self.bench, len(self.federation.clients))
+        self.folder: RunFolder | None = None
+
+    @property
+    def carry(self) -> Deliver:
+        """The delivery, with its traffic counted."""
+        return counted(self.delivery, self.ledger, self.bench.plan.entries)
+
+    def talk(self, conversation: Talk[Any]) -> Any:
+        """Hold a conversation."""
+        return converse(conversation, self.carry)
+
+    def train(self, observers: Sequence[Observer] = ()) -> None:
+        """Hold the rounds that are still to come."""
+        with threads(self.settings.threads), self.ledger.clock("total"):
+            hold(self.method, self.server, self.delivery, self.carry, self.settings.rounds, observers)
+
+    def evaluate(self, split: str = "test", newcomer: str | None = None) -> list[Row]:
+        """Score seen clients and, where there are unseen domains, the newcomer."""
+        with threads(self.settings.threads), self.ledger.clock("evaluation"):
+            rows: list[Row] = self.talk(evaluation.seen(self.server, split))
+            if split == "test":
+                rows += [
+                    row for domain in self.federation.unseen for row in self.unseen_rows(domain, newcomer or self.settings.newcomer)
+                ]
+        return rows
+
+    def unseen_rows(self, domain: str, choice: str) -> list[Row]:
+        """Score the newcomer on one unseen domain."""
+        examples = self.federation.unseen[domain]
+
+        def target() -> Iterator[Tensor]:
+            return (self.bench.preparation.for_testing(x) for x, _ in in_batches(examples, self.settings.test_batch_size))
+
+        made = self.talk(evaluation.newcomer(self.server, self.bench, choice, target))
+        return [Row("unseen", "newcomer", domain, evaluation.score_newcomer(self.bench, made, examples))]
+
+    def newcomer_state(self) -> dict[str, Tensor]:
+        """The state of the averaged newcomer model."""
+        if self.method.newcomer is not None:
+            made = self.talk(self.method.newcomer(self.server))
+            if len(made.models) > 1:
+                raise ModelError(
+                    f"{self.method} has no single newcomer model, but {len(made.models)} models; use polyfed evaluate."
+                )
+            return dict(made.models[0][1])
+        return self.talk(evaluation.averaged_state(self.server))  # type: ignore[no-any-return]
+
+    def snapshot(self) -> Snapshot:
+        """All that is needed to go on."""
+        notes = {"ledger": self.ledger.numbers()}
+        return Snapshot(self.server.round, self.server.state, self.server.remembered(), self.delivery.kept, notes)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot."""
+        self.server.round, self.server.state = snapshot.round, dict(snapshot.state)
+        self.server.memory, self.server.dormant = {}, dict(snapshot.memory)
+        self.delivery.kept = dict(snapshot.clients)
+        self.ledger = Ledger.from_numbers(snapshot.notes["ledger"])
+
+    def plan_table(self) -> list[dict[str, Any]]:
+        """What travels, by class of entry and phase, with bytes per client and round."""
+        rows = []
+        for start, phase in self.bench.plan.phases.items():
+            groups: dict[tuple[str, str], list[str]] = {}
+            for name, travel in phase.travels.items():
+                groups.setdefault((self.bench.plan.entries[name].kind, travel.words), []).append(name)
+            for (kind, words), names in groups.items():
+                size = sum(self.bench.plan.entries[name].size for name in names)
+                rows.append({"from_round": start + 1, "kind": kind, "travels": words, "entries": len(names), "bytes": size})
+        return rows
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Use so many torch threads inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def rounds_from_budget(settings: Settings, federation: Federation) -> Settings:
+    """Turn a budget in passes over all data into rounds."""
+    if settings.total_epochs is None:
+        return settings
+    samples = sum(len(client.train) for client in federation.clients)
+    share = settings.sampled(len(federation.clients)) / len(federation.clients)
+    if settings.local_steps is None:
+        passes = settings.local_epochs * share
+    else:
+        passes = settings.local_steps * settings.batch_size * settings.sampled(len(federation.clients)) / samples
+    return dataclasses.replace(settings, rounds=max(1, round(settings.total_epochs / passes)), total_epochs=None)
+
+
+def read_initial(text: str) -> Mapping[str, Tensor]:
+    """Initial weights from a file or a run folder; never by unpickling anything but tensors."""
+    path = Path(text)
+    if path.is_dir():
+        snapshot, _ = RunFolder(path).checkpoints.read()
+        if snapshot is None:
+            raise RunFolderError(f"{path} holds no good checkpoint to start from.")
+        return snapshot.state
+    if not path.is_file():
+        raise SettingError(f"--init: there is no file or run {text}.")
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    try:
+        state = torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:
+        raise SettingError(
+            f"--init: {text} cannot be read as weights ({type(error).__name__}). Give a state_dict in .safetensors or .pth."
+        ) from error
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise SettingError(f"--init: {text} does not hold a state_dict.")
+    return state
+
+
+def run_experiment(
+    data: Any,
+    method: str | Method,
+    model: str | nn.Module | Callable[..., nn.Module] | None,
+    out: str | Path | None = None,
+    progress: bool = False,
+    **values: Any,
+) -> Result:
+    """What ``polyfed.run`` does."""
+    from polyfed.observers import record
+
+    texts: dict[str, Any] = {"data": str(data)} if isinstance(data, str | Path) else {"data": getattr(data, "name", "given data")}
+    if isinstance(model, str):
+        texts["model"] = model
+    if isinstance(values.get("unseen"), str):
+        values["unseen"] = (values["unseen"],)
+    settings = with_changes(Settings(**texts), values)
+    experiment = Experiment(settings, data, method, model)
+    return record(experiment, None if out is None else RunFolder(out), progress=progress)

@@ -1,0 +1,154 @@
+"""A run is a folder: ``run.toml`` (resolved), ``metrics.jsonl``, ``checkpoint/``, ``report.html``."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from polyfed.checkpoint import Checkpoints
+from polyfed.errors import RunFolderError, SettingError, nearest
+from polyfed.settings import Settings, setting_names
+
+FORMAT = 1
+
+
+class RunFolder:
+    """Reads and writes the folder of one run."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.checkpoints = Checkpoints(self.path / "checkpoint")
+
+    @property
+    def metrics_file(self) -> Path:
+        """Where scores are written, a line each."""
+        return self.path / "metrics.jsonl"
+
+    def create(self, settings: Settings, facts: Mapping[str, Any]) -> None:
+        """Make the folder and write down what is run; a folder that holds a run already is refused."""
+        if (self.path / "run.toml").exists():
+            raise RunFolderError(
+                f"{self.path} holds a run already. Go on with it (polyfed resume {self.path}) or choose another --out."
+            )
+        document = {"format": FORMAT, "settings": plain(settings), **facts, "made_with": versions()}
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.metrics_file.touch()
+            beside = self.path / "run.toml.part"
+            beside.write_text(tomli_w.dumps(without_none(document)))
+            beside.replace(self.path / "run.toml")
+        except OSError as error:
+            raise RunFolderError(f"Cannot write a run to {self.path}: {error.strerror or error}. Choose another --out.") from error
+
+    def document(self) -> dict[str, Any]:
+        """What ``run.toml`` says."""
+        path = self.path / "run.toml"
+        if not path.is_file():
+            raise RunFolderError(f"{self.path} is not a run: it has no run.toml.")
+        try:
+            document = tomllib.loads(path.read_text())
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+            raise RunFolderError(f"{path} cannot be read: {error}.") from error
+        if document.get("format", 0) > FORMAT:
+            raise RunFolderError(
+                f"{path} was written by a newer polyfed (format {document['format']}, this one reads {FORMAT}). Upgrade polyfed to go on."
+            )
+        return document
+
+    def settings(self) -> Settings:
+        """The settings of the run."""
+        return settings_from(self.document().get("settings", {}), str(self.path / "run.toml"))
+
+    def append(self, lines: list[Mapping[str, Any]]) -> None:
+        """Add lines of metrics."""
+        try:
+            with self.metrics_file.open("a") as file:
+                file.writelines(json.dumps(line) + "\n" for line in lines)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise RunFolderError(
+                f"Cannot write to {self.metrics_file}: {error.strerror or error}. What was saved before is kept."
+            ) from error
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All lines of metrics."""
+        if not self.metrics_file.exists():
+            return []
+        return [json.loads(line) for line in self.metrics_file.read_text().splitlines()]
+
+    def metrics_size(self) -> int:
+        """Bytes of metrics so far."""
+        return self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
+
+    def truncate_metrics(self, size: int) -> None:
+        """Forget lines written after a checkpoint."""
+        with self.metrics_file.open("a+b") as file:
+            file.truncate(size)
+
+
+def plain(settings: Settings) -> dict[str, Any]:
+    """Settings as plain values; unset ones are left out."""
+    return {
+        item.name: list(value) if isinstance(value, tuple) else value
+        for item in dataclasses.fields(settings)
+        if (value := getattr(settings, item.name)) is not None
+    }
+
+
+def settings_from(values: Mapping[str, Any], where: str) -> Settings:
+    """Settings from plain values; an unknown name says the nearest one."""
+    for name in values:
+        if name not in setting_names():
+            raise SettingError(f"{where}: there is no setting {name!r}. {nearest(name, setting_names())}")
+    ready: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return Settings(**ready)
+
+
+def without_none(tree: Any) -> Any:
+    """The tree without empty values, which TOML cannot write."""
+    if isinstance(tree, Mapping):
+        return {key: without_none(value) for key, value in tree.items() if value is not None}
+    return tree
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a result depends on, and the machine."""
+    found = {"python": platform.python_version(), "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
+    for package in ("polyfed", "torch", "torchvision", "numpy"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    commit = _commit()
+    return found | ({"commit": commit} if commit else {})
+
+
+def _commit() -> str:
+    """The commit of the checkout polyfed runs from; empty outside a checkout."""
+    home = Path(__file__).resolve().parent
+    try:
+        ours = subprocess.run(
+            ["git", "-C", str(home), "ls-files", "--error-unmatch", __file__], capture_output=True, timeout=5, check=False
+        )
+        if ours.returncode != 0:
+            return ""
+        asked = subprocess.run(
+            ["git", "-C", str(home), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
+        )
+        dirty = subprocess.run(
+            ["git", "-C", str(home), "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return asked.stdout.strip() + ("+changes" if dirty.stdout.strip() else "")

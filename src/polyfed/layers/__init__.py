@@ -1,0 +1,1 @@
+"""Layers and module surgery; nothing federated in here."""

@@ -1,0 +1,37 @@
+"""FedAvg: local SGD, then the weighted mean of everything.
+
+    theta <- sum_k p_k theta_k,   p_k = n_k / sum_j n_j  (or uniform: a setting of the run)
+
+Reference: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017.
+
+Differences from the paper: none. What other libraries do with batch-norm statistics under the same name is an option:
+``average`` (default: Flower, FedML, NVFlare, FedBN's program), ``local`` (kept by clients: PFLlib, FLamby, FederatedScope),
+``first`` (the first client's: PFLlib's server model), ``drop`` (never uploaded, the initial ones are sent: FL-bench's option).
+Counters take the maximum and stay integers.
+"""
+
+from __future__ import annotations
+
+from polyfed.errors import OptionError, nearest
+from polyfed.method import Method, register
+from polyfed.reducers import First
+from polyfed.sharing import Rule, bn_statistics, keep_local, reduce_with
+
+STATISTICS: dict[str, tuple[Rule, ...]] = {
+    "average": (),
+    "local": (keep_local(bn_statistics),),
+    "first": (reduce_with(bn_statistics, First()),),
+    "drop": (Rule(bn_statistics, up=False, down=True),),
+}
+
+
+@register(foundation=True)
+def fedavg(statistics: str = "average") -> Method:
+    """Average everything, weighted by samples.
+
+    Args:
+        statistics: what happens to batch-norm statistics: average, local, first or drop.
+    """
+    if statistics not in STATISTICS:
+        raise OptionError(f"fedavg: statistics cannot be {statistics!r}. {nearest(statistics, STATISTICS)}")
+    return Method("fedavg", sharing=STATISTICS[statistics])

@@ -1,0 +1,36 @@
+"""Maintained momentum: what happens to the clients' momentum buffers between rounds.
+
+    v <- m v + grad;   w <- w - lr v
+
+``none``: buffers start at zero each round, as everywhere else (neutral). ``local``: each client keeps its own.
+``global``: buffers are uploaded, averaged with the clients' weights, and sent with the model: twice the traffic, no state at clients.
+A buffer follows its parameter: where the parameter stays local, so does its buffer.
+
+Reference: FixBN (Zhong et al.), appendix C.4. The buffer holds no learning rate, so a later decay needs no rescaling.
+
+Differences from the paper: works with any optimizer of the run; Adam's buffers are kept or averaged alike.
+"""
+
+from __future__ import annotations
+
+from polyfed.errors import OptionError, nearest
+from polyfed.method import Facts, Method, register
+from polyfed.sharing import Rule, momentum_buffers
+
+RULES: dict[str, tuple[Rule, ...]] = {
+    "none": (),
+    "local": (Rule(momentum_buffers, up=False, down=False, keep=True),),
+    "global": (Rule(momentum_buffers, up=True, down=True),),
+}
+
+
+@register(shows=("keep",))
+def momentum(keep: str = "none") -> Method:
+    """Keep or average the clients' momentum between rounds.
+
+    Args:
+        keep: none, local or global.
+    """
+    if keep not in RULES:
+        raise OptionError(f"momentum: keep cannot be {keep!r}. {nearest(keep, RULES)}")
+    return Method("momentum", sharing=RULES[keep], alone=False, facts=Facts(client_state=keep == "local"))

@@ -1,0 +1,179 @@
+"""What happens beside training: progress, metrics, checkpoints. A run with a folder survives being killed at any instant."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyfed.errors import RunFolderError
+from polyfed.evaluation import Row
+from polyfed.folder import RunFolder
+from polyfed.result import Result
+from polyfed.run import Observer
+
+if TYPE_CHECKING:
+    from polyfed.experiment import Experiment
+    from polyfed.server import Server
+
+
+class Recorder:
+    """Evaluates when it is time, writes metrics, then checkpoints: in this order, so that a checkpoint knows how many metrics belong to it."""
+
+    def __init__(self, experiment: Experiment, folder: RunFolder | None) -> None:
+        self.experiment, self.folder = experiment, folder
+        self.last_saved = time.monotonic()
+        self.rows: list[Row] = []
+        self.rows_of_round = -1
+
+    def __call__(self, server: Server) -> None:
+        losses = self.experiment.delivery.losses_of_round
+        if server.round and losses:
+            self.write(
+                [{"round": server.round, "view": "training", "client": client, "loss": loss} for client, loss in losses.items()]
+            )
+        every = server.settings.evaluate_every
+        if every and server.round and (server.round % every == 0 or server.round == server.rounds):
+            self.evaluate()
+        if self.folder is not None and self.is_time(server):
+            self.save()
+
+    def is_time(self, server: Server) -> bool:
+        """Whether a checkpoint is due; the state before round 1 is always saved."""
+        every = server.settings.checkpoint_every
+        if server.round == 0:
+            return True
+        if every.endswith("s"):
+            return time.monotonic() - self.last_saved >= float(every[:-1])
+        return server.round % int(every) == 0
+
+    def evaluate(self) -> list[Row]:
+        """Score the present state once, and write it down."""
+        number = self.experiment.server.round
+        if self.rows_of_round != number:
+            self.rows, self.rows_of_round = self.experiment.evaluate(), number
+            self.write([as_line(number, row) for row in self.rows])
+        return self.rows
+
+    def write(self, lines: list[Mapping[str, Any]]) -> None:
+        """Add lines to the metrics."""
+        if self.folder is not None:
+            self.folder.append(lines)
+
+    def save(self, finished: bool = False) -> None:
+        """Write a checkpoint."""
+        assert self.folder is not None
+        snapshot = self.experiment.snapshot()
+        snapshot.notes |= {"metrics_size": self.folder.metrics_size(), "finished": finished}
+        self.folder.checkpoints.write(snapshot, self.experiment.delivery.changed)
+        self.experiment.delivery.changed = set()
+        self.last_saved = time.monotonic()
+
+
+def as_line(number: int, row: Row) -> dict[str, Any]:
+    """A score as a line of metrics."""
+    return {"round": number, "view": row.view, "client": row.client, "domain": row.domain, **row.numbers}
+
+
+def record(experiment: Experiment, folder: RunFolder | None, progress: bool = False, resumed: bool = False) -> Result:
+    """Train and evaluate, with everything written to the folder on the way."""
+    recorder = Recorder(experiment, folder)
+    if folder is not None and not resumed:
+        folder.create(experiment.settings, facts_of(experiment))
+    try:
+        with progress_bar(experiment, progress) as advance:
+            experiment.train([recorder, *([advance] if advance is not None else [])])
+    except BaseException:
+        if folder is not None and not experiment.delivery.staged:
+            with contextlib.suppress(RunFolderError):
+                recorder.save()
+        raise
+    rows = recorder.evaluate()
+    if folder is not None:
+        recorder.save(finished=True)
+    return Result(experiment, rows, None if folder is None else str(folder.path))
+
+
+def facts_of(experiment: Experiment) -> dict[str, Any]:
+    """What ``run.toml`` says beside the settings."""
+    federation = experiment.federation
+    return {
+        "method": {"text": str(experiment.method), "all_options": experiment.method.full_text},
+        "data": {
+            "name": federation.name,
+            "source": federation.source,
+            "classes": len(federation.classes),
+            "clients": len(federation.clients),
+            "training_samples": sum(len(client.train) for client in federation.clients),
+            "unseen": sorted(federation.unseen),
+        },
+        "model": {
+            "type": type(experiment.bench.model).__name__,
+            "parameters": sum(p.numel() for p in experiment.bench.model.parameters()),
+            "head": experiment.bench.head or "",
+        },
+        "plan": experiment.plan_table(),
+    }
+
+
+def resume(
+    path: str | Path, data: Any = None, model: Any = None, progress: bool = False, notify: Callable[[str], None] = print
+) -> Result:
+    """Go on with a run from its last good checkpoint, to the same end as if it had never stopped.
+
+    Args:
+        path: the run folder.
+        data: the data, where the run was started from Python with data that have no name.
+        model: likewise.
+        progress: show a progress bar.
+        notify: is told about damaged files.
+    """
+    from polyfed.experiment import Experiment
+
+    folder = RunFolder(path)
+    settings = folder.settings()
+    experiment = Experiment(settings, data, None, model)
+    snapshot, complaints = folder.checkpoints.read()
+    for complaint in complaints:
+        notify(f"{complaint} The checkpoint before it is used.")
+    if snapshot is None and complaints:
+        raise RunFolderError(f"{path} has no good checkpoint left; start again with another --out.")
+    if snapshot is not None:
+        experiment.restore(snapshot)
+        folder.truncate_metrics(snapshot.notes["metrics_size"])
+        if snapshot.notes["finished"]:
+            return Result(experiment, rows_at(folder, snapshot.round), str(path))
+    else:
+        folder.truncate_metrics(0)
+    return record(experiment, folder, progress, resumed=True)
+
+
+def rows_at(folder: RunFolder, number: int) -> list[Row]:
+    """The scores of one round, from the metrics."""
+    keys = ("round", "view", "client", "domain")
+    found = [line for line in folder.metrics() if line["round"] == number and line["view"] in ("seen", "unseen")]
+    return [Row(m["view"], m["client"], m["domain"], {k: v for k, v in m.items() if k not in keys}) for m in found]
+
+
+@contextlib.contextmanager
+def progress_bar(experiment: Experiment, show: bool) -> Iterator[Observer | None]:
+    """A bar with the time left, on standard error."""
+    if not show:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rounds"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(str(experiment.method), total=experiment.settings.rounds, completed=experiment.server.round)
+        yield lambda server: bar.update(task, completed=server.round)

@@ -1,0 +1,121 @@
+"""A registry turns a decorated function into something listable, buildable from text, and tested."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+from polyfed.errors import OptionError, TextError, UnknownName, nearest
+from polyfed.text import Call, Option, read_call
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Recorded(Generic[T]):
+    """A registered factory with what its documentation says."""
+
+    name: str
+    build: Callable[..., T]
+    signature: inspect.Signature
+    doc: str
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of the documentation."""
+        return self.doc.strip().split("\n\n")[0].replace("\n", " ").strip()
+
+    def bind(self, call: Call) -> dict[str, Option]:
+        """Match written options with the factory's own; wrong ones name the nearest right one."""
+        parameters = self.signature.parameters
+        for key in call.named:
+            if key not in parameters:
+                raise OptionError(f"{self.name} has no option {key!r}. {nearest(key, parameters)}")
+        try:
+            bound = self.signature.bind(*call.positional, **call.named)
+        except TypeError as error:
+            raise OptionError(f"{self.name}{self.signature}: {error}.") from error
+        bound.apply_defaults()
+        return {key: _checked(self.name, parameters[key], value) for key, value in bound.arguments.items()}
+
+
+def _checked(name: str, parameter: inspect.Parameter, value: Any) -> Any:
+    """Compare a written value with the plain type its annotation promises."""
+    promised = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}.get(str(parameter.annotation))
+    if promised is None:
+        return value
+    wrong = not isinstance(value, promised) or (isinstance(value, bool) and bool not in promised)
+    if wrong:
+        raise OptionError(f"{name}: option {parameter.name} takes {parameter.annotation}, found {value!r}.")
+    return float(value) if parameter.annotation == "float" else value
+
+
+class Registry(Generic[T]):
+    """Named factories of one kind of thing."""
+
+    def __init__(self, kind: str, folder: str | None = None) -> None:
+        self.kind = kind
+        self._folder = folder
+        self._records: dict[str, Recorded[T]] = {}
+        self._discovered = folder is None
+
+    def add(self, build: Callable[..., T], name: str | None = None, **extra: Any) -> Recorded[T]:
+        """Record a factory under its own name."""
+        name = name or build.__name__
+        known = self._records.get(name)
+        if known is not None and known.build.__module__ != build.__module__:
+            raise OptionError(f"Two {self.kind}s are called {name}: in {known.build.__module__} and in {build.__module__}.")
+        record = Recorded(name, build, inspect.signature(build), inspect.getdoc(build) or "", extra)
+        self._records[name] = record
+        return record
+
+    def names(self) -> list[str]:
+        """All names, sorted."""
+        self.discover()
+        return sorted(self._records)
+
+    def find(self, name: str) -> Recorded[T]:
+        """Look a name up; a wrong one names the nearest right one."""
+        self.discover()
+        key = name.replace("-", "_")
+        if key not in self._records:
+            raise UnknownName(f"There is no {self.kind} called {name!r}. {nearest(key, self._records)}")
+        return self._records[key]
+
+    def build(self, text: str, **context: Any) -> T:
+        """Build from text. ``context`` fills parameters the text must not set (those it names)."""
+        call = read_call(text)
+        record = self.find(call.name)
+        set_here = sorted(set(context) & set(call.named))
+        if set_here:
+            raise TextError(f"{record.name}: {', '.join(set_here)} is set by the run, not in the text.")
+        given = {key: value for key, value in context.items() if key in record.signature.parameters}
+        free = [key for key in record.signature.parameters if key not in given]
+        if len(call.positional) > len(free):
+            raise OptionError(f"{record.name} takes {len(free)} options ({', '.join(free)}), found {len(call.positional)}.")
+        written = dict(zip(free, call.positional, strict=False))
+        twice = sorted(set(written) & set(call.named))
+        if twice:
+            raise OptionError(f"{record.name}: {twice[0]} is given twice, once by its place and once by its name.")
+        return record.build(**record.bind(Call(call.name, (), {**written, **call.named, **given})))
+
+    def discover(self) -> None:
+        """Import the registry's home once, with every module in it; there is no list to maintain."""
+        if self._discovered:
+            return
+        self._discovered = True
+        home = importlib.import_module(str(self._folder))
+        for module in submodules(home):
+            importlib.import_module(module)
+
+
+def submodules(home: ModuleType) -> list[str]:
+    """The full names of a package's own modules, sorted; none for a plain module."""
+    paths = getattr(home, "__path__", ())
+    return sorted(f"{home.__name__}.{found.name}" for found in pkgutil.iter_modules(paths))

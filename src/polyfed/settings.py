@@ -1,0 +1,201 @@
+"""Every setting of a run, in one checked value; the same names on the command line, in recipes and in Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from polyfed.errors import SettingError, nearest
+from polyfed.text import read_call
+
+if TYPE_CHECKING:
+    import torch
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "weights": ("samples", "uniform"),
+    "optimizer": ("sgd", "adam", "adamw"),
+    "last_batch": ("merge", "drop", "keep", "error"),
+    "on_nan": ("stop", "drop"),
+    "newcomer": ("averaged", "re-estimated", "nearest", "ensemble"),
+    "unseen_part": ("test", "all"),
+    "deliver": ("process", "debug"),
+}
+OPTIMIZER_BUFFERS = {
+    "sgd": ("momentum_buffer",),
+    "adam": ("step", "exp_avg", "exp_avg_sq"),
+    "adamw": ("step", "exp_avg", "exp_avg_sq"),
+}
+
+
+def setting(default: Any, doc: str) -> Any:
+    """A field with its documentation."""
+    return field(default=default, metadata={"doc": doc})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one run."""
+
+    data: str = setting("digits-mini", "data set, or a folder root/<domain>/<class>/*")
+    root: str | None = setting(None, "folder that holds the data set's files")
+    partition: str = setting("domain", "how domains are dealt to clients")
+    unseen: tuple[str, ...] = setting((), "domains nobody trains on")
+    unseen_part: str = setting("test", "which part of an unseen domain is tested: test or all")
+    few_shot: int = setting(0, "images of the unseen domain that each client may train on")
+    method: str = setting("fedavg", "method, such as: fedbn + agc(clip=1.28)")
+    model: str | None = setting(None, "model by name, or module.path:function; default: the data set's own")
+    head: str | None = setting(None, "module that makes the logits, where it is in doubt")
+    init: str | None = setting(None, "initial weights: a safetensors or .pth file, or a run folder")
+    loss: str = setting("cross_entropy", "task loss")
+    rounds: int = setting(20, "number of rounds")
+    total_epochs: float | None = setting(None, "budget in passes over all data, instead of rounds")
+    local_epochs: int = setting(1, "epochs of local training in a round")
+    local_steps: int | None = setting(None, "steps of local training in a round, instead of epochs")
+    batch_size: int = setting(32, "samples in a training batch")
+    lr: float = setting(0.05, "learning rate of clients")
+    schedule: str = setting("constant", "learning rate by round: constant, cosine, steps(at=(0.5, 0.75), factor=0.1)")
+    optimizer: str = setting("sgd", "optimizer of clients: sgd, adam or adamw")
+    momentum: float = setting(0.0, "momentum of sgd")
+    weight_decay: float = setting(0.0, "weight decay")
+    clients_per_round: float | None = setting(None, "clients in a round: a number, or a share below 1; default: all")
+    weights: str = setting("samples", "weights of clients in every mean: samples or uniform")
+    drop: float = setting(0.0, "share of clients that fail to answer, simulated")
+    min_share: float = setting(0.5, "share of the asked clients that must answer, else the round is repeated")
+    retries: int = setting(3, "how often a round is repeated before the run stops")
+    on_nan: str = setting("stop", "a client whose loss is not finite: stop the run, or drop its reply")
+    last_batch: str = setting("merge", "a last batch of one sample under batch norm: merge, drop, keep or error")
+    evaluate_every: int = setting(0, "evaluate every so many rounds; 0: only at the end")
+    newcomer: str = setting("averaged", "local layers of the newcomer model: averaged, re-estimated, nearest or ensemble")
+    test_batch_size: int = setting(256, "samples in a test batch")
+    seed: int = setting(0, "seed of everything random")
+    threads: int = setting(1, "torch threads; results are the same to the bit only for the same number")
+    checkpoint_every: str = setting("60s", "rounds between checkpoints (10), or seconds (60s)")
+    load: tuple[str, ...] = setting((), "files of methods of your own")
+    deliver: str = setting("process", "how asks reach clients: process, or debug (checks every step)")
+
+    def __post_init__(self) -> None:
+        problems = list(problems_of(self))
+        if problems:
+            raise SettingError(" ".join(problems))
+
+    def lr_at(self, round_number: int) -> float:
+        """The learning rate of a round."""
+        return self.lr * schedule_factor(self.schedule, round_number, self.rounds)
+
+    @property
+    def optimizer_buffers(self) -> tuple[str, ...]:
+        """Names of the optimizer's buffers."""
+        return () if self.optimizer == "sgd" and self.momentum == 0 else OPTIMIZER_BUFFERS[self.optimizer]
+
+    def make_optimizer(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        """A fresh optimizer for one client and round."""
+        import torch
+
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(parameters, lr=lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[self.optimizer]
+        made: torch.optim.Optimizer = kind(parameters, lr=lr, weight_decay=self.weight_decay)
+        return made
+
+    def sampled(self, clients: int) -> int:
+        """How many of so many clients take part in a round."""
+        wanted = self.clients_per_round
+        if wanted is None:
+            return clients
+        count = max(1, round(wanted * clients)) if wanted < 1 else int(wanted)
+        if count > clients:
+            raise SettingError(f"clients_per_round is {count}, but there are only {clients} clients.")
+        return count
+
+
+def schedule_factor(text: str, round_number: int, rounds: int) -> float:
+    """The factor on the learning rate in a round (1 is the first).
+
+    >>> [schedule_factor("steps(at=(0.5, 0.75), factor=0.1)", r, 4) for r in (1, 2, 3, 4)]
+    [1.0, 1.0, 0.1, 0.010000000000000002]
+    """
+    call = read_call(text)
+    if call.name == "constant" and not call.named and not call.positional:
+        return 1.0
+    if call.name == "cosine" and not call.named and not call.positional:
+        return 0.5 * (1 + math.cos(math.pi * (round_number - 1) / rounds))
+    if call.name == "steps" and not call.positional and set(call.named) <= {"at", "factor"}:
+        at, factor = call.named.get("at", (0.5, 0.75)), call.named.get("factor", 0.1)
+        if isinstance(at, tuple) and isinstance(factor, int | float):
+            passed = sum(round_number > int(float(share) * rounds) for share in at)  # type: ignore[arg-type]
+            return math.pow(factor, passed)
+    raise SettingError(f"Cannot use the schedule {text!r}. There are: constant, cosine, steps(at=(0.5, 0.75), factor=0.1).")
+
+
+def problems_of(settings: Settings) -> Iterable[str]:
+    """Every problem with the values, a sentence each."""
+    wrong_type = [item.name for item in fields(Settings) if not _fits(getattr(settings, item.name), _hints()[item.name])]
+    for name in wrong_type:
+        yield f"{name} takes {_hint_words(_hints()[name])}, found {getattr(settings, name)!r}."
+    if wrong_type:
+        return
+    for name, known in CHOICES.items():
+        value = getattr(settings, name)
+        if value not in known:
+            yield f"{name} cannot be {value!r}. {nearest(value, known)}"
+    for name in ("rounds", "local_epochs", "batch_size", "test_batch_size", "threads"):
+        if getattr(settings, name) < 1:
+            yield f"{name} must be at least 1, found {getattr(settings, name)}."
+    if settings.local_steps is not None and settings.local_steps < 1:
+        yield f"local_steps must be at least 1, found {settings.local_steps}."
+    for name in ("lr", "momentum", "weight_decay", "few_shot", "evaluate_every", "retries", "seed"):
+        if getattr(settings, name) < 0 or not math.isfinite(getattr(settings, name)):
+            yield f"{name} must not be negative, found {getattr(settings, name)}."
+    for name in ("drop", "min_share"):
+        if not 0 <= getattr(settings, name) <= 1:
+            yield f"{name} must lie between 0 and 1, found {getattr(settings, name)}."
+    wanted = settings.clients_per_round
+    if wanted is not None and (wanted <= 0 or (wanted > 1 and wanted != int(wanted))):
+        yield f"clients_per_round must be a positive number of clients or a share below 1, found {wanted}."
+    if settings.total_epochs is not None and settings.total_epochs <= 0:
+        yield f"total_epochs must be positive, found {settings.total_epochs}."
+    if not re.fullmatch(r"[1-9]\d*|\d+(\.\d+)?s", settings.checkpoint_every):
+        yield f"checkpoint_every takes rounds (10) or seconds (60s), found {settings.checkpoint_every!r}."
+    try:
+        schedule_factor(settings.schedule, 1, max(settings.rounds, 1))
+    except (SettingError, ValueError) as error:
+        yield str(error)
+
+
+def _hints() -> dict[str, Any]:
+    return typing.get_type_hints(Settings)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if isinstance(hint, types.UnionType):
+        return any(_fits(value, option) for option in typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, hint) and not (hint is int and isinstance(value, bool))
+
+
+def _hint_words(hint: Any) -> str:
+    words = {int: "a whole number", float: "a number", str: "text", type(None): "nothing"}
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return " or ".join(words.get(option, "a list of names") for option in options)
+
+
+def setting_names() -> list[str]:
+    """All names of settings."""
+    return [item.name for item in fields(Settings)]
+
+
+def with_changes(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    """The settings with some changed; an unknown name says the nearest one."""
+    for name in changes:
+        if name not in setting_names():
+            raise SettingError(f"There is no setting {name!r}. {nearest(name, setting_names())}")
+    return dataclasses.replace(settings, **changes)

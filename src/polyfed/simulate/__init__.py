@@ -1,0 +1,1 @@
+"""Ways to deliver an ask to clients on this machine."""

@@ -1,0 +1,42 @@
+"""A delivery for finding mistakes: checks every step, names client and stage, and keeps the inputs of a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+
+from polyfed.client import Workbench
+from polyfed.conversation import Ask, Payload, Reply
+from polyfed.data.federation import ClientData
+from polyfed.errors import ClientFailure
+from polyfed.server import ClientInfo
+from polyfed.simulate.in_process import InProcess
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What was asked of whom when something failed."""
+
+    client: str
+    round: int
+    what: str
+    payload: Payload
+
+
+class Debug(InProcess):
+    """Slow and careful: autograd's anomaly detection is on, every loss is checked, and ``failure`` holds the inputs of what failed."""
+
+    def __init__(self, bench: Workbench, clients: Collection[ClientData]) -> None:
+        super().__init__(bench, clients)
+        bench.checks_each_step = True
+        self.failure: Failure | None = None
+
+    def reply(self, ask: Ask, info: ClientInfo) -> Reply | None:
+        try:
+            with torch.autograd.set_detect_anomaly(True):
+                return super().reply(ask, info)
+        except ClientFailure:
+            self.failure = Failure(info.id, ask.round, ask.what, ask.payloads[info.id])
+            raise

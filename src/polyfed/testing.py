@@ -1,0 +1,245 @@
+"""The contract every method keeps, as one function for our tests and for those of third parties.
+
+    from polyfed.testing import check_method
+    check_method("my_method(strength=0.3)")
+
+It trains on a tiny made-up federation (three unequal clients, a model with batch norm) and takes a few seconds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from polyfed.checkpoint import digest, packed, unpacked
+from polyfed.client import Kept
+from polyfed.conversation import TRAINING, Ask, Reply
+from polyfed.data.federation import ArrayExamples, ClientData, Federation
+from polyfed.errors import PolyfedError, TooFewReplies
+from polyfed.experiment import Experiment
+from polyfed.method import Method, as_method, methods, parse
+from polyfed.settings import Settings
+from polyfed.simulate.in_process import InProcess
+
+
+class ContractBroken(PolyfedError, AssertionError):
+    """A method breaks a promise that all methods make."""
+
+
+SIZES = {"big": 13, "middle": 8, "small": 5}
+
+
+def tiny_federation(sizes: dict[str, int] | None = None, classes: int = 3) -> Federation:
+    """Clients of different sizes and looks, made from nothing but a seed."""
+    clients = []
+    for index, (name, count) in enumerate((sizes or SIZES).items()):
+        stream = torch.Generator().manual_seed(index)
+        parts = []
+        for size in (count, 4, 6):
+            y = torch.arange(size) % classes
+            noise = torch.rand(size, 3, 8, 8, generator=stream)
+            x = noise + 0.4 * index + 0.5 * torch.nn.functional.one_hot(y, classes).float()[:, :3, None, None]
+            parts.append(ArrayExamples((x * 100).clamp(0, 255).to(torch.uint8), y))
+        train, validation, test = parts
+        clients.append(ClientData(name, (name,), train, {name: test}, validation))
+    return Federation("tiny", tuple(str(c) for c in range(classes)), tuple(clients), {"new": next(iter(clients[0].tests.values()))})
+
+
+class TinyNet(nn.Module):
+    """Two convolutions with batch norm, the second in a residual branch, and a head."""
+
+    def __init__(self, classes: int = 3) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+        self.branch = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8))
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits."""
+        x = self.stem(x)
+        x = torch.relu(x + self.branch(x))
+        return self.head(x.mean(dim=(2, 3)))  # type: ignore[no-any-return]
+
+
+def check_method(method: str | Method, model: Callable[[], nn.Module] = TinyNet) -> None:
+    """Raise ContractBroken, with a sentence, unless a method keeps every promise.
+
+    Args:
+        method: its text, or a value made by a registered factory.
+        model: builds a model the method can work on.
+    """
+    value = as_method(method)
+    for promise in (
+        _is_written_and_read,
+        _sends_what_the_plan_says,
+        _repeats_to_the_bit,
+        _resumes_to_the_bit,
+        _declares_itself,
+        _trains_as_declared,
+    ):
+        promise(value, model)
+
+
+def _settings(**changes: Any) -> Settings:
+    values: dict[str, Any] = {"data": "tiny", "rounds": 2, "batch_size": 4, "lr": 0.05, "momentum": 0.9}
+    return Settings(**values | changes)
+
+
+def _experiment(method: Method, model: Callable[[], nn.Module], **changes: Any) -> Experiment:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(7)
+        built = model()
+    return Experiment(_settings(**changes), tiny_federation(), method, built)
+
+
+def _require(kept: bool, method: Method, broken: str) -> None:
+    if not kept:
+        raise ContractBroken(f"{method}: {broken}")
+
+
+def _is_written_and_read(method: Method, _: Callable[[], nn.Module]) -> None:
+    if not all(atom.name in methods.names() for atom in method.atoms):
+        return
+    for text in (str(method), method.full_text):
+        _require(str(parse(text)) == str(method), method, f"the text {text!r} reads back as {str(parse(text))!r}.")
+    mirrored = " + ".join(reversed(str(method).split(" + "))) if "(" not in str(method) else str(method)
+    _require(str(parse(mirrored)) == str(method), method, "the order in which it is written changes its text.")
+
+
+def _watched(experiment: Experiment) -> list[tuple[Ask, list[Reply]]]:
+    """Train, and note everything that travels."""
+    seen: list[tuple[Ask, list[Reply]]] = []
+    deliver = InProcess.__call__
+
+    def watch(self: InProcess, ask: Ask) -> Iterator[Reply]:
+        replies: list[Reply] = []
+        seen.append((ask, replies))
+        for reply in deliver(self, ask):
+            replies.append(reply)
+            yield reply
+
+    experiment.delivery.__class__ = type("Watched", (InProcess,), {"__call__": watch})
+    try:
+        experiment.train()
+    except TooFewReplies as error:
+        refused = error
+    else:
+        return seen
+    _check_what_travels(experiment, seen)
+    raise ContractBroken(f"{experiment.method}: its replies are refused. {refused}")
+
+
+def _sends_what_the_plan_says(method: Method, model: Callable[[], nn.Module]) -> None:
+    experiment = _experiment(method, model)
+    _check_what_travels(experiment, _watched(experiment))
+
+
+def _check_what_travels(experiment: Experiment, seen: list[tuple[Ask, list[Reply]]]) -> None:
+    method = experiment.method
+    compressed = any(hasattr(change, "undo") for change in method.uploads)
+    for ask, replies in seen:
+        if ask.purpose != TRAINING or ask.round == 0:
+            continue
+        phase = experiment.bench.plan.at(ask.round)
+        local = {name for name, travel in phase.travels.items() if not travel.up and not travel.down}
+        for client, payload in ask.payloads.items():
+            sent = sorted(local & set(payload.entries))
+            _require(not sent, method, f"round {ask.round} sends {sent[:1]} to {client}, which the plan says is local.")
+        for reply in replies:
+            came = set(reply.entries)
+            _require(
+                not local & came, method, f"client {reply.client} uploads {sorted(local & came)[:1]}, which the plan says is local."
+            )
+            if not compressed and ask.what == "train":
+                strange = sorted(came - set(phase.up))
+                _require(not strange, method, f"client {reply.client} uploads {strange[:1]}, which the plan does not say.")
+
+
+def _repeats_to_the_bit(method: Method, model: Callable[[], nn.Module]) -> None:
+    outside = (random.getstate(), str(np.random.get_state()), torch.get_rng_state())
+    digests = []
+    for extra_draws in (0, 3):
+        for _ in range(extra_draws):
+            random.random()
+            np.random.random()
+        experiment = _experiment(method, model)
+        before = torch.get_rng_state()
+        if extra_draws:
+            torch.rand(extra_draws)
+            before = torch.get_rng_state()
+        experiment.train()
+        experiment.evaluate()
+        _require(torch.equal(before, torch.get_rng_state()), method, "it draws from the user's own random numbers.")
+        digests.append(digest(experiment.snapshot()))
+    random.setstate(outside[0])
+    torch.set_rng_state(outside[2])
+    _require(
+        digests[0] == digests[1],
+        method,
+        "the same run twice gives different weights; draw only from client.generator or torch's default stream.",
+    )
+
+
+def _resumes_to_the_bit(method: Method, model: Callable[[], nn.Module]) -> None:
+    whole, first, second = (_experiment(method, model) for _ in range(3))
+    whole.train()
+    states: list[Any] = []
+
+    def keep_round_one(server: Any) -> None:
+        if server.round == 1:
+            snapshot = first.snapshot()
+            clients = {client: {"entries": k.entries, "memory": k.memory} for client, k in snapshot.clients.items()}
+            states.append(
+                unpacked(packed({"state": snapshot.state, "memory": snapshot.memory, "clients": clients, "notes": snapshot.notes}))
+            )
+
+    first.train([keep_round_one])
+    saved = states[0]
+    snapshot = first.snapshot()
+    snapshot.round, snapshot.state, snapshot.memory, snapshot.notes = 1, saved["state"], saved["memory"], saved["notes"]
+    snapshot.clients = {client: Kept(kept["entries"], kept["memory"]) for client, kept in saved["clients"].items()}
+    second.restore(snapshot)
+    second.train()
+    same = digest(whole.snapshot()) == digest(second.snapshot())
+    _require(
+        same,
+        method,
+        "a run resumed after round 1 ends with other weights; keep state in client.memory, server.remember or entries.",
+    )
+
+
+def _declares_itself(method: Method, model: Callable[[], nn.Module]) -> None:
+    experiment = _experiment(method, model)
+    seen = _watched(experiment)
+    keeps = any(kept.memory for kept in experiment.delivery.kept.values()) or experiment.bench.plan.has_local_entries
+    _require(method.facts.client_state or not keeps, method, "clients keep state, but facts.client_state is not declared.")
+    extras = any(reply.extras for ask, replies in seen if ask.purpose == TRAINING for reply in replies)
+    _require(
+        bool(method.facts.leaves) or not extras,
+        method,
+        "replies carry extras derived from data, but facts.leaves does not say what.",
+    )
+
+
+def _trains_as_declared(method: Method, model: Callable[[], nn.Module]) -> None:
+    _either_works_or_says(
+        method, lambda: _experiment(method, model, clients_per_round=0.6), must_work=not method.facts.full_participation
+    )
+    _either_works_or_says(method, lambda: _experiment(method, model, batch_size=1), must_work=method.facts.smallest_batch == 1)
+    _either_works_or_says(
+        method, lambda: _experiment(method, model, local_steps=3, weights="uniform", drop=0.3, min_share=0.0), must_work=True
+    )
+
+
+def _either_works_or_says(method: Method, make: Callable[[], Experiment], must_work: bool) -> None:
+    try:
+        experiment = make()
+        experiment.train()
+        experiment.evaluate()
+    except PolyfedError as error:
+        _require(not must_work, method, f"it should train as it declares, but: {error}")

@@ -1,0 +1,118 @@
+"""The text form: ``fedbn + agc(clip=1.28)``. Parsed, never evaluated.
+
+A text is a sum of calls; a call is a name with literal options. The same reader serves methods,
+models, data sets, partitions and schedules.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from polyfed.errors import TextError
+
+Option: TypeAlias = "int | float | str | bool | tuple[Option, ...] | None"
+
+LONGEST_TEXT = 4000
+_HYPHENATED_NAME = re.compile(r"^\s*([A-Za-z_][\w-]*)\s*(\(.*\))?\s*$", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A name with its options, as written."""
+
+    name: str
+    positional: tuple[Option, ...] = ()
+    named: Mapping[str, Option] = field(default_factory=dict)
+
+
+def read_sum(text: str) -> list[Call]:
+    """Read ``a + b(x=1)`` into its calls, in the order written.
+
+    >>> [call.name for call in read_sum("fedbn + agc(clip=1.28)")]
+    ['fedbn', 'agc']
+    """
+    calls: list[Call] = []
+    pending = [_parse(text)]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            pending += [node.right, node.left]
+        else:
+            calls.append(_call(node, text))
+    return calls
+
+
+def read_call(text: str) -> Call:
+    """Read a single call. Hyphens in its name are allowed: ``digits-mini`` is ``digits_mini``."""
+    match = _HYPHENATED_NAME.match(text)
+    if match:
+        text = match.group(1).replace("-", "_") + (match.group(2) or "")
+    return _call(_parse(text), text)
+
+
+def write_call(name: str, options: Mapping[str, Option]) -> str:
+    """Write a call so that reading it gives the same value back.
+
+    >>> write_call("agc", {"clip": 1.28})
+    'agc(clip=1.28)'
+    """
+    if not options:
+        return name
+    return f"{name}({', '.join(f'{key}={write_option(value)}' for key, value in options.items())})"
+
+
+def write_option(value: Option) -> str:
+    """Write one literal."""
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if isinstance(value, tuple):
+        inner = ", ".join(write_option(item) for item in value)
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    return repr(value)
+
+
+def _parse(text: str) -> ast.expr:
+    if not text.strip():
+        raise TextError("The text is empty. Write a name, for example: fedbn + agc(clip=1.28)")
+    if len(text) > LONGEST_TEXT:
+        raise TextError(f"The text has {len(text)} characters; at most {LONGEST_TEXT} are read.")
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise TextError(f"Cannot read {text!r}. Write names joined by +, options in brackets: fedbn + agc(clip=1.28)") from error
+
+
+def _call(node: ast.expr, text: str) -> Call:
+    if isinstance(node, ast.Name):
+        return Call(node.id)
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+        raise TextError(f"Cannot read {ast.unparse(node)!r} in {text!r}: it is not a name with options, such as agc(clip=1.28).")
+    named: dict[str, Option] = {}
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise TextError(f"Cannot read ** in {text!r}: write each option by its name.")
+        if keyword.arg in named:
+            raise TextError(f"Cannot read {text!r}: {keyword.arg} is written twice.")
+        named[keyword.arg] = _literal(keyword.value, text)
+    return Call(node.func.id, tuple(_literal(argument, text) for argument in node.args), named)
+
+
+def _literal(node: ast.expr, text: str) -> Option:
+    try:
+        return _frozen(ast.literal_eval(node))
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+        raise TextError(
+            f"Cannot use {ast.unparse(node)!r} in {text!r} as an option: numbers, true/false, text in quotes and lists are allowed."
+        ) from error
+
+
+def _frozen(value: object) -> Option:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return tuple(_frozen(item) for item in value)
+    raise ValueError(f"not a literal option: {value!r}")

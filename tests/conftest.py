@@ -1,0 +1,38 @@
+"""Fixtures every test may use: real data beside the checkout, a browser, and settings that keep results repeatable."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+torch.set_num_threads(1)
+
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real image data: POLYFED_DATA, or shared/data beside the checkout."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    folder = Path(os.environ.get("POLYFED_DATA") or beside)
+    if not folder.is_dir():
+        pytest.skip(f"no real data: {folder} is not a folder; set POLYFED_DATA to one")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Path:
+    """A browser that can take a screenshot without a display."""
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is installed")
+    return Path(found)

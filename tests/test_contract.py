@@ -1,0 +1,80 @@
+"""Every registered method keeps the contract; there is no list to maintain."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from polyfed.client import Client, Step
+from polyfed.method import Facts, Method, methods, parse
+from polyfed.sharing import batch_norm, keep_local
+from polyfed.testing import ContractBroken, check_method
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_every_registered_method_keeps_the_contract(name: str) -> None:
+    check_method(name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fedbn + agc(clip=1.28) + fedprox(mu=0.01)",
+        'silobn + momentum(keep="global")',
+        "central + group_norm(groups=2)",
+        'fedavg(statistics="first")',
+    ],
+)
+def test_joined_methods_keep_it_too(text: str) -> None:
+    check_method(parse(text))
+
+
+def upload_batch_norm(client: Client, entries: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return entries | {"stem.1.weight": client.bench.live["stem.1.weight"].detach().clone()}
+
+
+def global_noise(step: Step) -> torch.Tensor:
+    return step.task_loss * random.random()
+
+
+class Forgetful:
+    """Counts rounds in itself instead of in the client's memory, so a resumed run differs."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, step: Step) -> torch.Tensor:
+        self.calls += 1
+        return step.task_loss * (self.calls % 7) / 7
+
+
+def remember(client: Client) -> None:
+    client.memory["seen"] = client.memory.get("seen", 0) + 1
+
+
+def leak_labels(client: Client) -> dict[str, object]:
+    return {"labels": client.data.train.labels}
+
+
+WRONG = {
+    "the plan": Method(
+        "uploads_local", sharing=(keep_local(batch_norm),), uploads=(upload_batch_norm,), facts=Facts(client_state=True)
+    ),
+    "the same run twice": Method("uses_global_random", objective=(global_noise,)),
+    "client_state": Method("hides_state", before_training=(remember,)),
+    "leaves": Method("leaks", after_training=(leak_labels,)),
+    "should train as it declares": Method("says_one_is_enough", facts=Facts(smallest_batch=1)),
+}
+
+
+@pytest.mark.parametrize("broken", WRONG)
+def test_a_wrong_method_fails_and_the_sentence_says_why(broken: str) -> None:
+    with pytest.raises(ContractBroken, match=broken):
+        check_method(WRONG[broken])
+
+
+def test_state_kept_outside_the_run_fails() -> None:
+    with pytest.raises(ContractBroken, match=r"twice|resumed"):
+        check_method(Method("forgetful", objective=(Forgetful(),)))

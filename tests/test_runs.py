@@ -1,0 +1,336 @@
+"""Run folders, checkpoints, digests, resuming, and what is done with bad replies."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from polyfed.checkpoint import Checkpoints, Snapshot, digest, flattened, packed, rebuilt, unpacked
+from polyfed.client import Kept
+from polyfed.conversation import Payload, Reply
+from polyfed.entries import entries_of
+from polyfed.errors import RunFolderError, SettingError, TooFewReplies
+from polyfed.experiment import Experiment
+from polyfed.folder import RunFolder
+from polyfed.observers import record, resume
+from polyfed.server import problem_with
+from polyfed.settings import Settings
+from polyfed.testing import TinyNet, tiny_federation
+
+
+def tiny_net() -> TinyNet:
+    torch.manual_seed(3)
+    return TinyNet()
+
+
+def experiment_of(method: str = "fedbn", **changes: Any) -> Experiment:
+    values = {"rounds": 4, "batch_size": 4, "checkpoint_every": "1"} | changes
+    return Experiment(Settings(method=method, **values), tiny_federation(), model=tiny_net())
+
+
+class Killed(BaseException):
+    """Stands for a kill at some instant."""
+
+
+def run_until(folder: Path, last: int, method: str = "fedbn", **changes: Any) -> None:
+    experiment = experiment_of(method, **changes)
+    folder_ = RunFolder(folder)
+
+    def stop(server: Any) -> None:
+        if server.round == last:
+            raise Killed
+
+    original = experiment.train
+    experiment.train = lambda observers=(): original([*observers, stop])  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        record(experiment, folder_)
+
+
+def go_on(folder: Path) -> Any:
+    return resume(folder, data=tiny_federation(), model=tiny_net(), notify=lambda _: None)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", 'fedprox + momentum(keep="local")'])
+@pytest.mark.parametrize("last", [0, 1, 3])
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, method: str, last: int) -> None:
+    extra = {"momentum": 0.9} if "momentum" in method else {}
+    whole = record(experiment_of(method, evaluate_every=1, **extra), RunFolder(tmp_path / "whole"))
+    run_until(tmp_path / "cut", last, method, evaluate_every=1, **extra)
+    resumed = go_on(tmp_path / "cut")
+    assert resumed.digest == whole.digest
+    assert resumed.accuracy == whole.accuracy
+    lines = [RunFolder(tmp_path / name).metrics() for name in ("whole", "cut")]
+    assert lines[0] == lines[1]
+    assert resumed.experiment.ledger.bytes == whole.experiment.ledger.bytes
+
+
+def test_a_finished_run_is_read_not_repeated(tmp_path: Path) -> None:
+    whole = record(experiment_of(), RunFolder(tmp_path / "run"))
+    again = go_on(tmp_path / "run")
+    assert again.digest == whole.digest and again.accuracy == whole.accuracy
+
+
+def test_only_changed_clients_are_written(tmp_path: Path) -> None:
+    record(experiment_of("silobn", clients_per_round=1, rounds=3), RunFolder(tmp_path / "run"))
+    manifest = json.loads(Checkpoints(tmp_path / "run" / "checkpoint").manifests()[0].read_text())
+    stamps = {name.rsplit("-", 1)[1] for name in manifest["clients"].values()}
+    assert manifest["round"] == 3 and len(manifest["clients"]) >= 1 and len(stamps) == len(manifest["clients"])
+
+
+def test_old_files_are_tidied_and_two_checkpoints_kept(tmp_path: Path) -> None:
+    record(experiment_of("fedavg", rounds=6), RunFolder(tmp_path / "run"))
+    folder = tmp_path / "run" / "checkpoint"
+    assert len(list(folder.glob("manifest-*.json"))) == 2
+    assert len(list(folder.glob("server-*"))) == 2
+    assert not list(folder.glob("*.part"))
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path) -> None:
+    whole = record(experiment_of(), RunFolder(tmp_path / "whole"))
+    run_until(tmp_path / "cut", 3)
+    newest = sorted((tmp_path / "cut" / "checkpoint").glob("server-*"))[-1]
+    newest.write_bytes(newest.read_bytes()[:-7] + b"damaged")
+    told: list[str] = []
+    result = resume(tmp_path / "cut", data=tiny_federation(), model=tiny_net(), notify=told.append)
+    assert newest.name in told[0] and result.digest == whole.digest
+
+
+def test_no_good_checkpoint_left_is_said(tmp_path: Path) -> None:
+    run_until(tmp_path / "cut", 2)
+    for file in (tmp_path / "cut" / "checkpoint").glob("server-*"):
+        file.write_bytes(b"")
+    with pytest.raises(RunFolderError, match="no good checkpoint"):
+        go_on(tmp_path / "cut")
+
+
+def test_a_run_of_a_newer_version_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    record(experiment_of(rounds=1), RunFolder(tmp_path / "run"))
+    text = (tmp_path / "run" / "run.toml").read_text()
+    (tmp_path / "run" / "run.toml").write_text(text.replace("format = 1", "format = 99", 1))
+    with pytest.raises(RunFolderError, match="newer polyfed"):
+        RunFolder(tmp_path / "run").settings()
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    record(experiment_of(rounds=1), RunFolder(tmp_path / "run"))
+    with pytest.raises(RunFolderError, match="holds a run already"):
+        record(experiment_of(rounds=1), RunFolder(tmp_path / "run"))
+    with pytest.raises(RunFolderError, match="not a run"):
+        RunFolder(tmp_path).settings()
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match="Cannot write"):
+        record(experiment_of(rounds=1), RunFolder(tmp_path / "file" / "run"))
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = record(experiment_of(), RunFolder(tmp_path / "whole"))
+    put = Checkpoints._put
+
+    def full(self: Checkpoints, name: str, data: bytes) -> None:
+        if name.startswith("server-000002"):
+            (self.folder / f"{name}.part").write_bytes(data[: len(data) // 2])
+            raise OSError(28, "No space left on device")
+        put(self, name, data)
+
+    monkeypatch.setattr(Checkpoints, "_put", full)
+    with pytest.raises(RunFolderError, match="No space left"):
+        record(experiment_of(), RunFolder(tmp_path / "cut"))
+    monkeypatch.undo()
+    assert go_on(tmp_path / "cut").digest == whole.digest
+
+
+def test_what_run_toml_says_is_enough_to_run_again(tmp_path: Path) -> None:
+    experiment = experiment_of("fedbn + agc(clip=0.5)", rounds=2)
+    record(experiment, RunFolder(tmp_path / "run"))
+    document = RunFolder(tmp_path / "run").document()
+    assert document["method"]["all_options"] == 'fedbn + agc(clip=0.5, eps=0.001, exclude="nothing")'
+    assert document["made_with"]["torch"] and document["plan"]
+    assert RunFolder(tmp_path / "run").settings() == experiment.settings
+    (tmp_path / "run" / "run.toml").write_text("format = 1\n[settings]\nruonds = 3\n")
+    with pytest.raises(SettingError, match="rounds"):
+        RunFolder(tmp_path / "run").settings()
+
+
+trees = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | st.text(max_size=5)
+    | st.integers(0, 3).map(lambda n: torch.arange(n, dtype=torch.float32)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3) | st.integers(0, 5), inner, max_size=3) | st.lists(inner, max_size=2).map(tuple),
+    max_leaves=8,
+)  # fmt: skip
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and torch.equal(a, b)
+    if isinstance(a, dict):
+        return isinstance(b, dict) and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and a == b
+
+
+@given(trees)
+def test_memory_survives_packing(tree: Any) -> None:
+    assert same(unpacked(packed(tree)), tree)
+    json_tree, tensors = flattened(tree)
+    assert same(rebuilt(json.loads(json.dumps(json_tree)), tensors), tree)
+
+
+def test_memory_of_other_things_is_refused() -> None:
+    with pytest.raises(TypeError, match="function"):
+        packed({"f": same})
+
+
+def test_the_digest_sees_every_bit_and_no_order() -> None:
+    state = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor(3)}
+    base = Snapshot(1, state, {"m": 1}, {"x": Kept({"l": torch.zeros(2)}, {"n": 1})})
+    one = digest(base)
+    assert one == digest(Snapshot(1, dict(reversed(state.items())), {"m": 1}, base.clients))
+    changed = [
+        Snapshot(1, state | {"a": torch.tensor([1.0, 2.0000002])}, {"m": 1}, base.clients),
+        Snapshot(1, state | {"b": torch.tensor(3.0)}, {"m": 1}, base.clients),
+        Snapshot(1, state, {"m": 2}, base.clients),
+        Snapshot(1, state, {"m": 1}, {"x": Kept({"l": torch.zeros(2)}, {"n": 2})}),
+        Snapshot(1, state, {"m": 1}, {"y": base.clients["x"]}),
+    ]
+    assert len({one, *(digest(other) for other in changed)}) == 6
+
+
+@pytest.fixture(scope="module")
+def cut_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cut") / "run"
+    run_until(folder, 3)
+    return folder
+
+
+@settings(max_examples=1500, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(data=st.data())
+def test_damaged_checkpoint_files_are_never_believed(cut_run: Path, data: st.DataObject) -> None:
+    """Any change to any file of the newest checkpoint: the older one, or the same values, or nothing; never other values."""
+    folder = cut_run / "checkpoint"
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    path = data.draw(st.sampled_from(files))
+    original = path.read_bytes()
+    kind = data.draw(st.sampled_from(["flip", "cut", "replace", "remove", "insert"]))
+    place = data.draw(st.integers(0, max(0, len(original) - 1)))
+    byte = data.draw(st.integers(1, 255))
+    damaged = {
+        "flip": original[:place] + bytes([original[place] ^ byte]) + original[place + 1 :],
+        "cut": original[:place],
+        "replace": data.draw(st.binary(max_size=40)),
+        "insert": original[:place] + bytes([byte]) + original[place:],
+        "remove": b"",
+    }[kind]
+    good = {3: "newest", 2: "older"}
+    try:
+        path.unlink() if kind == "remove" else path.write_bytes(damaged)
+        snapshot, complaints = Checkpoints(folder).read()
+    finally:
+        path.write_bytes(original)
+    expected, _ = Checkpoints(folder).read()
+    assert expected is not None and expected.round == 3
+    if snapshot is None:
+        pytest.fail(f"both checkpoints were lost to one damaged file: {complaints}")
+    assert snapshot.round in good
+    if snapshot.round == 3:
+        assert digest(snapshot) == digest(expected)
+    else:
+        assert kind == "remove" or complaints
+
+
+NAMES = [name for name, entry in entries_of(TinyNet()).items()]
+
+
+def good_reply() -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in TinyNet().state_dict().items()}
+
+
+@settings(max_examples=2000)
+@given(data=st.data())
+def test_malformed_replies_are_never_accepted(data: st.DataObject) -> None:
+    entries: dict[str, Any] = good_reply()
+    assert problem_with(entries, NAMES, entries_of(TinyNet())) == ""
+    name = data.draw(st.sampled_from(NAMES))
+    value = entries[name]
+    kind = data.draw(st.sampled_from(["missing", "extra", "shape", "dtype", "nan", "inf", "type", "empty", "all"]))
+    if kind in ("nan", "inf") and not value.is_floating_point():
+        name, value = "head.weight", entries["head.weight"]
+    if kind == "missing":
+        del entries[name]
+    elif kind == "extra":
+        entries[data.draw(st.text(max_size=8)) + "!"] = value
+    elif kind == "shape":
+        entries[name] = torch.zeros(*value.shape, 2, dtype=value.dtype)
+    elif kind == "dtype":
+        entries[name] = value.to(torch.float64 if value.dtype != torch.float64 else torch.float32)
+    elif kind in ("nan", "inf"):
+        flat = value.clone().reshape(-1)
+        flat[data.draw(st.integers(0, flat.numel() - 1))] = float(kind) * data.draw(st.sampled_from([1, -1]))
+        entries[name] = flat.reshape(value.shape)
+    elif kind == "type":
+        entries[name] = data.draw(st.sampled_from([None, 3, "x", [1.0]]))
+    elif kind == "empty":
+        entries[name] = torch.zeros(0, dtype=value.dtype)
+    else:
+        entries = {}
+    assert problem_with(entries, NAMES, entries_of(TinyNet())) != ""
+
+
+def test_large_finite_values_are_accepted_though_their_sum_overflows() -> None:
+    entries = good_reply() | {"head.weight": torch.full((3, 8), 3e38)}
+    assert problem_with(entries, NAMES, entries_of(TinyNet())) == ""
+
+
+def spoiled(experiment: Experiment, clients: set[str], rounds: set[int]) -> None:
+    """Make some replies bad on their way."""
+    carried = experiment.delivery
+
+    class Spoiling(type(carried)):  # type: ignore[misc]
+        def __call__(self, ask: Any) -> Any:
+            for reply in super().__call__(ask):
+                if reply.client in clients and ask.round in rounds and ask.what == "train":
+                    bad = {n: v * float("nan") if v.is_floating_point() else v for n, v in reply.entries.items()}
+                    yield Reply(reply.client, Payload(bad, reply.extras), reply.samples)
+                else:
+                    yield reply
+
+    carried.__class__ = Spoiling
+
+
+def test_a_bad_reply_is_dropped_with_who_and_why_and_its_client_keeps_its_old_state(caplog: pytest.LogCaptureFixture) -> None:
+    experiment = experiment_of("fedbn", rounds=2)
+    spoiled(experiment, {"small"}, {2})
+    seen: list[Tensor] = []
+    with caplog.at_level("WARNING", logger="polyfed"):
+        experiment.train(
+            [lambda server: seen.append(experiment.delivery.kept["small"].entries["stem.1.running_mean"]) if server.round else None]
+        )
+    assert "client small" in caplog.text and "not finite" in caplog.text
+    assert torch.equal(seen[0], seen[1])
+    assert all(bool(torch.isfinite(v).all()) for v in experiment.server.state.values())
+
+
+def test_too_few_good_replies_repeat_the_round_then_stop_with_everything_kept(tmp_path: Path) -> None:
+    experiment = experiment_of("fedbn", rounds=3, retries=2)
+    spoiled(experiment, {"small", "middle"}, {2})
+    with pytest.raises(TooFewReplies, match="tried 3 times"):
+        record(experiment, RunFolder(tmp_path / "run"))
+    whole = record(experiment_of("fedbn", rounds=3, retries=2), RunFolder(tmp_path / "whole"))
+    assert go_on(tmp_path / "run").digest == whole.digest
+
+
+def test_copying_a_run_elsewhere_changes_nothing(tmp_path: Path) -> None:
+    whole = record(experiment_of(), RunFolder(tmp_path / "a"))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    assert go_on(tmp_path / "b").digest == whole.digest
