@@ -1,0 +1,217 @@
+"""Folders, tar files and zip files read in the same way: a list of names, and the bytes behind each.
+
+Nothing is ever unpacked to disk, so a hostile archive cannot write anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tarfile
+import weakref
+import zipfile
+import zlib
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from polyfed.errors import DataError
+
+FileIdentity: TypeAlias = tuple[str, int, int]
+"""Path, bytes and time of change in nanoseconds: another file under the same name differs in one of them."""
+
+DEEPEST_FOLDER = 5
+ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".zip")
+_UNREADABLE = (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
+
+
+class FileTree(Protocol):
+    """Files under names with ``/`` between their folders."""
+
+    @property
+    def path(self) -> Path:
+        """Where the tree lies on disk."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All plain files, sorted; hidden ones are left out."""
+
+    def read(self, name: str) -> bytes:
+        """The content of a file."""
+
+    def identity(self, names: Iterable[str]) -> list[FileIdentity]:
+        """What tells these files from others."""
+
+
+class FolderTree:
+    """The files of a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def names(self) -> Sequence[str]:
+        """All plain files, sorted; hidden ones are left out."""
+        return sorted(_walk(self.path, "", DEEPEST_FOLDER))
+
+    def read(self, name: str) -> bytes:
+        """The content of a file."""
+        try:
+            return (self.path / name).read_bytes()
+        except OSError as error:
+            raise DataError(f"Cannot read {self.path / name}: {error.strerror or error}.") from error
+
+    def identity(self, names: Iterable[str]) -> list[FileIdentity]:
+        """What tells these files from others."""
+        return identities(self.path / name for name in names)
+
+
+class TarTree:
+    """The files of a tar archive, compressed or not."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def _archive(self) -> tarfile.TarFile:
+        try:
+            archive = tarfile.TarFile.open(self.path)
+        except _UNREADABLE as error:
+            raise DataError(f"{self.path} is no readable tar archive: {error}. Get the file again.") from error
+        weakref.finalize(self, archive.close)
+        return archive
+
+    @cached_property
+    def _members(self) -> dict[str, tarfile.TarInfo]:
+        try:
+            return {_plain(member.name): member for member in self._archive if member.isfile() and _shown(member.name)}
+        except _UNREADABLE as error:
+            raise DataError(f"{self.path} is a damaged tar archive: {error}. Get the file again.") from error
+
+    @cached_property
+    def names(self) -> Sequence[str]:
+        """All plain files, sorted; hidden ones are left out."""
+        return sorted(self._members)
+
+    def read(self, name: str) -> bytes:
+        """The content of a file."""
+        if name not in self._members:
+            raise DataError(f"{self.path} holds no {name}.")
+        member = self._members[name]
+        try:
+            stream = self._archive.extractfile(member)
+            content = stream.read() if stream is not None else b""
+        except _UNREADABLE as error:
+            raise DataError(f"{self.path} is damaged at {name}: {error}. Get the file again.") from error
+        if len(content) != member.size:
+            raise DataError(f"{self.path} is cut off at {name}: {len(content)} of {member.size} bytes. Get the file again.")
+        return content
+
+    def identity(self, names: Iterable[str]) -> list[FileIdentity]:
+        """What tells the archive from others."""
+        return identities([self.path])
+
+
+class ZipTree:
+    """The files of a zip archive."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def _archive(self) -> zipfile.ZipFile:
+        try:
+            return zipfile.ZipFile(self.path)
+        except _UNREADABLE as error:
+            raise DataError(f"{self.path} is no readable zip archive: {error}. Get the file again.") from error
+
+    @cached_property
+    def names(self) -> Sequence[str]:
+        """All plain files, sorted; hidden ones are left out."""
+        return sorted(info.filename for info in self._archive.infolist() if not info.is_dir() and _shown(info.filename))
+
+    def read(self, name: str) -> bytes:
+        """The content of a file."""
+        try:
+            return self._archive.read(name)
+        except (KeyError, RuntimeError, NotImplementedError, *_UNREADABLE) as error:
+            raise DataError(f"{self.path} is damaged at {name}: {error}. Get the file again.") from error
+
+    def identity(self, names: Iterable[str]) -> list[FileIdentity]:
+        """What tells the archive from others."""
+        return identities([self.path])
+
+
+def file_tree(path: Path) -> FileTree:
+    """The files of a folder or an archive."""
+    if path.is_dir():
+        return FolderTree(path)
+    if path.name.lower().endswith(".zip"):
+        return ZipTree(path)
+    return TarTree(path)
+
+
+def existing_trees(root: Path, candidates: Iterable[str]) -> list[FileTree]:
+    """Those of the candidate folders and archives that exist under a folder, in the order given."""
+    paths = [root / candidate for candidate in candidates]
+    return [file_tree(path) for path in paths if path.is_dir() or (path.is_file() and path.name.lower().endswith(ARCHIVE_SUFFIXES))]
+
+
+def identities(paths: Iterable[Path]) -> list[FileIdentity]:
+    """Path, bytes and time of change of each file."""
+    found = []
+    for path in paths:
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise DataError(f"Cannot read {path}: {error.strerror or error}.") from error
+        found.append((str(path.resolve()), status.st_size, status.st_mtime_ns))
+    return found
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file, as hexadecimal digits."""
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"Cannot read {path}: {error.strerror or error}.") from error
+
+
+def contents(folder: Path, most: int = 12) -> str:
+    """What a folder holds, in a few words, for messages."""
+    if not folder.exists():
+        return "there is no such folder"
+    if not folder.is_dir():
+        return "it is a file, not a folder"
+    names = sorted(entry.name + ("/" if entry.is_dir() else "") for entry in folder.iterdir() if _shown(entry.name))
+    if not names:
+        return "the folder is empty"
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"the folder holds {', '.join(names[:most])}{more}"
+
+
+def _walk(folder: Path, prefix: str, depth: int) -> list[str]:
+    found: list[str] = []
+    try:
+        entries = list(os.scandir(folder))
+    except OSError as error:
+        raise DataError(f"Cannot list {folder}: {error.strerror or error}.") from error
+    for entry in entries:
+        if not _shown(entry.name):
+            continue
+        if entry.is_file():
+            found.append(prefix + entry.name)
+        elif depth > 1 and entry.is_dir():
+            found += _walk(folder / entry.name, f"{prefix}{entry.name}/", depth - 1)
+    return found
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix("./")
+
+
+def _shown(name: str) -> bool:
+    """Hidden files are not data: archives made on a Mac hold a ``._name`` for each real file."""
+    return not any((part.startswith(".") and part != ".") or part == "__MACOSX" for part in name.split("/"))

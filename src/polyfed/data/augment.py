@@ -1,0 +1,178 @@
+"""Augmentation of whole uint8 batches in which every image gets a random choice of its own.
+
+The random classes of ``torchvision.transforms.v2`` draw once for a whole batch, which would turn 32 images
+by the same angle; so the draws are made here, one per image, on the CPU from torch's default generator,
+which the client seeds. The same draws are made on every device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from polyfed.data.federation import Augmentation, Preparation
+from polyfed.errors import OptionError, nearest
+
+NORMALISATIONS: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+    "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+}
+"""Mean and standard deviation of each channel, for pixels from 0 to 1."""
+
+GREY = (0.299, 0.587, 0.114)
+
+
+def preparation(normalise: str, augment: str) -> Preparation:
+    """The preparation with a normalisation and an augmentation by name."""
+    if normalise not in NORMALISATIONS:
+        raise OptionError(f"There is no normalisation called {normalise!r}. {nearest(normalise, NORMALISATIONS)}")
+    mean, std = NORMALISATIONS[normalise]
+    return Preparation(mean, std, augmentation(augment))
+
+
+def augmentation(name: str) -> Augmentation | None:
+    """An augmentation by name; ``none`` is none."""
+    if name == "none":
+        return None
+    if name not in AUGMENTATIONS:
+        raise OptionError(f"There is no augmentation called {name!r}. {nearest(name, ['none', *AUGMENTATIONS])}")
+    return AUGMENTATIONS[name]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Augmentations one after the other."""
+
+    steps: tuple[Augmentation, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Augment a batch."""
+        for step in self.steps:
+            x = step(x)
+        return x
+
+
+def flip(x: Tensor, chance: float = 0.5, axis: int = -1) -> Tensor:
+    """Mirror each image with this chance, left to right unless the axis is -2."""
+    chosen = _per_image(x, torch.rand(len(x)) < chance)
+    return torch.where(chosen, x.flip(axis), x)
+
+
+def crop(x: Tensor, padding: int) -> Tensor:
+    """Surround each image with black and cut its size out at a place of its own."""
+    count, _, height, width = x.shape
+    top = torch.randint(0, 2 * padding + 1, (count, 1))
+    left = torch.randint(0, 2 * padding + 1, (count, 1))
+    rows = (top + torch.arange(height)).to(x.device)
+    columns = (left + torch.arange(width)).to(x.device)
+    padded = functional.pad(x, [padding] * 4)
+    images = torch.arange(count, device=x.device)[:, None, None]
+    return padded[images, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+
+
+def turn(x: Tensor, degrees: float, scale: float = 0.0, outside: str = "zeros") -> Tensor:
+    """Turn each image about its centre by an angle up to this one, and perhaps enlarge or shrink it.
+
+    Pixels are taken from their nearest place, so no new colours arise.
+
+    Args:
+        x: The batch.
+        degrees: Largest angle, to either side.
+        scale: Largest change of size, as a share.
+        outside: What lies outside an image: ``zeros`` (black) or ``reflection``.
+    """
+    if not len(x):
+        return x
+    count, _, height, width = x.shape
+    angles = (torch.rand(count) * 2 - 1) * math.radians(degrees)
+    zoom = 1 + (torch.rand(count) * 2 - 1) * scale
+    cos, sin, zero = angles.cos() / zoom, angles.sin() / zoom, torch.zeros(count)
+    # affine_grid measures both axes from -1 to 1, so an angle in pixels needs the ratio of the sides.
+    first = torch.stack([cos, -sin * (height / width), zero], dim=1)
+    second = torch.stack([sin * (width / height), cos, zero], dim=1)
+    theta = torch.stack([first, second], dim=1).to(x.device)
+    grid = functional.affine_grid(theta, list(x.shape), align_corners=False)
+    moved = functional.grid_sample(x.float(), grid, mode="nearest", padding_mode=outside, align_corners=False)
+    return moved.to(torch.uint8)
+
+
+def holes(x: Tensor, side: int, most: int = 1, least: int = 1) -> Tensor:
+    """Black out squares with random centres in each image; a square may reach over the edge."""
+    count, _, height, width = x.shape
+    number = torch.randint(least, most + 1, (count,))
+    kept = torch.ones(count, height, width, dtype=torch.bool)
+    for hole in range(most):
+        top = torch.randint(0, height, (count, 1)) - side // 2
+        left = torch.randint(0, width, (count, 1)) - side // 2
+        rows = (torch.arange(height) >= top) & (torch.arange(height) < top + side)
+        columns = (torch.arange(width) >= left) & (torch.arange(width) < left + side)
+        kept &= ~(rows[:, :, None] & columns[:, None, :] & (number > hole)[:, None, None])
+    return x * kept[:, None].to(x.device)
+
+
+def light(x: Tensor, brightness: float, contrast: float, saturation: float = 0.0) -> Tensor:
+    """Change brightness, contrast and saturation of each image by a factor of its own, 1 plus or minus these."""
+    changed = x.float() * _factor(x, brightness)
+    grey = (changed * torch.tensor(GREY, device=x.device).view(1, 3, 1, 1)).sum(1, keepdim=True)
+    changed = torch.lerp(grey.mean((2, 3), keepdim=True).expand_as(changed), changed, _factor(x, contrast))
+    if saturation:
+        grey = (changed * torch.tensor(GREY, device=x.device).view(1, 3, 1, 1)).sum(1, keepdim=True)
+        changed = torch.lerp(grey.expand_as(changed), changed, _factor(x, saturation))
+    return changed.round().clamp(0, 255).to(torch.uint8)
+
+
+def jitter(x: Tensor, strength: float = 0.2, chance: float = 0.5) -> Tensor:
+    """Change brightness, contrast, saturation and hue of each image with this chance, each by up to this strength."""
+    from torchvision.transforms.v2.functional import adjust_hue
+
+    chosen = _per_image(x, torch.rand(len(x)) < chance)
+    turns = ((torch.rand(len(x)) * 2 - 1) * strength).tolist()
+    lit = light(x, strength, strength, strength)
+    # adjust_hue takes one turn for all it gets, so it gets one image at a time.
+    changed = [
+        adjust_hue(image, turned) if use else image
+        for image, turned, use in zip(lit, turns, chosen.flatten().tolist(), strict=True)
+    ]
+    return torch.where(chosen, torch.stack(changed), x) if changed else x
+
+
+def _per_image(x: Tensor, values: Tensor) -> Tensor:
+    return values.view(-1, *(1,) * (x.dim() - 1)).to(x.device)
+
+
+def _factor(x: Tensor, strength: float) -> Tensor:
+    return _per_image(x, 1 + (torch.rand(len(x)) * 2 - 1) * strength)
+
+
+def _skin_holes(x: Tensor) -> Tensor:
+    """One to eight holes of 16 pixels at 200 pixels a side, in proportion at other sizes."""
+    return holes(x, side=max(1, round(x.shape[-1] * 16 / 200)), most=8)
+
+
+AUGMENTATIONS: Mapping[str, Augmentation] = {
+    "flip": flip,
+    "flip_rotate": Steps((flip, partial(turn, degrees=30.0))),
+    "crop_flip": Steps((partial(crop, padding=2), flip)),
+    "crop4_flip": Steps((partial(crop, padding=4), flip)),
+    "crop4_flip_cutout": Steps((partial(crop, padding=4), flip, partial(holes, side=16))),
+    "flip_jitter": Steps((flip, jitter)),
+    "skin": Steps(
+        (
+            partial(turn, degrees=50.0, scale=0.07, outside="reflection"),
+            partial(light, brightness=0.15, contrast=0.1),
+            flip,
+            partial(flip, axis=-2),
+            _skin_holes,
+        )
+    ),
+}
+"""flip_rotate: FedBN's for Office-Caltech-10. crop_flip: FixBN's for CIFAR-10. crop4_flip_cutout: EasyFL's for CIFAR-10.
+flip_jitter: gPerXAN's for PACS. skin: FLamby's for Fed-ISIC2019, without its random crop and its shear."""

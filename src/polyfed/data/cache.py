@@ -1,0 +1,137 @@
+"""Decoded arrays kept on disk, so that images are decoded once and memory-mapped ever after.
+
+An entry is a folder ``<key>/`` with one ``.npy`` file per array and ``about.json``, which holds their
+checksums. The key is a sha256 over the recipe and the identity (path, bytes, time of change) of every
+file it was made from, so a changed file makes a new entry. An entry is written beside its place and
+renamed; one whose checksums do not fit is made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import PIL
+from numpy.typing import NDArray
+
+from polyfed.data.archives import FileIdentity
+from polyfed.errors import DataError
+
+RECIPE_VERSION = 1
+"""Raise it when the same files and options shall give other arrays."""
+
+MAPPED_FROM_BYTES = 1 << 20
+_CHUNK = 1 << 22
+
+Arrays: TypeAlias = dict[str, NDArray[Any]]
+
+_log = logging.getLogger(__name__)
+
+
+def cache_folder() -> Path:
+    """Where decoded arrays are kept: ``POLYFED_CACHE``, else ``~/.cache/polyfed``."""
+    chosen = os.environ.get("POLYFED_CACHE")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "polyfed"
+
+
+def cached(recipe: Mapping[str, object], files: Sequence[FileIdentity], build: Callable[[], Arrays]) -> Arrays:
+    """The arrays this recipe makes of these files: from the cache, or built and kept.
+
+    Large arrays are mapped copy-on-write: they can be read by many processes at the cost of one, and
+    writing to them never reaches the disk.
+
+    Args:
+        recipe: Everything besides the files that decides the arrays.
+        files: What they are made from.
+        build: Makes them.
+    """
+    entry = cache_folder() / _key(recipe, files)
+    if entry.is_dir():
+        try:
+            return _load(entry)
+        except DataError as error:
+            _log.warning("%s It is made again.", error)
+    _store(entry, build())
+    return _load(entry)
+
+
+def _key(recipe: Mapping[str, object], files: Sequence[FileIdentity]) -> str:
+    parts = {"version": RECIPE_VERSION, "pillow": PIL.__version__, "recipe": dict(recipe), "files": list(files)}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _load(entry: Path) -> Arrays:
+    try:
+        about = json.loads((entry / "about.json").read_text())
+        checksums = {str(name): int(value) for name, value in about["crc32"].items()}
+        for name, expected in checksums.items():
+            if _crc32(entry / f"{name}.npy") != expected:
+                raise DataError(f"The cache entry {entry} is damaged: {name}.npy has changed.")
+        return {name: _array(entry / f"{name}.npy") for name in checksums}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"The cache entry {entry} is damaged: {error}.") from error
+
+
+def _array(path: Path) -> NDArray[Any]:
+    large = path.stat().st_size >= MAPPED_FROM_BYTES
+    found: NDArray[Any] = np.load(path, mmap_mode="c" if large else None, allow_pickle=False)
+    return found
+
+
+def _store(entry: Path, arrays: Arrays) -> None:
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(prefix=".new-", dir=entry.parent))
+        try:
+            for name, values in arrays.items():
+                np.save(beside / f"{name}.npy", values, allow_pickle=False)
+            checksums = {name: _crc32(beside / f"{name}.npy") for name in arrays}
+            (beside / "about.json").write_text(json.dumps({"crc32": checksums}))
+            _put_in_place(beside, entry)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+    except OSError as error:
+        raise DataError(
+            f"Decoded images cannot be kept in {entry.parent}: {error}. Set POLYFED_CACHE to a writable folder with room."
+        ) from error
+
+
+def _put_in_place(beside: Path, entry: Path) -> None:
+    """Rename the new entry into place; a sound one that another process made meanwhile stays."""
+    if entry.is_dir() and not _is_sound(entry):
+        damaged = Path(tempfile.mkdtemp(prefix=".old-", dir=entry.parent))
+        with contextlib.suppress(FileNotFoundError):  # another process may have set it aside first
+            entry.rename(damaged / "entry")
+        shutil.rmtree(damaged)
+    try:
+        beside.rename(entry)
+    except OSError:
+        if not _is_sound(entry):
+            raise
+
+
+def _is_sound(entry: Path) -> bool:
+    try:
+        return bool(_load(entry))
+    except DataError:
+        return False
+
+
+def _crc32(path: Path) -> int:
+    checksum = 0
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            checksum = zlib.crc32(chunk, checksum)
+    return checksum

@@ -1,0 +1,127 @@
+"""Checks the files of a data set against what is known of it: ``polyfed data check NAME --root DIR``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+
+from polyfed.data.archives import sha256_of
+from polyfed.data.cache import Arrays
+from polyfed.data.federation import data_sets
+from polyfed.data.parts import Facts, Part
+from polyfed.errors import DataError
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What a check found.
+
+    Args:
+        name: The data set.
+        root: The folder.
+        layouts: The layout each domain was read from.
+        counts: Examples of each class, by domain and split.
+        problems: A sentence for each problem.
+    """
+
+    name: str
+    root: str
+    classes: tuple[str, ...]
+    layouts: Mapping[str, str]
+    counts: Mapping[str, Mapping[str, tuple[int, ...]]]
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    def summary(self) -> str:
+        """One sentence."""
+        domains = f"{len(self.counts)} domain{'s' if len(self.counts) != 1 else ''}"
+        if self.ok:
+            return f"{self.name} in {self.root}: {domains}, all as expected."
+        return f"{self.name} in {self.root}: {len(self.problems)} problem{'s' if len(self.problems) != 1 else ''} in {domains}."
+
+
+def check(name: str, root: str) -> CheckResult:
+    """Compare all files of a data set with the expected counts and checksums; every image is decoded afresh.
+
+    Args:
+        name: A registered data set.
+        root: The folder of its files.
+    """
+    record = data_sets.find(name)
+    facts = record.extra.get("facts")
+    if not isinstance(facts, Facts):
+        raise DataError(f"{record.name} is not read from files, so there is nothing to check.")
+    folder = Path(root).expanduser()
+    problems = _wrong_archives(facts, folder)
+    try:
+        parts = facts.find(folder)
+    except DataError as error:
+        if not problems:
+            raise
+        # A wrong archive is the reason why nothing is found in it.
+        parts = []
+        problems.append(str(error))
+    counts: dict[str, dict[str, tuple[int, ...]]] = {}
+    for part in parts:
+        problems += part.problems
+        try:
+            unreadable: list[str] = []
+            arrays = part.read(unreadable)
+            problems += unreadable
+            counts[part.domain] = _counts(part, arrays, len(facts.classes))
+        except DataError as error:
+            problems.append(str(error))
+        else:
+            problems += _wrong_counts(part, counts[part.domain], facts)
+    layouts = {part.domain: part.layout for part in parts}
+    return CheckResult(facts.title, root, facts.classes, layouts, counts, tuple(dict.fromkeys(problems)))
+
+
+def _wrong_archives(facts: Facts, root: Path) -> list[str]:
+    sentences = []
+    for file, expected in facts.packed.items():
+        for path in dict.fromkeys((root / file, root / Path(file).name)):
+            if path.is_file() and (found := sha256_of(path)) != expected:
+                sentences.append(f"{path} is not the packed file of this name: its sha256 is {found}, expected {expected}.")
+    return sentences
+
+
+def _counts(part: Part, arrays: Arrays, classes: int) -> dict[str, tuple[int, ...]]:
+    labels = arrays["y"]
+    rows = {"all": np.arange(len(labels)), **part.split(arrays)}
+    return {split: tuple(np.bincount(labels[chosen], minlength=classes).tolist()) for split, chosen in rows.items()}
+
+
+def _wrong_counts(part: Part, found: Mapping[str, tuple[int, ...]], facts: Facts) -> list[str]:
+    sentences = []
+    for split, expected in facts.expected.get(part.layout, {}).get(part.domain, {}).items():
+        counts = found.get(split, (0,) * len(facts.classes))
+        where = part.domain if split == "all" else f"{part.domain}, {split}"
+        if isinstance(expected, int):
+            if sum(counts) != expected:
+                sentences.append(f"{where}: {sum(counts)} images, expected {expected}.")
+            continue
+        sentences += [
+            f"{where}: {number} images of the class {label}, expected {wanted}."
+            for label, number, wanted in zip(facts.classes, counts, expected, strict=True)
+            if number != wanted
+        ]
+        sentences += _swapped(where, facts.classes, counts, expected)
+    return sentences
+
+
+def _swapped(where: str, classes: Sequence[str], found: Sequence[int], expected: Sequence[int]) -> list[str]:
+    """Two classes with each other's number of images have probably changed places."""
+    return [
+        f"{where}: the classes {classes[one]} and {classes[other]} have each other's number of images; their folders look swapped."
+        for one, other in combinations(range(len(classes)), 2)
+        if found[one] != expected[one] and (found[one], found[other]) == (expected[other], expected[one])
+    ]

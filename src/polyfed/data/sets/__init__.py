@@ -1,0 +1,1 @@
+"""One file per data set; each registers a function that returns a DataSet."""

@@ -1,0 +1,151 @@
+"""CIFAR-10: one domain of ten classes, to be dealt to clients by a partition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyfed.data.archives import FileTree, existing_trees
+from polyfed.data.augment import preparation
+from polyfed.data.cache import Arrays
+from polyfed.data.federation import DataSet, data_sets
+from polyfed.data.images import tiles
+from polyfed.data.parts import Facts, Part, Splits, domains_of, source_of
+from polyfed.data.splits import check_share, without_end
+from polyfed.data.unpickle import unpickled
+from polyfed.errors import DataError
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+DOMAIN = "CIFAR-10"
+SIDE = 32
+BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
+TRAINING_BATCHES = 5
+
+PICKLES = "cifar-10-batches-py/ or cifar-10-python.tar.gz (the published batches, as torchvision keeps them)"
+PACKED = "packed cifar10_jpeg90.tar (JPEG quality 90, lossy)"
+PICKLE_PLACES = ("cifar-10-batches-py", "", "cifar-10-python.tar.gz")
+PACKED_FILE = "cifar10_jpeg90.tar"
+PACKED_PLACES = (PACKED_FILE, "cifar10")
+
+
+def cifar10(root: str, validation: float = 0.0, augment: str = "crop_flip", normalise: str = "cifar10") -> DataSet:
+    """CIFAR-10: 50,000 training and 10,000 test images of ten classes, 32x32, in the original order.
+
+    Args:
+        root: Folder of the files.
+        validation: Share of the training images taken from the end for validation.
+        augment: Augmentation of training batches: "crop_flip" (FixBN) or "crop4_flip_cutout" (EasyFL, FedWon).
+        normalise: Normalisation; "imagenet" in FedTAN's setting.
+    """
+    check_share("cifar10", "validation", validation)
+    prepared = preparation(normalise, augment)
+    parts = find(Path(root).expanduser(), validation)
+    domains = domains_of(parts)
+    return DataSet(
+        name="CIFAR-10",
+        classes=CLASSES,
+        domains=domains,
+        preparation=prepared,
+        default_model="resnet20",
+        source=source_of(parts, domains),
+    )
+
+
+def find(root: Path, validation: float = 0.0) -> list[Part]:
+    """The one domain under a folder."""
+    for tree in existing_trees(root, PICKLE_PLACES):
+        if tree.path.is_dir() and not any((tree.path / batch).is_file() for batch in BATCHES):
+            continue
+        return [_part(PICKLES, tree, BATCHES, _read_pickles, validation)]
+    for tree in existing_trees(root, PACKED_PLACES):
+        names = (*(f"{batch}.jpg" for batch in BATCHES), "train_labels.txt", "test_labels.txt")
+        return [_part(PACKED, tree, names, _read_mosaics, validation)]
+    raise FACTS.nothing_in(root)
+
+
+def _part(layout: str, tree: FileTree, files: tuple[str, ...], read: Any, validation: float) -> Part:
+    by_file = {name.split("/")[-1]: name for name in tree.names}
+    missing = [name for name in files if name not in by_file]
+    names = [by_file[name] for name in files if name in by_file]
+    return Part(
+        domain=DOMAIN,
+        layout=layout,
+        recipe={"set": "cifar10", "layout": layout},
+        files=tree.identity(names),
+        read=partial(read, tree, by_file),
+        split=partial(_split, validation),
+        problems=tuple(f"{tree.path} holds no {name}." for name in missing),
+    )
+
+
+def _read_pickles(tree: FileTree, by_file: dict[str, str], unreadable: list[str]) -> Arrays:
+    batches = [_batch(tree, by_file.get(batch, batch)) for batch in BATCHES]
+    sizes = [len(y) for _, y in batches]
+    return {
+        "x": np.concatenate([x for x, _ in batches]),
+        "y": np.concatenate([y for _, y in batches]),
+        "testing_from": np.array(sum(sizes[:TRAINING_BATCHES])),
+    }
+
+
+def _batch(tree: FileTree, name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    content = unpickled(tree.read(name), f"{tree.path}/{name}")
+    if not isinstance(content, dict) or not {"data", "labels"} <= content.keys():
+        raise DataError(f"{name} in {tree.path} is no batch of CIFAR-10: it does not hold data and labels.")
+    data, labels = content["data"], _in_range(content["labels"], f"{tree.path}/{name}")
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape != (len(labels), 3 * SIDE * SIDE):
+        raise DataError(f"{name} in {tree.path} holds {np.shape(data)} values for {len(labels)} labels; expected bytes (n, 3072).")
+    return data.reshape(-1, 3, SIDE, SIDE), labels
+
+
+def _read_mosaics(tree: FileTree, by_file: dict[str, str], unreadable: list[str]) -> Arrays:
+    train, test = (
+        _in_range(tree.read(by_file.get(name, name)).split(), f"{tree.path}/{name}")
+        for name in ("train_labels.txt", "test_labels.txt")
+    )
+    per_batch = len(train) // TRAINING_BATCHES
+    if per_batch * TRAINING_BATCHES != len(train):
+        raise DataError(f"{tree.path} has {len(train)} training labels, which do not fit five batches of one size.")
+    mosaics = [by_file.get(f"{batch}.jpg", f"{batch}.jpg") for batch in BATCHES]
+    counts = [per_batch] * TRAINING_BATCHES + [len(test)]
+    images = [tiles(tree.read(name), name, SIDE, count) for name, count in zip(mosaics, counts, strict=True)]
+    return {"x": np.concatenate(images), "y": np.concatenate([train, test]), "testing_from": np.array(len(train))}
+
+
+def _in_range(values: Iterable[Any], name: str) -> NDArray[np.int64]:
+    try:
+        labels = np.array([int(value) for value in values], np.int64)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{name} holds labels that are no whole numbers: {error}.") from error
+    if not len(labels) or labels.min() < 0 or labels.max() >= len(CLASSES):
+        raise DataError(f"{name} holds no labels, or labels outside 0 to {len(CLASSES) - 1}.")
+    return labels
+
+
+def _split(validation: float, arrays: Arrays) -> Splits:
+    boundary = int(arrays["testing_from"])
+    train, held = without_end(np.arange(boundary), validation)
+    return {"train": train, "validation": held, "test": np.arange(boundary, len(arrays["y"]))}
+
+
+_EXPECTED = {DOMAIN: {"train": (5_000,) * 10, "test": (1_000,) * 10}}
+
+FACTS = Facts(
+    title="CIFAR-10",
+    domains=(DOMAIN,),
+    classes=CLASSES,
+    splits="the published batches: five for training, one for test",
+    terms="none stated for the data",
+    cite="Krizhevsky 2009",
+    layouts=(PICKLES, PACKED),
+    packed={PACKED_FILE: "9003ac3573ef0dcd714d1b7fd8a291a7ea28de67a9e6ba956ba036bd46b702ba"},
+    expected={PICKLES: _EXPECTED, PACKED: _EXPECTED},
+    find=find,
+)
+
+data_sets.add(cifar10, facts=FACTS)

@@ -1,0 +1,162 @@
+"""Digits-Five: the same ten digits from five sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from polyfed.data.archives import identities
+from polyfed.data.augment import preparation
+from polyfed.data.cache import Arrays
+from polyfed.data.digit_files import DIGIT_FILES, DigitFiles, Digits
+from polyfed.data.federation import DataSet, data_sets
+from polyfed.data.images import colour
+from polyfed.data.parts import Counts, Facts, Part, Splits, domains_of, source_of
+from polyfed.data.splits import check_share, without_end
+from polyfed.errors import DataError, OptionError
+
+SIDE = 28
+CLASSES = tuple(str(digit) for digit in range(10))
+DOMAINS = ("MNIST", "SVHN", "USPS", "SynthDigits", "MNIST-M")
+MADE = "SynthDigits (made)"
+
+PACKED = "packed digits5/*.npz (own train and test parts)"
+FEDBN_PARTS = "FedBN's prepared folders <domain>/partitions/train_part*.pkl and test.pkl"
+FEDBN_WHOLE = "FedBN's prepared folders <domain>/train.pkl and test.pkl"
+ORIGINAL = "original files (MNIST idx, SVHN and SynthDigits .mat, USPS .bz2, mnistm_data.pkl), split 80/20 as by FedBN"
+GANIN = "MNIST-M as released by Ganin et al. (mnist_m_train/*.png with a label list), own parts"
+LAYOUTS = (FEDBN_PARTS, FEDBN_WHOLE, ORIGINAL, GANIN, PACKED)
+
+FEDBN_SIZES = {
+    "MNIST": (56_000, 14_000),
+    "SVHN": (79_431, 19_858),
+    "USPS": (7_438, 1_860),
+    "SynthDigits": (391_162, 97_791),
+    "MNIST-M": (56_000, 14_000),
+}
+PACKED_SIZES: Mapping[str, Counts] = {
+    "MNIST": {
+        "train": (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949),
+        "test": (980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009),
+    },
+    "USPS": {
+        "train": (1194, 1005, 731, 658, 652, 556, 664, 645, 542, 644),
+        "test": (359, 264, 198, 166, 200, 160, 170, 147, 166, 177),
+    },
+    "SVHN": {
+        "train": (527, 1301, 1104, 880, 794, 698, 597, 575, 504, 458),
+        "test": (285, 763, 639, 446, 396, 353, 288, 322, 260, 248),
+    },
+    "MNIST-M": {
+        "train": (736, 795, 728, 779, 745, 678, 752, 770, 736, 719),
+        "test": (400, 444, 393, 409, 408, 369, 380, 407, 379, 411),
+    },
+    MADE: {
+        "train": (682, 733, 756, 714, 760, 734, 745, 752, 797, 765),
+        "test": (393, 388, 366, 394, 398, 411, 431, 375, 416, 428),
+    },
+}
+
+
+def digits_five(root: str, per_domain: int = 743, validation: float = 0.0, augment: str = "none") -> DataSet:
+    """Digits-Five: MNIST, SVHN, USPS, SynthDigits and MNIST-M as 28x28 colour images.
+
+    Prepared as by the FedBN authors: the first images of each domain's training order, test sets whole,
+    28x28, grey repeated to three channels, mean and deviation 0.5. FedBN's own split (all parts merged, then
+    80/20, stratified, state 0) applies to the original files and is what the prepared folders hold. The packed
+    files keep their own parts; their SynthDigits is made by a recipe and called "SynthDigits (made)".
+    Nothing is shuffled: ``per_domain=743`` is the first of FedBN's ten parts.
+
+    Args:
+        root: Folder of the files.
+        per_domain: Training images of each domain, or as many as it has; 0 means all.
+        validation: Share of them taken from the end for validation.
+        augment: Augmentation of training batches.
+    """
+    if per_domain < 0:
+        raise OptionError(f"digits_five: per_domain is {per_domain}; it must be 0 (all) or larger.")
+    check_share("digits_five", "validation", validation)
+    prepared = preparation("half", augment)
+    parts = find(Path(root).expanduser(), per_domain, validation)
+    domains = domains_of(parts)
+    return DataSet(
+        name="Digits-Five",
+        classes=CLASSES,
+        domains=domains,
+        preparation=prepared,
+        default_model="six_layer_cnn",
+        source=source_of(parts, domains),
+    )
+
+
+def find(root: Path, per_domain: int = 0, validation: float = 0.0) -> list[Part]:
+    """The five domains under a folder, each in the first layout that is there."""
+    return [_part(root, files, per_domain, validation) for files in DIGIT_FILES]
+
+
+def _part(root: Path, files: DigitFiles, per_domain: int, validation: float) -> Part:
+    readers: list[tuple[str, list[Path], Callable[[list[Path]], Digits]]] = [
+        (FEDBN_PARTS, files.parts(root, per_domain), files.read_parts),
+        (FEDBN_WHOLE, files.whole(root), files.read_parts),
+        (ORIGINAL, files.original(root), files.read_original),
+        (GANIN, files.released(root), files.read_released),
+        (PACKED, files.packed(root), files.read_packed),
+    ]
+    for layout, paths, read in readers:
+        if paths:
+            return Part(
+                domain=MADE if layout == PACKED and files.domain == "SynthDigits" else files.domain,
+                layout=layout,
+                recipe={"set": "digits_five", "layout": layout, "per_domain": per_domain},
+                files=identities(files.behind(paths)),
+                read=partial(_read, read, paths, per_domain),
+                split=partial(_split, validation),
+            )
+    raise FACTS.nothing_in(root, f"{files.domain} of Digits-Five")
+
+
+def _read(read: Callable[[list[Path]], Digits], paths: list[Path], per_domain: int, unreadable: list[str]) -> Arrays:
+    digits = read(paths)
+    train = slice(0, per_domain or None)
+    labels = np.concatenate([digits.train_y[train], digits.test_y]).astype(np.int64).reshape(-1)
+    if len(labels) and not 0 <= labels.min() <= labels.max() < len(CLASSES):
+        raise DataError(f"{paths[0]} and its companions hold labels from {labels.min()} to {labels.max()}; expected 0 to 9.")
+    x = np.concatenate([colour(digits.train_x[train], SIDE), colour(digits.test_x, SIDE)])
+    return {"x": x, "y": labels, "testing_from": np.array(len(digits.train_y[train]))}
+
+
+def _split(validation: float, arrays: Arrays) -> Splits:
+    boundary = int(arrays["testing_from"])
+    train, held = without_end(np.arange(boundary), validation)
+    return {"train": train, "validation": held, "test": np.arange(boundary, len(arrays["y"]))}
+
+
+FACTS = Facts(
+    title="Digits-Five",
+    domains=DOMAINS,
+    classes=CLASSES,
+    splits="FedBN's for prepared folders and original files; the packed files' own train and test parts otherwise",
+    terms="MNIST, USPS, MNIST-M: none stated in the sources. SVHN: its home page says non-commercial use only.",
+    cite="LeCun, Cortes, Burges (MNIST); Netzer et al. 2011 (SVHN); Ganin et al. 2016 (MNIST-M, SynthDigits)",
+    layouts=LAYOUTS,
+    packed={
+        "digits5/mnist.npz": "7a9e9afe3e5a31a40029aea4d65940367b3e0a32c169095d18883ac86d672e09",
+        "digits5/usps.npz": "e9771a12fe68edb565909d10ff8b2bf2be88a0b784193c867192e9874eca4e1a",
+        "digits5/svhn.npz": "642782fa32b4897d7d7d968c73a1f5eb19e58314275a008a19b7974cfe0ffdd0",
+        "digits5/mnist_m.npz": "73c85a874b7cd2430f01ee78c0899e3429c98f91a8789a1db7933555886cf340",
+        "digits5/synth_digits_made.npz": "232a70094632aaaf03e2fa8a3385f7ef688f01e38597a7672440148fda21168e",
+    },
+    expected={
+        PACKED: PACKED_SIZES,
+        FEDBN_WHOLE: {name: {"train": train, "test": test} for name, (train, test) in FEDBN_SIZES.items()},
+        FEDBN_PARTS: {name: {"train": 7_438, "test": test} for name, (_, test) in FEDBN_SIZES.items()},
+        ORIGINAL: {name: {"train": train, "test": test} for name, (train, test) in FEDBN_SIZES.items()},
+        GANIN: {"MNIST-M": {"train": 59_001, "test": 9_001}},
+    },
+    find=find,
+)
+
+data_sets.add(digits_five, facts=FACTS)

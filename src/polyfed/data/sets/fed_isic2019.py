@@ -1,0 +1,190 @@
+"""Fed-ISIC2019: eight kinds of skin lesions from six centres."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from polyfed.data.archives import FileTree, FolderTree, existing_trees
+from polyfed.data.augment import preparation
+from polyfed.data.cache import Arrays
+from polyfed.data.federation import DataSet, data_sets
+from polyfed.data.images import decode_all, resized, tiles
+from polyfed.data.parts import Counts, Facts, Part, Splits, domains_of, source_of
+from polyfed.data.splits import check_share, without_end
+from polyfed.errors import DataError, OptionError
+
+CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
+CENTRES = ("BCN", "Vidir-molemax", "Vidir-modern", "Rosendahl", "MSK", "Vienna-dias")
+MOSAICS = {1: "vidir_molemax", 2: "vidir_modern", 3: "rosendahl", 5: "vienna_dias"}
+TILE = 64
+
+FLAMBY = "FLamby's ISIC_2019_Training_Input_preprocessed/ with its train_test_split, all six centres, FLamby's split"
+PACKED = "packed ham10000_64.tar (four of six centres, middle square at 64 pixels), FLamby's split"
+FLAMBY_IMAGES = "ISIC_2019_Training_Input_preprocessed"
+FLAMBY_LISTS = ("train_test_split", "train_test_split.csv", "train_test_folds.csv", "dataset_creation_scripts/train_test_split")
+PACKED_FILE = "ham10000_64.tar"
+PACKED_PLACES = (PACKED_FILE, "ham10000")
+
+PACKED_SIZES: Mapping[str, Counts] = {
+    "Vidir-molemax": {"train": (20, 2977, 2, 0, 96, 23, 45, 0), "test": (4, 743, 0, 0, 28, 7, 9, 0)},
+    "Vidir-modern": {"train": (533, 1470, 174, 20, 379, 40, 64, 11), "test": (147, 362, 37, 1, 96, 11, 18, 0)},
+    "Rosendahl": {"train": (276, 649, 223, 86, 406, 20, 3, 144), "test": (66, 154, 73, 23, 84, 10, 0, 42)},
+    "Vienna-dias": {"train": (58, 276, 5, 0, 6, 4, 2, 0), "test": (9, 74, 0, 0, 4, 0, 1, 0)},
+}
+FLAMBY_SIZES: Mapping[str, Counts] = {**PACKED_SIZES, "BCN": {"train": 9_930, "test": 2_483}, "MSK": {"train": 655, "test": 164}}
+
+Row = dict[str, str]
+
+
+def fed_isic2019(root: str, size: int = 64, validation: float = 0.0, augment: str = "skin", normalise: str = "imagenet") -> DataSet:
+    """Fed-ISIC2019: eight kinds of skin lesions from six centres, with FLamby's split.
+
+    The packed files hold HAM10000, which is four of the six centres. FLamby's images have a shorter side of
+    224 pixels and differ in the other; here the middle square of each is taken and resized, where FLamby crops
+    200x200 at random (in training) or from the middle (in test). Natural ids of the packed images are their lesions.
+
+    Args:
+        root: Folder of the files.
+        size: Side of the images; the packed ones have 64.
+        validation: Share of the training images taken from the end of each centre's order for validation.
+        augment: Augmentation of training batches.
+        normalise: Normalisation.
+    """
+    if size < 1:
+        raise OptionError(f"fed_isic2019: size is {size}; it must be at least 1.")
+    check_share("fed_isic2019", "validation", validation)
+    prepared = preparation(normalise, augment)
+    parts = find(Path(root).expanduser(), size, validation)
+    domains = domains_of(parts)
+    return DataSet(
+        name="Fed-ISIC2019",
+        classes=CLASSES,
+        domains=domains,
+        preparation=prepared,
+        default_model="resnet18",
+        source=source_of(parts, domains, f"{size}x{size} pixels"),
+    )
+
+
+def find(root: Path, size: int = TILE, validation: float = 0.0) -> list[Part]:
+    """The centres under a folder."""
+    if (root / FLAMBY_IMAGES).is_dir():
+        lists = [root / place for place in FLAMBY_LISTS if (root / place).is_file()]
+        if not lists:
+            raise FACTS.nothing_in(root, f"The split of Fed-ISIC2019 ({' or '.join(FLAMBY_LISTS)})")
+        return _flamby_parts(FolderTree(root / FLAMBY_IMAGES), lists[0], size, validation)
+    for tree in existing_trees(root, PACKED_PLACES):
+        return _packed_parts(tree, size, validation)
+    raise FACTS.nothing_in(root)
+
+
+def _flamby_parts(images: FolderTree, split_file: Path, size: int, validation: float) -> list[Part]:
+    rows = _rows(split_file.read_bytes(), str(split_file), ("image", "target", "center", "fold"))
+    there = {name.rsplit(".", 1)[0]: name for name in images.names}
+    parts = []
+    for centre, domain in enumerate(CENTRES):
+        own = [row for row in rows if row["center"] == str(centre)]
+        held = [row for row in own if row["image"] in there]
+        missing = [
+            f"The image {row['image']} of {domain} is named in {split_file.name} but missing."
+            for row in own
+            if row["image"] not in there
+        ]
+        names = [there[row["image"]] for row in held]
+        parts.append(
+            Part(
+                domain=domain,
+                layout=FLAMBY,
+                recipe={"set": "fed_isic2019", "layout": FLAMBY, "size": size, "split": split_file.name},
+                files=[*images.identity(names), *FolderTree(split_file.parent).identity([split_file.name])],
+                read=partial(_read_files, images, names, held, size),
+                split=partial(_split, validation),
+                problems=tuple(missing) if own else (f"{split_file} names no image of the centre {centre} ({domain}).",),
+            )
+        )
+    return parts
+
+
+def _packed_parts(tree: FileTree, size: int, validation: float) -> list[Part]:
+    by_file = {name.split("/")[-1]: name for name in tree.names}
+    if "index.csv" not in by_file:
+        raise DataError(f"{tree.path} holds no index.csv, which says what its mosaics show. Get the file again.")
+    index = by_file["index.csv"]
+    columns = ("domain", "tile", "lesion_id", "flamby_target", "flamby_fold")
+    rows = _rows(tree.read(index), f"{tree.path}/{index}", columns)
+    parts = []
+    for centre, mosaic in MOSAICS.items():
+        own = sorted((row for row in rows if row["domain"] == mosaic), key=lambda row: int(row["tile"]))
+        held = [{**row, "target": row["flamby_target"], "fold": row["flamby_fold"]} for row in own]
+        file = by_file.get(f"{mosaic}.jpg")
+        parts.append(
+            Part(
+                domain=CENTRES[centre],
+                layout=PACKED,
+                recipe={"set": "fed_isic2019", "layout": PACKED, "size": size},
+                files=tree.identity([index, *([file] if file else [])]),
+                read=partial(_read_mosaic, tree, str(file), held, size),
+                split=partial(_split, validation),
+                problems=() if file and own else (f"{tree.path} holds no {mosaic}.jpg, or its index.csv does not name it.",),
+            )
+        )
+    return parts
+
+
+def _rows(content: bytes, name: str, columns: Sequence[str]) -> list[Row]:
+    try:
+        rows = list(csv.DictReader(io.StringIO(content.decode("utf-8"))))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{name} cannot be read as a table: {error}.") from error
+    lacking = [column for column in columns if not rows or not isinstance(rows[0].get(column), str)]
+    if lacking:
+        raise DataError(f"{name} lacks the columns {', '.join(lacking)}.")
+    return rows
+
+
+def _read_files(images: FolderTree, names: list[str], rows: list[Row], size: int, unreadable: list[str]) -> Arrays:
+    x, kept = decode_all(images, names, size, unreadable, middle_square=True)
+    return {"x": x, **_labels([rows[position] for position in kept])}
+
+
+def _read_mosaic(tree: FileTree, file: str, rows: list[Row], size: int, unreadable: list[str]) -> Arrays:
+    if not rows:
+        raise DataError(f"The index.csv of {tree.path} names no tile of {file}.")
+    x = tiles(tree.read(file), file, TILE, int(rows[-1]["tile"]) + 1)[[int(row["tile"]) for row in rows]]
+    lesions = {lesion: number for number, lesion in enumerate(sorted({row["lesion_id"] for row in rows}))}
+    return {"x": resized(x, size), **_labels(rows), "group": np.array([lesions[row["lesion_id"]] for row in rows], np.int64)}
+
+
+def _labels(rows: Sequence[Row]) -> Arrays:
+    targets = [int(row["target"]) for row in rows]
+    wrong = [target for target in targets if not 0 <= target < len(CLASSES)]
+    if wrong:
+        raise DataError(f"Fed-ISIC2019 has targets 0 to {len(CLASSES) - 1}; found {wrong[0]}.")
+    return {"y": np.array(targets, np.int64), "testing": np.array([row["fold"] == "test" for row in rows], np.bool_)}
+
+
+def _split(validation: float, arrays: Arrays) -> Splits:
+    train, held = without_end(np.flatnonzero(~arrays["testing"]), validation)
+    return {"train": train, "validation": held, "test": np.flatnonzero(arrays["testing"])}
+
+
+FACTS = Facts(
+    title="Fed-ISIC2019",
+    domains=CENTRES,
+    classes=CLASSES,
+    splits="FLamby's fixed split",
+    terms="CC BY-NC 4.0 (ISIC 2019, as FLamby states); HAM10000 has its own terms at the Harvard Dataverse",
+    cite="Tschandl et al. 2018",
+    layouts=(FLAMBY, PACKED),
+    packed={PACKED_FILE: "a8782da4cf60ce2ba8b5b28e639f7ddd6efb1f0117922e96fc2a39a3272ddc42"},
+    expected={FLAMBY: FLAMBY_SIZES, PACKED: PACKED_SIZES},
+    find=find,
+)
+
+data_sets.add(fed_isic2019, facts=FACTS)

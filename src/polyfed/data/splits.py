@@ -1,0 +1,55 @@
+"""Splits that depend on nothing but the order, the labels and a seed."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyfed.errors import OptionError
+
+Positions: TypeAlias = NDArray[np.int64]
+
+
+def check_share(owner: str, option: str, share: float) -> None:
+    """Refuse a share that would leave nothing, or is none."""
+    if not 0 <= share < 1:
+        raise OptionError(f"{owner}: {option} is {share}; it must be at least 0 and below 1.")
+
+
+def without_end(positions: Positions, share: float) -> tuple[Positions, Positions]:
+    """The positions without their last share, and that last share."""
+    taken = round(len(positions) * share)
+    return positions[: len(positions) - taken], positions[len(positions) - taken :]
+
+
+def stratified(labels: NDArray[np.int64], share: float, seed: int) -> tuple[Positions, Positions]:
+    """A random part of every class, and the rest in a random order.
+
+    The part has ``ceil(share n)`` examples in all. Each class gives its share rounded down, and those with
+    the largest remainders one more; a class keeps at least one example in the rest, and others give instead.
+
+    Args:
+        labels: The label of each example; the result depends on their order.
+        share: Size of the part.
+        seed: Decides all draws.
+
+    Returns:
+        The rest, shuffled, and the part, sorted.
+    """
+    random = np.random.default_rng([seed, len(labels)])
+    classes, counts = np.unique(labels, return_counts=True)
+    exact = counts * share
+    take = np.floor(exact).astype(np.int64)
+    missing = min(math.ceil(round(float(exact.sum()), 9)), int((counts - 1).sum())) - int(take.sum())
+    by_remainder = np.argsort(-(exact - take), kind="stable")
+    while missing > 0:
+        open_classes = [place for place in by_remainder if take[place] < counts[place] - 1]
+        for place in open_classes[:missing]:
+            take[place] += 1
+        missing -= min(missing, len(open_classes))
+    part = [random.permutation(np.flatnonzero(labels == label))[:number] for label, number in zip(classes, take, strict=True)]
+    taken = np.sort(np.concatenate(part)) if part else np.empty(0, np.int64)
+    return random.permutation(np.setdiff1d(np.arange(len(labels)), taken)), taken
