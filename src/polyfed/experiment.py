@@ -38,6 +38,7 @@ class Experiment:
     def __init__(self, settings: Settings, data: Any = None, method: str | Method | None = None, model: Any = None) -> None:
         for file in settings.load:
             load_file(file)
+        self.given: list[str] = []
         self.method = as_method(settings.method if method is None else method)
         self.whole = build_federation(settings.data if data is None else data, settings)
         self.federation: Federation = self.whole if self.method.population is None else self.method.population(self.whole)
@@ -65,7 +66,7 @@ class Experiment:
 
     def train(self, observers: Sequence[Observer] = ()) -> None:
         """Hold the rounds that are still to come."""
-        with threads(self.settings.threads), self.ledger.clock("total"):
+        with threads(self.settings.threads):
             hold(self.method, self.server, self.delivery, self.carry, self.settings.rounds, observers)
 
     def evaluate(self, split: str = "test", newcomer: str | None = None) -> list[Row]:
@@ -191,4 +192,6 @@ def run_experiment(
         values["unseen"] = (values["unseen"],)
     settings = with_changes(Settings(**texts), values)
     experiment = Experiment(settings, data, method, model)
+    objects = {"data": data, "method": method, "model": model}
+    experiment.given = [name for name, value in objects.items() if value is not None and not isinstance(value, str | Path)]
     return record(experiment, None if out is None else RunFolder(out), progress=progress)

@@ -85,7 +85,13 @@ class RunFolder:
         """All lines of metrics."""
         if not self.metrics_file.exists():
             return []
-        return [json.loads(line) for line in self.metrics_file.read_text().splitlines()]
+        *whole, torn = self.metrics_file.read_text().split("\n")
+        # A run killed while writing leaves a last line without its end; it is recomputed when the run goes on.
+        del torn
+        try:
+            return [json.loads(line) for line in whole]
+        except ValueError as error:
+            raise RunFolderError(f"{self.metrics_file} is damaged: {error}.") from error
 
     def metrics_size(self) -> int:
         """Bytes of metrics so far."""

@@ -7,6 +7,7 @@ disagree, do not commute, or would be ignored raise an error that names them.
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.metadata
 import importlib.util
 import itertools
@@ -323,7 +324,7 @@ def load_file(path: str | Path) -> list[str]:
     if not file.is_file():
         raise OptionError(f"There is no file {path} to load methods from.")
     before = set(methods.names())
-    name = f"polyfed_loaded_{file.stem}"
+    name = f"polyfed_loaded_{file.stem}_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise OptionError(f"{path} is not a Python file; methods are loaded from files such as my_method.py.")
@@ -335,7 +336,9 @@ def load_file(path: str | Path) -> list[str]:
         raise
     except Exception as error:
         raise OptionError(f"{path} could not be run: {type(error).__name__}: {error}.") from error
-    new = sorted(set(methods.names()) - before)
+    new = sorted(
+        (set(methods.names()) - before) | {known for known, record in methods.known().items() if record.build.__module__ == name}
+    )
     if not new:
         raise OptionError(f"{path} registers no method. Decorate a function that returns a Method with @polyfed.register.")
     return new

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from polyfed.folder import RunFolder
 from polyfed.result import Result
 from polyfed.run import Observer
 
+log = logging.getLogger("polyfed")
+
 if TYPE_CHECKING:
     from polyfed.experiment import Experiment
     from polyfed.server import Server
@@ -22,13 +25,17 @@ if TYPE_CHECKING:
 class Recorder:
     """Evaluates when it is time, writes metrics, then checkpoints: in this order, so that a checkpoint knows how many metrics belong to it."""
 
-    def __init__(self, experiment: Experiment, folder: RunFolder | None) -> None:
-        self.experiment, self.folder = experiment, folder
+    def __init__(self, experiment: Experiment, folder: RunFolder | None, split: str = "test") -> None:
+        self.experiment, self.folder, self.split = experiment, folder, split
         self.last_saved = time.monotonic()
+        self.mark = time.perf_counter()
         self.rows: list[Row] = []
         self.rows_of_round = -1
+        self.complete = -1
 
     def __call__(self, server: Server) -> None:
+        seconds = self.experiment.ledger.seconds
+        seconds["training"] = seconds.get("training", 0.0) + time.perf_counter() - self.mark
         losses = self.experiment.delivery.losses_of_round
         if server.round and losses:
             self.write(
@@ -39,6 +46,8 @@ class Recorder:
             self.evaluate()
         if self.folder is not None and self.is_time(server):
             self.save()
+        self.complete = server.round
+        self.mark = time.perf_counter()
 
     def is_time(self, server: Server) -> bool:
         """Whether a checkpoint is due; the state before round 1 is always saved."""
@@ -53,7 +62,7 @@ class Recorder:
         """Score the present state once, and write it down."""
         number = self.experiment.server.round
         if self.rows_of_round != number:
-            self.rows, self.rows_of_round = self.experiment.evaluate(), number
+            self.rows, self.rows_of_round = self.experiment.evaluate(self.split), number
             self.write([as_line(number, row) for row in self.rows])
         return self.rows
 
@@ -61,6 +70,15 @@ class Recorder:
         """Add lines to the metrics."""
         if self.folder is not None:
             self.folder.append(lines)
+
+    def save_if_between_rounds(self) -> None:
+        """After a failure: a round that was cut off must be held again from its start, so only a state between rounds is worth saving."""
+        if self.folder is None or self.experiment.server.round != self.complete:
+            return
+        try:
+            self.save()
+        except RunFolderError as error:
+            log.warning("%s", error)
 
     def save(self, finished: bool = False) -> None:
         """Write a checkpoint."""
@@ -77,18 +95,23 @@ def as_line(number: int, row: Row) -> dict[str, Any]:
     return {"round": number, "view": row.view, "client": row.client, "domain": row.domain, **row.numbers}
 
 
-def record(experiment: Experiment, folder: RunFolder | None, progress: bool = False, resumed: bool = False) -> Result:
-    """Train and evaluate, with everything written to the folder on the way."""
-    recorder = Recorder(experiment, folder)
+def record(
+    experiment: Experiment,
+    folder: RunFolder | None,
+    progress: bool = False,
+    resumed: bool = False,
+    observers: Sequence[Observer] = (),
+    split: str = "test",
+) -> Result:
+    """Train and evaluate on a split, with everything written to the folder on the way."""
+    recorder = Recorder(experiment, folder, split)
     if folder is not None and not resumed:
         folder.create(experiment.settings, facts_of(experiment))
     try:
         with progress_bar(experiment, progress) as advance:
-            experiment.train([recorder, *([advance] if advance is not None else [])])
+            experiment.train([recorder, *([advance] if advance is not None else []), *observers])
     except BaseException:
-        if folder is not None and not experiment.delivery.staged:
-            with contextlib.suppress(RunFolderError):
-                recorder.save()
+        recorder.save_if_between_rounds()
         raise
     rows = recorder.evaluate()
     if folder is not None:
@@ -100,7 +123,12 @@ def facts_of(experiment: Experiment) -> dict[str, Any]:
     """What ``run.toml`` says beside the settings."""
     federation = experiment.federation
     return {
-        "method": {"text": str(experiment.method), "all_options": experiment.method.full_text},
+        "given_in_python": experiment.given,
+        "method": {
+            "text": str(experiment.method),
+            "all_options": experiment.method.full_text,
+            "leaves": experiment.method.facts.leaves,
+        },
         "data": {
             "name": federation.name,
             "source": federation.source,
@@ -119,7 +147,13 @@ def facts_of(experiment: Experiment) -> dict[str, Any]:
 
 
 def resume(
-    path: str | Path, data: Any = None, model: Any = None, progress: bool = False, notify: Callable[[str], None] = print
+    path: str | Path,
+    data: Any = None,
+    model: Any = None,
+    progress: bool = False,
+    notify: Callable[[str], None] = print,
+    observers: Sequence[Observer] = (),
+    split: str = "test",
 ) -> Result:
     """Go on with a run from its last good checkpoint, to the same end as if it had never stopped.
 
@@ -129,6 +163,8 @@ def resume(
         model: likewise.
         progress: show a progress bar.
         notify: is told about damaged files.
+        observers: called after every round.
+        split: what the run is evaluated on: test or validation.
     """
     from polyfed.experiment import Experiment
 
@@ -144,16 +180,17 @@ def resume(
         experiment.restore(snapshot)
         folder.truncate_metrics(snapshot.notes["metrics_size"])
         if snapshot.notes["finished"]:
-            return Result(experiment, rows_at(folder, snapshot.round), str(path))
+            return Result(experiment, rows_at(folder, snapshot.round, split), str(path))
     else:
         folder.truncate_metrics(0)
-    return record(experiment, folder, progress, resumed=True)
+    return record(experiment, folder, progress, resumed=True, observers=observers, split=split)
 
 
-def rows_at(folder: RunFolder, number: int) -> list[Row]:
+def rows_at(folder: RunFolder, number: int, split: str = "test") -> list[Row]:
     """The scores of one round, from the metrics."""
     keys = ("round", "view", "client", "domain")
-    found = [line for line in folder.metrics() if line["round"] == number and line["view"] in ("seen", "unseen")]
+    views = ("seen", "unseen") if split == "test" else (split,)
+    found = [line for line in folder.metrics() if line["round"] == number and line["view"] in views]
     return [Row(m["view"], m["client"], m["domain"], {k: v for k, v in m.items() if k not in keys}) for m in found]
 
 

@@ -69,7 +69,7 @@ class Result:
             "bytes_down": ledger.total("down"),
             "bytes": ledger.bytes,
             "messages": ledger.messages,
-            "seconds": ledger.seconds.get("total", 0.0),
+            "seconds": sum(ledger.seconds.values()),
             "seconds_by": ledger.seconds,
             "digest": self.digest,
             "run": self.path,

@@ -1,0 +1,156 @@
+"""The work behind ``polyfed compare``: train what is missing, read what is there."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyfed.cli.output import console, show_progress, warn
+from polyfed.cli.run import slug
+from polyfed.errors import PolyfedError
+
+if TYPE_CHECKING:
+    from polyfed.folder import RunFolder
+    from polyfed.report.tables import MethodRow
+    from polyfed.result import Result
+    from polyfed.run import Observer
+    from polyfed.settings import Settings
+
+NOT_COMPARED: dict[str, Any] = {"checkpoint_every": "60s"}
+"""Settings that change nothing in a result."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a comparison."""
+
+    method: str
+    seed: int
+    left_out: str | None
+    settings: Settings
+
+    @property
+    def name(self) -> str:
+        """The name of its run folder."""
+        return f"{slug(self.method)}-seed{self.seed}" + (f"-without-{slug(self.left_out)}" if self.left_out else "")
+
+    @property
+    def words(self) -> str:
+        """What it is, for people."""
+        return f"{self.method}, seed {self.seed}" + (f", without {self.left_out}" if self.left_out else "")
+
+
+class Comparison:
+    """Runs jobs on data that are made once."""
+
+    def __init__(self, settings: Settings, folder: Path, quiet: bool) -> None:
+        from polyfed.build import build_data_set
+
+        self.settings, self.folder, self.quiet = settings, folder, quiet
+        self.data = build_data_set(settings.data, settings)
+        self.domains = [domain.name for domain in self.data.domains]
+        self.source = self.data.source
+        self.test_sizes: dict[str, int] = {}
+        self.rounds = 0
+        self.told: set[str] = set()
+
+    def rows(self, jobs: Sequence[Job]) -> list[MethodRow]:
+        """A row for each method, in the order of the jobs; a method that fails is given up, the others go on."""
+        from polyfed.report.tables import MethodRow, method_row
+
+        found: dict[str, dict[int, list[dict[str, Any]]]] = {}
+        problems: dict[str, str] = {}
+        with self.progress(len(jobs)) as (begin, advance):
+            for job in jobs:
+                by_seed = found.setdefault(job.method, {})
+                begin(job)
+                if job.method not in problems:
+                    try:
+                        by_seed.setdefault(job.seed, []).append(self.run(job, advance))
+                    except PolyfedError as error:
+                        problems[job.method] = str(error)
+        return [
+            MethodRow(method, problem=problems[method])
+            if method in problems
+            else method_row(method, [_one(v) for v in by_seed.values()])
+            for method, by_seed in found.items()
+        ]
+
+    def run(self, job: Job, advance: Observer | None) -> dict[str, Any]:
+        """The outcome of one job: read, resumed or trained."""
+        from polyfed.experiment import Experiment
+        from polyfed.observers import record, resume
+        from polyfed.report.tables import domain_rows, outcome
+
+        watching = () if advance is None else (advance,)
+        experiment = Experiment(job.settings, self.data)
+        self.tell(job, experiment.notices)
+        folder, exists = self.place(job, experiment.settings)
+        result: Result = (
+            resume(folder.path, self.data, notify=warn, observers=watching)
+            if exists
+            else record(experiment, folder, observers=watching)
+        )
+        made = outcome(result)
+        self.rounds = result.experiment.server.round
+        scored = [row for row in domain_rows(made) if job.left_out is None or row.view == "unseen"]
+        self.test_sizes |= {row.domain: row.count for row in scored}
+        if not self.quiet and not show_progress(self.quiet):
+            print(f"{job.words}: mean {100 * made['accuracy']['mean']:.1f} %, {'reused' if exists else 'trained'}", file=sys.stderr)
+        return made
+
+    def tell(self, job: Job, notices: Sequence[str]) -> None:
+        """Say each notice once."""
+        for notice in notices:
+            if notice not in self.told and not self.quiet:
+                warn(notice)
+            self.told.add(notice)
+
+    def place(self, job: Job, settings: Settings) -> tuple[RunFolder, bool]:
+        """The folder of a job, and whether it holds a run with these settings; folders of other runs are passed over."""
+        from polyfed.folder import RunFolder
+
+        number = 1
+        while True:
+            folder = RunFolder(self.folder / (job.name if number == 1 else f"{job.name}-{number}"))
+            if not folder.path.exists():
+                return folder, False
+            if (folder.path / "run.toml").is_file() and _same(folder.settings(), settings):
+                return folder, True
+            number += 1
+
+    @contextmanager
+    def progress(self, runs: int) -> Iterator[tuple[Callable[[Job], None], Observer | None]]:
+        """One bar over all runs with the time left, moved by every round."""
+        if not show_progress(self.quiet):
+            yield (lambda job: None), None
+            return
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+            task = bar.add_task("", total=float(runs))
+            begun = 0
+
+            def begin(job: Job) -> None:
+                nonlocal begun
+                bar.update(task, completed=float(begun), description=f"run {begun + 1} of {runs}: {job.words}")
+                begun += 1
+
+            yield begin, lambda server: bar.update(task, completed=begun - 1 + server.round / server.rounds)
+
+
+def _same(one: Settings, other: Settings) -> bool:
+    return dataclasses.replace(one, **NOT_COMPARED) == dataclasses.replace(other, **NOT_COMPARED)
+
+
+def _one(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
+    """One outcome for a seed; several are runs that each left out one domain."""
+    from polyfed.report.tables import left_out_in_turn
+
+    return outcomes[0] if len(outcomes) == 1 else left_out_in_turn(outcomes)

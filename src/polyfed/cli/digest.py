@@ -1,0 +1,22 @@
+"""``polyfed digest``: one hash over the final state of a run."""
+
+from __future__ import annotations
+
+from polyfed.cli.options import Json
+from polyfed.cli.output import print_json
+from polyfed.cli.run import RunFolderPath
+
+EXAMPLE = "Example: polyfed digest runs/digits-mini-fedbn-seed0"
+
+
+def digest(path: RunFolderPath, as_json: Json = False) -> None:
+    """Print one hash over the state of the server and all clients; equal runs have equal hashes."""
+    from polyfed.checkpoint import digest as digest_of
+    from polyfed.cli.opened import read_snapshot
+
+    snapshot = read_snapshot(path)
+    found = digest_of(snapshot)
+    if as_json:
+        print_json({"digest": found, "round": snapshot.round, "finished": bool(snapshot.notes.get("finished")), "run": path})
+    else:
+        print(found)

@@ -1,0 +1,210 @@
+"""``polyfed evaluate``: score a run on its own data, or on other data."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polyfed.cli.opened import open_run
+from polyfed.cli.options import Json, Quiet
+from polyfed.cli.output import busy, console, listen, print_json, print_table, table, warn
+from polyfed.cli.run import RunFolderPath, print_scores, rounds_words
+from polyfed.errors import DataError, SettingError, nearest
+from polyfed.settings import CHOICES
+
+if TYPE_CHECKING:
+    from polyfed.data.federation import DataSet, Domain, Examples
+    from polyfed.evaluation import Row
+    from polyfed.experiment import Experiment
+
+EXAMPLE = (
+    "Examples:\n\npolyfed evaluate runs/digits-mini-fedbn-seed0 --newcomer all\n\n"
+    "polyfed evaluate runs/digits-mini-fedbn-seed0 my_digits/ --newcomer re-estimated"
+)
+SPLITS, PARTS = ("test", "validation"), ("test", "all")
+ALL = "all"
+
+
+def evaluate(
+    path: RunFolderPath,
+    data: Annotated[
+        str | None,
+        typer.Argument(metavar="[DATA]", help="Other data; domains the run does not know are unseen.", show_default=False),
+    ] = None,
+    newcomer: Annotated[
+        str | None, typer.Option("--newcomer", help=f"Local layers of the newcomer: {', '.join(CHOICES['newcomer'])}, or all.")
+    ] = None,
+    split: Annotated[str, typer.Option("--split", help="Images that seen clients are scored on: test or validation.")] = "test",
+    part: Annotated[str, typer.Option("--part", help="Images of other DATA's new domains that are scored: test, or all.")] = "test",
+    root: Annotated[str | None, typer.Option("--root", help="Folder that holds the files of DATA.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Score a run: each seen client's own model, and the newcomer model on unseen domains."""
+    listen(quiet)
+    choices = _checked_choices(newcomer)
+    for name, value, known in (("split", split, SPLITS), ("part", part, PARTS)):
+        if value not in known:
+            raise SettingError(f"--{name} cannot be {value!r}. {nearest(value, known)}")
+    with busy("Opening the run", quiet):
+        experiment = open_run(path)
+        if data is not None:
+            with_other_data(experiment, data, root, part)
+        seen = seen_rows(experiment, split)
+        choices = choices or [experiment.settings.newcomer]
+        unseen = {choice: newcomer_rows(experiment, choice) if split == "test" else [] for choice in choices}
+    if newcomer is not None and not experiment.federation.unseen and not quiet:
+        warn("There is no unseen domain, so there is no newcomer. Give other DATA, or train with --unseen.")
+    told = summary_of(experiment, path, data, split, seen, unseen)
+    if not quiet:
+        _print(told, choices, experiment)
+    if as_json:
+        print_json(told)
+
+
+def _checked_choices(newcomer: str | None) -> list[str]:
+    known = CHOICES["newcomer"]
+    if newcomer is None:
+        return []
+    if newcomer == ALL:
+        return list(known)
+    if newcomer not in known:
+        raise SettingError(f"--newcomer cannot be {newcomer!r}. {nearest(newcomer, (*known, ALL))}")
+    return [newcomer]
+
+
+def seen_rows(experiment: Experiment, split: str) -> list[Row]:
+    """Scores of the clients' own models; clients without such images are not asked."""
+    from polyfed import evaluation
+    from polyfed.experiment import threads
+
+    if split == "test" and not any(client.tests for client in experiment.delivery.data.values()):
+        return []
+    with threads(experiment.settings.threads):
+        rows: list[Row] = experiment.talk(evaluation.seen(experiment.server, split))
+    return rows
+
+
+def newcomer_rows(experiment: Experiment, choice: str) -> list[Row]:
+    """Scores of the newcomer on every unseen domain."""
+    from polyfed.experiment import threads
+
+    with threads(experiment.settings.threads):
+        return [row for domain in experiment.federation.unseen for row in experiment.unseen_rows(domain, choice)]
+
+
+def with_other_data(experiment: Experiment, data: str, root: str | None, part: str) -> None:
+    """Put other images in the place of the run's tests: its own domains for its clients, all others as unseen."""
+    other = other_data_set(experiment, data, root)
+    federation = experiment.federation
+    if len(other.classes) != len(federation.classes):
+        raise DataError(
+            f"{other.name} has {len(other.classes)} classes, but the run knows {len(federation.classes)}: {', '.join(federation.classes[:12])}."
+        )
+    if other.classes != federation.classes:
+        warn(f"The classes of {other.name} have other names than those of the run; they are matched in their order.")
+    known = {domain for client in federation.clients for domain in client.domains}
+    by_name = {domain.name: domain for domain in other.domains}
+    for client in federation.clients:
+        tests = {name: fitted(experiment, by_name[name].test) for name in client.domains if name in by_name}
+        experiment.delivery.data[client.id] = dataclasses.replace(client, tests=tests)
+    unseen = {name: fitted(experiment, _part_of(domain, part)) for name, domain in by_name.items() if name not in known}
+    experiment.federation = dataclasses.replace(federation, unseen=unseen)
+
+
+def other_data_set(experiment: Experiment, data: str, root: str | None) -> DataSet:
+    """A data set by name or folder; a folder is read at the size of the run's inputs."""
+    from pathlib import Path
+
+    from polyfed.build import build_data_set
+    from polyfed.data.folder import image_folder
+
+    height, width = input_shape(experiment)[1:]
+    if Path(data).is_dir() and height == width:
+        return image_folder(data, size=height)
+    return build_data_set(data, dataclasses.replace(experiment.settings, data=data, root=root))
+
+
+def input_shape(experiment: Experiment) -> tuple[int, int, int]:
+    """Channels, height and width of the run's inputs; a run on something else than images is refused."""
+    x, _ = experiment.federation.clients[0].train.batch(slice(0, 1))
+    if x.dim() != 4 or str(x.dtype) != "torch.uint8":
+        raise DataError(
+            f"The inputs of this run are not images (shape {tuple(x.shape[1:])}, {x.dtype}), so images cannot be given to it."
+        )
+    channels, height, width = x.shape[1:]
+    return int(channels), int(height), int(width)
+
+
+def _part_of(domain: Domain, part: str) -> Examples:
+    from polyfed.data.federation import joined
+
+    if part == "test":
+        return domain.test
+    return joined(
+        [examples for examples in (domain.train, domain.validation, domain.test) if examples is not None and len(examples)]
+    )
+
+
+def fitted(experiment: Experiment, examples: Examples) -> Examples:
+    """The examples at the size of the run's inputs."""
+    import torch
+    from torch.nn.functional import interpolate
+
+    from polyfed.data.federation import ArrayExamples
+
+    channels, height, width = input_shape(experiment)
+    x, y = examples.batch(slice(None))
+    if tuple(x.shape[1:]) == (channels, height, width):
+        return examples
+    if x.dim() != 4 or x.shape[1] != channels or x.dtype != torch.uint8:
+        raise DataError(
+            f"Inputs of shape {tuple(x.shape[1:])} and type {x.dtype} cannot be made to fit the run's {channels}x{height}x{width}."
+        )
+    resized = interpolate(x.float(), (height, width), mode="bilinear", antialias=True)
+    return ArrayExamples(resized.round().clamp(0, 255).to(torch.uint8), y)
+
+
+def summary_of(
+    experiment: Experiment, path: str, data: str | None, split: str, seen: list[Row], unseen: dict[str, list[Row]]
+) -> dict[str, Any]:
+    """What was found as one JSON object; ``accuracy`` has the run's own newcomer choice, or the only one asked for."""
+    from polyfed.result import accuracy_table
+
+    own = experiment.settings.newcomer
+    shown = unseen.get(own, next(iter(unseen.values())))
+    as_seen = [dataclasses.replace(row, view="seen") for row in seen]
+    rows = [*seen, *shown]
+    return {
+        "run": path,
+        "data": data or experiment.settings.data,
+        "method": str(experiment.method),
+        "rounds": experiment.server.round,
+        "split": split,
+        "accuracy": accuracy_table([*as_seen, *shown]),
+        "newcomer": {choice: {row.domain: row.numbers["accuracy"] for row in found} for choice, found in unseen.items()},
+        "scores": [{"view": row.view, "client": row.client, "domain": row.domain, **row.numbers} for row in rows],
+    }
+
+
+def _print(told: dict[str, Any], choices: list[str], experiment: Experiment) -> None:
+    from polyfed.report.tables import domain_rows, percent
+
+    title = f"{told['method']} after {rounds_words(told['rounds'])}, on {told['data']}"
+    if len(choices) == 1:
+        print_scores(told, f"{title} (newcomer: {choices[0]})" if experiment.federation.unseen else title)
+    else:
+        print_scores(
+            {**told, "scores": [s for s in told["scores"] if s["view"] != "unseen"]} if told["accuracy"]["seen"] else told, title
+        )
+        sizes = {row.domain: row for row in domain_rows(told) if row.view == "unseen"}
+        if sizes:
+            shown = table(("domain", "test images", *choices), ("test images", *choices))
+            for domain, row in sizes.items():
+                shown.add_row(domain, str(row.count), *(percent(told["newcomer"][choice][domain]) for choice in choices))
+            console().print()
+            print_table("newcomer on unseen domains, accuracy %", shown)
+    if experiment.method.newcomer is not None and len(choices) > 1:
+        warn(f"{experiment.method} decides itself what a newcomer gets, so the choices do not differ.")

@@ -1,0 +1,63 @@
+"""The command ``polyfed``. Nothing heavy is imported before a command needs it, so that help comes at once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from polyfed.cli import compare, digest, evaluate, ls, predict, run, show
+from polyfed.cli.data import data_app
+from polyfed.cli.guard import Guarded
+
+app = typer.Typer(
+    name="polyfed",
+    cls=Guarded,
+    help="Multi-domain federated learning: a method is a value, and methods add up.",
+    epilog="Start with: polyfed compare digits-mini --methods 'fedavg; fedbn' --rounds 5",
+    pretty_exceptions_enable=False,
+    invoke_without_command=True,
+)
+
+
+@app.callback()
+def globally(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", envvar="POLYFED_DEBUG", help="Show the stack trace of an error.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Multi-domain federated learning: a method is a value, and methods add up."""
+    if version:
+        print(_version())
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        return installed("polyfed")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+app.command("run", epilog=run.EXAMPLE)(run.run)
+app.command("compare", epilog=compare.EXAMPLE)(compare.compare)
+app.command("resume", epilog=run.RESUME_EXAMPLE)(run.resume)
+app.command("evaluate", epilog=evaluate.EXAMPLE)(evaluate.evaluate)
+app.command("predict", epilog=predict.EXAMPLE)(predict.predict)
+app.command("digest", epilog=digest.EXAMPLE)(digest.digest)
+app.command("ls", epilog=ls.EXAMPLE)(ls.ls)
+app.command("show", epilog=show.EXAMPLE)(show.show)
+app.add_typer(data_app, name="data")
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="polyfed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""One option of the command line for each field of Settings: names and help are written once, there."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from polyfed.cli.recipe import recipe_values
+from polyfed.errors import SettingError, nearest
+from polyfed.settings import Settings, setting_names, with_changes
+
+PANEL = "Settings of the run"
+REST = "values"
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of standard output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing else: no table, progress or warnings.")]
+Recipe = Annotated[
+    str | None, typer.Option("--recipe", metavar="FILE", help="File of settings, or the run.toml of a run; options given here win.")
+]
+Changes = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting by its name; may be repeated.")]
+Load = Annotated[list[str] | None, typer.Option("--load", metavar="FILE", help="File of methods of your own; may be repeated.")]
+
+
+def with_settings(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for each setting; those given reach it as ``values``.
+
+    Args:
+        left_out: Settings the command has an argument of its own for.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        generated = {item.name: _parameter(item) for item in dataclasses.fields(Settings) if item.name not in left_out}
+        hints = typing.get_type_hints(command, include_extras=True)
+        own = [p.replace(annotation=hints[p.name]) for p in inspect.signature(command).parameters.values() if p.name != REST]
+
+        def filled(**given: Any) -> None:
+            found = {name: given.pop(name) for name in generated}
+            values = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items() if v is not None and v != []}
+            command(**given, **{REST: values})
+
+        parameters = [*(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own), *generated.values()]
+        filled.__name__, filled.__doc__ = command.__name__, command.__doc__
+        filled.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        filled.__annotations__ = {p.name: p.annotation for p in parameters}
+        return filled
+
+    return decorate
+
+
+def _parameter(item: dataclasses.Field[Any]) -> inspect.Parameter:
+    """A setting as a parameter; None says that it was not given."""
+    kind = _plain_type(item.name)
+    several = kind == list[str]
+    option = typer.Option(
+        f"--{item.name.replace('_', '-')}",
+        help=item.metadata["doc"]
+        + ("; may be repeated" if several else "" if item.default is None else f" (default {item.default})"),
+        show_default=False,
+        rich_help_panel=PANEL,
+    )
+    return inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option])
+
+
+def _plain_type(name: str) -> Any:
+    hint = typing.get_type_hints(Settings)[name]
+    if typing.get_origin(hint) is tuple:
+        return list[str]
+    if isinstance(hint, types.UnionType):
+        return next(kind for kind in typing.get_args(hint) if kind is not type(None))
+    return hint
+
+
+def chosen_settings(
+    data: str | None, values: Mapping[str, Any], changes: Iterable[str] | None = None, recipe: str | None = None
+) -> Settings:
+    """The settings of a run: a recipe's, then those given as options, then those of ``--set``."""
+    chosen = dict(recipe_values(recipe)) if recipe is not None else {}
+    chosen |= values
+    if data is not None:
+        chosen["data"] = data
+    chosen |= dict(read_change(text) for text in changes or ())
+    if "data" not in chosen:
+        raise SettingError("Name the data to train on: a data set (polyfed ls data) or a folder root/<domain>/<class>/*.")
+    return with_changes(Settings(), chosen)
+
+
+def read_change(text: str) -> tuple[str, Any]:
+    """Read ``key=value``; the value is a literal, or text where the setting is text.
+
+    >>> read_change("clients-per-round=3"), read_change("checkpoint_every=10"), read_change("unseen=street")
+    (('clients_per_round', 3), ('checkpoint_every', '10'), ('unseen', ('street',)))
+    """
+    key, equals, written = text.partition("=")
+    name = key.strip().replace("-", "_")
+    if not equals:
+        raise SettingError(f"--set takes key=value, found {text!r}.")
+    if name not in setting_names():
+        raise SettingError(f"There is no setting {name!r}. {nearest(name, setting_names())}")
+    try:
+        value = ast.literal_eval(written.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        value = written
+    kind = _plain_type(name)
+    if kind == list[str]:
+        return name, (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else value
+    if kind is str and value is not None and not isinstance(value, str):
+        return name, written
+    return name, value

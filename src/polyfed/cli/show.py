@@ -1,0 +1,176 @@
+"""``polyfed show``: one method, data set, model, partition or loss in full."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polyfed.cli.docs import options_of, reflowed, text_of
+from polyfed.cli.ls import KINDS, fact_values, load_files, registry_of, written
+from polyfed.cli.options import Changes, Json, Load, read_change
+from polyfed.cli.output import busy, console, print_json, print_table, table
+from polyfed.errors import PolyfedError, UnknownName, nearest
+
+if TYPE_CHECKING:
+    from polyfed.registry import Recorded
+
+EXAMPLE = 'Examples: polyfed show "fedbn + agc(clip=1.28)"   polyfed show fedbn --model resnet20   polyfed show digits-mini'
+GIVEN_BY_RUN = {
+    "methods": (),
+    "data": ("root",),
+    "models": ("classes", "input_shape"),
+    "partitions": ("dataset", "seed"),
+    "losses": ("class_counts",),
+}
+SINGULAR = {"methods": "method", "data": "data set", "models": "model", "partitions": "partition", "losses": "loss"}
+USUAL_DATA = "digits-mini"
+
+
+def show(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A method (its text form works), data set, model, partition or loss.")
+    ],
+    model: Annotated[str | None, typer.Option("--model", help="Model whose plan is shown; default: the data set's own.")] = None,
+    data: Annotated[
+        str | None, typer.Option("--data", help="Data set that gives the input shape and classes; default: digits-mini.")
+    ] = None,
+    changes: Changes = None,
+    load: Load = None,
+    as_json: Json = False,
+) -> None:
+    """Show the idea, formula, reference, options and facts of something, and what travels."""
+    with busy("Looking", as_json):
+        load_files(load)
+        kind, record = found_as(name)
+    told: dict[str, Any] = {"kind": SINGULAR[kind], "name": written(kind, record.name)}
+    settings = {"data": data or USUAL_DATA, "model": model} | dict(read_change(text) for text in changes or ())
+    asked_for_plan = model is not None or data is not None
+    if kind == "methods":
+        told |= method_told(name, settings, asked_for_plan)
+    else:
+        told |= {"documentation": text_of(record.doc), "options": options_of(record.signature, record.doc, GIVEN_BY_RUN[kind])}
+        told |= model_told(name, settings) if kind == "models" else {}
+    if as_json:
+        print_json(told)
+    else:
+        _print(told)
+
+
+def found_as(name: str) -> tuple[str, Recorded[Any]]:
+    """The kind of thing a name stands for; a sum is a method."""
+    from polyfed.text import read_call, read_sum
+
+    first = (read_sum(name)[0] if "+" in name else read_call(name)).name
+    for kind in KINDS[:1] if "+" in name else KINDS:
+        registry = registry_of(kind)
+        if first in registry.names():
+            return kind, registry.find(first)
+    known = [written(kind, known) for kind in KINDS for known in registry_of(kind).names()]
+    raise UnknownName(f"Nothing is called {first!r}. {nearest(first, known)} See polyfed ls {'|'.join(KINDS)}.")
+
+
+def method_told(text: str, settings: dict[str, Any], asked_for_plan: bool) -> dict[str, Any]:
+    """All about a method: its parts, its facts, and the plan of what travels on a model."""
+    from polyfed.method import methods, parse
+
+    method = parse(text)
+    parts = []
+    for atom in method.atoms:
+        record = methods.find(atom.name)
+        home = inspect.getdoc(sys.modules[record.build.__module__]) or record.doc
+        options = options_of(record.signature, record.doc, ())
+        now = dict(atom.options)
+        parts.append(
+            {"name": atom.name, "documentation": home, "options": [{**o, "value": now.get(str(o["name"]))} for o in options]}
+        )
+    told: dict[str, Any] = {"name": str(method), "text": method.full_text, "parts": parts, "facts": fact_values(method.facts)}
+    try:
+        return told | plan_told(settings | {"method": str(method)})
+    except PolyfedError as error:
+        if asked_for_plan:
+            raise
+        return told | {"plan": None, "no_plan": str(error)}
+
+
+def plan_told(settings: dict[str, Any]) -> dict[str, Any]:
+    """What travels, on which model."""
+    from polyfed.experiment import Experiment
+    from polyfed.settings import Settings, with_changes
+
+    experiment = Experiment(with_changes(Settings(), settings))
+    return {"on": f"{type(experiment.bench.model).__name__}, {experiment.federation.name}", "plan": experiment.plan_table()}
+
+
+def model_told(text: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """How many parameters a model has, and its entries by kind."""
+    from polyfed.build import build_federation, build_model, check_output
+    from polyfed.entries import entries_of, find_head
+    from polyfed.settings import Settings, with_changes
+
+    federation = build_federation(settings["data"], with_changes(Settings(), settings | {"model": text}))
+    built = build_model(text, federation, 0)
+    check_output(built, federation)
+    head, _ = find_head(built, federation.sample_input(), None)
+    kinds: dict[str, dict[str, Any]] = {}
+    for entry in entries_of(built, head).values():
+        row = kinds.setdefault(entry.kind, {"kind": entry.kind, "entries": 0, "bytes": 0})
+        row["entries"] += 1
+        row["bytes"] += entry.size
+    shape = "x".join(map(str, federation.sample_input().shape[1:]))
+    return {
+        "parameters": sum(p.numel() for p in built.parameters()),
+        "on": f"{federation.name}: inputs {shape}, {len(federation.classes)} classes",
+        "head": head or "in doubt",
+        "entries": list(kinds.values()),
+    }
+
+
+def _print(told: dict[str, Any]) -> None:
+    from rich.markup import escape
+
+    out = console()
+    out.print(f"[bold]{escape(told['name'])}[/bold] [dim]{told['kind']}[/dim]\n")
+    for part in told.get("parts", [told]):
+        out.print(escape(reflowed(part["documentation"])) + "\n")
+        _print_options(part["name"], part["options"])
+    if "facts" in told:
+        shown = table(("fact", "value"))
+        for name, value in told["facts"].items():
+            word = {True: "yes", False: "no", None: "what the model allows", "": "none worth naming"}.get(value, value)
+            shown.add_row(name.replace("_", " "), escape(str(word)))
+        print_table("facts", shown)
+    if "parameters" in told:
+        out.print(f"{told['parameters']:,} parameters on {escape(told['on'])}; head: {escape(told['head'])}\n")
+        _print_rows("entries", told["entries"], ("kind", "entries", "bytes"))
+    if told.get("plan"):
+        _print_rows(f"what travels ({told['on']}; bytes per client and round, each way)", told["plan"])
+    elif "no_plan" in told:
+        out.print(
+            f"No plan of what travels on {USUAL_DATA}: {escape(told['no_plan'])} (--model, --data and --set choose another run.)"
+        )
+
+
+def _print_options(name: str, options: list[dict[str, Any]]) -> None:
+    if not options:
+        return
+    from rich.markup import escape
+
+    from polyfed.text import write_option
+
+    shown = table(("option", "default", "meaning"))
+    for option in options:
+        default = "(needed)" if option["required"] else write_option(option["default"])
+        shown.add_row(option["name"], escape(default), escape(option["meaning"]))
+    print_table(f"options of {name}", shown)
+
+
+def _print_rows(
+    title: str, rows: list[dict[str, Any]], columns: tuple[str, ...] = ("from_round", "kind", "travels", "entries", "bytes")
+) -> None:
+    shown = table([column.replace("_", " ") for column in columns], ("from round", "entries", "bytes"))
+    for row in rows:
+        shown.add_row(*(f"{row[column]:,}" if isinstance(row[column], int) else str(row[column]) for column in columns))
+    print_table(title, shown)

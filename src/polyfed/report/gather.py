@@ -1,0 +1,291 @@
+"""Reads run folders for the report: runs become contestants (one method and settings, several seeds), contestants become arenas (one data)."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from polyfed.checkpoint import digest
+from polyfed.errors import RunFolderError, TextError
+from polyfed.evaluation import Row
+from polyfed.folder import RunFolder
+from polyfed.result import accuracy_table
+from polyfed.settings import Settings
+from polyfed.text import read_sum
+
+DEFAULTS: Mapping[str, Any] = {item.name: item.default for item in fields(Settings)}
+VIEWS = ("seen", "unseen")
+DATA_SETTINGS = ("data", "partition", "unseen", "unseen_part", "few_shot")
+# What says where and how a run was computed, not what was computed.
+INCIDENTAL = ("method", "seed", "root", "threads", "checkpoint_every", "evaluate_every", "test_batch_size", "deliver", "load")
+
+# Keys of the summaries in a table of domains; a domain may be called "mean" too.
+MEAN, WORST, SPREAD = ("", "mean"), ("", "worst"), ("", "spread")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder, read."""
+
+    path: str
+    document: Mapping[str, Any]
+    lines: Sequence[Mapping[str, Any]]
+    reached: int = 0
+    finished: bool = False
+    ledger: Mapping[str, Any] = field(default_factory=dict)
+    digest: str = ""
+    complaints: Sequence[str] = ()
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """All settings, defaults filled in."""
+        return {**DEFAULTS, **self.document.get("settings", {})}
+
+    @property
+    def method(self) -> str:
+        """The method's text."""
+        return str(self.document.get("method", {}).get("text", self.settings["method"]))
+
+    @property
+    def seed(self) -> int:
+        """The seed."""
+        return int(self.settings["seed"])
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds it is meant to have."""
+        return int(self.settings["rounds"])
+
+    @cached_property
+    def tables(self) -> dict[str, dict[int, dict[Any, float]]]:
+        """By view and round: accuracy of each domain, their mean, worst and spread."""
+        rows: dict[str, dict[int, list[Row]]] = {view: {} for view in VIEWS}
+        for line in self.lines:
+            if line["view"] in rows and "accuracy" in line:
+                rows[line["view"]].setdefault(line["round"], []).append(Row(line["view"], line["client"], line["domain"], line))
+        return {view: {number: _table(view, many) for number, many in sorted(found.items())} for view, found in rows.items()}
+
+    @cached_property
+    def test_sizes(self) -> dict[tuple[str, str], int]:
+        """Test examples by view and domain; clients of one domain are tested on the same ones."""
+        sizes: dict[tuple[str, str], int] = {}
+        for line in self.lines:
+            if line["view"] in VIEWS and "count" in line:
+                key = (line["view"], line["domain"])
+                sizes[key] = max(sizes.get(key, 0), int(line["count"]))
+        return sizes
+
+    @cached_property
+    def losses(self) -> dict[str, dict[int, float]]:
+        """Training loss by client and round."""
+        found: dict[str, dict[int, float]] = {}
+        for line in self.lines:
+            if line["view"] == "training" and math.isfinite(line.get("loss", math.nan)):
+                found.setdefault(line["client"], {})[line["round"]] = line["loss"]
+        return found
+
+    def bytes(self, direction: str, purpose: str) -> dict[str, int]:
+        """Bytes by class of entry."""
+        return dict(self.ledger.get("bytes", {}).get(direction, {}).get(purpose, {}))
+
+
+def _table(view: str, rows: Sequence[Row]) -> dict[Any, float]:
+    plain = [Row(row.view, row.client, row.domain, {"accuracy": row.numbers["accuracy"]}) for row in rows]
+    table = accuracy_table(plain)
+    return {**table[view], **{key: table[key[1]] for key in (MEAN, WORST, SPREAD)}}
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """Runs of one method and the same settings, that differ in their seed."""
+
+    label: str
+    runs: Sequence[Run]
+
+    @property
+    def finished(self) -> bool:
+        """Whether any of its runs came to its end."""
+        return any(run.finished for run in self.runs)
+
+    @property
+    def first(self) -> Run:
+        """The run that stands for what all of them have in common."""
+        return self.counted[0]
+
+    @cached_property
+    def counted(self) -> list[Run]:
+        """The runs whose numbers count: finished ones where there are any, one for each seed."""
+        chosen: dict[int, Run] = {}
+        for run in sorted(self.runs, key=lambda run: run.seed):
+            if run.finished or not self.finished:
+                chosen.setdefault(run.seed, run)
+        return list(chosen.values())
+
+    @property
+    def seeds(self) -> list[int]:
+        """Seeds of the runs that count."""
+        return [run.seed for run in self.counted]
+
+    @cached_property
+    def is_reference(self) -> bool:
+        """Whether it pools all data, so that it is no federated method."""
+        try:
+            return any(call.name == "central" for call in read_sum(self.first.method))
+        except TextError:
+            return False
+
+    def rounds(self, view: str) -> list[int]:
+        """Rounds in which all of its runs were evaluated."""
+        return sorted(set.intersection(*(set(run.tables[view]) for run in self.counted)))
+
+    def finals(self, view: str, key: Any) -> dict[int, float]:
+        """The last score by seed."""
+        rounds = self.rounds(view)
+        return self.scores(view, key, rounds[-1]) if rounds else {}
+
+    def scores(self, view: str, key: Any, number: int) -> dict[int, float]:
+        """The score in one round by seed; nothing where a seed has none."""
+        found = {run.seed: run.tables[view][number].get(key, math.nan) for run in self.counted}
+        return found if all(map(math.isfinite, found.values())) else {}
+
+    def mean(self, view: str, key: Any) -> float:
+        """The last score, averaged over seeds."""
+        return average(self.finals(view, key).values())
+
+
+@dataclass(frozen=True)
+class Arena:
+    """Contestants on the same data."""
+
+    name: str
+    source: str
+    contestants: Sequence[Contestant]
+
+    def domains(self, view: str) -> list[str]:
+        """Domains scored in a view, in the order of the first run."""
+        named = [domain for c in self.contestants for run in c.runs for v, domain in run.test_sizes if v == view]
+        return list(dict.fromkeys(named))
+
+    def test_size(self, view: str, domain: str) -> int:
+        """Test examples of a domain."""
+        return max((run.test_sizes.get((view, domain), 0) for c in self.contestants for run in c.runs), default=0)
+
+    def contenders(self, view: str) -> list[Contestant]:
+        """Who can win: finished, scored on every domain, and federated (unless nobody is)."""
+        domains = self.domains(view)
+        whole = [c for c in self.contestants if c.finished and domains and all(c.finals(view, d) for d in domains)]
+        return [c for c in whole if not c.is_reference] or whole
+
+
+def average(values: Iterable[float]) -> float:
+    """The mean, or NaN of nothing."""
+    found = list(values)
+    return sum(found) / len(found) if found else math.nan
+
+
+def deviation(values: Iterable[float]) -> float:
+    """The standard deviation of a sample (n - 1), or NaN of fewer than two."""
+    found = list(values)
+    return statistics.stdev(found) if len(found) > 1 else math.nan
+
+
+def gather(paths: Sequence[str | Path]) -> list[Arena]:
+    """Read the folders and sort them into arenas; all folders that are no runs are named at once."""
+    if not paths:
+        raise RunFolderError(
+            "There is nothing to report: no run folder was given. Name at least one: polyfed report RUN... -o FILE.html"
+        )
+    runs, problems = [], []
+    for path in dict.fromkeys(str(path) for path in paths):
+        try:
+            runs.append(read_run(path))
+        except RunFolderError as error:
+            problems.append(str(error) + _runs_inside(Path(path)))
+    if problems:
+        raise RunFolderError(" ".join(problems))
+    by_data: dict[str, list[Run]] = {}
+    for run in runs:
+        by_data.setdefault(_data_key(run), []).append(run)
+    return [_arena(many) for many in by_data.values()]
+
+
+def read_run(path: str | Path) -> Run:
+    """Read one run folder, finished or not."""
+    folder = RunFolder(path)
+    document = folder.document()
+    lines = _metrics(folder)
+    snapshot, complaints = folder.checkpoints.read()
+    if snapshot is None:
+        return Run(str(path), document, lines, complaints=complaints)
+    notes, state = snapshot.notes, digest(snapshot)
+    return Run(str(path), document, lines, snapshot.round, notes.get("finished", False), notes.get("ledger", {}), state, complaints)
+
+
+def _metrics(folder: RunFolder) -> list[dict[str, Any]]:
+    """The lines of metrics; a last line that a killed run left torn is passed over."""
+    path = folder.metrics_file
+    try:
+        texts = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be read: {error.strerror or error}.") from error
+    lines = []
+    for number, text in enumerate(texts, 1):
+        try:
+            line = json.loads(text)
+            if not {"round", "view", "client"} <= set(line) or (line["view"] in VIEWS and "domain" not in line):
+                raise ValueError("it does not say its round, view, client and domain")
+        except (ValueError, TypeError, RecursionError) as error:
+            if number == len(texts) and not text.endswith(b"\n"):
+                break
+            raise RunFolderError(f"{path}, line {number}, is no line of metrics ({error}).") from error
+        lines.append(line)
+    return lines
+
+
+def _runs_inside(path: Path) -> str:
+    inside = sorted(child.parent.name for child in path.glob("*/run.toml")) if path.is_dir() else []
+    return f" It holds runs, though: {', '.join(inside[:5])}{' and more' if len(inside) > 5 else ''}." if inside else ""
+
+
+def _data_key(run: Run) -> str:
+    facts = run.document.get("data", {})
+    return repr([facts.get("source"), facts.get("classes"), [_plain(run.settings[name]) for name in DATA_SETTINGS]])
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def recipe(run: Run) -> dict[str, Any]:
+    """What sets contestants of one method apart."""
+    chosen = {name: _plain(value) for name, value in run.settings.items() if name not in (*INCIDENTAL, *DATA_SETTINGS)}
+    model = run.document.get("model", {})
+    return chosen | {"model": chosen["model"] or f"{model.get('type', '?')} ({model.get('parameters', '?')} parameters)"}
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    """Names of settings in which the runs differ."""
+    recipes = [recipe(run) for run in runs]
+    return [name for name in recipes[0] if len({repr(chosen.get(name)) for chosen in recipes}) > 1]
+
+
+def _arena(runs: Sequence[Run]) -> Arena:
+    by_method: dict[str, dict[str, list[Run]]] = {}
+    for run in runs:
+        by_method.setdefault(run.method, {}).setdefault(repr(recipe(run)), []).append(run)
+    contestants = []
+    for method, groups in by_method.items():
+        apart = differing([many[0] for many in groups.values()])
+        for many in groups.values():
+            details = ", ".join(f"{name}={recipe(many[0])[name]}" for name in apart)
+            contestants.append(Contestant(f"{method} [{details}]" if details else method, many))
+    facts, settings = runs[0].document.get("data", {}), runs[0].settings
+    extras = [f"{name} {settings[name]}" for name in ("partition", "few_shot") if settings[name] != DEFAULTS[name]]
+    extras += [f"unseen: {', '.join(settings['unseen'])}"] if settings["unseen"] else []
+    return Arena(", ".join([str(facts.get("name", settings["data"])), *extras]), str(facts.get("source", "")), contestants)

@@ -1,0 +1,271 @@
+"""What each section of the report shows, worked out as plain values for the template."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from polyfed.errors import PolyfedError
+from polyfed.report.gather import DEFAULTS, MEAN, SPREAD, WORST, Arena, Contestant, Run, average, deviation
+from polyfed.report.verdict import Headline, binomial_error, points
+
+KINDS: Mapping[str, str] = {
+    "weight": "weights",
+    "head": "head",
+    "norm_affine": "norm scale and shift",
+    "norm_stat": "norm statistics",
+    "norm_count": "norm counters",
+    "mix": "mixing scores",
+    "momentum": "optimizer buffers",
+    "extra": "other than entries",
+}
+VIEW_TITLES = {
+    "seen": "Seen: each client's own model on its own domain",
+    "unseen": "Unseen: the newcomer's model on domains nobody trained on",
+}
+
+
+def kind_words(kind: str) -> str:
+    """A class of entries in words; a layer's own class keeps its name."""
+    return KINDS.get(kind, kind)
+
+
+def byte_words(count: float) -> str:
+    """Bytes in the largest unit that keeps the number above 1, with three digits (1 MB is a million bytes).
+
+    >>> byte_words(3_501_200)
+    '3.50 MB'
+    """
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            value = count / size
+            return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
+    return f"{count:.0f} B"
+
+
+def byte_tick(count: float) -> str:
+    """Bytes at an axis: as ``byte_words``, without zeros that say nothing."""
+    number, unit = byte_words(count).split()
+    return f"{float(number):g} {unit}"
+
+
+def second_words(seconds: float) -> str:
+    """Seconds as a reader would say them."""
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def score_cell(contestant: Contestant, view: str, key: Any, best: float | None) -> dict[str, Any]:
+    """Mean ± standard deviation over seeds, in percent."""
+    found = contestant.finals(view, key)
+    if not found:
+        return {"text": "–", "spread": "", "best": False, "title": "not scored"}
+    mean, spread = average(found.values()), deviation(found.values())
+    by_seed = ", ".join(f"seed {seed}: {points(value)}" for seed, value in found.items())
+    return {
+        "text": points(mean),
+        "spread": f"± {points(spread)}" if len(found) > 1 else "",
+        "best": best is not None and abs(mean - best) < 1e-9,
+        "title": by_seed,
+    }
+
+
+def table(arena: Arena, view: str, styles: Mapping[str, int]) -> dict[str, Any] | None:
+    """Methods by domains in one view; None where nothing was scored in it."""
+    domains = arena.domains(view)
+    if not domains:
+        return None
+    contenders = arena.contenders(view)
+    best = {key: max((c.mean(view, key) for c in contenders), default=None) for key in (*domains, MEAN, WORST)}
+    rows = []
+    for contestant in arena.contestants:
+        mine: Mapping[Any, float | None] = best if contestant in contenders and len(contenders) > 1 else {}
+        rows.append(
+            {
+                "label": contestant.label,
+                "style": styles[contestant.label],
+                "note": standing(contestant, view),
+                "cells": [score_cell(contestant, view, domain, mine.get(domain)) for domain in domains],
+                "totals": [score_cell(contestant, view, key, mine.get(key)) for key in (MEAN, WORST, SPREAD)]
+                if len(domains) > 1
+                else [],
+            }
+        )
+    heads = []
+    for domain in domains:
+        scored = [c.mean(view, domain) for c in arena.contestants if c.finals(view, domain)]
+        size = arena.test_size(view, domain)
+        heads.append(
+            {"name": domain, "count": size, "error": points(binomial_error(average(scored), size)) if size and scored else "?"}
+        )
+    return {"view": view, "title": VIEW_TITLES[view], "domains": heads, "rows": rows}
+
+
+def standing(contestant: Contestant, view: str) -> str:
+    """Seeds, and what else a reader must know of a row."""
+    seeds = contestant.seeds
+    words = f"{len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
+    if not contestant.finished:
+        rounds = contestant.rounds(view)
+        told = f"scores of round {rounds[-1]}" if rounds else "not scored yet"
+        words += f", unfinished: round {min(run.reached for run in contestant.runs)} of {contestant.first.rounds}, {told}"
+    return words + (", reference: pools all data" if contestant.is_reference else "")
+
+
+def duel_rows(told: Headline) -> list[dict[str, str]]:
+    """The best against everybody else, for a table."""
+    rows = []
+    for duel in told.duels:
+        between = f"{points(duel.interval[0], True)} to {points(duel.interval[1], True)}" if duel.interval else "–"
+        spread = points(duel.spread) if len(duel.by_seed) > 1 else "–"
+        rows.append(
+            {
+                "against": duel.behind.label,
+                "difference": points(duel.difference, True),
+                "seeds": str(len(duel.by_seed)),
+                "spread": spread,
+                "interval": between,
+                "test_error": points(duel.test_error),
+                "verdict": duel.verdict,
+            }
+        )
+    return rows
+
+
+def mean_bytes(contestant: Contestant, direction: str, purpose: str) -> dict[str, float]:
+    """Bytes of a run by class of entry, averaged over seeds."""
+    found = [run.bytes(direction, purpose) for run in contestant.counted]
+    return {kind: average(one.get(kind, 0) for one in found) for kind in dict.fromkeys(kind for one in found for kind in one)}
+
+
+def both_ways(contestant: Contestant, purpose: str) -> float:
+    """Bytes up and down for one purpose."""
+    return sum(sum(mean_bytes(contestant, direction, purpose).values()) for direction in ("up", "down"))
+
+
+def cost_row(contestant: Contestant, styles: Mapping[str, int]) -> dict[str, Any]:
+    """What a run of a method costs, averaged over its seeds."""
+    ledgers = [run.ledger for run in contestant.counted]
+
+    def seconds(what: str) -> str:
+        return second_words(average(ledger.get("seconds", {}).get(what, 0.0) for ledger in ledgers))
+
+    def messages(*purposes: str) -> str:
+        return f"{average(sum(ledger.get('messages', {}).get(p, 0) for p in purposes) for ledger in ledgers):,.0f}"
+
+    return {
+        "label": contestant.label,
+        "style": styles[contestant.label],
+        "up": byte_words(sum(mean_bytes(contestant, "up", "training").values())),
+        "down": byte_words(sum(mean_bytes(contestant, "down", "training").values())),
+        "evaluation": byte_words(both_ways(contestant, "evaluation")),
+        "newcomer": byte_words(both_ways(contestant, "newcomer")),
+        "messages": messages("training"),
+        "other_messages": messages("evaluation", "newcomer"),
+        "seconds": seconds("training"),
+        "evaluation_seconds": seconds("evaluation"),
+    }
+
+
+def byte_table(contestant: Contestant) -> list[dict[str, str]]:
+    """Bytes by class of entry, purpose and direction."""
+    rows = []
+    for purpose in ("training", "evaluation", "newcomer"):
+        up, down = mean_bytes(contestant, "up", purpose), mean_bytes(contestant, "down", purpose)
+        for kind in dict.fromkeys([*down, *up]):
+            sizes = {"up": byte_words(up.get(kind, 0)), "down": byte_words(down.get(kind, 0))}
+            rows.append({"purpose": purpose, "kind": kind_words(kind), **sizes})
+    return rows
+
+
+def plan_rows(run: Run) -> list[dict[str, Any]]:
+    """What travels, by class of entry, as ``run.toml`` has it."""
+    return [
+        {**row, "kind": kind_words(str(row.get("kind", "?"))), "bytes": byte_words(row.get("bytes", 0))}
+        for row in run.document.get("plan", [])
+    ]
+
+
+def leaves(contestant: Contestant) -> str:
+    """What leaves clients beyond model entries, in a sentence."""
+    run = contestant.first
+    extra = mean_bytes(contestant, "up", "training").get("extra", 0)
+    size = f" ({byte_words(extra)} in this run)" if extra else ""
+    declared = run.document.get("method", {}).get("leaves") or _declared(run.method)
+    if declared:
+        return f"Beyond model entries this leaves clients in training: {declared}{size}."
+    if extra:
+        return f"Beyond model entries clients send other values in training{size}; the method does not say what they are."
+    return "Nothing but model entries leaves clients in training."
+
+
+def _declared(text: str) -> str:
+    """What the method itself says; nothing for a method that is not installed here."""
+    from polyfed.method import parse
+
+    try:
+        return parse(text).facts.leaves
+    except PolyfedError:
+        return ""
+
+
+def beside_training(contestants: Sequence[Contestant]) -> list[str]:
+    """What leaves clients for evaluations and newcomers."""
+    told = ["In evaluations clients send their scores."]
+    collected = [c for c in contestants if both_ways(c, "newcomer")]
+    if collected:
+        sizes = ", ".join(f"{byte_words(sum(mean_bytes(c, 'up', 'newcomer').values()))} with {c.label}" for c in collected)
+        told.append(f"For the newcomer's model, entries that otherwise stay local were collected: {sizes}.")
+    return told
+
+
+def command(run: Run) -> str:
+    """The command that repeats a run: its settings that are not the defaults, quoted for a shell."""
+    words = ["polyfed", "run", str(run.settings["data"]), "--method", run.method]
+    for name, default in DEFAULTS.items():
+        value = run.settings[name]
+        if (
+            name in ("data", "method", "seed")
+            or value is None
+            or value == default
+            or (isinstance(value, list) and tuple(value) == default)
+        ):
+            continue
+        for one in value if isinstance(value, list | tuple) else [value]:
+            words += [f"--{name.replace('_', '-')}", str(one)]
+    return shlex.join([*words, "--seed", str(run.seed)])
+
+
+def provenance(run: Run) -> dict[str, Any]:
+    """Where a run's numbers come from."""
+    made = dict(run.document.get("made_with", {}))
+    machine, commit = made.pop("machine", "?"), made.pop("commit", "")
+    return {
+        "path": run.path,
+        "method": run.method,
+        "seed": run.seed,
+        "state": "finished" if run.finished else f"unfinished: round {run.reached} of {run.rounds}",
+        "digest": run.digest or "no good checkpoint",
+        "versions": ", ".join(f"{name} {version}" for name, version in made.items()),
+        "commit": commit,
+        "machine": machine,
+        "command": command(run),
+        "settings": [(name, _setting_words(value), value != _as_plain(DEFAULTS.get(name))) for name, value in _set(run).items()],
+        "all_options": run.document.get("method", {}).get("all_options", ""),
+        "model": run.document.get("model", {}),
+        "data": run.document.get("data", {}),
+    }
+
+
+def _set(run: Run) -> dict[str, Any]:
+    return {name: _as_plain(value) for name, value in run.settings.items() if value is not None}
+
+
+def _as_plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _setting_words(value: Any) -> str:
+    return (", ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)

@@ -1,0 +1,204 @@
+"""Tables from summaries of runs: plain rows, which the command line and reports put into their own shape.
+
+A *summary* is what ``Result.summary()`` returns; accuracies are fractions between 0 and 1.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polyfed.result import Result
+
+Summary = Mapping[str, Any]
+CLIENT_ROUNDS = "client_rounds"
+
+
+@dataclass(frozen=True)
+class DomainRow:
+    """The accuracy on one domain; over several clients' models, their mean."""
+
+    view: str
+    domain: str
+    accuracy: float
+    error: float
+    count: int
+    clients: int
+
+
+@dataclass(frozen=True)
+class CostRow:
+    """Bytes of one class of entry for one purpose."""
+
+    purpose: str
+    kind: str
+    up: int
+    down: int
+
+
+@dataclass(frozen=True)
+class Number:
+    """A mean over seeds; ``error`` is the sample standard deviation over them, or, of one seed, the binomial standard error."""
+
+    value: float
+    error: float
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """One method of a comparison; ``problem`` is set where it could not be run."""
+
+    method: str
+    seen: Mapping[str, Number] = field(default_factory=dict)
+    unseen: Mapping[str, Number] = field(default_factory=dict)
+    mean: Number | None = None
+    worst: Number | None = None
+    bytes_up: float = math.nan
+    bytes_down: float = math.nan
+    seconds: float = math.nan
+    runs: tuple[str, ...] = ()
+    problem: str = ""
+
+    def columns(self) -> dict[str, Number]:
+        """All accuracies under one name each, in the order of the table."""
+        if not self.seen:
+            return dict(self.unseen) | self._over_domains()
+        return dict(self.seen) | self._over_domains() | {f"unseen: {domain}": number for domain, number in self.unseen.items()}
+
+    def _over_domains(self) -> dict[str, Number]:
+        return {name: number for name, number in (("mean", self.mean), ("worst", self.worst)) if number is not None}
+
+
+def outcome(result: Result) -> dict[str, Any]:
+    """The summary of a run, with how often a client took part, which turns bytes into bytes per client and round."""
+    experiment = result.experiment
+    sampled = experiment.settings.sampled(len(experiment.federation.clients))
+    return {**result.summary(), CLIENT_ROUNDS: sampled * experiment.server.round}
+
+
+def domain_rows(summary: Summary) -> list[DomainRow]:
+    """Accuracy, error and test size of each domain, seen ones first."""
+    grouped: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for score in summary["scores"]:
+        grouped.setdefault((score["view"], score["domain"]), []).append(score)
+    return [
+        _domain_row(view, domain, many) for (view, domain), many in sorted(grouped.items(), key=lambda item: item[0][0] == "unseen")
+    ]
+
+
+def _domain_row(view: str, domain: str, scores: Sequence[Mapping[str, Any]]) -> DomainRow:
+    accuracy, error, count = (statistics.fmean(s[key] for s in scores) for key in ("accuracy", "standard_error", "count"))
+    return DomainRow(view, domain, accuracy, error, round(count), len(scores))
+
+
+def cost_rows(summary: Summary) -> list[CostRow]:
+    """Bytes by purpose and class of entry, training first."""
+    up, down = summary["bytes"]["up"], summary["bytes"]["down"]
+    rows = []
+    for purpose in sorted({*up, *down}, key=lambda name: (name != "training", name)):
+        kinds = dict.fromkeys([*down.get(purpose, {}), *up.get(purpose, {})])
+        rows += [CostRow(purpose, kind, up.get(purpose, {}).get(kind, 0), down.get(purpose, {}).get(kind, 0)) for kind in kinds]
+    return rows
+
+
+def method_row(method: str, outcomes: Sequence[Summary]) -> MethodRow:
+    """One method over its seeds."""
+    per_seed = [domain_rows(one) for one in outcomes]
+    views = {view: _by_domain(per_seed, view) for view in ("seen", "unseen")}
+    counted = [row for row in per_seed[0] if row.view == ("seen" if views["seen"] else "unseen")]
+    worst = min(counted, key=lambda row: row.accuracy)
+    of_mean = math.sqrt(sum(row.error**2 for row in counted)) / len(counted)
+    turns = sum(one[CLIENT_ROUNDS] for one in outcomes)
+    return MethodRow(
+        method=method,
+        seen=views["seen"],
+        unseen=views["unseen"],
+        mean=_number([one["accuracy"]["mean"] for one in outcomes], of_mean),
+        worst=_number([one["accuracy"]["worst"] for one in outcomes], worst.error),
+        bytes_up=sum(one["bytes_up"] for one in outcomes) / turns,
+        bytes_down=sum(one["bytes_down"] for one in outcomes) / turns,
+        seconds=statistics.fmean(one["seconds"] for one in outcomes),
+        runs=tuple(run for one in outcomes for run in (one["run"] if isinstance(one["run"], list) else [one["run"]])),
+    )
+
+
+def _by_domain(per_seed: Sequence[Sequence[DomainRow]], view: str) -> dict[str, Number]:
+    first = [row for row in per_seed[0] if row.view == view]
+    found = {
+        row.domain: [r.accuracy for rows in per_seed for r in rows if (r.view, r.domain) == (view, row.domain)] for row in first
+    }
+    return {row.domain: _number(found[row.domain], row.error) for row in first}
+
+
+def _number(values: Sequence[float], error_of_one: float) -> Number:
+    return Number(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else error_of_one, tuple(values))
+
+
+def left_out_in_turn(summaries: Sequence[Summary]) -> dict[str, Any]:
+    """One summary from runs that each left out one domain: its unseen accuracies, and the sum of the costs."""
+    unseen = {domain: value for one in summaries for domain, value in one["accuracy"]["unseen"].items()}
+    values = list(unseen.values())
+    return {
+        "accuracy": {
+            "seen": {},
+            "unseen": unseen,
+            "mean": statistics.fmean(values),
+            "worst": min(values),
+            "spread": max(values) - min(values),
+        },
+        "scores": [score for one in summaries for score in one["scores"] if score["view"] == "unseen"],
+        "bytes_up": sum(one["bytes_up"] for one in summaries),
+        "bytes_down": sum(one["bytes_down"] for one in summaries),
+        "seconds": sum(one["seconds"] for one in summaries),
+        CLIENT_ROUNDS: sum(one[CLIENT_ROUNDS] for one in summaries),
+        "run": [one["run"] for one in summaries],
+    }
+
+
+def column_names(rows: Iterable[MethodRow]) -> list[str]:
+    """The accuracy columns of a comparison."""
+    return list(dict.fromkeys(name for row in rows for name in row.columns()))
+
+
+def best_methods(rows: Sequence[MethodRow]) -> dict[str, set[str]]:
+    """The methods that are best in each column; nobody where all are equal."""
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if not row.problem:
+            numbers = {name: number.value for name, number in row.columns().items()}
+            costs = {"up": -row.bytes_up, "down": -row.bytes_down, "seconds": -row.seconds}
+            for column, value in {**numbers, **costs}.items():
+                found.setdefault(column, {})[row.method] = value
+    return {column: _best(values) for column, values in found.items()}
+
+
+def _best(values: Mapping[str, float]) -> set[str]:
+    top = max(values.values())
+    chosen = {method for method, value in values.items() if value == top}
+    return set() if len(chosen) == len(values) else chosen
+
+
+def percent(value: float, error: float | None = None) -> str:
+    """A fraction as a percentage, with its error.
+
+    >>> percent(0.8314, 0.0123)
+    '83.1 ±1.2'
+    """
+    return f"{100 * value:.1f}" + ("" if error is None else f" ±{100 * error:.1f}")
+
+
+def in_bytes(count: float) -> str:
+    """Bytes in a unit that reads well.
+
+    >>> in_bytes(0), in_bytes(1103680)
+    ('0 B', '1.10 MB')
+    """
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count:.0f} B"

@@ -1,0 +1,124 @@
+"""Comparisons: the table is what the runs say, runs are reused, a method that fails does not stop the others."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+
+from polyfed.report.tables import Number, best_methods, left_out_in_turn, method_row, percent
+from test_cli import SHORT, STOPPER, Command, images, polyfed, says
+
+__all__ = ["images", "polyfed"]
+
+
+def summary(accuracies: dict[str, float], seed: int = 0, view: str = "seen", count: int = 100) -> dict[str, object]:
+    values = list(accuracies.values())
+    scores = [
+        {
+            "view": view,
+            "client": name,
+            "domain": name,
+            "accuracy": p,
+            "standard_error": (p * (1 - p) / count) ** 0.5,
+            "count": count,
+        }
+        for name, p in accuracies.items()
+    ]
+    table = {"seen": {}, "unseen": {}, "mean": sum(values) / len(values), "worst": min(values)} | {view: accuracies}
+    return {
+        "accuracy": table,
+        "scores": scores,
+        "bytes_up": 1000,
+        "bytes_down": 3000,
+        "seconds": 2.0 + seed,
+        "run": f"run{seed}",
+        "client_rounds": 10,
+    }
+
+
+def test_one_seed_has_binomial_errors() -> None:
+    row = method_row("fedavg", [summary({"a": 0.5, "b": 0.8})])
+    assert percent(row.seen["a"].value, row.seen["a"].error) == "50.0 ±5.0"
+    assert row.seen["b"].error == pytest.approx(0.04)
+    assert row.mean is not None and row.worst is not None
+    assert row.mean.error == pytest.approx((0.05**2 + 0.04**2) ** 0.5 / 2)
+    assert (row.worst.value, row.worst.error) == (0.5, 0.05)
+    assert (row.bytes_up, row.bytes_down, row.seconds) == (100, 300, 2.0)
+
+
+def test_several_seeds_have_sample_deviations() -> None:
+    row = method_row("fedavg", [summary({"a": 0.5, "b": 0.8}, 0), summary({"a": 0.6, "b": 0.5}, 1)])
+    assert row.seen["a"] == Number(pytest.approx(0.55), pytest.approx(0.1 / 2**0.5), (0.5, 0.6))
+    assert row.worst is not None and row.worst.values == (0.5, 0.5)
+    assert row.seconds == 2.5 and row.runs == ("run0", "run1")
+
+
+def test_best_of_each_column_and_nobody_where_all_are_equal() -> None:
+    rows = [method_row("x", [summary({"a": 0.5, "b": 0.8})]), method_row("y", [summary({"a": 0.6, "b": 0.8})])]
+    best = best_methods(rows)
+    assert best["a"] == best["mean"] == best["worst"] == {"y"}
+    assert best["b"] == best["up"] == set()
+
+
+def test_left_out_in_turn_joins_unseen_domains() -> None:
+    joined = left_out_in_turn([summary({"a": 0.5}, view="unseen"), summary({"b": 0.7}, view="unseen")])
+    row = method_row("x", [joined])
+    assert {name: number.value for name, number in row.columns().items()} == {"a": 0.5, "b": 0.7, "mean": 0.6, "worst": 0.5}
+    assert row.bytes_up == 100
+
+
+def test_compare_reuses_runs_and_goes_on_after_a_failure(polyfed: Command, images: Path) -> None:
+    command = ("compare", images, "--methods", "fedavg; fedbn; no_norm + fedbn; fedavg", *SHORT, "--seeds", "2", "--json")
+    first = polyfed(*command)
+    assert first.code == 2
+    assert [row["method"] for row in first.json["methods"]] == ["fedavg", "fedbn", "fedbn + no_norm"]
+    assert "no batch norm" in first.json["methods"][2]["problem"] and "could not be run" in first.out
+    fedbn = first.json["methods"][1]
+    alone = [polyfed("run", images, "--method", "fedbn", *SHORT, "--seed", seed, "-q", "--json").json for seed in ("0", "1")]
+    for domain in ("day", "night"):
+        values = [run["accuracy"]["seen"][domain] for run in alone]
+        told = fedbn["accuracy"]["seen"][domain]
+        assert told["values"] == values
+        assert told["error"] == pytest.approx(statistics.stdev(values))
+    assert fedbn["bytes_up_per_client_and_round"] == alone[0]["bytes_up"] / (2 * 2)
+    assert "sample standard deviation over 2 seeds" in first.out and "Test images: day 8, night 8" in " ".join(first.out.split())
+    written = {path: path.stat().st_mtime_ns for path in Path("runs/compare-pictures").rglob("*") if path.is_file()}
+    again = polyfed(*command)
+    assert again.json["methods"] == first.json["methods"]
+    assert {
+        p: p.stat().st_mtime_ns for p in Path("runs/compare-pictures").rglob("*") if p.is_file() and p.name != "metrics.jsonl"
+    } == {p: t for p, t in written.items() if p.name != "metrics.jsonl"}
+    longer = polyfed(*command, "--rounds", "3", "-q").json["methods"][0]
+    assert longer["runs"] == ["runs/compare-pictures/fedavg-seed0-2", "runs/compare-pictures/fedavg-seed1-2"]
+
+
+def test_leave_one_out(polyfed: Command, images: Path) -> None:
+    ended = polyfed("compare", images, "--methods", "fedavg", *SHORT, "--protocol", "leave-one-out", "--json")
+    assert ended.code == 0, ended.err
+    row = ended.json["methods"][0]
+    assert set(row["accuracy"]["unseen"]) == {"day", "night"} and row["accuracy"]["seen"] == {}
+    one = polyfed("run", images, *SHORT, "--unseen", "day", "-q", "--json").json
+    assert row["accuracy"]["unseen"]["day"]["values"] == [one["accuracy"]["unseen"]["day"]]
+    assert len(row["runs"]) == 2 and "nobody trained on" in ended.out
+
+
+def test_compare_loads_own_methods_and_resumes_what_was_stopped(polyfed: Command, images: Path, tmp_path: Path) -> None:
+    (tmp_path / "stopping.py").write_text(STOPPER)
+    (tmp_path / "stop").touch()
+    command = ("compare", images, "--methods", "fedbn; fedbn + stopper", "--load", "stopping.py", *SHORT, "-q", "--json")
+    stopped = polyfed(*command)
+    assert stopped.code == 130 and "the same command goes on" in stopped.err
+    (tmp_path / "stop").unlink()
+    rows = polyfed(*command).json["methods"]
+    assert rows[0]["accuracy"] == rows[1]["accuracy"]
+
+
+def test_bad_comparisons_get_one_sentence(polyfed: Command, images: Path) -> None:
+    says(polyfed("compare", images, "--methods", "fedavg; fedbm"), "Did you mean fedbn?")
+    says(polyfed("compare", images, "--methods", " ; "), "names no method")
+    says(polyfed("compare", images, "--methods", "fedavg", "--seeds", "0"), "--seeds must be at least 1")
+    says(polyfed("compare", images, "--methods", "fedavg", "--protocol", "loo"), "leave-one-out")
+    says(polyfed("compare", images), "--methods")
+    assert not Path("runs").exists()

@@ -1,0 +1,28 @@
+"""Runs killed with SIGKILL at seeded random instants end with the bits of a run never stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HARNESS = Path(__file__).with_name("kill_harness.py")
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [("fedavg", []), ("fedbn", []), ('fedprox(mu=0.1) + momentum(keep="global")', ["momentum=0.9"])],
+)
+def test_seven_kills_seven_equal_digests(method: str, settings: list[str]) -> None:
+    command = [sys.executable, str(HARNESS), method, "7", "1", *settings]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["digests"] == [told["whole"]] * 7, told["kills"]
+    assert all(told["metrics_equal"]), told["kills"]
