@@ -90,7 +90,9 @@ def compare(work: Work, repeats: int) -> str:
     federation = work.federation()
     torch.manual_seed(0)
     model = models.build(work.model, classes=10, input_shape=(3, work.size, work.size))
-    settings = Settings(rounds=10**6, batch_size=work.batch, lr=0.01, clients_per_round=work.a_round if work.a_round < work.clients else None)
+    settings = Settings(
+        rounds=10**6, batch_size=work.batch, lr=0.01, clients_per_round=work.a_round if work.a_round < work.clients else None
+    )
     experiment = Experiment(settings, federation, "fedavg", copy.deepcopy(model))
     state = copy.deepcopy(model.state_dict())
     from polyfed.run import hold_round
@@ -117,7 +119,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    print(f"commit {commit or 'none'}, torch {torch.__version__}, python {platform.python_version()}, {platform.machine()}, one thread")
+    print(
+        f"commit {commit or 'none'}, torch {torch.__version__}, python {platform.python_version()}, {platform.machine()}, one thread"
+    )
     print("| work | parameters | CPU time, polyfed / hand-written: median (range) | wall time | rounds |\n|---|---|---|---|---|")
     for work in WORKS:
         if not options.only or work.name[0] in options.only:

@@ -323,3 +323,16 @@ def test_data_check(polyfed: Command, tmp_path: Path) -> None:
     says(polyfed("data", "check", "digits-mini", "--root", tmp_path), "nothing to check")
     says(polyfed("data", "check", "digit-five", "--root", tmp_path), "digits_five")
     assert polyfed("data", "check", "pacs", "--root", tmp_path).code == 2
+
+
+def test_report_takes_runs_and_folders_of_runs(polyfed: Command, tmp_path: Path) -> None:
+    from polyfed.run import run
+    from polyfed.testing import TinyNet, tiny_federation
+
+    for seed in (0, 1):
+        run(tiny_federation(), "fedavg", TinyNet(), rounds=1, batch_size=4, seed=seed, out=tmp_path / "runs" / f"seed{seed}")
+    page = tmp_path / "page.html"
+    assert polyfed("report", tmp_path / "runs", "-o", page).code == 0
+    assert "fedavg" in page.read_text()
+    ended = polyfed("report", tmp_path / "nothing")
+    assert ended.code == 2 and "not a run" in ended.err

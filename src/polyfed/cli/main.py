@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from polyfed.cli import compare, digest, evaluate, ls, predict, run, show
+from polyfed.cli import compare, digest, evaluate, ls, predict, report, run, show
 from polyfed.cli.data import data_app
 from polyfed.cli.guard import Guarded
 
@@ -48,6 +48,7 @@ app.command("compare", epilog=compare.EXAMPLE)(compare.compare)
 app.command("resume", epilog=run.RESUME_EXAMPLE)(run.resume)
 app.command("evaluate", epilog=evaluate.EXAMPLE)(evaluate.evaluate)
 app.command("predict", epilog=predict.EXAMPLE)(predict.predict)
+app.command("report", epilog=report.EXAMPLE)(report.report)
 app.command("digest", epilog=digest.EXAMPLE)(digest.digest)
 app.command("ls", epilog=ls.EXAMPLE)(ls.ls)
 app.command("show", epilog=show.EXAMPLE)(show.show)

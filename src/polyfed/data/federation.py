@@ -197,7 +197,9 @@ class Federation:
             raise DataError(f"{self.name}: client ids must differ, found {sorted(i for i in set(ids) if ids.count(i) > 1)} twice.")
         empty = [client.id for client in self.clients if len(client.train) == 0]
         if empty:
-            raise DataError(f"{self.name}: clients without training data: {', '.join(empty)}. Use fewer clients or another partition.")
+            raise DataError(
+                f"{self.name}: clients without training data: {', '.join(empty)}. Use fewer clients or another partition."
+            )
 
     def sample_input(self) -> Tensor:
         """A prepared batch of at most two inputs, for tracing a model."""
