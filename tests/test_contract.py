@@ -25,6 +25,7 @@ def test_every_registered_method_keeps_the_contract(name: str) -> None:
         'silobn + momentum(keep="global")',
         "central + group_norm(groups=2)",
         'fedavg(statistics="first")',
+        'fedavg(statistics="local")',
     ],
 )
 def test_joined_methods_keep_it_too(text: str) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from timm.layers import BatchNormAct2d
 from timm.utils.agc import adaptive_clip_grad
 from torch import nn
 
 from polyfed.client import Client, Kept, Workbench
 from polyfed.conversation import Payload
+from polyfed.entries import entries_of
 from polyfed.errors import DataError, JoinError, ModelError, NotFinite, SettingError
 from polyfed.experiment import Experiment
 from polyfed.layers.norms import InstanceNorm
@@ -263,7 +265,16 @@ def test_swaps_without_anything_to_swap_are_an_error(text: str) -> None:
         parse(text).surgery[0](nn.Sequential(nn.Linear(3, 3)))
 
 
+def test_activations_fused_into_a_batch_norm_outlive_it() -> None:
+    fused = nn.Sequential(nn.Conv2d(3, 8, 3), BatchNormAct2d(8, act_layer=nn.SiLU))
+    x = torch.rand(2, 3, 6, 6)
+    swapped = parse("group_norm(groups=2)").surgery[0](fused)
+    expected = nn.functional.silu(nn.functional.group_norm(swapped[0](x), 2))
+    torch.testing.assert_close(swapped(x), expected)
+
+
 def test_instance_norm_on_single_positions_says_so() -> None:
+    assert {entry.layer for entry in entries_of(InstanceNorm(4)).values()} == {"instance_norm"}
     with pytest.raises(ModelError, match="one position"):
         InstanceNorm(4)(torch.zeros(2, 4, 1, 1))
 

@@ -135,8 +135,12 @@ def test_a_reduction_of_what_never_travels_is_an_error() -> None:
 
 
 def test_a_part_that_changes_nothing_beside_another_is_an_error() -> None:
+    rules = parse("fedbn + silobn").sharing
     with pytest.raises(SharingError, match="silobn changes nothing beside fedbn"):
-        check_none_redundant(entries_of(TinyNet()), parse("fedbn + silobn").sharing, rounds=1)
+        check_none_redundant(entries_of(TinyNet()), rules, 1, ["fedbn", "silobn"])
+    check_none_redundant(entries_of(TinyNet()), rules, 1, ["fedbn"])
+    with pytest.raises(SharingError, match="silobn changes nothing"):
+        Experiment(Settings(method="fedbn + silobn"), tiny_federation(), model=TinyNet())
 
 
 def test_rules_may_start_at_a_round_or_a_share_of_rounds() -> None:

@@ -6,7 +6,7 @@ import copy
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -188,19 +188,25 @@ def build_bench(settings: Settings, method: Method, federation: Federation, mode
     entries |= optimizer_entries(entries, settings.optimizer_buffers)
     if doubt and any("head" in rule.select.kinds for rule in method.sharing):
         raise ModelError(f"{method}: {doubt}.")
-    check_none_redundant(entries, method.sharing, settings.rounds)
+    only_share = [atom.name for atom in method.atoms if [slot for slot in SLOTS if atom.fills(slot)] == ["sharing"]]
+    check_none_redundant(entries, method.sharing, settings.rounds, only_share)
     plan = Plan(entries, method.sharing, settings.rounds)
     bench = Workbench(
         model, method, plan, settings, federation.preparation, build_loss(settings.loss, federation), len(federation.classes), head
     )
     refuse_single_samples(bench)
+    for item in filled_slots(method):
+        check = getattr(item, "check", None)
+        if check is not None:
+            check(bench)
+    return bench
+
+
+def filled_slots(method: Method) -> Iterator[Any]:
+    """Everything a method has put into its slots."""
     for slot in SLOTS:
         filled = getattr(method, slot)
-        for item in filled.values() if isinstance(filled, Mapping) else filled if isinstance(filled, tuple) else (filled,):
-            check = getattr(item, "check", None)
-            if check is not None:
-                check(bench)
-    return bench
+        yield from filled.values() if isinstance(filled, Mapping) else filled if isinstance(filled, tuple) else (filled,)
 
 
 def build_loss(text: str, federation: Federation) -> Loss:
@@ -211,7 +217,7 @@ def build_loss(text: str, federation: Federation) -> Loss:
 
 def refuse_single_samples(bench: Workbench) -> None:
     """Batches of one sample cannot be trained with batch norm; say so before the first round."""
-    if bench.has_batch_norm and bench.settings.batch_size == 1 and bench.settings.last_batch != "keep":
+    if bench.batch_norms and bench.settings.batch_size == 1 and bench.settings.last_batch != "keep":
         raise SettingError(
             f"{bench.method}: {type(bench.model).__name__} has batch norm, which cannot train on batches of one sample. "
             "Use --batch-size 2 or more, or replace the norm (fedavg + group_norm)."
@@ -220,7 +226,8 @@ def refuse_single_samples(bench: Workbench) -> None:
 
 def notices(settings: Settings, method: Method, bench: Workbench, clients: int) -> list[str]:
     """What a user should know before the run: contradictions that are allowed but cost something."""
-    told = []
+    notes = {id(item): item.notice(bench, clients) for item in filled_slots(method) if hasattr(item, "notice")}
+    told = [text for text in dict.fromkeys(notes.values()) if text]
     sampled = settings.sampled(clients)
     if (bench.plan.keeps_state or method.facts.client_state) and sampled < clients:
         told.append(
@@ -228,7 +235,7 @@ def notices(settings: Settings, method: Method, bench: Workbench, clients: int) 
         )
     if method.facts.leaves:
         told.append(f"{method} sends more than model entries: {method.facts.leaves}.")
-    smallest = method.facts.smallest_batch or (2 if bench.has_batch_norm else 1)
+    smallest = method.facts.smallest_batch or (2 if bench.batch_norms else 1)
     if settings.batch_size < smallest:
         told.append(f"{method} is meant for batches of at least {smallest}; the batch size is {settings.batch_size}.")
     return told

@@ -72,7 +72,16 @@ def rebuilt(json_tree: Any, tensors: Mapping[str, Tensor]) -> Any:
 def packed(tree: Any) -> bytes:
     """A tree as the bytes of one safetensors file."""
     json_tree, tensors = flattened(tree)
-    return save_safetensors({name: value.clone() for name, value in tensors.items()}, {"tree": json.dumps(json_tree)})
+    seen: set[int] = set()
+    return save_safetensors({name: _alone(value, seen) for name, value in tensors.items()}, {"tree": json.dumps(json_tree)})
+
+
+def _alone(value: Tensor, seen: set[int]) -> Tensor:
+    """A tensor that shares its storage with no other, copied only where it does."""
+    storage = value.untyped_storage()
+    whole = storage.nbytes() == value.numel() * value.element_size() and storage.data_ptr() not in seen
+    seen.add(storage.data_ptr())
+    return value if whole and value.numel() else value.clone()
 
 
 def unpacked(data: bytes) -> Any:

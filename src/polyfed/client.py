@@ -43,7 +43,7 @@ class Workbench:
         if not self.initial:
             self.initial = {name: value.detach().clone() for name, value in self.live.items()}
         self.parameters: dict[str, nn.Parameter] = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.model.modules())
+        self.batch_norms = [m for m in self.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         hooks = (*self.method.objective, *self.method.gradients, self.method.task_loss)
         self.wants_features = any(getattr(hook, "needs_features", False) for hook in hooks)
 
@@ -165,7 +165,8 @@ class Client:
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """This round's training batches, prepared, through the method's ``inputs``."""
         settings, train, method = self.bench.settings, self.data.train, self.bench.method
-        for indices in batch_indices(len(train), settings, self.bench.has_batch_norm, self.generator, self.id):
+        needs_two = any(norm.training for norm in self.bench.batch_norms)
+        for indices in batch_indices(len(train), settings, needs_two, self.generator, self.id):
             x, y = train.batch(indices)
             x, y = self.bench.preparation.for_training(x), y
             for change in method.inputs:
@@ -205,22 +206,22 @@ def forward_with_features(bench: Workbench, x: Tensor) -> tuple[Tensor, Tensor]:
     return logits, caught[-1]
 
 
-def batch_indices(count: int, settings: Settings, batch_norm: bool, stream: torch.Generator, client: str) -> Iterator[Tensor]:
+def batch_indices(count: int, settings: Settings, needs_two: bool, stream: torch.Generator, client: str) -> Iterator[Tensor]:
     """Positions of each training batch: shuffled epochs, for so many epochs or steps."""
     steps = 0
     epoch = 0
     while settings.local_steps is not None or epoch < settings.local_epochs:
         epoch += 1
-        for chunk in _epoch(count, settings, batch_norm, stream, client):
+        for chunk in _epoch(count, settings, needs_two, stream, client):
             if settings.local_steps is not None and steps == settings.local_steps:
                 return
             steps += 1
             yield chunk
 
 
-def _epoch(count: int, settings: Settings, batch_norm: bool, stream: torch.Generator, client: str) -> list[Tensor]:
+def _epoch(count: int, settings: Settings, needs_two: bool, stream: torch.Generator, client: str) -> list[Tensor]:
     chunks = list(torch.split(torch.randperm(count, generator=stream), settings.batch_size))
-    if not batch_norm or len(chunks[-1]) > 1 or settings.last_batch == "keep":
+    if not needs_two or len(chunks[-1]) > 1 or settings.last_batch == "keep":
         return chunks
     if settings.last_batch == "error" or len(chunks) == 1:
         raise DataError(
@@ -311,7 +312,7 @@ def probabilities(bench: Workbench, x: Tensor) -> Tensor:
 def give_entries(client: Client, payload: Payload) -> Payload:
     """The values of the entries named in the question, as this client holds them."""
     names, kept = payload.extras["names"], client.kept.entries
-    untrained = not any(name in kept for name in names)
+    untrained = bool(names) and not any(name in kept for name in names)
     return Payload({name: kept.get(name, client.bench.initial[name]).clone() for name in names}, {"untrained": untrained})
 
 

@@ -43,7 +43,10 @@ class Entry:
 
 
 def layer_family(module: nn.Module) -> str:
-    """The family of a module by its type, whatever it is called."""
+    """The family of a module by its type, whatever it is called; a layer may declare its own."""
+    declared: str | None = getattr(type(module), "layer_family", None)
+    if declared is not None:
+        return declared
     norm = nn.modules.batchnorm
     families: tuple[tuple[type | tuple[type, ...], str], ...] = (
         (norm._BatchNorm, "batch_norm"),

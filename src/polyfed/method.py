@@ -232,8 +232,13 @@ def _canonical(atoms: list[Method]) -> list[Method]:
         base = None
     elif base is None:
         base = methods.foundation()
-    rest = sorted(others, key=lambda atom: (not (atom.sharing or atom.round or atom.population), atom.name))
+    rest = sorted(others, key=lambda atom: (not _is_a_base(atom), atom.name))
     return ([base] if base is not None else []) + rest
+
+
+def _is_a_base(atom: Method) -> bool:
+    """Whether it reads as what the other parts are added to."""
+    return atom.alone and bool(atom.sharing or atom.round or atom.population or atom.surgery)
 
 
 def _by_stage(atoms: list[Method], slot: str) -> tuple[Any, ...]:

@@ -47,13 +47,14 @@ class Recorded(Generic[T]):
 
 def _checked(name: str, parameter: inspect.Parameter, value: Any) -> Any:
     """Compare a written value with the plain type its annotation promises."""
-    promised = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}.get(str(parameter.annotation))
+    written = getattr(parameter.annotation, "__name__", parameter.annotation)
+    promised = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}.get(str(written))
     if promised is None:
         return value
     wrong = not isinstance(value, promised) or (isinstance(value, bool) and bool not in promised)
     if wrong:
-        raise OptionError(f"{name}: option {parameter.name} takes {parameter.annotation}, found {value!r}.")
-    return float(value) if parameter.annotation == "float" else value
+        raise OptionError(f"{name}: option {parameter.name} takes {written}, found {value!r}.")
+    return float(value) if written == "float" else value
 
 
 class Registry(Generic[T]):

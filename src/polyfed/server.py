@@ -119,10 +119,8 @@ class Server:
             names: reducer.start({n: self.state[n] for n in names if n in self.state}) for reducer, names in phase.groups.items()
         }
         for reply in replies:
-            entries = self._undone(reply.entries)
-            problem = problem_with(entries, phase.up, self.plan.entries)
-            if problem:
-                self.reject(reply.client, problem)
+            entries = self.accepted(reply)
+            if entries is None:
                 continue
             weight = self.weight(reply)
             for names, folding in foldings.items():
@@ -135,6 +133,15 @@ class Server:
         self.state = self.state | (aggregate if step is None else step(self, aggregate))
         for hook in self.method.after_round:
             hook(self, extras)
+
+    def accepted(self, reply: Reply) -> Mapping[str, Tensor] | None:
+        """The entries of a good reply, decoded; a bad one is rejected with who and why, and gives None."""
+        entries = self._undone(reply.entries)
+        problem = problem_with(entries, self.phase.up, self.plan.entries)
+        if problem:
+            self.reject(reply.client, problem)
+            return None
+        return entries
 
     def _undone(self, entries: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         for change in reversed(self.method.uploads):

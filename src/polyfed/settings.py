@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 import types
@@ -168,6 +169,7 @@ def problems_of(settings: Settings) -> Iterable[str]:
         yield str(error)
 
 
+@functools.cache
 def _hints() -> dict[str, Any]:
     return typing.get_type_hints(Settings)
 

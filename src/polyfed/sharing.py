@@ -7,7 +7,7 @@ value persists between rounds) and ``reduce`` (how many values become one).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -250,13 +250,13 @@ def _check_reductions(plan: Plan) -> None:
             )
 
 
-def check_none_redundant(entries: Mapping[str, Entry], rules: Sequence[Rule], rounds: int) -> None:
-    """Refuse a part whose rules change nothing beside those of the other parts."""
+def check_none_redundant(entries: Mapping[str, Entry], rules: Sequence[Rule], rounds: int, only_share: Collection[str]) -> None:
+    """Refuse a part that only shares (``only_share``) and whose rules change nothing beside those of the other parts."""
     parts = {rule.part for rule in rules}
     if len(parts) < 2:
         return
     whole = Plan(entries, rules, rounds)
-    for part in sorted(parts):
+    for part in sorted(parts & set(only_share)):
         rest = Plan(entries, [rule for rule in rules if rule.part != part], rounds)
         if all(whole.at(r).travels == rest.at(r).travels for r in (*(s + 1 for s in whole.phases), *(s + 1 for s in rest.phases))):
             others = ", ".join(sorted(parts - {part}))

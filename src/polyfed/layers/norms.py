@@ -34,7 +34,7 @@ class InstanceNorm(nn.Module):
     It is group norm with a group per channel: (x - mean) / sqrt(var + eps) over the positions of one sample and channel.
     """
 
-    entry_kinds: ClassVar[dict[str, str]] = {"weight": "norm_affine", "bias": "norm_affine"}
+    layer_family: ClassVar[str] = "instance_norm"
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
         super().__init__()

@@ -16,8 +16,8 @@ def replace_modules(model: nn.Module, wanted: Callable[[nn.Module], bool], make:
     """Replace modules in place, in the order of the model; returns how many. A module used in two places stays one module."""
     made: dict[nn.Module, nn.Module] = {}
     for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if wanted(child):
+        for name, child in list(parent._modules.items()):
+            if child is not None and wanted(child):
                 if child not in made:
                     made[child] = make(child)
                 setattr(parent, name, made[child])
@@ -26,9 +26,15 @@ def replace_modules(model: nn.Module, wanted: Callable[[nn.Module], bool], make:
 
 def replace_batch_norms(model: nn.Module, make: Callable[[nn.Module], nn.Module], part: str) -> nn.Module:
     """Replace every batch norm; a model without any is an error, since nothing would change."""
+
+    def with_what_it_held(norm: nn.Module) -> nn.Module:
+        """Activations that timm fuses into batch norm must outlive it."""
+        inside = list(norm.children())
+        return nn.Sequential(make(norm), *inside) if inside else make(norm)
+
     if isinstance(model, BatchNorm):
-        return make(model)
-    if replace_modules(model, lambda module: isinstance(module, BatchNorm), make) == 0:
+        return with_what_it_held(model)
+    if replace_modules(model, lambda module: isinstance(module, BatchNorm), with_what_it_held) == 0:
         raise ModelError(
             f"{part}: {type(model).__name__} has no batch norm to replace. Use a model with batch norm, or leave {part} out."
         )

@@ -13,7 +13,7 @@ Counters take the maximum and stay integers.
 from __future__ import annotations
 
 from polyfed.errors import OptionError, nearest
-from polyfed.method import Method, register
+from polyfed.method import Facts, Method, register
 from polyfed.reducers import First
 from polyfed.sharing import Rule, bn_statistics, keep_local, reduce_with
 
@@ -34,4 +34,4 @@ def fedavg(statistics: str = "average") -> Method:
     """
     if statistics not in STATISTICS:
         raise OptionError(f"fedavg: statistics cannot be {statistics!r}. {nearest(statistics, STATISTICS)}")
-    return Method("fedavg", sharing=STATISTICS[statistics])
+    return Method("fedavg", sharing=STATISTICS[statistics], facts=Facts(client_state=statistics == "local"))
