@@ -11,12 +11,15 @@ from polyfed.cli.docs import first_sentence
 from polyfed.cli.options import Json, Load
 from polyfed.cli.output import busy, console, print_json, table
 from polyfed.errors import UnknownName, nearest
+from polyfed.recipes import read, shipped_names
 
 if TYPE_CHECKING:
     from polyfed.method import Facts
     from polyfed.registry import Recorded, Registry
 
 KINDS = ("methods", "data", "models", "partitions", "losses")
+RECIPES = "recipes"
+LISTS = (*KINDS, RECIPES)
 EXAMPLE = "Example: polyfed ls methods"
 
 
@@ -29,7 +32,7 @@ def registry_of(kind: str) -> Registry[Any]:
 
     known: dict[str, Registry[Any]] = dict(zip(KINDS, (methods, data_sets, models, partitions, losses), strict=True))
     if kind not in known:
-        raise UnknownName(f"There is no list of {kind!r}. {nearest(kind, KINDS)}")
+        raise UnknownName(f"There is no list of {kind!r}. {nearest(kind, LISTS)}")
     return known[kind]
 
 
@@ -81,18 +84,25 @@ def described(kind: str, record: Recorded[Any]) -> dict[str, Any]:
     return found | ({} if facts is None else fact_values(facts))
 
 
+def listed(kind: str) -> list[dict[str, Any]]:
+    """All there is of a kind."""
+    if kind == RECIPES:
+        return [{"name": name, "summary": read(name).title} for name in shipped_names()]
+    registry = registry_of(kind)
+    return [described(kind, registry.find(name)) for name in registry.names()]
+
+
 def ls(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help=f"One of: {', '.join(KINDS)}.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help=f"One of: {', '.join(LISTS)}.")],
     load: Load = None,
     as_json: Json = False,
 ) -> None:
-    """List methods, data sets, models, partitions or losses."""
+    """List methods, data sets, models, partitions, losses or recipes."""
     from rich.markup import escape
 
     with busy("Looking", as_json):
-        registry = registry_of(kind)
         load_files(load)
-        rows = [described(kind, registry.find(name)) for name in registry.names()]
+        rows = listed(kind)
     if as_json:
         print_json({"kind": kind, "items": rows})
     elif kind == "methods":

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from polyfed.cli import compare, digest, evaluate, ls, predict, report, run, show
+from polyfed.cli import compare, cp, digest, evaluate, ls, predict, report, run, show, sweep, validate
 from polyfed.cli.data import data_app
 from polyfed.cli.guard import Guarded
 
@@ -45,6 +45,7 @@ def _version() -> str:
 
 app.command("run", epilog=run.EXAMPLE)(run.run)
 app.command("compare", epilog=compare.EXAMPLE)(compare.compare)
+app.command("sweep", epilog=sweep.EXAMPLE)(sweep.sweep)
 app.command("resume", epilog=run.RESUME_EXAMPLE)(run.resume)
 app.command("evaluate", epilog=evaluate.EXAMPLE)(evaluate.evaluate)
 app.command("predict", epilog=predict.EXAMPLE)(predict.predict)
@@ -52,6 +53,8 @@ app.command("report", epilog=report.EXAMPLE)(report.report)
 app.command("digest", epilog=digest.EXAMPLE)(digest.digest)
 app.command("ls", epilog=ls.EXAMPLE)(ls.ls)
 app.command("show", epilog=show.EXAMPLE)(show.show)
+app.command("cp", epilog=cp.EXAMPLE)(cp.cp)
+app.command("validate", epilog=validate.EXAMPLE)(validate.validate)
 app.add_typer(data_app, name="data")
 
 

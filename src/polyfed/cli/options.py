@@ -14,6 +14,7 @@ import typer
 
 from polyfed.cli.recipe import recipe_values
 from polyfed.errors import SettingError, nearest
+from polyfed.recipes import layered
 from polyfed.settings import Settings, setting_names, with_changes
 
 PANEL = "Settings of the run"
@@ -22,7 +23,10 @@ REST = "values"
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing else: no table, progress or warnings.")]
 Recipe = Annotated[
-    str | None, typer.Option("--recipe", metavar="FILE", help="File of settings, or the run.toml of a run; options given here win.")
+    str | None,
+    typer.Option(
+        "--recipe", metavar="FILE|NAME", help="Recipe (polyfed ls recipes), or the run.toml of a run; options given here win."
+    ),
 ]
 Changes = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting by its name; may be repeated.")]
 Load = Annotated[list[str] | None, typer.Option("--load", metavar="FILE", help="File of methods of your own; may be repeated.")]
@@ -81,11 +85,8 @@ def chosen_settings(
     data: str | None, values: Mapping[str, Any], changes: Iterable[str] | None = None, recipe: str | None = None
 ) -> Settings:
     """The settings of a run: a recipe's, then those given as options, then those of ``--set``."""
-    chosen = dict(recipe_values(recipe)) if recipe is not None else {}
-    chosen |= values
-    if data is not None:
-        chosen["data"] = data
-    chosen |= dict(read_change(text) for text in changes or ())
+    given = {**values, **({"data": data} if data is not None else {})}
+    chosen = layered(recipe_values(recipe) if recipe is not None else {}, given, dict(read_change(text) for text in changes or ()))
     if "data" not in chosen:
         raise SettingError("Name the data to train on: a data set (polyfed ls data) or a folder root/<domain>/<class>/*.")
     return with_changes(Settings(), chosen)

@@ -1,0 +1,41 @@
+"""``polyfed validate``: everything that is wrong with recipes, before anything is trained."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from polyfed.cli.guard import BAD_INPUT
+from polyfed.cli.options import Json
+from polyfed.cli.output import busy, print_json
+from polyfed.errors import SettingError
+
+EXAMPLE = "Examples: polyfed validate my_recipe.toml   polyfed validate recipes/*.toml --json"
+
+
+def validate(
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Recipes: files, or names of polyfed's own.")],
+    as_json: Json = False,
+) -> None:
+    """Check recipes without data and without training; all errors are said at once."""
+    from polyfed.recipe_checks import problems_with
+
+    found: dict[str, list[str]] = {}
+    for file in files:
+        with busy(f"Checking {file}", as_json):
+            try:
+                found[file] = [str(problem) for problem in problems_with(file)]
+            except SettingError as error:
+                found[file] = [str(error)]
+    if as_json:
+        print_json({"files": [{"file": file, "ok": not problems, "problems": problems} for file, problems in found.items()]})
+    else:
+        for file, problems in found.items():
+            for problem in problems:
+                print(f"{file}: {problem}", file=sys.stderr)
+            if not problems:
+                print(f"{file}: ok")
+    if any(found.values()):
+        raise typer.Exit(BAD_INPUT)

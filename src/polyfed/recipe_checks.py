@@ -1,0 +1,253 @@
+"""Whether a recipe would run, found out without data and without training: names, options, joins, and what needs the model.
+
+The texts of a recipe are read with the same registries that a run uses. Where the data set's classes and domains are known,
+a stand-in of blank images takes the place of the data, so that the model, its head and the sharing rules are tried for real.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyfed.errors import DataError, OptionError, PolyfedError, nearest
+from polyfed.recipes import SETTINGS, Problem, find, form_problems, line_of, parsed, usable
+from polyfed.settings import Settings
+
+if TYPE_CHECKING:
+    from polyfed.data.federation import DataSet, Federation
+    from polyfed.registry import Recorded, Registry
+    from polyfed.text import Call
+
+GIVEN_BY_RUN = ("root", "classes", "input_shape", "dataset", "seed", "class_counts")
+
+
+def problems_with(text: str) -> list[Problem]:
+    """Every problem of a recipe, given by its file or its name; a file that is not there is an error."""
+    file = find(text)
+    document, problems = parsed(file)
+    if problems:
+        return problems
+    problems = form_problems(file, document)
+    written = document.get(SETTINGS)
+    if not isinstance(written, Mapping):
+        return problems
+    content = file.read_text(encoding="utf-8")
+    sound, unsound = usable(written)
+    found = Findings(lambda key: line_of(content, key), {key for key, _ in unsound})
+    check_texts(sound, found)
+    check_together(sound, found)
+    return sorted([*problems, *found.problems], key=lambda problem: problem.line or 0)
+
+
+class Findings:
+    """Gathers problems, each with the line of the setting it is about; ``wrong`` are the settings that have any."""
+
+    def __init__(self, line: Callable[[str], int | None], wrong: Iterable[str] = ()) -> None:
+        self.line, self.wrong = line, set(wrong)
+        self.problems: list[Problem] = []
+
+    @contextlib.contextmanager
+    def about(self, key: str) -> Iterator[None]:
+        """Keep what goes wrong inside."""
+        try:
+            yield
+        except PolyfedError as error:
+            self.problems.append(Problem(str(error), self.line(key)))
+            self.wrong.add(key)
+
+
+def check_texts(settings: Settings, found: Findings) -> None:
+    """Names and options of everything that is written as text."""
+    from polyfed.data.federation import partitions
+    from polyfed.losses import losses
+
+    check_method(settings, found)
+    with found.about("data"):
+        check_data(settings.data)
+    with found.about("model"):
+        check_model(settings.model)
+    with found.about("partition"):
+        check_call(partitions, settings.partition)
+    with found.about("loss"):
+        check_call(losses, settings.loss)
+    for domain in settings.unseen:
+        with found.about("unseen"):
+            check_domain(settings.data, domain)
+
+
+def check_method(settings: Settings, found: Findings) -> None:
+    """Each part on its own, then all of them joined."""
+    from polyfed.method import Method, join, load_file, methods
+    from polyfed.text import read_sum
+
+    for file in settings.load:
+        with found.about("load"):
+            load_file(file)
+    atoms: list[Method] = []
+    with found.about("method"):
+        for call in read_sum(settings.method):
+            with found.about("method"):
+                record = methods.find(call.name)
+                check_options(record, call)
+                atoms += record.extra["build_with"](*call.positional, **call.named).atoms
+    if not found.wrong & {"load", "method"}:
+        with found.about("method"):
+            join(atoms)
+
+
+def check_call(registry: Registry[Any], text: str) -> Recorded[Any]:
+    """A name that a registry knows, with options it has; what the run gives is left out."""
+    from polyfed.text import read_call
+
+    call = read_call(text)
+    record = registry.find(call.name)
+    check_options(record, call)
+    return record
+
+
+def check_options(record: Recorded[Any], call: Call) -> None:
+    """The written options have the right names and plain types."""
+    parameters = record.signature.parameters
+    taken = [key for key in call.named if key in GIVEN_BY_RUN and key in parameters]
+    if taken:
+        raise OptionError(f"{record.name}: {', '.join(taken)} is set by the run, not in the text.")
+    free = [parameter for key, parameter in parameters.items() if key not in GIVEN_BY_RUN]
+    dataclasses.replace(record, signature=inspect.Signature(free)).bind(call)
+
+
+def check_data(text: str) -> None:
+    """A registered data set with options it can use; a folder is not looked at, and files are not needed."""
+    from polyfed.data.federation import data_sets
+
+    if is_folder(text):
+        return
+    if needs_no_files(check_call(data_sets, text)):
+        embedded(text)
+        return
+    # Options are read before files; an empty folder lets the one be refused and the other be missing.
+    with tempfile.TemporaryDirectory() as empty, contextlib.suppress(DataError):
+        data_sets.build(text, root=empty)
+
+
+def is_folder(text: str) -> bool:
+    """Whether data are written as a path."""
+    return "/" in text.split("(")[0] or Path(text).is_dir()
+
+
+def check_model(text: str | None) -> None:
+    """A registered model; those of timm or of a user's module are found when the run starts."""
+    from polyfed.models import models
+
+    if text is not None and ":" not in text.split("(")[0]:
+        check_call(models, text)
+
+
+def check_domain(data: str, domain: str) -> None:
+    """The data set has this domain, where its domains are known."""
+    known = known_domains(data)
+    if known and domain not in known:
+        raise DataError(f"{data} has no domain {domain!r}. {nearest(domain, known)}")
+
+
+def known_domains(data: str) -> tuple[str, ...]:
+    """The domains a data set can have, under all names; empty where they are not known without its files."""
+    if is_folder(data):
+        return ()
+    record = record_of(data)
+    if record is None:
+        return ()
+    facts = record.extra.get("facts")
+    if facts is not None:
+        return tuple(dict.fromkeys([*facts.domains, *(name for domains in facts.expected.values() for name in domains)]))
+    return tuple(domain.name for domain in embedded(data).domains) if needs_no_files(record) else ()
+
+
+def record_of(data: str) -> Recorded[DataSet] | None:
+    """The registered data set; None for a folder and for what check_data refuses."""
+    from polyfed.data.federation import data_sets
+
+    if is_folder(data):
+        return None
+    try:
+        return check_call(data_sets, data)
+    except PolyfedError:
+        return None
+
+
+def needs_no_files(record: Recorded[DataSet]) -> bool:
+    """Whether a data set is made from what is installed."""
+    return "root" not in record.signature.parameters
+
+
+@functools.cache
+def embedded(text: str) -> DataSet:
+    """A data set that needs no files, built."""
+    from polyfed.data.federation import data_sets
+
+    return data_sets.build(text)
+
+
+def check_together(settings: Settings, found: Findings) -> None:
+    """What needs several settings at once: the domains dealt to clients, and the loss, the model and the method on them."""
+    from polyfed.stand_ins import blank_data, blank_federation
+
+    record = record_of(settings.data)
+    if record is None or (record.extra.get("facts") is None and not needs_no_files(record)):
+        return
+    real = needs_no_files(record)
+    if real and "data" in found.wrong:
+        return
+    data = embedded(settings.data) if real else blank_data(settings.data, record, settings.unseen)
+    if "unseen" not in found.wrong:
+        with found.about("unseen"):
+            dealt(data, dataclasses.replace(settings, partition="domain"), real=True)
+    if "unseen" in found.wrong:
+        settings = dataclasses.replace(settings, unseen=(), few_shot=0)
+    if "partition" not in found.wrong:
+        with found.about("partition"):
+            clients = len(dealt(data, settings, real).clients)
+            with found.about("clients_per_round"):
+                settings.sampled(clients)
+    if real:
+        federation = dealt(data, dataclasses.replace(settings, partition="domain", few_shot=0), real)
+    else:
+        federation = blank_federation(settings.data, record, settings.unseen)
+    check_on_model(settings, federation, real, found)
+
+
+def check_on_model(settings: Settings, federation: Federation, real: bool, found: Findings) -> None:
+    """The loss with these classes, and the method on the model, where it is known which model that is."""
+    from polyfed.build import build_bench, build_loss, prepared_model
+    from polyfed.method import parse
+
+    if "loss" not in found.wrong:
+        with found.about("loss"):
+            build_loss(settings.loss, federation)
+    if "loss" in found.wrong:
+        settings = dataclasses.replace(settings, loss=Settings.loss)
+    unknown = ":" in (settings.model or "").split("(")[0] or (settings.model is None and not real)
+    if unknown or found.wrong & {"method", "model", "load"}:
+        return
+    method = parse(settings.method)
+    with found.about("method"):
+        population = federation if method.population is None else method.population(federation)
+        build_bench(settings, method, population, prepared_model(settings, method, population, None, None))
+
+
+def dealt(data: DataSet, settings: Settings, real: bool) -> Federation:
+    """The data dealt to clients."""
+    from polyfed.data.partition import federate
+
+    try:
+        return federate(data, settings.partition, settings.unseen, settings.seed, settings.few_shot, settings.unseen_part)
+    except DataError:
+        if real:
+            raise
+        # The files may hold more, or natural ids; only they can say.
+        return federate(data, "domain", settings.unseen)

@@ -1,0 +1,213 @@
+"""Recipes: the settings of one experiment in a TOML file, shipped with polyfed or written by users.
+
+A recipe opens with a comment holding the command that runs it. At its top level it may say ``title``, ``paper``, ``table``, ``note``
+and ``expects`` (published numbers); the table ``[settings]`` holds fields of ``Settings``. The ``run.toml`` of a run can be read too.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyfed.errors import SettingError, nearest
+from polyfed.settings import Settings, setting_names
+
+SHIPPED = Path(__file__).parent / "recipes_shipped"
+SUFFIX = ".toml"
+SENTENCES = ("title", "paper", "table", "note")
+NUMBERS = "expects"
+SETTINGS = "settings"
+BUDGETS = ("rounds", "total_epochs")
+BOTH_BUDGETS = "rounds and total_epochs both set the length of the run; keep one of them."
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with a recipe, and in which line, where that is known."""
+
+    sentence: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return self.sentence if self.line is None else f"line {self.line}: {self.sentence}"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe that was read.
+
+    Attributes:
+        name: what it is called: the name of a shipped recipe, or the file.
+        file: where it is.
+        about: its sentences and published numbers.
+        values: its settings, lists as tuples.
+    """
+
+    name: str
+    file: Path
+    about: Mapping[str, Any]
+    values: Mapping[str, Any]
+
+    @property
+    def title(self) -> str:
+        """What it is, in a few words."""
+        return str(self.about.get("title", self.name))
+
+
+def shipped_names() -> list[str]:
+    """The names of the recipes inside the package."""
+    return sorted(file.relative_to(SHIPPED).with_suffix("").as_posix() for file in SHIPPED.rglob(f"*{SUFFIX}"))
+
+
+def find(text: str) -> Path:
+    """The file of a recipe: one that exists, or one that is shipped under this name."""
+    path = Path(text)
+    if path.is_file():
+        return path
+    if text in shipped_names():
+        return SHIPPED / f"{text}{SUFFIX}"
+    if path.suffix == SUFFIX:
+        raise SettingError(f"There is no file {text}. Recipes of polyfed's own are named without {SUFFIX} (polyfed ls recipes).")
+    raise SettingError(f"There is no file {text} and no recipe of that name. {nearest(text, shipped_names())}")
+
+
+def read(text: str) -> Recipe:
+    """Read a recipe; what is wrong with its form is said all at once."""
+    file = find(text)
+    document, problems = parsed(file)
+    problems += form_problems(file, document)
+    if problems:
+        raise SettingError(f"{text}: {' '.join(map(str, problems))}")
+    about = {key: value for key, value in document.items() if key in (*SENTENCES, NUMBERS)}
+    return Recipe(text, file, about, {name: plain_value(value) for name, value in document[SETTINGS].items()})
+
+
+def parsed(file: Path) -> tuple[dict[str, Any], list[Problem]]:
+    """The document in a file, or what keeps it from being read."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8")), []
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r" \(at line (\d+), column \d+\)", str(error))
+        sentence = str(error) if found is None else str(error).replace(found.group(), "")
+        return {}, [Problem(f"This is not TOML: {sentence}.", int(found.group(1)) if found else None)]
+    except (UnicodeDecodeError, OSError) as error:
+        return {}, [Problem(f"It cannot be read: {error}.")]
+
+
+def form_problems(file: Path, document: Mapping[str, Any]) -> list[Problem]:
+    """Everything wrong with the keys and values of a document that could be read, except for what texts mean."""
+    if not document:
+        return [] if file.read_bytes().strip() else [Problem("It is empty; write settings in a table [settings].")]
+    text = file.read_text(encoding="utf-8")
+    of_a_run = "made_with" in document
+    problems = [] if of_a_run else [Problem(sentence, line_of(text, key)) for key, sentence in _about_problems(document)]
+    values = document.get(SETTINGS)
+    if not isinstance(values, Mapping):
+        return [*problems, Problem("It has no table [settings]; write settings there, such as rounds = 20.")]
+    problems += [Problem(sentence, line_of(text, key)) for key, sentence in _setting_problems(values)]
+    if all(values.get(name) is not None for name in BUDGETS):
+        problems.append(Problem(BOTH_BUDGETS, line_of(text, "total_epochs")))
+    return problems
+
+
+def _about_problems(document: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    for key, value in document.items():
+        if key in SENTENCES and not isinstance(value, str):
+            yield key, f"{key} takes text, found {value!r}."
+        elif key == NUMBERS and not (isinstance(value, Mapping) and all(_is_number(number) for number in value.values())):
+            yield key, f"{key} takes a table of published numbers, such as mean = 86.5."
+        elif key in setting_names():
+            yield key, f"{key} is a setting; write it below [settings]."
+        elif key not in (*SENTENCES, NUMBERS, SETTINGS):
+            yield key, f"There is no entry {key!r}. {nearest(key, (*SENTENCES, NUMBERS, SETTINGS))}"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _setting_problems(values: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """Problems of each setting on its own; no value of one depends on that of another."""
+    for name in values:
+        if name not in setting_names():
+            yield name, f"There is no setting {name!r}. {nearest(name, setting_names())}"
+    for name, sentence in usable(values)[1]:
+        yield name, sentence
+
+
+def usable(values: Mapping[str, Any]) -> tuple[Settings, list[tuple[str, str]]]:
+    """Settings of those values that can be used, and what is wrong with the others."""
+    known = {name: plain_value(value) for name, value in values.items() if name in setting_names()}
+    try:
+        return Settings(**known), []
+    except SettingError:
+        problems = []
+        for name, value in list(known.items()):
+            try:
+                Settings(**{name: value})
+            except SettingError as error:
+                problems.append((name, str(error)))
+                del known[name]
+        return Settings(**known), problems
+
+
+def plain_value(value: Any) -> Any:
+    """A value of a recipe as Settings takes it."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def line_of(text: str, key: str) -> int | None:
+    """The line in which a key is set."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if re.match(rf"""\s*(\[\s*)?["']?{re.escape(key)}["']?\s*[=.\]]""", line):
+            return number
+    return None
+
+
+def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings from several places, the later ones winning; a budget of one kind takes the place of the other kind."""
+    chosen: dict[str, Any] = {}
+    for layer in layers:
+        budgets = [name for name in BUDGETS if layer.get(name) is not None]
+        if len(budgets) > 1:
+            raise SettingError(BOTH_BUDGETS)
+        chosen = {name: value for name, value in chosen.items() if not budgets or name not in BUDGETS} | dict(layer)
+    return chosen
+
+
+def copy(name: str, destination: str | None = None) -> Path:
+    """Copy a shipped recipe for the user to own; its command then names the copy. Nothing is overwritten.
+
+    Args:
+        name: the name of a shipped recipe.
+        destination: a file or a folder; default: the last part of the name, here.
+    """
+    if name not in shipped_names():
+        raise SettingError(f"There is no recipe called {name!r}. {nearest(name, shipped_names())}")
+    own = Path(name).name + SUFFIX
+    target = Path(own) if destination is None else Path(destination)
+    if target.is_dir():
+        target = target / own
+    text = (SHIPPED / f"{name}{SUFFIX}").read_text(encoding="utf-8").replace(f"--recipe {name}", f"--recipe {target}")
+    try:
+        with target.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise SettingError(f"{target} exists already and is left as it is. Name another file: polyfed cp {name} FILE.") from error
+    except OSError as error:
+        raise SettingError(f"Cannot write {target}: {error.strerror or error}. Name another place.") from error
+    return target
+
+
+def command_of(file: Path) -> str:
+    """The command in a recipe's opening comment; empty where there is none."""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#") and "polyfed run" in line:
+            return line.lstrip("# ").strip()
+        if line.strip() and not line.startswith("#"):
+            break
+    return ""
