@@ -1,0 +1,91 @@
+"""FedStein: clients keep the batch-norm affine; batch-norm statistics are shared and used as James-Stein estimates.
+
+    w, mu, sigma2 <- sum_k p_k (w, mu, sigma2)_k;   gamma_k, beta_k stay at client k
+    y = gamma_k * (x - JS(mu)) / sqrt(JS(sigma2) + eps) + beta_k,   JS(v) = (1 - (c - 2) * s2(v) / ||v||^2) * v
+
+v is the vector of the c channel means (or variances) of a layer, s2(v) its variance across channels; the factor lies in [2/c, 1].
+
+Reference: Gupta et al., FedStein: Enhancing Multi-Domain Federated Learning Through James-Stein Estimator, 2024; JSNorm: Khoshsirat and
+Kambhamettu, Improving Normalization with the James-Stein Estimator, WACV 2024.
+
+Differences from the paper: its text shrinks batch statistics in the layer, its Algorithm 1 shrinks averaged statistics at the server, and its
+code was not available. ``jsnorm`` (default) averages raw statistics and shrinks them where they are used, in training and in evaluation:
+"average, then shrink" without shrinking again what was shrunk in the round before. ``server`` is Algorithm 1 to the letter, which does compound
+and trains without shrinkage; ``eval_only`` shrinks in evaluation only. Line 22 divides by the norm of sigma; by Eq. 9 it is the norm of sigma2.
+The paper weighs clients equally (``--weights uniform``; here a setting of the run) and prints no learning rates (searched in 0.001 to 0.1).
+A newcomer gets the clients' affine averaged; the paper says only that the server's model is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from polyfed.client import Workbench
+from polyfed.entries import STATISTIC
+from polyfed.errors import JoinError, OptionError, nearest
+from polyfed.layers.js_norm import JSBatchNorm, james_stein
+from polyfed.layers.places import plain_batch_norm
+from polyfed.layers.swap import replace_batch_norms
+from polyfed.method import Facts, Method, register
+from polyfed.server import Server
+from polyfed.sharing import Select, bn_affine, keep_local
+
+VARIANTS = ("jsnorm", "server", "eval_only")
+SHRUNK = Select("batch-norm means and variances", kinds=frozenset({STATISTIC}), layers=frozenset({"batch_norm"}))
+
+
+@dataclass(frozen=True)
+class ToJamesStein:
+    """Replace every batch norm by one that shrinks its statistics; affine and statistics are taken over."""
+
+    shrink_train: bool
+    stage = "norm"
+
+    def __call__(self, model: nn.Module) -> nn.Module:
+        return replace_batch_norms(model, self.layer, "fedstein")
+
+    def layer(self, norm: nn.Module) -> nn.Module:
+        """The layer that takes the place of one batch norm."""
+        return JSBatchNorm.like(plain_batch_norm(norm, "fedstein"), shrink_train=self.shrink_train)
+
+
+@dataclass(frozen=True)
+class ShrinkAverages:
+    """Replace averaged statistics by their James-Stein estimates: Algorithm 1, lines 19 to 22."""
+
+    def __call__(self, server: Server, aggregate: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        entries = server.plan.entries
+        return {name: james_stein(value) if SHRUNK.matches(entries[name]) else value for name, value in aggregate.items()}
+
+    def check(self, bench: Workbench) -> None:
+        """Without uploaded statistics there is nothing to shrink."""
+        uploaded = {name for phase in bench.plan.phases.values() for name in phase.up}
+        if not any(SHRUNK.matches(bench.plan.entries[name]) for name in uploaded):
+            raise JoinError(
+                f'{bench.method}: no batch-norm statistics are uploaded, so fedstein(variant="server") would shrink nothing. '
+                'Use variant="jsnorm", or leave out the part that keeps statistics local.'
+            )
+
+
+@register
+def fedstein(variant: str = "jsnorm", shrink: bool = True) -> Method:
+    """Share James-Stein estimates of batch-norm statistics, keep the affine local.
+
+    Args:
+        variant: jsnorm (shrink where statistics are used), server (Algorithm 1 to the letter) or eval_only.
+        shrink: False switches the shrinkage off: FedAvg with the batch-norm affine kept local.
+    """
+    if variant not in VARIANTS:
+        raise OptionError(f"fedstein: variant cannot be {variant!r}. {nearest(variant, VARIANTS)}")
+    at_server = shrink and variant == "server"
+    in_layers = shrink and variant != "server"
+    return Method(
+        "fedstein",
+        surgery=(ToJamesStein(shrink_train=variant == "jsnorm"),) if in_layers else (),
+        server_step=ShrinkAverages() if at_server else None,
+        sharing=(keep_local(bn_affine),),
+        facts=Facts(batch_norm=True, client_state=True, extra_work="one factor per layer and step" if shrink else ""),
+    )

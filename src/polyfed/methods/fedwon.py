@@ -1,0 +1,166 @@
+"""FedWon: no normalisation layers; every convolution with scaled weight standardisation; averaged as FedAvg does.
+
+    W_hat_i = gamma * gain_i * (W_i - mean_i) / sqrt(max(N * var_i, 1e-4)),   y = conv(x, W_hat) + b
+
+``var`` is unbiased, N = C_in / groups * kernel positions, ``gain`` is learnt, one number per output channel. One global model, nothing depends
+on the batch, so batches of one sample train. ``fold`` turns the trained model into plain convolutions.
+
+Reference: Zhuang and Lyu, FedWon: Triumphing Multi-domain Federated Learning Without Normalization, ICLR 2024; Listing 1.
+
+Differences from the paper: Listing 1 is followed where Equation 3 differs (``form="equation"`` has the biased variance, no learnt gain, no floor). Every
+convolution is standardised; Table 6 prints AlexNet's third as plain: ``fedwon(plain=("body.conv3",))``. Convolutions without a bias get one
+(``bias="keep"`` leaves them), since the norm's shift is gone. The listing ignores ``padding_mode``, here it holds. Filters of one weight stay plain:
+standardised they would be zero. There is no residual scaling (the paper has none, and where a branch ends cannot be told on any model).
+Clipping is a part of its own: the paper adds ``agc`` at batch size 32 (0.64 on Digits-Five, 1.28 elsewhere: A.3), never at 1, 2 or 4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from polyfed.entries import AFFINE, NORM_FAMILIES, STATISTIC, layer_family
+from polyfed.errors import ModelError, OptionError, nearest
+from polyfed.layers.folding import absorb, convolution_before, scale_and_shift
+from polyfed.layers.swap import BatchNorm, replace_modules
+from polyfed.layers.ws_conv import KINDS, fold, is_plain, is_standardised, standardised, standardised_from
+from polyfed.method import Facts, Method, register
+
+__all__ = ["RemoveNorms", "Standardise", "fedwon", "fold", "is_norm"]
+
+FORMS: dict[str, dict[str, Any]] = {
+    "listing": {},
+    "equation": {"unbiased": False, "learn_gain": False, "floor": torch.finfo(torch.float32).tiny},
+}
+CHOICES = {"bias": ("on", "keep"), "init": ("xavier", "keep"), "norms": ("all", "batch"), "form": tuple(FORMS)}
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module normalises activations, by its type or by what it declares of its entries."""
+    declared = getattr(module, "entry_kinds", {}).values()
+    return layer_family(module) in NORM_FAMILIES or AFFINE in declared or STATISTIC in declared
+
+
+def without_norm(norm: nn.Module) -> nn.Module:
+    """What stays of a norm: nothing, or the layers it holds besides (timm's norms hold their activation)."""
+    held = list(norm.children())
+    return nn.Sequential(*held) if held else nn.Identity()
+
+
+@dataclass(frozen=True)
+class Standardise:
+    """Replace every convolution by one with standardised weights."""
+
+    bias: str = "on"
+    init: str = "xavier"
+    gamma: float = 1.0
+    form: str = "listing"
+    plain: tuple[str, ...] = ()
+    stage = "convolution"
+
+    def __call__(self, model: nn.Module) -> nn.Module:
+        if not any(isinstance(module, tuple(KINDS)) for module in model.modules()):
+            raise ModelError(f"fedwon: {type(model).__name__} has no convolution to standardise. Use a convolutional model.")
+        spared = self.spared(model)
+        if model not in spared and is_plain(model):
+            return self.converted(model)
+        replace_modules(model, lambda module: is_plain(module) and module not in spared, self.converted)
+        return model
+
+    def spared(self, model: nn.Module) -> set[nn.Module]:
+        """Convolutions that stay plain: those the user names, and those whose filters hold one weight."""
+        paths = {path: module for path, module in model.named_modules() if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)}
+        spared: set[nn.Module] = {module for module in paths.values() if module.weight[0].numel() < 2}
+        for pattern in self.plain:
+            named = {module for path, module in paths.items() if fnmatchcase(path, pattern)}
+            if not named:
+                raise OptionError(
+                    f"fedwon: plain names {pattern!r}, but {type(model).__name__} has no such convolution. {nearest(pattern, paths)}"
+                )
+            spared |= named
+        return spared
+
+    def converted(self, convolution: nn.Module, scale: torch.Tensor | float = 1.0, shift: torch.Tensor | None = None) -> nn.Module:
+        """A standardised convolution: new, or with the old weights, scaled and shifted as its norm did."""
+        assert isinstance(convolution, nn.modules.conv._ConvNd)
+        form = {"gamma": self.gamma, **FORMS[self.form]}
+        had = convolution.bias is not None
+        if self.init == "xavier":
+            return standardised(convolution, bias=had or self.bias == "on", **form)
+        kept = convolution.bias if shift is None else shift
+        if kept is None and self.bias == "on":
+            kept = torch.zeros(convolution.out_channels, dtype=convolution.weight.dtype, device=convolution.weight.device)
+        return standardised_from(convolution, scale, kept, **form)
+
+
+@dataclass(frozen=True)
+class RemoveNorms:
+    """Take every norm out; with kept weights, move what each did into the convolution before it."""
+
+    norms: str
+    standardise: Standardise
+    stage = "norm"
+
+    def __call__(self, model: nn.Module) -> nn.Module:
+        if self.standardise.init == "keep":
+            self.move_into_convolutions(model)
+        replace_modules(model, self.wanted, without_norm)
+        return model
+
+    def wanted(self, module: nn.Module) -> bool:
+        """Whether a module is to go."""
+        return isinstance(module, BatchNorm) if self.norms == "batch" else is_norm(module)
+
+    def move_into_convolutions(self, model: nn.Module) -> None:
+        """Give each convolution the scale and shift of the batch norm behind it."""
+        before = convolution_before(model, [module for module in model.modules() if self.wanted(module)], "fedwon")
+        spared = self.standardise.spared(model)
+        made: dict[nn.Module, nn.Module] = {}
+        for norm, convolution in before.items():
+            scale, shift = scale_and_shift(convolution, norm)
+            if convolution in spared or is_standardised(convolution):
+                absorb(convolution, scale, shift)
+            else:
+                made[convolution] = self.standardise.converted(convolution, scale, shift)
+        replace_modules(model, lambda module: module in made, lambda module: made[module])
+
+
+@register
+def fedwon(
+    bias: str = "on",
+    init: str = "xavier",
+    gamma: float = 1.0,
+    norms: str = "all",
+    form: str = "listing",
+    plain: tuple[str, ...] = (),
+) -> Method:
+    """Remove every norm and standardise the weights of every convolution.
+
+    Args:
+        bias: on gives a bias to convolutions that had none, keep leaves them without.
+        init: xavier starts anew; keep takes the model's weights and folds each batch norm into the convolution before it.
+        gamma: constant factor of every standardised weight; 1.7139 keeps variance through ReLU.
+        norms: which norms go: all (batch, group, instance, layer), or batch.
+        form: listing (learnt gain, unbiased variance, floor 1e-4), or equation (Eq. 3: none of these).
+        plain: paths of convolutions that stay plain, with * for any letters.
+    """
+    values = {"bias": bias, "init": init, "norms": norms, "form": form}
+    for option, known in CHOICES.items():
+        if values[option] not in known:
+            raise OptionError(f"fedwon: {option} cannot be {values[option]!r}. {nearest(values[option], known)}")
+    if gamma <= 0:
+        raise OptionError(f"fedwon: gamma must be positive, found {gamma}.")
+    if not isinstance(plain, tuple) or not all(isinstance(path, str) for path in plain):
+        raise OptionError(f"fedwon: plain takes a list of names of convolutions, found {plain!r}.")
+    if init == "keep" and form == "equation":
+        raise OptionError("fedwon: init='keep' needs the learnt gain that holds the scale of the weights; use form='listing'.")
+    standardise = Standardise(bias, init, gamma, form, plain)
+    return Method(
+        "fedwon",
+        surgery=(RemoveNorms(norms, standardise), standardise),
+        facts=Facts(smallest_batch=1, extra_work="weights standardised each step; none after fold()"),
+    )

@@ -1,0 +1,148 @@
+"""FixBN: train with batch norm as FedAvg does, then freeze its statistics and go on.
+
+    rounds 1..T*:    FedAvg; at the end S* = sum_k p_k S_k
+    rounds T*+1..T:  y = gamma * (x - mu*) / sqrt(sigma2* + eps) + beta, in training and in testing; gamma and beta still learn and are averaged
+
+With frozen statistics the gradient of a sample no longer depends on the rest of its batch, which is what differs between clients.
+
+Reference: Zhong et al., Making Batch Normalization Great in Federated Deep Learning, 2023. Defaults: T* = T/2 (Table G, all classification tasks;
+Cityscapes: round 90 of 100). ``freeze`` holds the rows of Table H. ``stage_one="decoupled"`` is the probe of section 3.3; that of section 3.4 is
+``polyfed.probes.union_statistics``.
+
+Differences from the paper: none known; no code of the authors was available to check against. The paper decays the learning rate by 0.1 at T* and
+at 3T/4: a setting of the run (``--schedule "steps(at=(0.5, 0.75), factor=0.1)"``). Freezing without the decay can diverge.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from polyfed.client import Client, Workbench
+from polyfed.errors import ModelError, OptionError, nearest
+from polyfed.layers.swap import BatchNorm
+from polyfed.method import Facts, Method, register
+from polyfed.probes import STATISTICS_QUESTION, Decoupled, last_round, measure_statistics
+from polyfed.sharing import Rule, Select, bn_affine, bn_statistics
+
+FROZEN: dict[str, tuple[Select, ...]] = {
+    "statistics": (bn_statistics,),
+    "affine": (bn_affine,),
+    "both": (bn_statistics, bn_affine),
+    "nothing": (),
+}
+STAGE_ONE = ("fedavg", "decoupled")
+
+
+@dataclass(frozen=True)
+class FreezeStatistics:
+    """Normalise with the received statistics, and leave them as they are, after round T*."""
+
+    at: int | float
+
+    def __call__(self, client: Client) -> None:
+        if client.round > last_round(self.at, client.rounds):
+            for module in client.model.modules():
+                if isinstance(module, BatchNorm):
+                    module.eval()
+
+    def check(self, bench: Workbench) -> None:
+        """Every batch norm must have statistics to freeze, and the run a round to freeze them at."""
+        for path, module in bench.model.named_modules():
+            if isinstance(module, BatchNorm) and not module.track_running_stats:
+                raise ModelError(
+                    f"fixbn: the batch norm {path} keeps no running statistics, so there is nothing to freeze. Build it with track_running_stats=True."
+                )
+        refuse_late(self.at, bench)
+
+    def notice(self, bench: Workbench, clients: int) -> str:
+        """Freezing without a smaller learning rate can diverge."""
+        freezes = 0 < last_round(self.at, bench.settings.rounds) < bench.settings.rounds
+        if not freezes or bench.settings.schedule != "constant":
+            return ""
+        return (
+            "fixbn freezes statistics at a constant learning rate, which can diverge; the paper decays it at the same round: "
+            '--schedule "steps(at=(0.5, 0.75), factor=0.1)".'
+        )
+
+
+@dataclass(frozen=True)
+class FreezeAffine:
+    """Keep the received scale and shift of batch norm after round T*: no gradient, no weight decay, no momentum."""
+
+    at: int | float
+
+    def __call__(self, client: Client) -> None:
+        frozen = client.round > last_round(self.at, client.rounds)
+        for parameter in affine_parameters(client.bench):
+            parameter.requires_grad_(not frozen)
+
+    def check(self, bench: Workbench) -> None:
+        """The run must have a round to freeze at."""
+        refuse_late(self.at, bench)
+
+
+def release_affine(client: Client) -> None:
+    """Leave the model as trainable as it was."""
+    for parameter in affine_parameters(client.bench):
+        parameter.requires_grad_(True)
+
+
+def affine_parameters(bench: Workbench) -> list[nn.Parameter]:
+    """The trainable scales and shifts of batch norm."""
+    return [parameter for name, parameter in bench.parameters.items() if bn_affine.matches(bench.plan.entries[name])]
+
+
+def refuse_late(at: int | float, bench: Workbench) -> None:
+    """A freeze after the last round would be ignored."""
+    if last_round(at, bench.settings.rounds) > bench.settings.rounds:
+        raise OptionError(
+            f"fixbn: freeze_at is round {at}, but the run has {bench.settings.rounds} rounds. Give an earlier round, or a share such as 0.5."
+        )
+
+
+@register(shows=("freeze_at",))
+def fixbn(freeze_at: int | float = 0.5, freeze: str = "statistics", stage_one: str = "fedavg") -> Method:
+    """Freeze the averaged batch-norm statistics half-way and train on with them.
+
+    Args:
+        freeze_at: the last round before the freeze: a whole number, or a share of all rounds; 1.0 never freezes.
+        freeze: statistics, affine, both or nothing (Table H).
+        stage_one: until then fedavg, or decoupled: statistics are averaged before the weights are trained with them.
+    """
+    _refuse_options(freeze_at, freeze, stage_one)
+    neutral = freeze_at == 1.0 and isinstance(freeze_at, float)
+    frozen = () if neutral else FROZEN[freeze]
+    decoupled = stage_one == "decoupled"
+    before: list[FreezeStatistics | FreezeAffine] = []
+    if decoupled or bn_statistics in frozen:
+        before.append(FreezeStatistics(0 if decoupled else freeze_at))
+    if bn_affine in frozen:
+        before.append(FreezeAffine(freeze_at))
+    return Method(
+        "fixbn",
+        sharing=tuple(Rule(select, up=False, since=freeze_at) for select in frozen),
+        before_training=tuple(before),
+        after_training=(release_affine,) if bn_affine in frozen else (),
+        round=Decoupled(freeze_at) if decoupled else None,
+        answers={STATISTICS_QUESTION: measure_statistics} if decoupled else {},
+        facts=Facts(batch_norm=True, messages="2 until the freeze" if decoupled else "1"),
+    )
+
+
+def _refuse_options(freeze_at: int | float, freeze: str, stage_one: str) -> None:
+    if isinstance(freeze_at, bool) or not isinstance(freeze_at, int | float) or freeze_at < 0:
+        raise OptionError(f"fixbn: freeze_at takes a round (60) or a share of all rounds (0.5), found {freeze_at!r}.")
+    if isinstance(freeze_at, float) and freeze_at > 1:
+        raise OptionError(
+            f"fixbn: freeze_at as a share lies between 0.0 and 1.0, found {freeze_at}. Write a round as a whole number."
+        )
+    if freeze not in FROZEN:
+        raise OptionError(f"fixbn: freeze cannot be {freeze!r}. {nearest(freeze, FROZEN)}")
+    if stage_one not in STAGE_ONE:
+        raise OptionError(f"fixbn: stage_one cannot be {stage_one!r}. {nearest(stage_one, STAGE_ONE)}")
+    if stage_one == "decoupled" and freeze in ("affine", "nothing"):
+        raise OptionError(
+            f'fixbn: stage_one="decoupled" freezes statistics or both, found {freeze!r}. For the probe all along, write freeze_at=1.0.'
+        )

@@ -1,0 +1,70 @@
+"""Guiding: features must also be classified by the head that the server sent.
+
+    loss_i = l(h_i(g_i(x)), y) + weight * l(h_received(g_i(x)), y),   h_received frozen for the round
+
+Gradients of the second term reach the feature extractor g_i only. ``fedavg + guiding`` is gFedAvg; ``perxan + guiding`` is gPerXAN.
+
+Reference: Le et al., Efficiently Assemble Normalization Layers and Regularization for Federated Domain Generalization (gPerXAN), CVPR 2024, Eq. 3.
+
+Differences from the paper: batch means instead of sums (as its program). weight = 0.5 is the program's value; the paper searches 0, 0.25, 0.5,
+0.75 and 1. The loss l is the loss of the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.func import functional_call
+
+from polyfed.client import Client, Step, Workbench
+from polyfed.errors import JoinError, ModelError, OptionError
+from polyfed.method import Facts, Method, register
+
+
+def received_head(client: Client) -> dict[str, Tensor]:
+    """The head's state as it was received, by name inside the head. Buffers are copies, since layers write into them."""
+    bench, prefix = client.bench, f"{client.bench.head}."
+    names = [name for name in bench.live if name.startswith(prefix)]
+    held = {name: client.received.get(name, bench.live[name]).detach() for name in names}
+    return {name.removeprefix(prefix): value if name in bench.parameters else value.clone() for name, value in held.items()}
+
+
+@dataclass(frozen=True)
+class Guide:
+    """weight * loss of the frozen received head on the client's features."""
+
+    weight: float
+    needs_features = True
+
+    def __call__(self, step: Step) -> Tensor:
+        bench = step.client.bench
+        logits = functional_call(bench.head_module, received_head(step.client), (step.features,))
+        return self.weight * bench.loss(logits, step.y)
+
+    def check(self, bench: Workbench) -> None:
+        """The head must be known and sent in every round, and guided by once."""
+        if bench.head is None:
+            raise ModelError(f"{bench.method}: guiding needs the model's head, which is in doubt. Name it with --head NAME.")
+        if sum(isinstance(term, Guide) for term in bench.method.objective) > 1:
+            raise JoinError(f"{bench.method}: gperxan has the guiding term already. Leave guiding out, or use perxan + guiding.")
+        sent = [set(phase.down) for phase in bench.plan.phases.values()]
+        own = [name for name in bench.parameters if name.startswith(f"{bench.head}.") and not all(name in down for down in sent)]
+        if own:
+            raise JoinError(
+                f"{bench.method}: {own[0]} of the head is not sent to clients, so there is no received head to guide by. Leave guiding out."
+            )
+
+
+@register(shows=("weight",))
+def guiding(weight: float = 0.5) -> Method:
+    """Guide features by the classifier the server sent.
+
+    Args:
+        weight: weight of the second loss; 0 changes nothing.
+    """
+    if weight < 0:
+        raise OptionError(f"guiding: weight must not be negative, found {weight}.")
+    return Method(
+        "guiding", objective=(Guide(weight),) if weight else (), alone=False, facts=Facts(extra_work="one more head pass per step")
+    )

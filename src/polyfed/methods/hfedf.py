@@ -1,0 +1,131 @@
+"""hFedF: a hypernetwork on the server makes every client's model; all clients' gradients through it are aligned and smoothed.
+
+    phi_i = h(nu_i; theta)                            sent to client i, which trains and returns phi_i'
+    g_i   = J_i^T (phi_i - phi_i')                    gradient with respect to (theta, nu)
+    w     = softmax_i( cos(g_i, mean_j g_j) )         GradAlign
+    (theta, nu) <- Adam step along sum_i w_i g_i
+    round t > W:  (theta, nu) <- a (theta, nu) + (1 - a) ema,   ema <- (theta, nu);   ema starts in round W
+
+Reference: Bartholet et al., Non-linear Fusion in Federated Learning: A Hypernetwork Approach to Federated Domain Generalization, 2024.
+
+Differences from the paper:
+* The sign: Algorithm 1 takes returned - sent and then descends along it, which would climb; here delta = sent - returned.
+* The exponent: Eq. 9 has exp(-cosine), while section 3.4, Algorithm 3 and A.1.1 give more weight to the more similar; here exp(+cosine).
+* Moving average: Eq. 10 smooths theta, Algorithm 1 theta and nu, with indices a round apart; here one recurrence over both. As the live parameters are
+  replaced by the average, the average is the last round's state: no copy is kept between rounds.
+* Heads start so that generated tensors have the mean and spread of the model's own initial values (``head_init="default"``: torch's).
+* Batch-norm statistics and counters, which nothing can generate, stay at the client; affine parameters are generated.
+* ``generate`` limits generation to some entries, the rest being averaged (the paper's future work).
+
+Defaults: server_lr, server_weight_decay, ema_alpha from Table 10, PACS (Office-Home 1e-3, 1e-5, 0.75; VLCS 1e-3, 1e-3, 0.75); network from Table 8;
+embedding_dim floor(1 + N/4) from 4.1. Not printed, our choice: warmup, the auto-encoder's epochs.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from polyfed.client import Workbench
+from polyfed.conversation import Talk
+from polyfed.errors import OptionError
+from polyfed.generated import USED_SLOTS, Generation, ServerOptimizer, generating_method
+from polyfed.hypernetwork import Generator
+from polyfed.method import Method, register
+from polyfed.methods.autoencoder_embeddings import QUESTION, Collect, Describe
+from polyfed.seeds import generator
+from polyfed.server import Server
+
+log = logging.getLogger("polyfed")
+
+
+@dataclass(frozen=True)
+class JointRound:
+    """All clients train on their generated models; the hypernetwork takes one step along their combined gradient."""
+
+    generation: Generation
+    align: bool
+    ema_alpha: float | None
+    warmup: int
+    uses = USED_SLOTS
+
+    def __call__(self, server: Server) -> Talk[None]:
+        ask = server.ask("train", server.sample())
+        replies = yield ask
+        deltas = self.generation.absorbed(server, ask, replies)
+        maker = self.generation.generator(server)
+        weights = maker.learn(deltas, self.align, self.ema_alpha if server.round > self.warmup else None)
+        log.debug("Round %d: weights %s.", server.round, dict(zip(deltas, weights.tolist(), strict=True)))
+        if self.generation.embedding == "random":
+            redraw(maker, server)
+
+    def check(self, bench: Workbench) -> None:
+        """Something must be left to generate."""
+        self.generation.check(bench)
+
+    def notice(self, bench: Workbench, clients: int) -> str:
+        """The size of the hypernetwork, told before it is built."""
+        return self.generation.notice(bench, clients)
+
+
+@torch.no_grad()
+def redraw(maker: Generator, server: Server) -> None:
+    """Give every client a new random embedding."""
+    stream = generator(server.settings.seed, "embeddings", server.round)
+    table = maker.network.embedding.weight
+    table.copy_(torch.randn(table.shape, generator=stream))
+
+
+@register
+def hfedf(
+    server_lr: float = 1e-3,
+    server_weight_decay: float = 1e-5,
+    gradalign: bool = True,
+    ema: bool = True,
+    ema_alpha: float = 0.95,
+    warmup: int = 10,
+    embedding: str = "learnt",
+    embedding_dim: int = 0,
+    embedding_epochs: int = 50,
+    generate: str = "all",
+    head_init: str = "match",
+    width: int = 50,
+    server_optimizer: str = "adam",
+    server_momentum: float = 0.9,
+    server_clip: float = 0.0,
+    memory_share: float = 0.5,
+) -> Method:
+    """Make every client's model by a hypernetwork, learnt from all clients at once.
+
+    Args:
+        server_lr: learning rate of the hypernetwork.
+        server_weight_decay: its weight decay.
+        gradalign: weigh clients by how well their gradients agree with the mean, else equally.
+        ema: smooth the hypernetwork by a moving average.
+        ema_alpha: share of the new state in the average.
+        warmup: round in which the average starts.
+        embedding: learnt; random: drawn anew after every round; autoencoder: learnt from images before round 1, then fixed.
+        embedding_dim: length of a client's embedding; 0: floor(1 + clients / 4).
+        embedding_epochs: epochs of the auto-encoder.
+        generate: all, head, last_stage, or patterns over entry names such as "layer4.*, fc.*"; the rest is averaged.
+        head_init: match the spread of the model's initial values, or torch's default.
+        width: width of the hypernetwork's layers.
+        server_optimizer: adam or sgd.
+        server_momentum: momentum of sgd.
+        server_clip: largest norm of the hypernetwork's gradient; 0: any.
+        memory_share: share of free memory the hypernetwork may take.
+    """
+    if not 0 < ema_alpha <= 1 or warmup < 1 or embedding_epochs < 1:
+        raise OptionError(
+            "hfedf: ema_alpha must lie between 0 and 1, warmup and embedding_epochs must be at least 1, "
+            f"found ema_alpha={ema_alpha}, warmup={warmup}, embedding_epochs={embedding_epochs}."
+        )
+    step = ServerOptimizer("hfedf", server_optimizer, server_lr, server_weight_decay, server_momentum, server_clip)
+    generation = Generation("hfedf", step, generate, embedding, embedding_dim, head_init, width, memory_share, int(ema))
+    hold = JointRound(generation, gradalign, ema_alpha if ema else None, warmup)
+    if embedding != "autoencoder":
+        return generating_method(generation, hold)
+    answers = {QUESTION: Describe(embedding_epochs)}
+    return generating_method(generation, hold, (Collect(generation),), answers, "the mean latent vector of its images, once")

@@ -1,0 +1,96 @@
+"""PerXAN: instance norm beside batch norm (XAN); the batch side is personal, the instance side is shared.
+
+    XAN(x) = w_in * IN(x) + w_bn * BN(x),   (w_in, w_bn) = softmax(score_in, score_bn), scores start equal
+
+Clients upload everything; the server averages everything (the newcomer's model) but never sends the batch side back:
+BN affine, BN statistics, and score_bn.
+
+Reference: Le et al., Efficiently Assemble Normalization Layers and Regularization for Federated Domain Generalization (gPerXAN), CVPR 2024,
+Eq. 2 and section 3.1. gPerXAN = PerXAN + guiding.
+
+Differences from the paper: it speaks of randomly initialised ratios; the authors' program has two scores per layer, both 1, through a softmax, and
+its name filter makes score_bn personal: the default here (``mix_local="bn_only"``). Which batch norms: ``where="all"`` is PACS (ResNet-50, all stages,
+with stem and shortcuts as in the program), ``"first_two"`` Office-Home (stem, layer1, layer2), ``"first_dense"`` Camelyon17 (DenseNet-121:
+denseblock1, transition1). Batch norms that are not replaced are personal too, as Algorithm 1 line 6 says of every BN (``rest="local"``); batch norm of
+vectors has no positions and is never replaced. How the affine of IN starts is not stated: a copy of BN's keeps the scale of a pretrained branch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from polyfed.entries import MIX
+from polyfed.errors import OptionError, nearest
+from polyfed.layers.places import Where, places_named
+from polyfed.layers.xan import put_xan
+from polyfed.method import Facts, Method, register
+from polyfed.sharing import Rule, Select, batch_norm, upload_only
+
+# The names below are attributes of polyfed's own XAN layer, so no name of a user's model decides anything.
+batch_sides = Select("batch side of XAN", layers=frozenset({"batch_norm"}), names=("*batch_side.*",))
+MIXING: dict[str, tuple[Rule, ...]] = {
+    "bn_only": (upload_only(Select("batch score of XAN", frozenset({MIX}), frozenset({"xan"}), ("*score_bn",))),),
+    "both": (upload_only(Select("scores of XAN", frozenset({MIX}), frozenset({"xan"}))),),
+    "none": (),
+}
+CHOICES = {
+    "rest": ("local", "shared"),
+    "mix_local": tuple(MIXING),
+    "in_init": ("copy_bn", "ones"),
+    "tiny_maps": ("error", "skip"),
+}
+
+
+@dataclass(frozen=True)
+class ToXAN:
+    """Replace the batch norms at some places by XAN. From Python, ``where`` may be a predicate of path and module."""
+
+    where: Where = "all"
+    in_init: str = "copy_bn"
+    instance_score: float = 1.0
+    tiny_maps: str = "error"
+    part: str = "perxan"
+    stage = "norm"
+
+    def __call__(self, model: nn.Module) -> nn.Module:
+        return put_xan(model, self.where, self.in_init, self.instance_score, self.tiny_maps, self.part)
+
+
+def assembled(
+    name: str, where: str | tuple[str, ...], rest: str, mix_local: str, in_init: str, instance_score: float, tiny_maps: str
+) -> Method:
+    """The method of that name: XAN at some places, and the batch side uploaded but never sent back."""
+    for option, value in {"rest": rest, "mix_local": mix_local, "in_init": in_init, "tiny_maps": tiny_maps}.items():
+        if value not in CHOICES[option]:
+            raise OptionError(f"{name}: {option} cannot be {value!r}. {nearest(value, CHOICES[option])}")
+    places_named(where, name)
+    return Method(
+        name,
+        surgery=(ToXAN(where, in_init, instance_score, tiny_maps, name),),
+        sharing=(upload_only(batch_norm if rest == "local" else batch_sides), *MIXING[mix_local]),
+        facts=Facts(batch_norm=True, client_state=True, extra_work="an instance norm beside each replaced batch norm"),
+    )
+
+
+@register
+def perxan(
+    where: str | tuple[str, ...] = "all",
+    rest: str = "local",
+    mix_local: str = "bn_only",
+    in_init: str = "copy_bn",
+    instance_score: float = 1.0,
+    tiny_maps: str = "error",
+) -> Method:
+    """Mix instance norm and batch norm; share the instance side, keep the batch side personal.
+
+    Args:
+        where: all, first_two (ResNet), first_dense (DenseNet), a stage, or a list of stages or name patterns.
+        rest: batch norms that are not replaced: local or shared.
+        mix_local: scores that are personal: bn_only, both or none.
+        in_init: what the affine of instance norm starts from: copy_bn or ones.
+        instance_score: initial score of the instance side; that of the batch side is 1.
+        tiny_maps: maps of one position, where instance norm is undefined: error or skip.
+    """
+    return assembled("perxan", where, rest, mix_local, in_init, instance_score, tiny_maps)

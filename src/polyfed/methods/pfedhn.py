@@ -1,0 +1,109 @@
+"""pFedHN: a hypernetwork on the server makes every client's model, and learns from one client after the other.
+
+    theta_i = h(nu_i; phi)                            sent to client i, which trains and returns theta_i'
+    (phi, nu_i) <- SGD step along J_i^T (theta_i - theta_i')      after each client
+
+Reference: Shamsian et al., Personalized Federated Learning using Hypernetworks, ICML 2021.
+
+Differences from the paper: it takes one random client at a time, without rounds; here a round is every sampled client once, in an order drawn
+anew each round. ``server_update="joint"`` takes one step along the mean of all gradients instead: hFedF without alignment and moving average.
+The network is that of hFedF's comparison (its Table 8: width 50, LeakyReLU), not the authors' (width 100, ReLU). Clients' gradients are not clipped.
+The variant with private heads is not here. Batch-norm statistics and counters stay at the client; affine parameters are generated.
+
+Defaults: server_lr and server_weight_decay from hFedF's Table 10, PACS (Office-Home and VLCS 1e-3, 1e-4), which are also the authors' own;
+SGD, momentum 0.9 and clip 50 from the authors' program; embedding_dim floor(1 + N/4).
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+from polyfed.client import Workbench
+from polyfed.conversation import Reply, Talk
+from polyfed.errors import OptionError, TooFewReplies, nearest
+from polyfed.generated import USED_SLOTS, Generation, ServerOptimizer, generating_method
+from polyfed.method import Method, register
+from polyfed.methods.hfedf import JointRound
+from polyfed.seeds import chooser
+from polyfed.server import Server, problem_with
+
+UPDATES = ("sequential", "joint")
+
+
+@dataclass(frozen=True)
+class SequentialRound:
+    """Clients one after the other; the hypernetwork takes a step after each."""
+
+    generation: Generation
+    uses = USED_SLOTS
+
+    def __call__(self, server: Server) -> Talk[None]:
+        maker = self.generation.generator(server)
+        before = copy.deepcopy(maker.state_dict())
+        clients = server.sample()
+        chooser(server.settings.seed, "order", server.round).shuffle(clients)
+        taken: list[Reply] = []
+        for client in clients:
+            ask = server.ask("train", [client])
+            for reply in (yield ask):
+                problem = problem_with(reply.entries, server.phase.up, server.plan.entries)
+                if problem:
+                    server.reject(reply.client, problem)
+                    continue
+                maker.learn({client: self.generation.deltas(server, ask, reply)}, align=False)
+                taken.append(reply)
+        server.asked = len(clients)
+        try:
+            server.absorb(taken)
+        except TooFewReplies:
+            maker.load_state_dict(before)
+            raise
+
+    def check(self, bench: Workbench) -> None:
+        """Something must be left to generate."""
+        self.generation.check(bench)
+
+    def notice(self, bench: Workbench, clients: int) -> str:
+        """The size of the hypernetwork, told before it is built."""
+        return self.generation.notice(bench, clients)
+
+
+@register
+def pfedhn(
+    server_update: str = "sequential",
+    server_lr: float = 1e-2,
+    server_weight_decay: float = 1e-3,
+    embedding_dim: int = 0,
+    generate: str = "all",
+    head_init: str = "match",
+    width: int = 50,
+    server_optimizer: str = "sgd",
+    server_momentum: float = 0.9,
+    server_clip: float = 50.0,
+    memory_share: float = 0.5,
+) -> Method:
+    """Make every client's model by a hypernetwork, learnt from one client after the other.
+
+    Args:
+        server_update: sequential: a step after each client; joint: one step a round along the mean of all gradients.
+        server_lr: learning rate of the hypernetwork.
+        server_weight_decay: its weight decay.
+        embedding_dim: length of a client's embedding; 0: floor(1 + clients / 4).
+        generate: all, head, last_stage, or patterns over entry names such as "layer4.*, fc.*"; the rest is averaged.
+        head_init: match the spread of the model's initial values, or torch's default.
+        width: width of the hypernetwork's layers.
+        server_optimizer: adam or sgd.
+        server_momentum: momentum of sgd.
+        server_clip: largest norm of the hypernetwork's gradient; 0: any.
+        memory_share: share of free memory the hypernetwork may take.
+    """
+    if server_update not in UPDATES:
+        raise OptionError(f"pfedhn: server_update cannot be {server_update!r}. {nearest(server_update, UPDATES)}")
+    sequential = server_update == "sequential"
+    step = ServerOptimizer("pfedhn", server_optimizer, server_lr, server_weight_decay, server_momentum, server_clip)
+    copies = 1 + step.moments if sequential else 0
+    generation = Generation("pfedhn", step, generate, "learnt", embedding_dim, head_init, width, memory_share, copies)
+    if sequential:
+        return generating_method(generation, SequentialRound(generation))
+    return generating_method(generation, JointRound(generation, align=False, ema_alpha=None, warmup=1))
