@@ -47,8 +47,10 @@ format: $(VENV)/.installed-dev  ## mend what ruff can mend
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-docs: $(VENV)/.installed-docs  ## write the reference of the Python interface to build/docs
-	$(PY) -m pdoc --docformat google --output-directory build/docs polyfed
+docs: $(VENV)/.installed-docs  ## refresh the generated tables and write the reference of the Python interface to build/docs
+	$(PY) docs/generate.py
+	$(PY) -m pdoc --docformat google --output-directory build/docs polyfed \
+	    $$($(PY) -c "import pkgutil, polyfed; print(*('polyfed.' + m.name for m in pkgutil.iter_modules(polyfed.__path__) if m.name not in ('__main__', 'run', 'conversation')))")
 
 bench: $(VENV)/.installed-demo  ## run the benchmarks, benchmarks/bench_*.py
 	@test -n "$(BENCHMARKS)" || { echo "There is no benchmarks/bench_*.py yet."; exit 1; }

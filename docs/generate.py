@@ -1,0 +1,130 @@
+"""Rewrite the generated blocks of README.md and docs/: python docs/generate.py, or with --check only compare.
+
+A block lies between the comments "generated: NAME" and "end". NAME is a key of BLOCKS, sometimes followed by one word:
+the method whose options are listed, the kind of thing that is listed, or the file that is shown. The README's own method may
+stand between "own-method" and "end".
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from polyfed.cli.docs import first_sentence
+from polyfed.cli.ls import registry_of, written
+from polyfed.cli.show import GIVEN_BY_RUN
+from polyfed.report import method_tables
+from polyfed.report.method_tables import table
+from polyfed.settings import Settings
+from polyfed.text import write_option
+
+ROOT = Path(__file__).resolve().parents[1]
+BLOCK = re.compile(
+    r"(?P<start><!-- (?:generated: (?P<name>[\w-]+)(?: (?P<about>\S+))?|(?P<bare>own-method)) -->\n).*?(?P<end><!-- end -->)",
+    re.DOTALL,
+)
+
+
+def pages() -> list[Path]:
+    """All files that may hold generated blocks."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def settings_table() -> str:
+    """Every setting with its option, default and meaning."""
+    rows = (
+        [f"`{item.name}`", f"`--{item.name.replace('_', '-')}`", _default(item.default), item.metadata["doc"]]
+        for item in dataclasses.fields(Settings)
+        if item.name != "data"
+    )
+    return table(("setting", "option", "default", "meaning"), rows)
+
+
+def _default(value: Any) -> str:
+    return "none" if value is None or value == () else f"`{write_option(value)}`"
+
+
+def listing(kind: str) -> str:
+    """All registered things of a kind, with the options that a text may set."""
+    registry = registry_of(kind)
+    records = [record for record in map(registry.find, registry.names()) if record.build.__module__.startswith("polyfed.")]
+    rows = []
+    for record in records:
+        free = [p for p in record.signature.parameters.values() if p.name not in GIVEN_BY_RUN[kind]]
+        rows.append([f"`{written(kind, record.name)}`", first_sentence(record.doc), ", ".join(map(_option, free)) or "none"])
+    return table(("name", "what", "options"), rows)
+
+
+def _option(parameter: inspect.Parameter) -> str:
+    default = "" if parameter.default is parameter.empty else f"={write_option(parameter.default)}"
+    return f"`{parameter.name}{default}`"
+
+
+def shown_file(name: str) -> str:
+    """A file as a code block."""
+    return f"```python\n{(ROOT / name).read_text(encoding='utf-8').rstrip()}\n```"
+
+
+def linked_from(page: Path) -> method_tables.Link:
+    """Addresses of methods' pages, relative to a page."""
+    return lambda name: Path(os.path.relpath(ROOT / "docs" / "methods" / f"{name}.md", page.parent)).as_posix()
+
+
+BLOCKS: dict[str, Callable[[Path, str], str]] = {
+    "methods": lambda page, _: method_tables.methods_table(linked_from(page)),
+    "options": lambda _, about: method_tables.options_table(about),
+    "fedwon-table-7": lambda _, __: method_tables.fedwon_table_7(),
+    "hfedf-table-1": lambda _, __: method_tables.hfedf_table_1(),
+    "gperxan-table-1": lambda _, __: method_tables.gperxan_table_1(),
+    "settings": lambda _, __: settings_table(),
+    "list": lambda _, about: listing(about),
+    "file": lambda _, about: shown_file(about),
+    "own-method": lambda _, __: shown_file("examples/own_method.py"),
+}
+
+
+def rewritten(page: Path, text: str) -> str:
+    """The text of a page with every generated block made anew."""
+
+    def block(match: re.Match[str]) -> str:
+        name, about = match["name"] or match["bare"], match["about"] or ""
+        if name not in BLOCKS:
+            raise SystemExit(f"{page}: there is no generated block {name!r}. There are: {', '.join(BLOCKS)}.")
+        return f"{match['start']}{BLOCKS[name](page, about)}\n{match['end']}"
+
+    return BLOCK.sub(block, text)
+
+
+def outdated(files: Iterable[Path]) -> dict[Path, str]:
+    """Pages whose generated blocks are not what they should be, with the text they should have."""
+    found = {}
+    for page in files:
+        now = page.read_text(encoding="utf-8")
+        wanted = rewritten(page, now)
+        if wanted != now:
+            found[page] = wanted
+    return found
+
+
+def main() -> int:
+    """Rewrite, or compare."""
+    parser = argparse.ArgumentParser(description="Rewrite the generated blocks of README.md and docs/.")
+    parser.add_argument("--check", action="store_true", help="only say which pages are out of date")
+    only_check = parser.parse_args().check
+    found = outdated(page for page in pages() if page.is_file())
+    for page, text in found.items():
+        print(f"{'out of date' if only_check else 'rewritten'}: {page.relative_to(ROOT)}")
+        if not only_check:
+            page.write_text(text, encoding="utf-8")
+    return int(only_check and bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
