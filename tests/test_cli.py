@@ -230,6 +230,14 @@ def test_evaluate_own_and_other_data(polyfed: Command, images: Path, tmp_path: P
     assert polyfed("evaluate", "r", "--split", "validation", "--json", "-q").json["scores"][0]["count"] == 4
 
 
+def test_unreadable_images_are_left_out_only_on_request(polyfed: Command, images: Path) -> None:
+    (images / "day" / "disk" / "broken.png").write_bytes(b"\x89PNG nothing")
+    refused = polyfed("run", images, *SHORT, "-q")
+    assert refused.code == 2 and "broken.png" in refused.err and "skip_unreadable=True" in refused.err
+    allowed = polyfed("run", f'image_folder(root="{images}", size=16, skip_unreadable=True)', *SHORT, "--out", "r", "-q")
+    assert allowed.code == 0 and "1 unreadable image skipped" in Path("r/run.toml").read_text()
+
+
 def test_predict_names_unreadable_images_and_goes_on(polyfed: Command, images: Path, tmp_path: Path) -> None:
     polyfed("run", images, "--method", "fedbn", *SHORT, "--rounds", "6", "--out", "r", "-q")
     picture("stripe", False, np.random.default_rng(9)).resize((50, 30)).save(tmp_path / "new.png")

@@ -17,12 +17,14 @@ from polyfed.checkpoint import Checkpoints, Snapshot, digest, flattened, packed,
 from polyfed.client import Kept
 from polyfed.conversation import Payload, Reply
 from polyfed.entries import entries_of
-from polyfed.errors import RunFolderError, SettingError, TooFewReplies
+from polyfed.errors import RunFolderError, SettingError, TooFewReplies, UnknownName
 from polyfed.experiment import Experiment
 from polyfed.folder import RunFolder
+from polyfed.method import Facts, Method
 from polyfed.observers import record, resume
 from polyfed.server import problem_with
 from polyfed.settings import Settings
+from polyfed.sharing import batch_norm, keep_local
 from polyfed.testing import TinyNet, tiny_federation
 
 
@@ -101,6 +103,26 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path
     told: list[str] = []
     result = resume(tmp_path / "cut", data=tiny_federation(), model=tiny_net(), notify=told.append)
     assert newest.name in told[0] and result.digest == whole.digest
+
+
+def test_lost_metrics_are_named_and_the_run_goes_on(tmp_path: Path) -> None:
+    whole = record(experiment_of(), RunFolder(tmp_path / "whole"))
+    run_until(tmp_path / "cut", 3)
+    (tmp_path / "cut" / "metrics.jsonl").write_text("")
+    told: list[str] = []
+    result = resume(tmp_path / "cut", data=tiny_federation(), model=tiny_net(), notify=told.append)
+    assert "metrics.jsonl is shorter" in told[0] and result.digest == whole.digest
+    assert RunFolder(tmp_path / "cut").metrics()
+
+
+def test_a_method_of_python_can_be_resumed(tmp_path: Path) -> None:
+    mine = Method("mine", sharing=(keep_local(batch_norm),), facts=Facts(client_state=True))
+    values = {"rounds": 3, "batch_size": 4, "checkpoint_every": "1"}
+    whole = record(Experiment(Settings(**values), tiny_federation(), mine, tiny_net()), RunFolder(tmp_path / "whole"))
+    with pytest.raises(UnknownName, match="mine"):
+        go_on(tmp_path / "whole")
+    again = resume(tmp_path / "whole", tiny_federation(), tiny_net(), method=mine)
+    assert again.digest == whole.digest
 
 
 def test_no_good_checkpoint_left_is_said(tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ def _epoch(count: int, settings: Settings, needs_two: bool, stream: torch.Genera
     if settings.last_batch == "error" or len(chunks) == 1:
         raise DataError(
             f"Client {client} would train on a batch of one sample ({count} samples, batch size {settings.batch_size}), "
-            "and batch norm needs two. Use --last-batch merge or drop, another batch size, or a model without batch norm (fedavg + group_norm)."
+            "and batch norm needs two. Use --last-batch merge or drop, another batch size, or another norm than batch norm."
         )
     if settings.last_batch == "merge":
         chunks[-2:] = [torch.cat(chunks[-2:])]
@@ -275,7 +275,7 @@ def _require_finite(client: Client, loss: Tensor, index: int) -> None:
         when = f"step {index + 1}" if client.bench.checks_each_step else f"one of its {index + 1} steps"
         raise NotFinite(
             f"Client {client.id}: the loss became {float(loss)} in round {client.round} ({when}). "
-            "Lower --lr, add agc(), or drop such clients with --on-nan drop."
+            "Lower --lr, clip gradients, or drop such clients with --on-nan drop."
         )
 
 

@@ -87,8 +87,8 @@ class MissingExtra(PolyfedError, ImportError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """Say the nearest known name, or list what there is.
 
-    >>> nearest("fedbm", ["fedavg", "fedbn"])
-    'Did you mean fedbn?'
+    >>> nearest("poto", ["photo", "sketch"])
+    'Did you mean photo?'
     """
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)

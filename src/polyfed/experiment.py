@@ -176,7 +176,7 @@ def read_initial(text: str) -> Mapping[str, Tensor]:
 
 def run_experiment(
     data: Any,
-    method: str | Method,
+    method: str | Method | None,
     model: str | nn.Module | Callable[..., nn.Module] | None,
     out: str | Path | None = None,
     progress: bool = False,

@@ -97,10 +97,13 @@ class RunFolder:
         """Bytes of metrics so far."""
         return self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
 
-    def truncate_metrics(self, size: int) -> None:
-        """Forget lines written after a checkpoint."""
+    def truncate_metrics(self, size: int) -> bool:
+        """Forget lines written after a checkpoint; says whether all lines up to it are there."""
+        if self.metrics_size() < size:
+            return False
         with self.metrics_file.open("a+b") as file:
             file.truncate(size)
+        return True
 
 
 def plain(settings: Settings) -> dict[str, Any]:

@@ -19,6 +19,7 @@ log = logging.getLogger("polyfed")
 
 if TYPE_CHECKING:
     from polyfed.experiment import Experiment
+    from polyfed.method import Method
     from polyfed.server import Server
 
 
@@ -154,6 +155,7 @@ def resume(
     notify: Callable[[str], None] = print,
     observers: Sequence[Observer] = (),
     split: str = "test",
+    method: Method | None = None,
 ) -> Result:
     """Go on with a run from its last good checkpoint, to the same end as if it had never stopped.
 
@@ -165,12 +167,13 @@ def resume(
         notify: is told about damaged files.
         observers: called after every round.
         split: what the run is evaluated on: test or validation.
+        method: the method, where it is a value of Python that is not registered.
     """
     from polyfed.experiment import Experiment
 
     folder = RunFolder(path)
     settings = folder.settings()
-    experiment = Experiment(settings, data, None, model)
+    experiment = Experiment(settings, data, method, model)
     snapshot, complaints = folder.checkpoints.read()
     for complaint in complaints:
         notify(f"{complaint} The checkpoint before it is used.")
@@ -178,7 +181,8 @@ def resume(
         raise RunFolderError(f"{path} has no good checkpoint left; start again with another --out.")
     if snapshot is not None:
         experiment.restore(snapshot)
-        folder.truncate_metrics(snapshot.notes["metrics_size"])
+        if not folder.truncate_metrics(snapshot.notes["metrics_size"]):
+            notify(f"{folder.metrics_file} is shorter than its checkpoint says: some scores of earlier rounds are lost.")
         if snapshot.notes["finished"]:
             return Result(experiment, rows_at(folder, snapshot.round, split), str(path))
     else:

@@ -83,7 +83,7 @@ def hold_round(method: Method, server: Server, delivery: Delivery, carry: Delive
 
 def run(
     data: Any = "digits-mini",
-    method: str | Method = "fedavg",
+    method: str | Method | None = None,
     model: str | nn.Module | Callable[..., nn.Module] | None = None,
     **settings: Any,
 ) -> Result:
@@ -92,7 +92,7 @@ def run(
     Args:
         data: the name of a data set, a folder ``root/<domain>/<class>/*``, a Federation or DataSet, or a mapping
             ``{domain: (train, test)}`` of torch data sets.
-        method: its text, such as ``"fedbn + agc(clip=1.28)"``, or a Method.
+        method: its text, or a Method; default: the method underneath all others.
         model: a name, a module, or a function that builds one; default: the data set's own.
         settings: any field of ``polyfed.Settings`` (``rounds=20``, ``lr=0.05``, ``seed=0``...), ``out=DIR`` to write a run folder,
             and ``progress=True`` for a progress bar.

@@ -164,6 +164,7 @@ def _part(
         read=partial(_read, tree, names, labels, places, size),
         split=split,
         skip_unreadable=skip,
+        advice=' To leave them out, write the data as: image_folder(root="FOLDER", skip_unreadable=True).',
     )
 
 

@@ -40,6 +40,7 @@ class Part:
         split: From these arrays to the rows of each split.
         problems: What is already known to be wrong, a sentence each.
         skip_unreadable: Leave unreadable images out instead of refusing the part.
+        advice: What to do about unreadable images, for the message.
     """
 
     domain: str
@@ -50,6 +51,7 @@ class Part:
     split: Callable[[Arrays], Splits]
     problems: tuple[str, ...] = ()
     skip_unreadable: bool = False
+    advice: str = ""
 
     def arrays(self) -> Arrays:
         """The decoded arrays, from the cache if they are there."""
@@ -61,7 +63,7 @@ class Part:
         unreadable: list[str] = []
         arrays = self.read(unreadable)
         if unreadable and not self.skip_unreadable:
-            raise DataError(f"{self.domain}: {len(unreadable)} images cannot be read. {some_of(unreadable)}")
+            raise DataError(f"{self.domain}: {len(unreadable)} images cannot be read. {some_of(unreadable)}{self.advice}")
         return arrays
 
 
