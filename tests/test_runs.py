@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from polyfed.checkpoint import Checkpoints, Snapshot, digest, flattened, packed,
 from polyfed.client import Kept
 from polyfed.conversation import Payload, Reply
 from polyfed.entries import entries_of
-from polyfed.errors import RunFolderError, SettingError, TooFewReplies, UnknownName
+from polyfed.errors import DataError, RunFolderError, SettingError, TooFewReplies, UnknownName
+from polyfed.evaluation import Row
 from polyfed.experiment import Experiment
 from polyfed.folder import RunFolder
 from polyfed.method import Facts, Method
@@ -356,3 +358,67 @@ def test_copying_a_run_elsewhere_changes_nothing(tmp_path: Path) -> None:
     whole = record(experiment_of(), RunFolder(tmp_path / "a"))
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     assert go_on(tmp_path / "b").digest == whole.digest
+
+
+class Rising:
+    """Validation accuracies by round, given in advance, so that the best round is known."""
+
+    def __init__(self, experiment: Experiment, values: dict[int, float]) -> None:
+        self.evaluate, self.values, self.experiment = experiment.evaluate, values, experiment
+
+    def __call__(self, split: str = "test", newcomer: str | None = None) -> list[Row]:
+        if split == "validation":
+            return [Row("validation", "all", "all", {"accuracy": self.values[self.experiment.server.round]})]
+        return self.evaluate(split, newcomer)
+
+
+VALUES = {1: 0.2, 2: 0.7, 3: 0.7, 4: 0.6}
+
+
+def select(folder: Path | None, method: str = "fedbn", stop: int | None = None) -> Any:
+    experiment = experiment_of(method, selection="best_validation")
+    experiment.evaluate = Rising(experiment, VALUES)  # type: ignore[method-assign]
+
+    def cut(server: Any) -> None:
+        if server.round == stop:
+            raise Killed
+
+    return record(experiment, None if folder is None else RunFolder(folder), observers=[cut])
+
+
+@pytest.mark.parametrize("method", ["fedbn", "hfedf"])
+def test_the_best_validation_round_is_the_model_the_run_ends_with(tmp_path: Path, method: str) -> None:
+    chosen = select(tmp_path / "run", method)
+    at_two = record(experiment_of(method, rounds=2), None) if method != "hfedf" else None
+    if at_two is not None:
+        assert chosen.digest == at_two.digest and chosen.accuracy == at_two.accuracy
+    assert chosen.digest == select(None, method).digest
+    assert go_on(tmp_path / "run").digest == chosen.digest
+    assert go_on(tmp_path / "run").accuracy == chosen.accuracy
+    lines = RunFolder(tmp_path / "run").metrics()
+    assert {line["selected_round"] for line in lines if line["view"].startswith("selected_")} == {2}
+    assert [line["accuracy"] for line in lines if line["view"] == "validation"] == list(VALUES.values())
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3, 4])
+def test_selection_survives_a_kill(tmp_path: Path, stop: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = select(tmp_path / "whole")
+    with pytest.raises(Killed):
+        select(tmp_path / "cut", stop=stop)
+    original = Experiment.evaluate
+
+    def given(self: Experiment, split: str = "test", newcomer: str | None = None) -> list[Row]:
+        if split == "validation":
+            return [Row("validation", "all", "all", {"accuracy": VALUES[self.server.round]})]
+        return original(self, split, newcomer)
+
+    monkeypatch.setattr(Experiment, "evaluate", given)
+    assert go_on(tmp_path / "cut").digest == whole.digest
+    assert RunFolder(tmp_path / "cut").metrics() == RunFolder(tmp_path / "whole").metrics()
+
+
+def test_selection_without_validation_data_says_so() -> None:
+    federation = tiny_federation()
+    bare = replace(federation, clients=tuple(replace(client, validation=None) for client in federation.clients))
+    with pytest.raises(DataError, match="no validation data"):
+        record(Experiment(Settings(rounds=1, batch_size=4, selection="best_validation"), bare, model=tiny_net()), None)

@@ -99,11 +99,11 @@ class Checkpoints:
         self.client_files: dict[str, str] = {}
         self.digests: dict[str, str] = {}
 
-    def write(self, snapshot: Snapshot, changed: set[str]) -> None:
-        """Write a checkpoint; clients that did not change keep the file they have."""
+    def write(self, snapshot: Snapshot, changed: set[str], finished: bool = False) -> None:
+        """Write a checkpoint; clients that did not change keep the file they have. The one of a finished run has names of its own."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            stamp = f"{snapshot.round:06d}"
+            stamp = f"{snapshot.round:06d}{'_final' if finished else ''}"
             server = f"server-{stamp}.safetensors"
             self._put(server, packed({"state": snapshot.state, "memory": snapshot.memory}))
             for client in sorted(changed | (set(snapshot.clients) - set(self.client_files))):
@@ -163,6 +163,14 @@ class Checkpoints:
             except Damaged as damage:
                 complaints.append(str(damage))
         return None, complaints
+
+    def read_round(self, number: int) -> Snapshot | None:
+        """The checkpoint of one round, if it is there and good."""
+        path = self.folder / f"manifest-{number:06d}.json"
+        try:
+            return self._load(opened(path))
+        except Damaged:
+            return None
 
     def _load(self, manifest: Mapping[str, Any]) -> Snapshot:
         server = self._tree(manifest["server"], manifest["digests"])

@@ -28,6 +28,7 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.checkpoints = Checkpoints(self.path / "checkpoint")
+        self.best = Checkpoints(self.path / "best")
 
     @property
     def metrics_file(self) -> Path:

@@ -14,6 +14,7 @@ from polyfed.evaluation import Row
 from polyfed.folder import RunFolder
 from polyfed.result import Result
 from polyfed.run import Observer
+from polyfed.selection import BEST_VALIDATION, BestValidation
 
 log = logging.getLogger("polyfed")
 
@@ -26,8 +27,13 @@ if TYPE_CHECKING:
 class Recorder:
     """Evaluates when it is time, writes metrics, then checkpoints: in this order, so that a checkpoint knows how many metrics belong to it."""
 
-    def __init__(self, experiment: Experiment, folder: RunFolder | None, split: str = "test") -> None:
+    def __init__(
+        self, experiment: Experiment, folder: RunFolder | None, split: str = "test", best: Mapping[str, Any] | None = None
+    ) -> None:
         self.experiment, self.folder, self.split = experiment, folder, split
+        self.selection: BestValidation | None = None
+        if experiment.settings.selection == BEST_VALIDATION:
+            self.selection = BestValidation(experiment, None if folder is None else folder.best, best)
         self.last_saved = time.monotonic()
         self.mark = time.perf_counter()
         self.rows: list[Row] = []
@@ -43,12 +49,18 @@ class Recorder:
                 [{"round": server.round, "view": "training", "client": client, "loss": loss} for client, loss in losses.items()]
             )
         every = server.settings.evaluate_every
-        if every and server.round and (server.round % every == 0 or server.round == server.rounds):
+        if self.selection is not None and self.is_turn(server, every or 1):
+            self.write([as_line(server.round, row) for row in self.selection.look()])
+        if self.is_turn(server, every):
             self.evaluate()
         if self.folder is not None and self.is_time(server):
             self.save()
         self.complete = server.round
         self.mark = time.perf_counter()
+
+    def is_turn(self, server: Server, every: int) -> bool:
+        """Whether this round is scored; the last one always is."""
+        return bool(every and server.round) and (server.round % every == 0 or server.round == server.rounds)
 
     def is_time(self, server: Server) -> bool:
         """Whether a checkpoint is due; the state before round 1 is always saved."""
@@ -65,6 +77,18 @@ class Recorder:
         if self.rows_of_round != number:
             self.rows, self.rows_of_round = self.experiment.evaluate(self.split), number
             self.write([as_line(number, row) for row in self.rows])
+        return self.rows
+
+    def final_rows(self) -> list[Row]:
+        """Score the model the run ends with."""
+        if self.selection is None:
+            return self.evaluate()
+        self.selection.take()
+        self.rows = self.experiment.evaluate(self.split)
+        selected = {"selected_round": self.selection.round}
+        self.write(
+            [{**as_line(self.experiment.server.round, row), "view": f"selected_{row.view}", **selected} for row in self.rows]
+        )
         return self.rows
 
     def write(self, lines: list[Mapping[str, Any]]) -> None:
@@ -86,7 +110,8 @@ class Recorder:
         assert self.folder is not None
         snapshot = self.experiment.snapshot()
         snapshot.notes |= {"metrics_size": self.folder.metrics_size(), "finished": finished}
-        self.folder.checkpoints.write(snapshot, self.experiment.delivery.changed)
+        snapshot.notes["best"] = None if self.selection is None else self.selection.notes()
+        self.folder.checkpoints.write(snapshot, self.experiment.delivery.changed, finished)
         self.experiment.delivery.changed = set()
         self.last_saved = time.monotonic()
 
@@ -103,9 +128,10 @@ def record(
     resumed: bool = False,
     observers: Sequence[Observer] = (),
     split: str = "test",
+    best: Mapping[str, Any] | None = None,
 ) -> Result:
     """Train and evaluate on a split, with everything written to the folder on the way."""
-    recorder = Recorder(experiment, folder, split)
+    recorder = Recorder(experiment, folder, split, best)
     if folder is not None and not resumed:
         folder.create(experiment.settings, facts_of(experiment))
     try:
@@ -114,7 +140,7 @@ def record(
     except BaseException:
         recorder.save_if_between_rounds()
         raise
-    rows = recorder.evaluate()
+    rows = recorder.final_rows()
     if folder is not None:
         recorder.save(finished=True)
     return Result(experiment, rows, None if folder is None else str(folder.path))
@@ -187,14 +213,17 @@ def resume(
             return Result(experiment, rows_at(folder, snapshot.round, split), str(path))
     else:
         folder.truncate_metrics(0)
-    return record(experiment, folder, progress, resumed=True, observers=observers, split=split)
+    best = None if snapshot is None else snapshot.notes.get("best")
+    return record(experiment, folder, progress, resumed=True, observers=observers, split=split, best=best)
 
 
 def rows_at(folder: RunFolder, number: int, split: str = "test") -> list[Row]:
     """The scores of one round, from the metrics."""
-    keys = ("round", "view", "client", "domain")
+    keys = ("round", "view", "client", "domain", "selected_round")
     views = ("seen", "unseen") if split == "test" else (split,)
-    found = [line for line in folder.metrics() if line["round"] == number and line["view"] in views]
+    lines = [line for line in folder.metrics() if line["round"] == number]
+    selected = [{**line, "view": line["view"].removeprefix("selected_")} for line in lines if line["view"].startswith("selected_")]
+    found = selected or [line for line in lines if line["view"] in views]
     return [Row(m["view"], m["client"], m["domain"], {k: v for k, v in m.items() if k not in keys}) for m in found]
 
 

@@ -23,6 +23,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "optimizer": ("sgd", "adam", "adamw"),
     "last_batch": ("merge", "drop", "keep", "error"),
     "on_nan": ("stop", "drop"),
+    "selection": ("last", "best_validation"),
     "newcomer": ("averaged", "re-estimated", "nearest", "ensemble"),
     "unseen_part": ("test", "all"),
     "deliver": ("process", "debug"),
@@ -71,6 +72,7 @@ class Settings:
     retries: int = setting(3, "how often a round is repeated before the run stops")
     on_nan: str = setting("stop", "a client whose loss is not finite: stop the run, or drop its reply")
     last_batch: str = setting("merge", "a last batch of one sample under batch norm: merge, drop, keep or error")
+    selection: str = setting("last", "which round's model counts: last, or best_validation (mean over source clients)")
     evaluate_every: int = setting(0, "evaluate every so many rounds; 0: only at the end")
     newcomer: str = setting("averaged", "local layers of the newcomer model: averaged, re-estimated, nearest or ensemble")
     test_batch_size: int = setting(256, "samples in a test batch")

@@ -21,6 +21,8 @@ from polyfed.text import read_sum
 
 DEFAULTS: Mapping[str, Any] = {item.name: item.default for item in fields(Settings)}
 VIEWS = ("seen", "unseen")
+SELECTED = "selected_"
+"""What the views of the model that validation chose begin with."""
 DATA_SETTINGS = ("data", "partition", "unseen", "unseen_part", "few_shot")
 # What says where and how a run was computed, not what was computed.
 INCIDENTAL = ("method", "seed", "root", "threads", "checkpoint_every", "evaluate_every", "test_batch_size", "deliver", "load")
@@ -64,11 +66,17 @@ class Run:
 
     @cached_property
     def tables(self) -> dict[str, dict[int, dict[Any, float]]]:
-        """By view and round: accuracy of each domain, their mean, worst and spread."""
+        """By view and round: accuracy of each domain, their mean, worst and spread. A selected model stands in the last round's place."""
         rows: dict[str, dict[int, list[Row]]] = {view: {} for view in VIEWS}
+        chosen: dict[tuple[str, int], list[Row]] = {}
         for line in self.lines:
-            if line["view"] in rows and "accuracy" in line:
-                rows[line["view"]].setdefault(line["round"], []).append(Row(line["view"], line["client"], line["domain"], line))
+            view, number = line["view"].removeprefix(SELECTED), line["round"]
+            if view in rows and "accuracy" in line:
+                row = Row(view, line["client"], line["domain"], line)
+                home = rows[view].setdefault(number, []) if view == line["view"] else chosen.setdefault((view, number), [])
+                home.append(row)
+        for (view, number), many in chosen.items():
+            rows[view][number] = many
         return {view: {number: _table(view, many) for number, many in sorted(found.items())} for view, found in rows.items()}
 
     @cached_property
@@ -76,8 +84,9 @@ class Run:
         """Test examples by view and domain; clients of one domain are tested on the same ones."""
         sizes: dict[tuple[str, str], int] = {}
         for line in self.lines:
-            if line["view"] in VIEWS and "count" in line:
-                key = (line["view"], line["domain"])
+            view = line["view"].removeprefix(SELECTED)
+            if view in VIEWS and "count" in line:
+                key = (view, line["domain"])
                 sizes[key] = max(sizes.get(key, 0), int(line["count"]))
         return sizes
 
