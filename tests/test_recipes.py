@@ -10,10 +10,10 @@ import pytest
 from polyfed.cli.options import chosen_settings
 from polyfed.errors import SettingError
 from polyfed.experiment import rounds_from_budget
-from polyfed.recipe_checks import problems_with
 from polyfed.recipes import SHIPPED, command_of, copy, find, layered, read, shipped_names
+from polyfed.recipes.checks import problems_with
+from polyfed.recipes.stand_ins import blank_data
 from polyfed.settings import Settings
-from polyfed.stand_ins import blank_data
 from test_cli import Command, images, polyfed, says
 
 __all__ = ["images", "polyfed"]
@@ -58,7 +58,7 @@ def test_shipped_recipes_hold_no_machine_path_and_their_folder_is_the_package() 
         shipped_names()
     )
     assert all(str(Path.home()) not in find(name).read_text() and "/work" not in find(name).read_text() for name in shipped_names())
-    assert (SHIPPED.parent / "settings.py").is_file()
+    assert (SHIPPED.parent.parent / "settings.py").is_file()
 
 
 def test_published_means_are_the_means_of_the_published_domains() -> None:

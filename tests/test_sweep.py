@@ -20,9 +20,9 @@ from polyfed.folder import RunFolder
 from polyfed.method import parse
 from polyfed.observers import record
 from polyfed.settings import Settings
-from polyfed.sweep import Searcher, Sweep, Watch
-from polyfed.sweep_data import ForbiddenExamples, ReadTooSoon, with_validation, without_tests
-from polyfed.sweep_space import Axis, applied, check_axes, drawn, grid, planned, with_option
+from polyfed.sweeps.data import ForbiddenExamples, ReadTooSoon, with_validation, without_tests
+from polyfed.sweeps.search import Searcher, Sweep, Watch
+from polyfed.sweeps.space import Axis, applied, check_axes, drawn, grid, planned, with_option
 from test_cli import Command, images, polyfed, says
 
 __all__ = ["images", "polyfed"]

@@ -17,9 +17,9 @@ from polyfed.errors import SettingError
 
 if TYPE_CHECKING:
     from polyfed.report.tables import MethodRow
-    from polyfed.sweep import Sweep, Watch
-    from polyfed.sweep_space import Axis
-    from polyfed.sweep_trials import Searched
+    from polyfed.sweeps.search import Sweep, Watch
+    from polyfed.sweeps.space import Axis
+    from polyfed.sweeps.trials import Searched
 
 EXAMPLE = (
     'Examples:\n\npolyfed sweep digits-mini --methods "fedavg; fedbn" --lr 0.01,0.03,0.1\n\n'
@@ -76,7 +76,7 @@ def sweep(
     folder = Path(out) if out is not None else Path("runs") / f"sweep-{data_slug(settings.data)}"
     with watching(quiet) as watch:
         with busy("Preparing data", quiet):
-            from polyfed.sweep import Sweep
+            from polyfed.sweeps.search import Sweep
 
             searching = Sweep(settings, texts, axes, folder, random=random, seeds=seeds, hold_out=hold_out, watch=watch)
         with stoppable("the same command goes on from here; finished trials are kept."):
@@ -95,7 +95,7 @@ def sweep(
 
 def axes_of(lr: str | None, others: Sequence[str]) -> list[Axis]:
     """What is searched, from the command line."""
-    from polyfed.sweep_space import Axis
+    from polyfed.sweeps.space import Axis
 
     found = [] if lr is None else [Axis("lr", numbers(lr))]
     for text in others:
@@ -148,7 +148,7 @@ def apart(text: str) -> list[str]:
 @contextmanager
 def watching(quiet: bool) -> Iterator[Watch]:
     """One bar over all trials and tests with the time left; without a terminal, a line for each."""
-    from polyfed.sweep import Watch
+    from polyfed.sweeps.search import Watch
 
     told: set[str] = set()
 
@@ -205,7 +205,7 @@ def print_search(searching: Sweep) -> None:
     from rich.markup import escape
 
     from polyfed.report.tables import percent
-    from polyfed.sweep_trials import said
+    from polyfed.sweeps.trials import said
 
     names = [axis.name for axis in searching.axes]
     shown = table(("method", *names, "validation %", "chosen"), (*names, "validation %"))
@@ -239,7 +239,7 @@ def print_tests(searching: Sweep, rows: list[MethodRow]) -> None:
     from rich.markup import escape
 
     from polyfed.cli.compare import WIDER_THAN_ANY, comparison_table
-    from polyfed.sweep_trials import said
+    from polyfed.sweeps.trials import said
 
     out = console()
     wide = Console(width=WIDER_THAN_ANY).measure(comparison_table(rows, stacked=False)).maximum > out.width

@@ -20,7 +20,7 @@ def validate(
     as_json: Json = False,
 ) -> None:
     """Check recipes without data and without training; all errors are said at once."""
-    from polyfed.recipe_checks import problems_with
+    from polyfed.recipes.checks import problems_with
 
     found: dict[str, list[str]] = {}
     for file in files:

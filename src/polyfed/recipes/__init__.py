@@ -16,7 +16,7 @@ from typing import Any
 from polyfed.errors import SettingError, nearest
 from polyfed.settings import Settings, setting_names
 
-SHIPPED = Path(__file__).parent / "recipes_shipped"
+SHIPPED = Path(__file__).parent / "shipped"
 SUFFIX = ".toml"
 SENTENCES = ("title", "paper", "table", "note")
 NUMBERS = "expects"

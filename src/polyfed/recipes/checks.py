@@ -195,7 +195,7 @@ def embedded(text: str) -> DataSet:
 
 def check_together(settings: Settings, found: Findings) -> None:
     """What needs several settings at once: the domains dealt to clients, and the loss, the model and the method on them."""
-    from polyfed.stand_ins import blank_data, blank_federation
+    from polyfed.recipes.stand_ins import blank_data, blank_federation
 
     record = record_of(settings.data)
     if record is None or (record.extra.get("facts") is None and not needs_no_files(record)):

@@ -12,7 +12,7 @@ from typing import Any
 
 from polyfed.folder import plain
 from polyfed.settings import Settings
-from polyfed.sweep_space import Axis, Values
+from polyfed.sweeps.space import Axis, Values
 
 LONGEST_NAME = 60
 

@@ -23,9 +23,9 @@ from polyfed.observers import facts_of, record, resume
 from polyfed.report.tables import outcome
 from polyfed.result import Result
 from polyfed.settings import Settings
-from polyfed.sweep_data import ReadTooSoon, need_validation, with_validation, without_tests
-from polyfed.sweep_space import Axis, Values, applied, check_axes, planned
-from polyfed.sweep_trials import Score, Searched, Trial, edges, name_of, said, score_told
+from polyfed.sweeps.data import ReadTooSoon, need_validation, with_validation, without_tests
+from polyfed.sweeps.space import Axis, Values, applied, check_axes, planned
+from polyfed.sweeps.trials import Score, Searched, Trial, edges, name_of, said, score_told
 
 if TYPE_CHECKING:
     from polyfed.server import Server
