@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.errors import ModelError
+from polyfed.layers.running import track
 from polyfed.layers.swap import BatchNorm
 
 
@@ -89,22 +90,12 @@ class JSBatchNorm(BatchNorm):
         mean = x.mean(axes)
         variance = (x - mean.view(shape)).square().mean(axes)
         if self.training:
-            self._track(mean.detach(), variance.detach() * (count / (count - 1)))
+            track(self, mean.detach(), variance.detach() * (count / (count - 1)))
         scale = torch.rsqrt(james_stein(variance) + self.eps)
         scale = scale if self.weight is None else scale * self.weight
         shift = -james_stein(mean) * scale
         shift = shift if self.bias is None else shift + self.bias
         return x * scale.view(shape) + shift.view(shape)
-
-    @torch.no_grad()
-    def _track(self, mean: Tensor, variance: Tensor) -> None:
-        """Update the buffers with raw statistics, as batch norm does: momentum, or the plain mean over batches where it is None."""
-        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
-            return
-        self.num_batches_tracked.add_(1)
-        share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        self.running_mean.mul_(1 - share).add_(mean, alpha=share)
-        self.running_var.mul_(1 - share).add_(variance, alpha=share)
 
     def extra_repr(self) -> str:
         """The settings of batch norm, and which statistics are shrunk."""

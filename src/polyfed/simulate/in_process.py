@@ -50,7 +50,7 @@ class InProcess:
                 raise
             log.warning("Round %d: client %s is dropped: %s", ask.round, info.id, error)
             return None
-        if ask.purpose == TRAINING and (client.kept.entries or client.kept.memory):
+        if ask.purpose == TRAINING and (client.kept.entries or client.kept.memory or info.id in self.staged):
             self.staged[info.id] = client.kept
         if client.loss is not None:
             self.losses[info.id] = client.loss

@@ -1,0 +1,201 @@
+"""COPA: one feature extractor for all, one head per client, and features that suit every head.
+
+    loss_i = l(h_i(g(x)), y) + weight * sum_{j != i} l(h_j(g(x)), y),    h_j frozen, as client j uploaded it last
+    g <- sum_k p_k g_k,   heads are filed, not averaged, and sent to all others
+    newcomer: mean over j of softmax(h_j(g(x)))
+
+The extractor normalises by both batch and instance: y = gamma * (rho * BN^(x) + (1 - rho) * IN^(x)) + beta, rho per channel in [0, 1], 1 at first.
+
+Reference: Wu and Gong, Collaborative Optimization and Aggregation for Decentralized Domain Generalization and Adaptation (COPA), ICCV 2021.
+
+Differences from the paper: the authors' program was not available; objective and aggregation were checked against a third party's program,
+the normalisation is from the paper's abstract. Only the domain-generalisation half is here, without adaptation to unlabelled targets. RandAugment
+belongs to the data. Only heads of clients that have trained are filed, so round 1 has no other heads and a client that never took part brings no
+untrained one. rho is cut to [0, 1] before every training pass, and where it is used. weight is ours; the paper's sum has weight 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from polyfed.client import Step, Workbench
+from polyfed.conversation import Replies, Reply, Talk, standard_round
+from polyfed.entries import HEAD, MIX
+from polyfed.errors import JoinError, ModelError, OptionError, nearest
+from polyfed.evaluation import Newcomer, averaged_state
+from polyfed.layers.places import plain_batch_norm
+from polyfed.layers.swap import BatchNorm, replace_modules
+from polyfed.method import Facts, Method, register
+from polyfed.methods.guiding import received_head
+from polyfed.server import Server
+from polyfed.sharing import head, upload_only
+
+Heads: TypeAlias = "dict[str, dict[str, Tensor]]"
+FILE, BRIEF = "copa_heads", "other_heads"
+NORMS = ("batch_instance", "keep")
+
+
+class BatchInstanceNorm(BatchNorm):
+    """Batch norm and instance norm with one affine, mixed by a share per channel; rho = 1 is batch norm."""
+
+    entry_kinds: ClassVar[dict[str, str]] = {"rho": MIX}
+    rho: nn.Parameter
+
+    @classmethod
+    def like(cls, norm: nn.modules.batchnorm._BatchNorm) -> BatchInstanceNorm:
+        """A layer with the affine, statistics and settings of a batch norm."""
+        made = cls(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+        made._parameters, made._buffers = dict(norm._parameters), dict(norm._buffers)
+        anchor = next((t for t in (*norm.parameters(), *norm.buffers()) if t.is_floating_point()), torch.empty(0))
+        made.rho = nn.Parameter(anchor.new_ones(norm.num_features))
+        return made.train(norm.training)
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 3:
+            raise ModelError(f"BatchInstanceNorm takes maps (N, C, ...), found an input of shape {tuple(input.shape)}.")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The mixed outputs."""
+        if math.prod(x.shape[2:]) == 1:
+            raise ModelError(
+                f"copa: a map has one position per channel (shape {tuple(x.shape[1:])}), so its instance norm is undefined. "
+                'Use larger inputs, or copa(norm="keep").'
+            )
+        if self.training:
+            with torch.no_grad():
+                self.rho.clamp_(0, 1)
+        batch = super().forward(x)
+        instance = F.group_norm(x, self.num_features, self.weight, self.bias, self.eps)
+        # The gradient of clamp is 0 at its ends, where rho starts; here the value is cut and the gradient passes.
+        cut = self.rho.detach().clamp(0, 1) + (self.rho - self.rho.detach())
+        share = cut.view(1, -1, *([1] * (x.dim() - 2)))
+        return share * batch + (1 - share) * instance
+
+
+@dataclass(frozen=True)
+class ToBatchInstanceNorm:
+    """Replace every batch norm of maps; batch norms of vectors have no positions and stay."""
+
+    stage = "norm"
+
+    def __call__(self, model: nn.Module) -> nn.Module:
+        maps = (nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+        def make(norm: nn.Module) -> nn.Module:
+            return BatchInstanceNorm.like(plain_batch_norm(norm, "copa"))
+
+        if replace_modules(model, lambda module: isinstance(module, maps), make) == 0:
+            raise ModelError(
+                f"copa: {type(model).__name__} has no batch norm of maps to replace. "
+                'Use a model with batch norm, or copa(norm="keep").'
+            )
+        return model
+
+
+@dataclass(frozen=True)
+class OtherHeads:
+    """weight * the sum of the losses of the other clients' frozen heads on this client's features."""
+
+    weight: float
+    needs_features = True
+
+    def __call__(self, step: Step) -> Tensor:
+        bench, others = step.client.bench, step.client.extras.get(BRIEF, ())
+        own = received_head(step.client) if others else {}
+        total = step.task_loss.new_zeros(())
+        for entries in others:
+            held = own | {name.removeprefix(f"{bench.head}."): value for name, value in entries.items()}
+            total = total + bench.loss(functional_call(bench.head_module, held, (step.features,)), step.y)
+        return self.weight * total
+
+
+@dataclass(frozen=True)
+class FilingRound:
+    """The standard round, in which each accepted head is also filed by client."""
+
+    uses: ClassVar[frozenset[str]] = standard_round.uses  # type: ignore[attr-defined]
+
+    def __call__(self, server: Server) -> Talk[None]:
+        replies = yield server.ask("train", server.sample())
+        found: Heads = {}
+        server.absorb(filing(server, replies, found))
+        filed = heads_of(server)
+        server.memory[FILE] = filed | {client: entries for client, entries in found.items() if client not in server.rejected}
+
+    def check(self, bench: Workbench) -> None:
+        """The head must be known."""
+        if bench.head is None:
+            raise ModelError(f"{bench.method}: copa needs the model's head, which is in doubt. Name it with --head NAME.")
+
+    def notice(self, bench: Workbench, clients: int) -> str:
+        """One client has no other heads, so copa would be ignored."""
+        if clients < 2:
+            raise JoinError("copa trains with the heads of other clients, and there is only one client here. Leave copa out.")
+        return ""
+
+
+def filing(server: Server, replies: Replies, found: Heads) -> Iterator[Reply]:
+    """The good replies, one by one; their heads are noted on the way."""
+    for reply in replies:
+        entries = server.accepted(reply)
+        if entries is not None:
+            found[reply.client] = {name: value for name, value in entries.items() if server.plan.entries[name].kind == HEAD}
+            yield reply
+
+
+def heads_of(server: Server) -> Heads:
+    """The heads that clients uploaded last, by client."""
+    return server.remember(FILE, dict)
+
+
+def other_heads(server: Server, client: str) -> list[Mapping[str, Tensor]]:
+    """The filed heads of everybody else, in a fixed order."""
+    filed = heads_of(server)
+    return [filed[other] for other in sorted(filed) if other != client]
+
+
+def every_head(server: Server) -> Talk[Newcomer]:
+    """The averaged extractor with each head in turn; their outputs are averaged."""
+    state = yield from averaged_state(server)
+    filed = heads_of(server)
+    if not filed:
+        return Newcomer([(1.0, state)])
+    return Newcomer([(1 / len(filed), {**state, **filed[client]}) for client in sorted(filed)])
+
+
+@register
+def copa(weight: float = 1.0, norm: str = "batch_instance") -> Method:
+    """Average the feature extractor, keep a head per client, and make features suit every head.
+
+    Args:
+        weight: weight of the other heads' losses; 0: none, and no heads are sent.
+        norm: batch_instance: mix instance norm into each batch norm; keep: the model's own layers.
+    """
+    if weight < 0:
+        raise OptionError(f"copa: weight must not be negative, found {weight}.")
+    if norm not in NORMS:
+        raise OptionError(f"copa: norm cannot be {norm!r}. {nearest(norm, NORMS)}")
+    replaces = norm == "batch_instance"
+    return Method(
+        "copa",
+        surgery=(ToBatchInstanceNorm(),) if replaces else (),
+        sharing=(upload_only(head),),
+        objective=(OtherHeads(weight),) if weight else (),
+        briefing={BRIEF: other_heads} if weight else {},
+        round=FilingRound(),
+        newcomer=every_head,
+        facts=Facts(
+            batch_norm=replaces,
+            client_state=True,
+            messages="1, with the other clients' heads" if weight else "1",
+            extra_work="a pass of every other client's head per step" if weight else "",
+        ),
+    )

@@ -1,0 +1,123 @@
+"""DSON: one normalisation whose statistics are a learnt mixture of the batch's and of the sample's own.
+
+    mu     = w mu_bn + (1 - w) mu_in,   w = sigmoid(score), a score per layer
+    sigma2 = w sigma2_bn + (1 - w) sigma2_in + w (1 - w) (mu_bn - mu_in)^2
+    y = gamma (x - mu) / sqrt(sigma2 + eps) + beta
+
+In evaluation mu_bn and sigma2_bn are running averages, as in batch norm; mu_in and sigma2_in are always the sample's. ``guiding + dson`` is a row of gPerXAN's
+Table 4.
+
+Reference: Seo et al., Learning to Optimize Domain Specific Normalization for Domain Generalization, ECCV 2020.
+
+Differences from the paper: no code of the authors was available to check against. It gives every domain an affine, statistics and a w of its own in one
+network; how gPerXAN put it into FedAvg is not stated. Default here: an ordinary layer, everything averaged. ``domain_specific=True`` keeps every
+batch norm's affine, statistics and w at the client; the paper's inference, the mean of the predictions of all domains' branches, is then
+``--newcomer ensemble``. w is kept in [0, 1] by a sigmoid, starts at 0.5 and is per layer (one version of the paper shares it across layers). The last term of
+sigma2 makes it the variance of the mixture; ``exact=False`` leaves it out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.entries import MIX
+from polyfed.errors import ModelError
+from polyfed.layers.places import plain_batch_norm
+from polyfed.layers.running import track
+from polyfed.layers.swap import BatchNorm, replace_modules
+from polyfed.method import Facts, Method, register
+from polyfed.sharing import batch_norm, keep_local
+
+MAPS = (nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+class DSON(BatchNorm):
+    """A batch norm that mixes its statistics with those of each sample, for inputs (N, C, ...)."""
+
+    entry_kinds: ClassVar[dict[str, str]] = {"score": MIX}
+
+    def __init__(self, norm: nn.modules.batchnorm._BatchNorm, score: float = 0.0, exact: bool = True) -> None:
+        super().__init__(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+        anchor = next((tensor for tensor in (*norm.parameters(), *norm.buffers())), torch.empty(0))
+        self.to(device=anchor.device, dtype=anchor.dtype)
+        self.load_state_dict(norm.state_dict())
+        self.score = nn.Parameter(anchor.new_tensor(float(score)))
+        self.exact = exact
+        self.train(norm.training)
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 3:
+            raise ModelError(f"DSON takes maps of shape (N, C, ...), found {tuple(input.shape)}.")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise with mixed statistics."""
+        self._check_input_dim(x)
+        axes, shape = tuple(range(2, x.dim())), (1, -1, *([1] * (x.dim() - 2)))
+        own_mean = x.mean(axes, keepdim=True)
+        own_variance = (x - own_mean).square().mean(axes, keepdim=True)
+        mean, variance = (value.view(shape) for value in self._batch_statistics(x, own_mean, own_variance))
+        share = torch.sigmoid(self.score)
+        mixed_variance = share * variance + (1 - share) * own_variance
+        if self.exact:
+            mixed_variance = mixed_variance + share * (1 - share) * (mean - own_mean).square()
+        y = (x - share * mean - (1 - share) * own_mean) * torch.rsqrt(mixed_variance + self.eps)
+        return y * self.weight.view(shape) + self.bias.view(shape) if self.affine else y
+
+    def _batch_statistics(self, x: Tensor, own_mean: Tensor, own_variance: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the batch in training, running ones in evaluation, a value per channel."""
+        if not self.training and self.running_mean is not None and self.running_var is not None:
+            return self.running_mean, self.running_var
+        count = x.numel() // x.shape[1]
+        if count < 2:
+            raise ModelError(f"DSON needs more than one value per channel in training, found an input of {tuple(x.shape)}.")
+        means, variances = own_mean.flatten(1), own_variance.flatten(1)
+        mean = means.mean(0)
+        # Every sample has as many positions, so the batch's variance is the mean within samples plus the variance between them.
+        variance = variances.mean(0) + (means - mean).square().mean(0)
+        if self.training:
+            track(self, mean.detach(), variance.detach() * (count / (count - 1)))
+        return mean, variance
+
+
+@dataclass(frozen=True)
+class ToDSON:
+    """Replace every batch norm of maps; batch norms of vectors have no positions and stay."""
+
+    score: float
+    exact: bool
+    stage = "norm"
+
+    def __call__(self, model: nn.Module) -> nn.Module:
+        if isinstance(model, MAPS):
+            return self.layer(model)
+        if replace_modules(model, lambda module: isinstance(module, MAPS), self.layer) == 0:
+            raise ModelError(f"dson: {type(model).__name__} has no batch norm of maps to replace. Use a model with batch norm.")
+        return model
+
+    def layer(self, norm: nn.Module) -> nn.Module:
+        """The layer that takes the place of one batch norm."""
+        return DSON(plain_batch_norm(norm, "dson"), self.score, self.exact)
+
+
+@register
+def dson(domain_specific: bool = False, score: float = 0.0, exact: bool = True) -> Method:
+    """Normalise with a learnt mixture of batch and instance statistics.
+
+    Args:
+        domain_specific: keep affine, statistics and mixture at the client; newcomers are then best served by --newcomer ensemble.
+        score: initial score of the batch statistics, whose share is sigmoid(score); 0: half.
+        exact: the variance of the mixture; False: the mixture of the variances.
+    """
+    return Method(
+        "dson",
+        surgery=(ToDSON(score, exact),),
+        sharing=(keep_local(batch_norm),) if domain_specific else (),
+        alone=False,
+        facts=Facts(
+            batch_norm=True, client_state=domain_specific, extra_work="statistics of each sample beside those of the batch"
+        ),
+    )

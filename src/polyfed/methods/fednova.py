@@ -1,0 +1,116 @@
+"""FedNova: a client counts by its direction, not by how many steps it made.
+
+    w <- w + steps_eff * sum_k p_k (w_k - w) / a_k,   steps_eff = sum_k p_k a_k
+    a_k: local steps of client k; with momentum m each step also counts what it sets in motion: a_k = sum_{j=1..steps} (1 - m^j) / (1 - m)
+
+A client uploads w + (w_k - w) * r / a_k, the normalised change scaled by a reference r that the server sends (the steps of its largest client), so that
+nothing is lost in rounding; the server multiplies by steps_eff / r. Where all a_k = r, this is FedAvg to the bit.
+
+Reference: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS 2020.
+
+Differences from the paper: statistics, counters and parameters that are not sent and uploaded are FedAvg's. a_k of proximal terms (``fedprox``) and of
+adaptive optimizers is not worked out: steps are counted as those of SGD. Carried-over momentum buffers are not counted. No server momentum. The rule for
+momentum is the paper's; the authors' code was not run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfed.client import Client, Workbench, batch_indices
+from polyfed.conversation import Reply
+from polyfed.method import Facts, Method, register
+from polyfed.methods.fedavgm import exchanged_parameters, require_exchange
+from polyfed.server import Server
+from polyfed.settings import Settings
+
+STEPS, REFERENCE = "fednova_steps", "fednova_reference"
+
+
+def local_steps(client: Client) -> int:
+    """How many steps this client makes in a round of the training loop."""
+    settings = client.bench.settings
+    if settings.local_steps is not None:
+        return settings.local_steps
+    needs_two = any(norm.training for norm in client.bench.batch_norms)
+    return sum(1 for _ in batch_indices(len(client.data.train), settings, needs_two, torch.Generator(), client.id))
+
+
+def effective_steps(steps: int, settings: Settings) -> float:
+    """Plain steps that move as far, under a constant gradient, as these steps with the run's momentum."""
+    m = settings.momentum if settings.optimizer == "sgd" else 0.0
+    return (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
+
+
+def own_steps(client: Client) -> float:
+    """a_k of this client."""
+    return effective_steps(local_steps(client), client.bench.settings)
+
+
+def reference(server: Server, _: str) -> float:
+    """The effective steps of the largest client."""
+    settings, samples = server.settings, server.clients[0].samples
+    steps = settings.local_steps or settings.local_epochs * math.ceil(samples / settings.batch_size)
+    return effective_steps(steps, settings)
+
+
+def tell_steps(client: Client) -> dict[str, float]:
+    """Send a_k along."""
+    return {STEPS: own_steps(client)}
+
+
+@dataclass(frozen=True)
+class Normalise:
+    """Scale the change of exchanged parameters by r / a_k before it is sent."""
+
+    def __call__(self, client: Client, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        scale = client.extras[REFERENCE] / own_steps(client)
+        return {**entries, **scaled(client.received, entries, exchanged_parameters(client.bench.plan, client.round), scale)}
+
+    def check(self, bench: Workbench) -> None:
+        """There must be a change to normalise."""
+        require_exchange(bench, "fednova")
+
+
+def scaled(start: Mapping[str, Tensor], end: Mapping[str, Tensor], names: tuple[str, ...], scale: float) -> dict[str, Tensor]:
+    """Go a multiple of the way from start to end; nothing at a scale of 1, which must not round."""
+    return {} if scale == 1 else {name: start[name] + scale * (end[name] - start[name]) for name in names if name in end}
+
+
+def weigh(server: Server, reply: Reply) -> float:
+    """The run's weight of a client; a_k is added up with it."""
+    weight = float(reply.samples) if server.settings.weights == "samples" else 1.0
+    if STEPS in reply.extras:
+        sums: dict[str, Any] = server.remember("fednova", dict)
+        if sums.get("when") != [server.round, server.attempt]:
+            sums |= {"when": [server.round, server.attempt], "weights": 0.0, "steps": 0.0}
+        sums["weights"] += weight
+        sums["steps"] += weight * reply.extras[STEPS]
+    return weight
+
+
+def step_on(server: Server, aggregate: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Go steps_eff / r times as far as the mean of what came up."""
+    sums: dict[str, Any] = server.remember("fednova", dict)
+    scale = sums["steps"] / sums["weights"] / reference(server, "")
+    return {**aggregate, **scaled(server.state, aggregate, exchanged_parameters(server.plan, server.round), scale)}
+
+
+@register
+def fednova() -> Method:
+    """Average changes per step, so that clients with many steps do not pull more."""
+    return Method(
+        "fednova",
+        briefing={REFERENCE: reference},
+        after_training=(tell_steps,),
+        uploads=(Normalise(),),
+        weighting=weigh,
+        server_step=step_on,
+        facts=Facts(leaves="the number of local steps (one number per round)"),
+    )

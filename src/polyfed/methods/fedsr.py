@@ -1,0 +1,231 @@
+"""FedSR: a probabilistic representation, kept short and kept from telling more about the input than the label does.
+
+    (mu, s) = layer(g(x)),   sigma = softplus(s),   z = mu + sigma * eps,   logits = h(z);   one sample of eps in training
+    loss = l(h(z), y) + l2r * mean_i ||z_i|| + cmi * mean_i KL( N(C mu_i, (C sigma_i)^2) || N(r_mu[y_i], softplus(r_sigma[y_i])^2) )
+
+KL is summed over dimensions. The class references r_mu (0 at first), r_sigma (1) and the scale C (1) are trained and stay at the client. A prediction
+is the mean of the probabilities of 20 samples of z.
+
+Reference: Nguyen et al., FedSR: A Simple and Effective Domain Generalization Method for Federated Learning, NeurIPS 2022.
+
+Differences from the paper: the term of l2r is the norm as in the authors' program, not its square (``squared=True``, as in a benchmark's
+re-implementation). The scale enters by its size, so that a negative one is no error. Samples of a prediction are drawn from a fixed stream, the same for
+all inputs: predictions repeat, and do not depend on the rest of the batch. In evaluation, whatever is not a prediction (validation losses) uses z = mu.
+A linear layer of twice the width is put in front of the head of any network, as the program does for ResNets. The program averages with equal weights
+(``--weights uniform``) and keeps the optimizer between rounds (``momentum(keep="local")``): settings and a part of their own here.
+Defaults: l2r = 0.01, cmi = 0.001 (authors, PACS); the width of the head's input (512 for ResNet-18, 256 for the CNN of hFedF, as printed). hFedF
+Table 10: l2r 0.1, 0.1, 0.01 for PACS, Office-Home, VLCS; cmi is not listed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyfed.client import Step, Workbench
+from polyfed.errors import ModelError, OptionError
+from polyfed.method import Facts, Method, register
+from polyfed.seeds import generator
+from polyfed.sharing import Select, keep_local
+
+CLASS_REFERENCE = "class_reference"
+NAME = "fedsr"
+references = Select("class references", kinds=frozenset({CLASS_REFERENCE}))
+
+
+class Representation(nn.Module):
+    """The layer in front of the head: a Gaussian for each sample, and what it is compared with.
+
+    ``drawn`` holds mean, spread and sample of the last training batch until an objective takes them. ``noise``, set while predicting,
+    makes it return one block of samples after the other.
+    """
+
+    entry_kinds: ClassVar[dict[str, str]] = dict.fromkeys(("class_mean", "class_spread", "scale"), CLASS_REFERENCE)
+
+    def __init__(self, inputs: int, width: int, classes: int, records: bool) -> None:
+        super().__init__()
+        self.width, self.records = width, records
+        self.layer = nn.Linear(inputs, 2 * width)
+        self.class_mean = nn.Parameter(torch.zeros(classes, width))
+        self.class_spread = nn.Parameter(torch.ones(classes, width))
+        self.scale = nn.Parameter(torch.ones(()))
+        self.drawn: tuple[Tensor, Tensor, Tensor] | None = None
+        self.noise: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A sample in training, the mean in evaluation, several samples while predicting."""
+        both: Tensor = self.layer(x)
+        mean, raw = both[:, : self.width], both[:, self.width :]
+        if self.noise is not None:
+            return (mean + F.softplus(raw) * self.noise.to(mean).unsqueeze(1)).flatten(0, 1)
+        if not self.training:
+            return mean
+        spread = F.softplus(raw)
+        sample = mean + spread * torch.randn_like(mean)
+        if self.records:
+            self.drawn = (mean, spread, sample)
+        return sample
+
+    def taken(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean, spread and sample of the last training batch; they are let go of, since they hold its graph."""
+        drawn, self.drawn = self.drawn, None
+        assert drawn is not None
+        return drawn
+
+
+class Before:
+    """Forward pre-hooks that put the representation in front of the head, once for each pass of the model.
+
+    The head called by itself (guiding, rsc) takes a representation, so it must not make one of it again.
+    """
+
+    def __init__(self, representation: Representation) -> None:
+        self.representation = representation
+        self.due = False
+
+    def begin(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Note that a pass of the model begins."""
+        self.due = True
+
+    def __call__(self, head: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if not self.due:
+            return None
+        self.due = False
+        return (self.representation(inputs[0]),)
+
+
+def head_of(model: nn.Module) -> str:
+    """The path of the linear head: the model's own ``get_classifier()``, else the last linear layer in the order of the model."""
+    paths: dict[nn.Module, str] = {module: path for path, module in model.named_modules()}
+    own = getattr(model, "get_classifier", None)
+    named = own() if callable(own) else None
+    if named is None:
+        named = next((m for m in reversed(list(model.modules())) if isinstance(m, nn.Linear)), None)
+    if not isinstance(named, nn.Linear) or not paths.get(named):
+        found = "none" if named is None else type(named).__name__
+        raise ModelError(
+            f"fedsr: {type(model).__name__} needs a linear layer as its head, found {found}. Use a model that ends with one."
+        )
+    return paths[named]
+
+
+@dataclass(frozen=True)
+class PutRepresentation:
+    """Put the probabilistic layer in front of the head."""
+
+    width: int
+    records: bool
+    stage = "features"
+    commutes = True
+
+    def __call__(self, model: nn.Module) -> nn.Module:
+        path = head_of(model)
+        parent, _, own = path.rpartition(".")
+        holder, head = model.get_submodule(parent), model.get_submodule(path)
+        assert isinstance(head, nn.Linear)
+        width = self.width or head.in_features
+        made = Representation(head.in_features, width, head.out_features, self.records).to(head.weight)
+        if width != head.in_features:
+            head = nn.Linear(width, head.out_features, head.bias is not None).to(head.weight)
+            setattr(holder, own, head)
+        if isinstance(holder, nn.Sequential):
+            items = list(holder._modules.items())
+            place = [key for key, _ in items].index(own)
+            holder._modules.clear()
+            holder._modules.update([*items[:place], (NAME, made), *items[place:]])
+        else:
+            holder.add_module(NAME, made)
+            before = Before(made)
+            model.register_forward_pre_hook(before.begin)
+            head.register_forward_pre_hook(before)
+        return model
+
+    def check(self, bench: Workbench) -> None:
+        """The layer must have come in front of what makes the logits."""
+        found = next(path for path, module in bench.model.named_modules() if isinstance(module, Representation))
+        expected = found.rpartition(".")[0]
+        if bench.head is None or bench.head.rpartition(".")[0] != expected or not isinstance(bench.head_module, nn.Linear):
+            raise ModelError(
+                f"fedsr: the head of {type(bench.model).__name__} is in doubt: its last linear layer is beside {found!r}, and the logits are made by "
+                f"{bench.head or 'no single layer'!r}. Use a model that ends with a linear layer, or that has get_classifier()."
+            )
+
+
+def representation_of(model: nn.Module) -> Representation:
+    """The probabilistic layer of a model after surgery."""
+    return next(module for module in model.modules() if isinstance(module, Representation))
+
+
+def divergence(mean: Tensor, spread: Tensor, other_mean: Tensor, other_spread: Tensor) -> Tensor:
+    """KL(N(mean, spread^2) || N(other_mean, other_spread^2)), summed over dimensions."""
+    ratio = (spread.square() + (mean - other_mean).square()) / (2 * other_spread.square())
+    return ((other_spread / spread).log() + ratio - 0.5).sum(dim=1)
+
+
+@dataclass(frozen=True)
+class Simple:
+    """The two regularisers on the representation of the batch."""
+
+    l2r: float
+    cmi: float
+    squared: bool
+
+    def __call__(self, step: Step) -> Tensor:
+        layer = representation_of(step.client.model)
+        mean, spread, sample = layer.taken()
+        tiny = torch.finfo(mean.dtype).tiny
+        total = torch.zeros((), dtype=mean.dtype, device=mean.device)
+        if self.l2r:
+            lengths = sample.square().sum(dim=1) if self.squared else torch.linalg.vector_norm(sample, dim=1)
+            total = total + self.l2r * lengths.mean()
+        if self.cmi:
+            scaled = (layer.scale.abs() * spread).clamp_min(tiny)
+            reference = F.softplus(layer.class_spread[step.y])
+            total = total + self.cmi * divergence(layer.scale * mean, scaled, layer.class_mean[step.y], reference).mean()
+        return total
+
+
+@dataclass(frozen=True)
+class MeanOfSamples:
+    """Mean probabilities over samples of the representation; the network in front of it runs once."""
+
+    samples: int
+
+    def __call__(self, model: nn.Module, x: Tensor) -> Tensor:
+        layer = representation_of(model)
+        layer.noise = torch.randn(self.samples, layer.width, generator=generator(0, NAME, "samples"))
+        try:
+            logits: Tensor = model(x)
+        finally:
+            layer.noise = None
+        return logits.view(self.samples, len(x), -1).softmax(dim=2).mean(dim=0)
+
+
+@register(shows=("l2r", "cmi"))
+def fedsr(l2r: float = 0.01, cmi: float = 0.001, squared: bool = False, width: int = 0, samples: int = 20) -> Method:
+    """Learn a simple probabilistic representation: short, and no more telling than the label.
+
+    Args:
+        l2r: weight of the length of the representation.
+        cmi: weight of the divergence from the class references (conditional mutual information).
+        squared: square the length.
+        width: dimensions of the representation; 0: those of the head's input.
+        samples: samples of the representation per prediction.
+    """
+    if l2r < 0 or cmi < 0 or width < 0 or samples < 1:
+        raise OptionError(
+            f"fedsr: l2r, cmi and width must not be negative and samples at least 1, found l2r={l2r}, cmi={cmi}, width={width}, samples={samples}."
+        )
+    regularised = bool(l2r or cmi)
+    return Method(
+        NAME,
+        surgery=(PutRepresentation(width, regularised),),
+        objective=(Simple(l2r, cmi, squared),) if regularised else (),
+        predict=MeanOfSamples(samples),
+        sharing=(keep_local(references),),
+        facts=Facts(client_state=True, extra_work=f"one wide layer, two terms per step, {samples} head passes per prediction"),
+    )

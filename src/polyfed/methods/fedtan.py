@@ -1,0 +1,273 @@
+"""FedTAN: the first local step of a round uses batch-norm statistics, and gradients of statistics, of all clients' batches together.
+
+For each batch norm, in forward order, then in reverse order, with m_k values per channel in client k's batch:
+
+    forward 1:  mu = sum_k p_k mean(x_k)
+    forward 2:  v  = sum_k p_k mean((x_k - mu)^2);   y = gamma * (x - mu) / sqrt(v + eps) + beta
+    backward:   g_mu = sum_k p_k dL_k/dmu,   g_v = sum_k p_k dL_k/dv;   dL_k/dx = direct term + g_mu / m_k + g_v * 2 (x - mu) / m_k
+
+Running statistics follow (mu, v * m/(m - 1)) with m = sum_k m_k. Later steps are local; then everything is averaged. With L batch norms that is
+3L + 1 messages per client and round: message 1 brings the model, the last one brings the trained model back.
+
+Reference: Wang et al., Why Batch Normalization Damage Federated Learning on Non-IID Data?, 2023.
+
+Differences from the paper: none known. The authors' program weighs clients equally (``--weights uniform``) and takes 5 local steps. No graph is kept
+between messages: a client computes its first step anew for each, with the same batch and dropout masks. The model is sent once a round and remembered
+by the client until the round ends. The number of values m_k travels too, for the variance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyfed.client import Client, Workbench, train
+from polyfed.conversation import TRAINING, Ask, Payload, Replies, Talk, conversation
+from polyfed.errors import JoinError, ModelError, TooFewReplies
+from polyfed.layers.places import plain_batch_norm
+from polyfed.layers.running import track
+from polyfed.layers.swap import BatchNorm, replace_batch_norms
+from polyfed.method import Facts, Method, register
+from polyfed.server import Server
+
+STEP, LAST = "fedtan_step", "fedtan_train"
+MEMORY = "fedtan"
+
+
+class _UnionGradient(torch.autograd.Function):
+    """The identity, whose gradient gains what the input does through the union's mean and variance."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mean: Tensor, mean_gradient: Tensor, variance_gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(x, mean, mean_gradient, variance_gradient)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        x, mean, mean_gradient, variance_gradient = ctx.saved_tensors
+        shape, count = channels_of(x), x.numel() // x.shape[1]
+        through = mean_gradient.view(shape) + 2 * variance_gradient.view(shape) * (x - mean.view(shape))
+        return gradients[0] + through / count, None, None, None
+
+
+def channels_of(x: Tensor) -> tuple[int, ...]:
+    """The shape that makes a vector of channels fit x."""
+    return (1, -1, *([1] * (x.dim() - 2)))
+
+
+def over_channels(x: Tensor) -> Tensor:
+    """The mean of each channel."""
+    return x.mean((0, *range(2, x.dim())))
+
+
+class _Enough(Exception):
+    """The layer that was asked about is reached; what comes after it is not needed."""
+
+
+@dataclass
+class Pass:
+    """One forward pass of the first step: what is known of each layer, and what is found."""
+
+    known: Mapping[str, Mapping[str, Any]]
+    order: list[str]
+    found: dict[str, Any]
+    last: bool = False
+
+    def target(self, path: str) -> bool:
+        """Whether this layer's gradients are to be found: it is the last of those that miss them."""
+        missing = [name for name, facts in self.known.items() if "mean_gradient" not in facts]
+        return bool(missing) and path == missing[-1]
+
+
+class UnionBatchNorm(BatchNorm):
+    """Batch norm whose next training pass can be told the statistics; otherwise it is plain batch norm."""
+
+    path = ""
+    told: Pass | None = None
+
+    @classmethod
+    def like(cls, norm: nn.modules.batchnorm._BatchNorm) -> UnionBatchNorm:
+        """A layer with the affine, statistics and settings of a batch norm."""
+        made = cls(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+        made._parameters, made._buffers = norm._parameters, norm._buffers
+        return made.train(norm.training)
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ModelError(f"Batch norm takes inputs of shape (N, C) or (N, C, ...), found {tuple(input.shape)}.")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise; with statistics from outside where they are told."""
+        told = self.told
+        if told is None or not self.training:
+            return super().forward(x)
+        if self.path in told.order:
+            raise ModelError(f"fedtan: the batch norm {self.path} is used twice in a step. Use a model where each is used once.")
+        told.order.append(self.path)
+        facts = told.known.get(self.path, {})
+        if told.last:
+            self.told = None
+            count = facts["count"]
+            track(self, facts["mean"], facts["variance"] * (count / max(count - 1, 1)))
+        if "variance" not in facts:
+            raise self._statistics(x.detach(), facts, told)
+        mean, variance = facts["mean"], facts["variance"]
+        if "mean_gradient" in facts:
+            x = _UnionGradient.apply(x, mean, facts["mean_gradient"], facts["variance_gradient"])
+        elif told.target(self.path):
+            return self._watched(x, mean, variance, told)
+        return F.batch_norm(x, mean, variance, self.weight, self.bias, False, 0.0, self.eps)
+
+    def _statistics(self, x: Tensor, facts: Mapping[str, Any], told: Pass) -> _Enough:
+        """Find the mean, or with the mean known the variance about it."""
+        told.found["layer"] = self.path
+        if "mean" in facts:
+            told.found["variance"] = over_channels((x - facts["mean"].view(channels_of(x))).square())
+        else:
+            told.found |= {"mean": over_channels(x), "count": x.numel() // x.shape[1]}
+        return _Enough()
+
+    def _watched(self, x: Tensor, mean: Tensor, variance: Tensor, told: Pass) -> Tensor:
+        """Normalise so that gradients reach mean and variance."""
+        shape = channels_of(x)
+        mean, variance = mean.clone().requires_grad_(), variance.clone().requires_grad_()
+        told.found |= {"layer": self.path, "leaves": (mean, variance)}
+        y = (x - mean.view(shape)) * torch.rsqrt(variance + self.eps).view(shape)
+        y = y if self.weight is None else y * self.weight.view(shape)
+        return y if self.bias is None else y + self.bias.view(shape)
+
+
+@dataclass(frozen=True)
+class ToUnion:
+    """Replace every batch norm by one that can be told its statistics."""
+
+    stage = "norm"
+
+    def __call__(self, model: nn.Module) -> nn.Module:
+        model = replace_batch_norms(model, lambda norm: UnionBatchNorm.like(plain_batch_norm(norm, "fedtan")), "fedtan")
+        for path, module in model.named_modules():
+            if isinstance(module, UnionBatchNorm):
+                module.path = path
+        return model
+
+    def check(self, bench: Workbench) -> None:
+        """The step of the union exists only where all clients hold the same model."""
+        if bench.plan.has_local_entries or bench.method.outgoing is not None:
+            raise JoinError(
+                f"{bench.method}: fedtan needs the same model at all clients. Leave out the part that keeps layers local."
+            )
+
+
+def tell(model: nn.Module, told: Pass | None) -> None:
+    """Tell every batch norm of the model."""
+    for module in model.modules():
+        if isinstance(module, UnionBatchNorm):
+            module.told = told
+
+
+def remembered(client: Client, payload: Payload) -> dict[str, Any]:
+    """The model and all that was told in this round, with what this message adds."""
+    if "layer" not in payload.extras:
+        return {"entries": payload.entries, "extras": payload.extras, "layers": {}}
+    before: dict[str, Any] = client.memory[MEMORY]
+    layer = payload.extras["layer"]
+    added = {key: value for key, value in payload.extras.items() if key != "layer"}
+    return before | {"layers": before["layers"] | {layer: {**before["layers"].get(layer, {}), **added}}}
+
+
+def answer_step(client: Client, payload: Payload) -> Payload:
+    """One exchange: the first step anew, up to what is not known yet."""
+    memory = client.memory[MEMORY] = remembered(client, payload)
+    client.extras = memory["extras"]
+    client.receive(memory["entries"])
+    client.model.train()
+    told = Pass(memory["layers"], [], {})
+    tell(client.model, told)
+    try:
+        x, y = next(client.batches())
+        step = client.forward(0, x, y)
+        loss = step.task_loss
+        for term in client.bench.method.objective:
+            loss = loss + term(step)
+        if "leaves" not in told.found:
+            raise ModelError(
+                "fedtan: a batch norm of the model takes no part in its forward pass. Remove the layer, or use another model."
+            )
+        gradients = torch.autograd.grad(loss, told.found.pop("leaves"))
+    except _Enough:
+        told.found.pop("leaves", None)
+        return Payload(extras=told.found)
+    finally:
+        tell(client.model, None)
+    return Payload(extras=told.found | {"mean_gradient": gradients[0], "variance_gradient": gradients[1]})
+
+
+def train_with_union(client: Client, payload: Payload) -> Payload:
+    """Train as usual, the first step with all that was exchanged."""
+    memory = remembered(client, payload)
+    # Something must stay in the memory, else the delivery keeps what was staged by the message before: the whole model.
+    client.memory[MEMORY] = client.round
+    tell(client.model, Pass(memory["layers"], [], {}, last=True))
+    try:
+        return train(client, Payload(memory["entries"], memory["extras"]))
+    finally:
+        tell(client.model, None)
+
+
+def averaged(server: Server, replies: Replies) -> dict[str, Any]:
+    """The weighted mean of what clients found; numbers of values are summed."""
+    sums: dict[str, Any] = {}
+    total, kinds = 0.0, {}
+    for reply in replies:
+        weight = server.weight(reply)
+        total += weight
+        for key, value in reply.extras.items():
+            if isinstance(value, Tensor):
+                kinds[key] = value.dtype
+                sums[key] = sums.get(key, 0.0) + weight * value.double()
+            else:
+                sums[key] = value if key == "layer" else sums.get(key, 0) + value
+    if not total:
+        raise TooFewReplies(f"Round {server.round}: no client answered with batch-norm statistics.")
+    return {key: (value / total).to(kinds[key]) if isinstance(value, Tensor) else value for key, value in sums.items()}
+
+
+@conversation(
+    uses=("sharing", "receiving", "inputs", "after_training", "objective", "task_loss", "gradients", "uploads")
+    + ("briefing", "server_step", "after_round")
+)
+def layerwise_round(server: Server) -> Talk[None]:
+    """Two exchanges per batch norm forwards, one backwards, then the usual training."""
+    clients = server.sample()
+    layers = sum(isinstance(module, UnionBatchNorm) for module in server.blueprint.modules())
+    replies = yield server.ask(STEP, clients)
+    for _ in range(3 * layers - 1):
+        same = Payload(extras=averaged(server, replies))
+        replies = yield Ask(STEP, dict.fromkeys(clients, same), TRAINING, server.round, server.attempt)
+    same = Payload(extras=averaged(server, replies))
+    replies = yield Ask(LAST, dict.fromkeys(clients, same), TRAINING, server.round, server.attempt)
+    server.absorb(replies)
+
+
+@register
+def fedtan() -> Method:
+    """Take the first step of each round with batch-norm statistics and gradients of all clients together."""
+    return Method(
+        "fedtan",
+        surgery=(ToUnion(),),
+        round=layerwise_round,
+        answers={STEP: answer_step, LAST: train_with_union},
+        facts=Facts(
+            batch_norm=True,
+            client_state=True,
+            full_participation=True,
+            leaves="for each batch norm and round: mean, variance and their gradients of one batch, and its number of values",
+            messages="3L + 1 (L batch norms)",
+            extra_work="the first step computed 3L more times",
+        ),
+    )

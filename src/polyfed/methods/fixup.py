@@ -1,0 +1,241 @@
+"""Fixup: residual networks that train without any norm, by their initialisation and a few scalars.
+
+With L residual branches of m convolutions each:
+
+    classifier = 0;   last convolution of every branch = 0;   its other convolutions: He-normal (fan-out) times L^(-1/(2m - 2))
+    a scalar bias, starting at 0, before every convolution of a block, every activation and the classifier
+    a scalar multiplier, starting at 1, behind the last convolution of every branch
+
+Reference: Zhang et al., Fixup Initialization: Residual Learning Without Normalization, ICLR 2019; FixBN Table 5.
+
+Differences from the paper: initialisation and scalars as in the authors' program; there, branch and shortcut of a down-sampling block share the bias
+before them, here a convolution of the shortcut has its own and a shortcut without parameters none. Shortcuts stay as the model has them, without their
+norm. The program trains scalars with a tenth of the learning rate (``scalar_lr=0.1``: their gradients are scaled, so it needs SGD; weight decay is not
+scaled) and uses mixup; FixBN does not say whether it does either. There is no mixup here. Branches are found in the traced graph of the model, so any
+traceable network with additions will do.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx, nn
+
+from polyfed.client import Step, Workbench
+from polyfed.errors import ModelError, OptionError
+from polyfed.layers.places import plain_batch_norm
+from polyfed.layers.swap import BatchNorm, replace_modules
+from polyfed.layers.ws_conv import description, plain_kind
+from polyfed.method import Facts, Method, register
+
+ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
+
+
+def scalar(value: float, like: Tensor) -> nn.Parameter:
+    """A learnable number."""
+    return nn.Parameter(torch.full((1,), value, dtype=like.dtype, device=like.device))
+
+
+class ScalarShift(nn.Module):
+    """Adds one learnable number, after multiplying by another where asked for."""
+
+    def __init__(self, like: Tensor, multiply: bool = False) -> None:
+        super().__init__()
+        self.multiplier = scalar(1.0, like) if multiply else None
+        self.shift = scalar(0.0, like)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale and shift."""
+        shifted: Tensor = (x if self.multiplier is None else x * self.multiplier) + self.shift
+        return shifted
+
+
+class FixupConv2d(nn.Conv2d):
+    """A convolution with a learnable number added to its input."""
+
+    input_shift: nn.Parameter
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shift, then convolve."""
+        return super().forward(x + self.input_shift)
+
+
+class FixupLinear(nn.Linear):
+    """A linear layer with a learnable number added to its input."""
+
+    input_shift: nn.Parameter
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shift, then multiply."""
+        return super().forward(x + self.input_shift)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """The layers of one residual branch, in order, and those of the shortcut beside it."""
+
+    convolutions: list[nn.Module]
+    last_norm: nn.Module
+    shortcut: list[nn.Module]
+
+
+def traced(model: nn.Module) -> fx.Graph:
+    """The graph of a model."""
+    try:
+        return fx.Tracer().trace(model)
+    except Exception as error:
+        raise ModelError(
+            f"fixup: the layers of {type(model).__name__} cannot be traced ({type(error).__name__}: {error}). Use a residual network such as resnet20."
+        ) from error
+
+
+def ancestors(node: fx.Node) -> set[fx.Node]:
+    """The node and everything it is computed from."""
+    found: set[fx.Node] = set()
+    waiting = [node]
+    while waiting:
+        here = waiting.pop()
+        if here not in found:
+            found.add(here)
+            waiting += here.all_input_nodes
+    return found
+
+
+def branches_of(model: nn.Module, graph: fx.Graph) -> list[Branch]:
+    """The residual branches: of the two sides of an addition, the one with more convolutions that the other does not depend on."""
+    order = list(graph.nodes)
+    found = []
+    for node in order:
+        if node.target not in ADDITIONS or len(node.all_input_nodes) != 2:
+            continue
+        one, other = (ancestors(side) for side in node.all_input_nodes)
+        sides = [
+            [model.get_submodule(str(n.target)) for n in order if n in own and n.op == "call_module"]
+            for own in (one - other, other - one)
+        ]
+        short, long = sorted(sides, key=_convolutions)
+        if _convolutions(long) > 0:
+            found.append(_branch(model, long, short))
+    if not found:
+        raise ModelError(
+            f"fixup: {type(model).__name__} has no residual branch with convolutions. Use a residual network such as resnet20, or fedavg + no_norm."
+        )
+    return found
+
+
+def _convolutions(layers: list[nn.Module]) -> int:
+    return sum(isinstance(layer, nn.Conv2d) for layer in layers)
+
+
+def _branch(model: nn.Module, layers: list[nn.Module], shortcut: list[nn.Module]) -> Branch:
+    places = [index for index, layer in enumerate(layers) if isinstance(layer, nn.Conv2d)]
+    behind = [layer for layer in layers[places[-1] :] if isinstance(layer, BatchNorm)]
+    if len(behind) != 1 or _convolutions(shortcut) >= len(places):
+        raise ModelError(
+            f"fixup: {type(model).__name__} has a residual branch that does not end in a convolution and a batch norm, or two branches side by side. "
+            "Use a residual network such as resnet20 or those of torchvision."
+        )
+    return Branch([layers[index] for index in places], behind[0], shortcut)
+
+
+@torch.no_grad()
+def initialise(branches: list[Branch]) -> None:
+    """Start every branch at zero, with its other convolutions scaled to their number."""
+    for branch in branches:
+        *others, last = branch.convolutions
+        for convolution in others:
+            assert isinstance(convolution, nn.Conv2d)
+            fan_out = convolution.out_channels * math.prod(convolution.kernel_size)
+            factor = len(branches) ** (-1 / (2 * len(branch.convolutions) - 2))
+            convolution.weight.normal_(0.0, math.sqrt(2 / fan_out) * factor)
+        for parameter in last.parameters():
+            parameter.zero_()
+
+
+def with_input_shift(layer: nn.Module) -> nn.Module:
+    """The same layer, with a learnable number added to its input."""
+    made: FixupConv2d | FixupLinear
+    if isinstance(layer, nn.Conv2d):
+        plain_kind(layer)
+        made = FixupConv2d(**description(layer), bias=layer.bias is not None)
+    else:
+        assert isinstance(layer, nn.Linear)
+        made = FixupLinear(layer.in_features, layer.out_features, layer.bias is not None)
+    made.weight, made.bias = layer.weight, layer.bias
+    made.input_shift = scalar(0.0, made.weight)
+    return made.train(layer.training)
+
+
+@dataclass(frozen=True)
+class ToFixup:
+    """Take batch norm out of a residual network, and put in what Fixup trains by."""
+
+    stage = "blocks"
+
+    def __call__(self, model: nn.Module) -> nn.Module:
+        graph = traced(model)
+        branches = branches_of(model, graph)
+        head = self.head(model, graph)
+        initialise(branches)
+        with torch.no_grad():
+            for parameter in head.parameters():
+                parameter.zero_()
+        last = {branch.last_norm for branch in branches}
+        beside = {layer for branch in branches for layer in branch.shortcut}
+        inside = {layer for branch in branches for layer in branch.convolutions} | {c for c in beside if isinstance(c, nn.Conv2d)}
+
+        def without_norm(norm: nn.Module) -> nn.Module:
+            weight = plain_batch_norm(norm, "fixup").running_mean
+            like = head.weight if weight is None else weight
+            return nn.Identity() if norm in beside else ScalarShift(like, multiply=norm in last)
+
+        replace_modules(model, lambda module: isinstance(module, BatchNorm), without_norm)
+        replace_modules(model, lambda module: module in inside or module is head, with_input_shift)
+        return model
+
+    def head(self, model: nn.Module, graph: fx.Graph) -> nn.Linear:
+        """The linear layer that makes the logits."""
+        made_by = next(node for node in graph.nodes if node.op == "output").all_input_nodes
+        if len(made_by) == 1 and made_by[0].op == "call_module":
+            layer = model.get_submodule(str(made_by[0].target))
+            if isinstance(layer, nn.Linear):
+                return layer
+        raise ModelError(f"fixup: the output of {type(model).__name__} is not made by a linear layer, which Fixup starts at zero.")
+
+
+@dataclass(frozen=True)
+class SlowScalars:
+    """Train the scalars with a share of the learning rate, by scaling their gradients."""
+
+    share: float
+
+    def __call__(self, step: Step) -> None:
+        for module in step.client.model.modules():
+            if isinstance(module, ScalarShift | FixupConv2d | FixupLinear):
+                scalars = module.parameters() if isinstance(module, ScalarShift) else [module.input_shift]
+                for parameter in scalars:
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(self.share)
+
+    def check(self, bench: Workbench) -> None:
+        """Adam divides by the size of gradients, so that scaling them would change nothing."""
+        if bench.settings.optimizer != "sgd":
+            raise OptionError(
+                f"fixup: scalar_lr={self.share} scales gradients, which {bench.settings.optimizer} undoes. Use --optimizer sgd, or fixup(scalar_lr=1.0)."
+            )
+
+
+@register
+def fixup(scalar_lr: float = 0.1) -> Method:
+    """Remove batch norm from a residual network and start it as Fixup does.
+
+    Args:
+        scalar_lr: learning rate of the scalars as a share of the run's; 1.0 trains them as everything else.
+    """
+    if scalar_lr <= 0:
+        raise OptionError(f"fixup: scalar_lr must be positive, found {scalar_lr}.")
+    slow = (SlowScalars(scalar_lr),) if scalar_lr != 1.0 else ()
+    return Method("fixup", surgery=(ToFixup(),), gradients=slow, alone=False, facts=Facts(smallest_batch=1))

@@ -1,0 +1,100 @@
+"""IBN (IBN-a): the first norm of each residual block is split: half of its channels are instance-normalised, the rest batch-normalised.
+
+    y = [ IN(x[:C/2]), BN(x[C/2:]) ]
+
+Instance norm takes away what differs in looks, in shallow layers only; batch norm keeps what tells classes apart. All entries are shared, as in FedAvg.
+``guiding + ibn`` is a row of gPerXAN's Table 4.
+
+Reference: Pan et al., Two at Once: Enhancing Learning and Generalization Capacities via IBN-Net, ECCV 2018.
+
+Differences from the paper: none on ResNets (stages 1 to 3, first norm of each block). A norm that is there already lends its two halves: affine to
+both, statistics to the batch half, so pretrained weights are kept; the published IBN-a checkpoints are not read. In networks without ResNet stages the
+place is our choice: the first half of the batch norms, in the order of the model; ``where`` names others.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.errors import ModelError
+from polyfed.layers.norms import InstanceNorm
+from polyfed.layers.places import modules_at, places_named, plain_batch_norm, stages_of
+from polyfed.layers.swap import BatchNorm, replace_modules
+from polyfed.method import Facts, Method, register
+
+RESNET_STAGES = ("layer1", "layer2", "layer3")
+MAPS = (nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+class IBN(nn.Module):
+    """Instance norm on the first channels, batch norm on the rest, taken from a batch norm."""
+
+    def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
+        super().__init__()
+        self.split = norm.num_features // 2
+        anchor = next((tensor for tensor in (*norm.parameters(), *norm.buffers())), torch.empty(0))
+        self.instance_half = InstanceNorm(self.split, norm.eps).to(anchor)
+        rest = norm.num_features - self.split
+        self.batch_half = type(norm)(rest, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+        self.batch_half.to(device=anchor.device, dtype=anchor.dtype)
+        with torch.no_grad():
+            for name, tensor in norm.state_dict().items():
+                half = tensor[self.split :] if tensor.dim() else tensor
+                self.batch_half.state_dict()[name].copy_(half)
+                if name in ("weight", "bias"):
+                    self.instance_half.state_dict()[name].copy_(tensor[: self.split])
+        self.train(norm.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Each half through its own norm."""
+        return torch.cat((self.instance_half(x[:, : self.split]), self.batch_half(x[:, self.split :])), dim=1)
+
+
+def first_norms(model: nn.Module) -> list[nn.Module]:
+    """The first batch norm of every block in stages 1 to 3 of a ResNet; empty for other networks."""
+    stages = [module for path, module in model.named_modules() if path.rpartition(".")[2] in RESNET_STAGES]
+    blocks = [block for stage in stages for block in stage.children()]
+    firsts = [next((m for m in block.modules() if isinstance(m, BatchNorm)), None) for block in blocks]
+    return [norm for norm in firsts if norm is not None]
+
+
+@dataclass(frozen=True)
+class ToIBN:
+    """Split batch norms at some places."""
+
+    where: str | tuple[str, ...]
+    stage = "norm"
+
+    def __call__(self, model: nn.Module) -> nn.Module:
+        candidates: dict[str, nn.Module] = {
+            path: m for path, m in model.named_modules() if isinstance(m, MAPS) and m.num_features > 1 and path
+        }
+        if not candidates:
+            raise ModelError(f"ibn: {type(model).__name__} has no batch norm of maps to split. Use a model with batch norm.")
+        chosen = self.chosen(model, candidates)
+        replace_modules(model, chosen.__contains__, lambda norm: IBN(plain_batch_norm(norm, "ibn")))
+        return model
+
+    def chosen(self, model: nn.Module, candidates: dict[str, nn.Module]) -> set[nn.Module]:
+        """The batch norms to split."""
+        if self.where != "auto":
+            return set(modules_at(model, self.where, candidates, "ibn"))
+        if "layer1" in stages_of(model) and (firsts := first_norms(model)):
+            return set(firsts)
+        return set(list(candidates.values())[: math.ceil(len(candidates) / 2)])
+
+
+@register
+def ibn(where: str | tuple[str, ...] = "auto") -> Method:
+    """Split shallow batch norms: half instance norm, half batch norm.
+
+    Args:
+        where: auto (first norm of each block in stages 1 to 3 of a ResNet, else the first half of the batch norms), all, a stage, or a list of
+            stages or name patterns, of which every batch norm is split.
+    """
+    places_named(where, "ibn")
+    return Method("ibn", surgery=(ToIBN(where),), alone=False, facts=Facts(batch_norm=True))

@@ -1,0 +1,126 @@
+"""SCAFFOLD: control variates take the client's own drift out of its gradients.
+
+    client:  gradient <- gradient - c_k + c;   after K steps  c_k+ = c_k - c + (w - w_k) / (K lr)   (option II)
+    server:  w <- w + server_lr * sum_k p_k (w_k - w);   c <- c + sum over the round's clients of P_k (c_k+ - c_k),   P_k = weight among ALL clients
+
+c and c_k start at zero, so round 1 is FedAvg to the bit (and c is not sent in it). With momentum m, K is the number of plain steps that move as far
+(``fednova.effective_steps``), so that c_k stays a mean gradient.
+
+Reference: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, Algorithm 1. Default: server_lr = 1.
+
+Differences from the paper: weights of clients are those of the run, in both sums (``--weights uniform``: the paper's 1/N). Momentum and weight decay are
+allowed, as above; other optimizers than SGD are refused. Only parameters that are sent and uploaded are corrected; statistics are averaged.
+No code of the authors was checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfed.client import Client, Step, Workbench
+from polyfed.entries import MOMENTUM
+from polyfed.errors import JoinError, OptionError, SettingError
+from polyfed.method import Facts, Method, register
+from polyfed.methods.fedavgm import ServerMomentum, exchanged_parameters, require_exchange
+from polyfed.methods.fednova import own_steps
+from polyfed.server import Server
+
+CONTROL, CHANGE, MEMORY = "scaffold_control", "scaffold_change", "scaffold"
+
+
+def send_control(server: Server, _: str) -> dict[str, Tensor]:
+    """The server's control variate; empty while it is zero."""
+    return dict(server.remember(MEMORY, dict))
+
+
+def controls(client: Client) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+    """The server's control variate and this client's own."""
+    return client.extras[CONTROL], client.memory.get(MEMORY, {})
+
+
+@dataclass(frozen=True)
+class CorrectDrift:
+    """gradient <- gradient - c_k + c."""
+
+    stage = "correct"
+
+    @torch.no_grad()
+    def __call__(self, step: Step) -> None:
+        shared, own = controls(step.client)
+        for name, parameter in step.client.bench.parameters.items():
+            if parameter.grad is not None and name in shared:
+                parameter.grad.add_(shared[name])
+            if parameter.grad is not None and name in own:
+                parameter.grad.sub_(own[name])
+
+    def check(self, bench: Workbench) -> None:
+        """The change of a model tells its mean gradient only under SGD that starts afresh."""
+        require_exchange(bench, "scaffold")
+        if bench.settings.optimizer != "sgd":
+            raise SettingError(
+                f"scaffold reads gradients off SGD's steps; the optimizer is {bench.settings.optimizer}. Use --optimizer sgd."
+            )
+        entries = bench.plan.entries
+        for phase in bench.plan.phases.values():
+            if any(entries[name].kind == MOMENTUM and (travel.up or travel.keep) for name, travel in phase.travels.items()):
+                raise JoinError(
+                    f"{bench.method}: scaffold reads gradients off a round's steps, which carried-over momentum mixes with older ones. "
+                    'Use momentum(keep="none").'
+                )
+
+
+def renew_control(client: Client) -> dict[str, Any]:
+    """c_k+ by option II: kept here, and its change sent."""
+    shared, own = controls(client)
+    far = own_steps(client) * client.lr
+    if far == 0:
+        return {CHANGE: {}}
+    new, change = dict(own), {}
+    for name in exchanged_parameters(client.bench.plan, client.round):
+        gradient = (client.received[name] - client.bench.live[name].detach()) / far
+        new[name] = gradient + own[name] if name in own else gradient
+        new[name] = new[name] - shared[name] if name in shared else new[name]
+        change[name] = new[name] - own[name] if name in own else new[name]
+    client.memory[MEMORY] = new
+    return {CHANGE: change}
+
+
+def update_control(server: Server, extras: Mapping[str, Mapping[str, Any]]) -> None:
+    """Add P_k times the clients' changes to c; absent clients change nothing."""
+    by_samples = server.settings.weights == "samples"
+    weights = {info.id: float(info.samples) if by_samples else 1.0 for info in server.clients}
+    total = sum(weights.values())
+    control: dict[str, Tensor] = server.remember(MEMORY, dict)
+    for client, sent in extras.items():
+        for name, change in sent[CHANGE].items():
+            step = weights[client] / total * change
+            control[name] = control[name] + step if name in control else step
+
+
+@register
+def scaffold(server_lr: float = 1.0) -> Method:
+    """Correct each client's gradients by how they differ from everybody's.
+
+    Args:
+        server_lr: how far the server goes towards the mean; 1 takes the mean.
+    """
+    if server_lr <= 0:
+        raise OptionError(f"scaffold: server_lr must be positive, found {server_lr}.")
+    return Method(
+        "scaffold",
+        briefing={CONTROL: send_control},
+        gradients=(CorrectDrift(),),
+        after_training=(renew_control,),
+        after_round=(update_control,),
+        server_step=None if server_lr == 1 else ServerMomentum(0.0, server_lr, "scaffold"),
+        facts=Facts(
+            client_state=True,
+            leaves="changes of control variates (model-shaped mean gradients, each round)",
+            extra_work="one addition per gradient and step",
+        ),
+    )

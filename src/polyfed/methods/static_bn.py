@@ -1,0 +1,115 @@
+"""Static batch norm (HeteroFL): statistics are never part of training; they are estimated anew for every evaluation.
+
+    training:     y = gamma * (x - mu_batch) / sqrt(sigma2_batch + eps) + beta;   w, gamma, beta <- sum_k p_k (w, gamma, beta)_k
+    evaluation:   each client passes its training data once through the server's model, B_k batches, cumulative means mu_k and sigma2_k;
+                  mu = sum_k B_k mu_k / sum_k B_k,   sigma2 likewise
+
+Reference: Diao et al., HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous Clients, ICLR 2021.
+
+Differences from the paper: only the normaliser is here: no scaler, no slicing of widths, no masked cross-entropy. The authors' program passes over
+the pooled training data; here each client passes over its own (in shuffled batches of the run's batch size, not augmented) and the server merges by
+the number of batches, which is the cumulative mean over all batches. ``polyfed.probes.union_statistics(..., average="plain")`` is the pooled pass.
+Statistics are not uploaded in training; the latest ones travel down with the model and are not used there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polyfed.client import Client, Workbench
+from polyfed.conversation import EVALUATION, Ask, Payload, Replies, Talk
+from polyfed.entries import COUNTER, STATISTIC
+from polyfed.errors import JoinError, TooFewReplies
+from polyfed.method import Facts, Method, register
+from polyfed.probes import only_batch_norm_learns
+from polyfed.server import Server
+from polyfed.sharing import Rule, bn_statistics
+
+QUESTION = "static_bn_statistics"
+
+
+@torch.no_grad()
+def estimate_statistics(client: Client, payload: Payload) -> Payload:
+    """The mean over batches of the batch statistics of this client's training data, and the number of batches."""
+    client.receive(payload.entries)
+    layers = [layer for layer in client.bench.batch_norms if layer.track_running_stats]
+    momenta = [layer.momentum for layer in layers]
+    only_batch_norm_learns(client.model)
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None
+    try:
+        for chunk in _chunks(client):
+            client.model(client.bench.preparation.for_testing(client.data.train.batch(chunk)[0]))
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+        client.model.eval()
+    entries = client.bench.plan.entries
+    return Payload({n: v.detach().clone() for n, v in client.bench.live.items() if bn_statistics.matches(entries[n])})
+
+
+def _chunks(client: Client) -> list[Tensor]:
+    """All positions in shuffled batches; a last one of a single sample joins the batch before it."""
+    order = torch.randperm(len(client.data.train), generator=client.generator)
+    chunks = list(torch.split(order, client.bench.settings.batch_size))
+    if len(chunks) > 1 and len(chunks[-1]) == 1:
+        chunks[-2:] = [torch.cat(chunks[-2:])]
+    return chunks
+
+
+def merged(server: Server, replies: Replies) -> dict[str, Tensor]:
+    """The clients' statistics, weighted by the batches each has seen; counters are summed."""
+    known = server.plan.entries
+    sums: dict[str, Tensor] = {}
+    batches: dict[str, Tensor] = {}
+    for reply in replies:
+        for name, value in reply.entries.items():
+            if known[name].kind == COUNTER:
+                sums[name] = sums[name] + value if name in sums else value
+                continue
+            count = reply.entries[f"{name.rpartition('.')[0]}.num_batches_tracked".removeprefix(".")].double()
+            batches[name] = batches.get(name, torch.zeros_like(count)) + count
+            sums[name] = sums.get(name, torch.zeros_like(value, dtype=torch.float64)) + count * value.double()
+    if not sums:
+        raise TooFewReplies("No client answered with batch-norm statistics for the evaluation.")
+    return {n: (v / batches[n]).to(known[n].dtype) if known[n].kind == STATISTIC else v for n, v in sums.items()}
+
+
+@dataclass(frozen=True)
+class ReEstimate:
+    """Ask all clients for statistics of the server's present model, once for each model that is evaluated."""
+
+    def __call__(self, server: Server) -> Talk[None]:
+        weights = [value for name, value in server.state.items() if not bn_statistics.matches(server.plan.entries[name])]
+        present = [float(server.round), *(float(value.double().sum()) for value in weights)]
+        if server.remember("static_bn", list) == present:
+            return
+        payloads = {info.id: Payload(server.outgoing(info.id)) for info in server.clients}
+        replies = yield Ask(QUESTION, payloads, EVALUATION, server.round)
+        server.state = server.state | merged(server, replies)
+        server.memory["static_bn"] = present
+
+    def check(self, bench: Workbench) -> None:
+        """No other part may decide over the statistics."""
+        entries = bench.plan.entries.values()
+        for rule in bench.plan.rules:
+            if rule.part != "static_bn" and any(bn_statistics.matches(e) and rule.select.matches(e) for e in entries):
+                raise JoinError(
+                    f"{rule.part or 'a rule'} and static_bn both decide what happens to batch-norm statistics. Use only one of them."
+                )
+
+
+@register
+def static_bn() -> Method:
+    """Train without running statistics; estimate them anew for every evaluation."""
+    return Method(
+        "static_bn",
+        sharing=(Rule(bn_statistics, up=False),),
+        before_evaluation=(ReEstimate(),),
+        answers={QUESTION: estimate_statistics},
+        facts=Facts(batch_norm=True, extra_work="one pass over the training data for each evaluation"),
+    )

@@ -1,0 +1,96 @@
+"""Weight standardisation: every convolution uses filters of mean zero and spread one.
+
+    W_hat_i = (W_i - mean(W_i)) / (std(W_i) + 1e-5),   per output filter i, over its input channels and positions
+
+A norm is meant to follow, which removes the scale: ``group_norm(groups=2) + weight_standard`` is the row GN+WN of FixBN Table 5.
+
+Reference: Qiao et al., Micro-Batch Training with Batch-Channel Normalization and Weight Standardization, 2019; FixBN Table 5.
+
+Differences from the paper: how FixBN configures it could not be checked against code of its authors. "WN" is read as weight standardisation, the
+reference it cites, not as weight normalisation. The standard deviation is unbiased, as in Qiao's layer. Weights keep the model's own initialisation; there is
+no gain and no 1/sqrt(fan-in), unlike ``fedwon``. Filters of a single weight stay plain: one number cannot be standardised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from polyfed.errors import ModelError
+from polyfed.layers.swap import replace_modules
+from polyfed.layers.ws_conv import description, is_plain, plain_kind
+from polyfed.method import Facts, Method, register
+
+EPS = 1e-5
+
+
+def standardised(weight: Tensor) -> Tensor:
+    """Filters of mean zero and spread one."""
+    axes = tuple(range(1, weight.dim()))
+    return (weight - weight.mean(axes, keepdim=True)) / (weight.std(axes, keepdim=True) + EPS)
+
+
+class _UnitConv(nn.modules.conv._ConvNd):
+    """What the three dimensions share."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve with the standardised weight."""
+        return self._conv_forward(x, standardised(self.weight), self.bias)
+
+
+class UnitConv1d(_UnitConv, nn.Conv1d):
+    """A one-dimensional convolution with standardised weights."""
+
+
+class UnitConv2d(_UnitConv, nn.Conv2d):
+    """A two-dimensional convolution with standardised weights."""
+
+
+class UnitConv3d(_UnitConv, nn.Conv3d):
+    """A three-dimensional convolution with standardised weights."""
+
+
+KINDS: dict[type[nn.modules.conv._ConvNd], type[_UnitConv]] = {nn.Conv1d: UnitConv1d, nn.Conv2d: UnitConv2d, nn.Conv3d: UnitConv3d}
+
+
+@dataclass(frozen=True)
+class StandardiseWeights:
+    """Replace every convolution by one that standardises its weights; the parameters and their names stay."""
+
+    stage = "convolution"
+
+    def __call__(self, model: nn.Module) -> nn.Module:
+        if self.wanted(model):
+            return self.converted(model)
+        if replace_modules(model, self.wanted, self.converted) == 0:
+            raise ModelError(
+                f"weight_standard: {type(model).__name__} has no convolution to standardise. Use a convolutional model, or leave weight_standard out."
+            )
+        return model
+
+    def wanted(self, module: nn.Module) -> bool:
+        """Whether it is a plain convolution whose filters hold more than one weight."""
+        return is_plain(module) and isinstance(module, nn.modules.conv._ConvNd) and module.weight[0].numel() > 1
+
+    def converted(self, convolution: nn.Module) -> nn.Module:
+        """The same convolution with standardised weights."""
+        kind = KINDS[plain_kind(convolution)]
+        assert isinstance(convolution, nn.modules.conv._ConvNd)
+        flat = convolution.weight.detach().flatten(1)
+        if bool((flat == flat[:, :1]).all(dim=1).any()):
+            raise ModelError(
+                "weight_standard: a convolution has a filter whose weights are all the same (zero, perhaps), which has no spread to divide by. "
+                "Use another initialisation, or leave weight_standard out."
+            )
+        made = kind(**description(convolution), bias=convolution.bias is not None)
+        made.weight, made.bias = convolution.weight, convolution.bias
+        return made.train(convolution.training)
+
+
+@register
+def weight_standard() -> Method:
+    """Standardise the weights of every convolution, for a norm to follow: group_norm(groups=2) + weight_standard."""
+    return Method(
+        "weight_standard", surgery=(StandardiseWeights(),), alone=False, facts=Facts(extra_work="weights standardised each step")
+    )
