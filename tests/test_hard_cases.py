@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from polyfed.client import Client, train
 from polyfed.conversation import Ask, Payload, Reply, Talk, conversation, converse
+from polyfed.errors import ClientFailure
 from polyfed.evaluation import Newcomer
 from polyfed.experiment import Experiment
 from polyfed.method import Facts, Method
@@ -17,6 +19,7 @@ from polyfed.seeds import generator
 from polyfed.server import Server
 from polyfed.settings import Settings
 from polyfed.sharing import bn_statistics, keep_local
+from polyfed.simulate.debug import Debug
 from polyfed.testing import TinyNet, check_method, tiny_federation
 
 # --- A toy that talks once per batch-norm layer: the pooled mean of each layer's input, with earlier layers pinned to what is known. ---
@@ -251,3 +254,22 @@ def test_replies_come_in_the_fixed_order_and_only_when_looked_at() -> None:
     first: Reply = next(replies)
     assert first.client == "z" and set(experiment.delivery.losses) == {"z"}
     assert [reply.client for reply in replies] == ["a", "b"]
+
+
+def fail_in_round_two(client: Client) -> None:
+    if client.round == 2 and client.id == "middle":
+        raise ValueError("something of mine")
+
+
+def test_a_failure_names_client_round_question_and_stage_and_debug_keeps_its_inputs() -> None:
+    failing = Method("failing", before_training=(fail_in_round_two,))
+    for deliver in ("process", "debug"):
+        experiment = Experiment(Settings(rounds=3, batch_size=4, deliver=deliver), tiny_federation(), failing, TinyNet())
+        with pytest.raises(
+            ClientFailure, match=r"Client middle, round 2, question 'train', stage 'before_training': ValueError: something of mine"
+        ):
+            experiment.train()
+    assert isinstance(experiment.delivery, Debug) and experiment.delivery.failure is not None
+    kept = experiment.delivery.failure
+    assert (kept.client, kept.round, kept.what) == ("middle", 2, "train")
+    assert torch.equal(kept.payload.entries["head.weight"], experiment.server.state["head.weight"])

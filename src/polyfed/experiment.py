@@ -40,8 +40,9 @@ class Experiment:
             load_file(file)
         self.given: list[str] = []
         self.method = as_method(settings.method if method is None else method)
-        self.whole = build_federation(settings.data if data is None else data, settings)
-        self.federation: Federation = self.whole if self.method.population is None else self.method.population(self.whole)
+        self.federation: Federation = build_federation(settings.data if data is None else data, settings)
+        if self.method.population is not None:
+            self.federation = self.method.population(self.federation)
         self.settings = dataclasses.replace(rounds_from_budget(settings, self.federation), method=str(self.method))
         initial = None if settings.init is None else read_initial(settings.init)
         with threads(self.settings.threads):
@@ -53,7 +54,6 @@ class Experiment:
             self.method, self.bench.plan, self.settings, self.delivery.infos, dict(self.bench.initial), self.bench.model
         )
         self.notices = notices(self.settings, self.method, self.bench, len(self.federation.clients))
-        self.folder: RunFolder | None = None
 
     @property
     def carry(self) -> Deliver:
