@@ -99,9 +99,12 @@ def test_leave_one_out(polyfed: Command, images: Path) -> None:
     assert ended.code == 0, ended.err
     row = ended.json["methods"][0]
     assert set(row["accuracy"]["unseen"]) == {"day", "night"} and row["accuracy"]["seen"] == {}
-    one = polyfed("run", images, *SHORT, "--unseen", "day", "-q", "--json").json
+    one = polyfed("run", images, *SHORT, "--unseen", "day", "--unseen-part", "all", "-q", "--json").json
     assert row["accuracy"]["unseen"]["day"]["values"] == [one["accuracy"]["unseen"]["day"]]
-    assert len(row["runs"]) == 2 and "nobody trained on" in ended.out
+    pictures = len([path for path in (images / "day").rglob("*") if path.is_file()])
+    assert [score["count"] for score in one["scores"] if score["view"] == "unseen"] == [pictures]
+    assert len(row["runs"]) == 2 and "all images of a domain that nobody trained on" in " ".join(ended.out.split())
+    assert f"day {pictures}" in " ".join(ended.out.split())
 
 
 def test_compare_loads_own_methods_and_resumes_what_was_stopped(polyfed: Command, images: Path, tmp_path: Path) -> None:

@@ -47,7 +47,9 @@ def compare(
 ) -> None:
     """Train several methods and compare them in one table; runs that are there already are reused."""
     listen(quiet)
-    settings = chosen_settings(data, values, changes, recipe)
+    # Nobody trains on the domain left out, so all its images can be tested, as the papers do.
+    defaults = {"unseen_part": "all"} if protocol == LEAVE_ONE_OUT else {}
+    settings = chosen_settings(data, values, changes, recipe, defaults)
     if seeds < 1:
         raise SettingError(f"--seeds must be at least 1, found {seeds}.")
     if protocol not in PROTOCOLS:
@@ -114,8 +116,11 @@ def footnote(comparison: Comparison, rows: list[MethodRow], settings: Settings, 
     )
     length = f"{rounds_words(comparison.rounds or settings.rounds)} of {work}, batch {settings.batch_size}, lr {settings.lr:g}, {settings.optimizer}"
     sizes = ", ".join(f"{domain} {count}" for domain, count in comparison.test_sizes.items())
+    tested = "all images of" if settings.unseen_part == "all" else "the test part of"
     left_out = (
-        " Each column is the accuracy of the newcomer on a domain that nobody trained on." if protocol == LEAVE_ONE_OUT else ""
+        f" Each column is the accuracy of the newcomer on {tested} a domain that nobody trained on."
+        if protocol == LEAVE_ONE_OUT
+        else ""
     )
     return (
         f"Accuracy in %; {meaning}. {length}.{left_out} MB are training traffic per client and round; s are the seconds of training per seed. "

@@ -82,11 +82,16 @@ def _plain_type(name: str) -> Any:
 
 
 def chosen_settings(
-    data: str | None, values: Mapping[str, Any], changes: Iterable[str] | None = None, recipe: str | None = None
+    data: str | None,
+    values: Mapping[str, Any],
+    changes: Iterable[str] | None = None,
+    recipe: str | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """The settings of a run: a recipe's, then those given as options, then those of ``--set``."""
+    """The settings of a run: the command's own defaults, then a recipe's, then those given as options, then those of ``--set``."""
     given = {**values, **({"data": data} if data is not None else {})}
-    chosen = layered(recipe_values(recipe) if recipe is not None else {}, given, dict(read_change(text) for text in changes or ()))
+    written = recipe_values(recipe) if recipe is not None else {}
+    chosen = layered(defaults or {}, written, given, dict(read_change(text) for text in changes or ()))
     if "data" not in chosen:
         raise SettingError("Name the data to train on: a data set (polyfed ls data) or a folder root/<domain>/<class>/*.")
     return with_changes(Settings(), chosen)
