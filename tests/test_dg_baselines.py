@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.client import Client, Kept
-from polyfed.conversation import Ask, Reply
 from polyfed.errors import DataError, JoinError, ModelError, OptionError
 from polyfed.experiment import Experiment
 from polyfed.method import Method, parse
@@ -25,8 +24,8 @@ from polyfed.methods.rsc import challenge
 from polyfed.reducers import Mean
 from polyfed.result import Result
 from polyfed.settings import Settings
-from polyfed.simulate.in_process import InProcess
 from polyfed.testing import SIZES, TinyNet, check_method, tiny_federation
+from watching import messages
 
 
 def trained(method: str | Method, federation: Any = None, model: nn.Module | None = None, **changes: Any) -> Experiment:
@@ -39,19 +38,6 @@ def trained(method: str | Method, federation: Any = None, model: nn.Module | Non
 
 def digest_of(method: str, **changes: Any) -> str:
     return Result(trained(method, **changes), []).digest
-
-
-def messages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Ask, Reply]]:
-    seen: list[tuple[Ask, Reply]] = []
-    deliver = InProcess.__call__
-
-    def watch(self: InProcess, ask: Ask) -> Any:
-        for reply in deliver(self, ask):
-            seen.append((ask, reply))
-            yield reply
-
-    monkeypatch.setattr(InProcess, "__call__", watch)
-    return seen
 
 
 def batch_of(experiment: Experiment, count: int = 5) -> tuple[Client, Tensor, Tensor]:

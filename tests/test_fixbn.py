@@ -19,6 +19,7 @@ from polyfed.result import Result
 from polyfed.seeds import generator
 from polyfed.settings import Settings
 from polyfed.testing import TinyNet, check_method, tiny_federation
+from watching import watched
 
 EQUAL = {"a": 6, "b": 6, "c": 6}
 
@@ -91,21 +92,6 @@ def test_half_of_the_rounds_is_rounded_down_with_the_schedule() -> None:
     assert moved(seen[1], seen[2], STATISTICS) == {True} and moved(seen[2], seen[3], STATISTICS) == {False}
     settings = Settings(rounds=5, lr=1.0, schedule="steps(at=(0.5,), factor=0.1)")
     assert [settings.lr_at(number) for number in (2, 3)] == pytest.approx([1.0, 0.1])
-
-
-def watched(experiment: Experiment) -> dict[tuple[int, str], tuple[set[str], set[str]]]:
-    """What each round's questions send down and bring up."""
-    seen: dict[tuple[int, str], tuple[set[str], set[str]]] = {}
-    reply = experiment.delivery.reply
-
-    def watch(ask: Any, info: Any) -> Any:
-        made = reply(ask, info)
-        seen[ask.round, ask.what] = (set(ask.payloads[info.id].entries), set(made.entries))  # type: ignore[union-attr]
-        return made
-
-    experiment.delivery.reply = watch  # type: ignore[method-assign]
-    experiment.train()
-    return seen
 
 
 @pytest.mark.parametrize(("freeze", "withheld"), [("statistics", STATISTICS), ("affine", AFFINE), ("both", STATISTICS + AFFINE)])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.client import Client, Kept
-from polyfed.conversation import NEWCOMER, Ask, Reply
+from polyfed.conversation import NEWCOMER
 from polyfed.entries import entries_of
 from polyfed.errors import JoinError, ModelError, OptionError, SharingError
 from polyfed.experiment import Experiment
@@ -25,8 +25,8 @@ from polyfed.result import Result
 from polyfed.seeds import generator
 from polyfed.settings import Settings
 from polyfed.sharing import head, keep_local
-from polyfed.simulate.in_process import InProcess
 from polyfed.testing import SIZES, TinyNet, check_method, tiny_federation
+from watching import messages
 
 BATCH_SIDE = {
     f"{layer}.{key}"
@@ -306,19 +306,6 @@ def test_without_instance_side_and_guide_it_is_fedbn() -> None:
             torch.testing.assert_close(own[name], value, rtol=0, atol=1e-6)
             compared += 1
     assert compared == 5 + 3 * 10
-
-
-def messages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Ask, Reply]]:
-    seen: list[tuple[Ask, Reply]] = []
-    deliver = InProcess.__call__
-
-    def watch(self: InProcess, ask: Ask) -> Any:
-        for reply in deliver(self, ask):
-            seen.append((ask, reply))
-            yield reply
-
-    monkeypatch.setattr(InProcess, "__call__", watch)
-    return seen
 
 
 @pytest.mark.parametrize("text", ["perxan", "gperxan"])

@@ -24,6 +24,7 @@ from polyfed.models import models
 from polyfed.result import Result
 from polyfed.settings import Settings
 from polyfed.testing import TinyNet, check_method, tiny_federation
+from watching import watched
 
 STATISTICS = {n for n in TinyNet().state_dict() if "running" in n or "num_batches" in n}
 
@@ -48,21 +49,6 @@ def operated(model: nn.Module, text: str) -> nn.Module:
     for operate in parse(text).surgery:
         model = operate(model)
     return model
-
-
-def watched(experiment: Experiment) -> dict[tuple[int, str], tuple[set[str], set[str]]]:
-    """What each round's questions send down and bring up."""
-    seen: dict[tuple[int, str], tuple[set[str], set[str]]] = {}
-    reply = experiment.delivery.reply
-
-    def watch(ask: Any, info: Any) -> Any:
-        made = reply(ask, info)
-        seen[ask.round, ask.what] = (set(ask.payloads[info.id].entries), set(made.entries))  # type: ignore[union-attr]
-        return made
-
-    experiment.delivery.reply = watch  # type: ignore[method-assign]
-    experiment.train()
-    return seen
 
 
 # --- weight_standard -----------------------------------------------------------------------------------------------------------------------

@@ -91,6 +91,14 @@ def unpacked(data: bytes) -> Any:
     return rebuilt(json.loads(header["__metadata__"]["tree"]), load_safetensors(data))
 
 
+def copied(snapshot: Snapshot) -> Snapshot:
+    """The snapshot as it would be read back from a checkpoint: later training cannot change it."""
+    clients = {client: {"entries": kept.entries, "memory": kept.memory} for client, kept in snapshot.clients.items()}
+    tree = unpacked(packed({"state": snapshot.state, "memory": snapshot.memory, "clients": clients, "notes": snapshot.notes}))
+    kept = {client: Kept(held["entries"], held["memory"]) for client, held in tree["clients"].items()}
+    return Snapshot(snapshot.round, tree["state"], tree["memory"], kept, tree["notes"])
+
+
 class Checkpoints:
     """The checkpoint folder of a run."""
 

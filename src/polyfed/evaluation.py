@@ -87,9 +87,9 @@ def newcomer(server: Server, bench: Workbench, choice: str, target: Callable[[],
     return Newcomer([(1.0 / len(states), state) for state in states.values()])
 
 
-def _ask_local_entries(server: Server, clients: Sequence[str]) -> Ask:
-    question = Payload(extras={"names": list(server.plan.unsent_names)})
-    return Ask("entries", dict.fromkeys(clients, question), NEWCOMER, server.round)
+def _ask_for_entries(server: Server, names: Sequence[str]) -> Ask:
+    question = Payload(extras={"names": list(names)})
+    return Ask("entries", dict.fromkeys((info.id for info in server.clients), question), NEWCOMER, server.round)
 
 
 def averaged_state(server: Server) -> Talk[Entries]:
@@ -101,8 +101,7 @@ def averaged_state(server: Server) -> Talk[Entries]:
     for name in names:
         groups[Mean() if server.plan.entries[name].dtype.is_floating_point else Largest()].append(name)
     foldings = {reducer: reducer.start({}) for reducer in groups}
-    question = Payload(extras={"names": list(names)})
-    replies = yield Ask("entries", {info.id: question for info in server.clients}, NEWCOMER, server.round)
+    replies = yield _ask_for_entries(server, names)
     for reply in replies:
         if not reply.extras["untrained"]:
             for reducer, folding in foldings.items():
@@ -114,8 +113,7 @@ def client_states(server: Server) -> Talk[dict[str, Entries]]:
     """Every trained client's own model; what is shared is held once."""
     if not server.plan.has_local_entries and server.method.outgoing is None:
         return {"server": dict(server.state)}
-    clients = [info.id for info in server.clients]
-    replies = yield _ask_local_entries(server, clients)
+    replies = yield _ask_for_entries(server, server.plan.unsent_names)
     states = {
         reply.client: server.state | server.outgoing(reply.client) | dict(reply.entries)
         for reply in replies

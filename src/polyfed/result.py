@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from polyfed.checkpoint import digest
+from polyfed.client import Client, Kept
 from polyfed.errors import DataError, nearest
 from polyfed.evaluation import Row, mean_numbers
 
@@ -37,8 +38,6 @@ class Result:
         if client not in known:
             raise DataError(f"There is no client {client!r}. {nearest(client, known)}")
         server, bench = self.experiment.server, self.experiment.bench
-        from polyfed.client import Client, Kept
-
         at_work = Client(known[client], bench, self.experiment.delivery.kept.get(client, Kept()), server.round)
         at_work.receive(server.outgoing(client))
         return copy.deepcopy(bench.model).eval()

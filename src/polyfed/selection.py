@@ -10,8 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from polyfed.checkpoint import Checkpoints, Snapshot, packed, unpacked
-from polyfed.client import Kept
+from polyfed.checkpoint import Checkpoints, Snapshot, copied
 from polyfed.evaluation import Row
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ class BestValidation:
         value = sum(row.numbers["accuracy"] for row in rows) / len(rows)
         if value > self.value:
             self.value, self.round = value, self.experiment.server.round
-            self.best = frozen(self.experiment.snapshot())
+            self.best = copied(self.experiment.snapshot())
             if self.checkpoints is not None:
                 self.checkpoints.write(self.best, set(self.best.clients))
         return rows
@@ -52,11 +51,3 @@ class BestValidation:
         server.state, server.memory, server.dormant = dict(self.best.state), {}, dict(self.best.memory)
         delivery.kept = dict(self.best.clients)
         delivery.changed = set(delivery.kept)
-
-
-def frozen(snapshot: Snapshot) -> Snapshot:
-    """A copy that later training cannot change."""
-    clients = {client: {"entries": kept.entries, "memory": kept.memory} for client, kept in snapshot.clients.items()}
-    tree = unpacked(packed({"state": snapshot.state, "memory": snapshot.memory, "clients": clients}))
-    kept = {client: Kept(held["entries"], held["memory"]) for client, held in tree["clients"].items()}
-    return Snapshot(snapshot.round, tree["state"], tree["memory"], kept, {"ledger": {}})

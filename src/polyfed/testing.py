@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from polyfed.checkpoint import digest, packed, unpacked
-from polyfed.client import Kept
+from polyfed.checkpoint import Snapshot, copied, digest
 from polyfed.conversation import TRAINING, Ask, Reply
 from polyfed.data.federation import ArrayExamples, ClientData, Federation
 from polyfed.errors import PolyfedError, TooFewReplies
 from polyfed.experiment import Experiment
 from polyfed.method import Method, as_method, methods, parse
+from polyfed.server import Server
 from polyfed.settings import Settings
 from polyfed.simulate.in_process import InProcess
 
@@ -188,22 +188,14 @@ def _repeats_to_the_bit(method: Method, model: Callable[[], nn.Module]) -> None:
 def _resumes_to_the_bit(method: Method, model: Callable[[], nn.Module]) -> None:
     whole, first, second = (_experiment(method, model) for _ in range(3))
     whole.train()
-    states: list[Any] = []
+    saved: list[Snapshot] = []
 
-    def keep_round_one(server: Any) -> None:
+    def keep_round_one(server: Server) -> None:
         if server.round == 1:
-            snapshot = first.snapshot()
-            clients = {client: {"entries": k.entries, "memory": k.memory} for client, k in snapshot.clients.items()}
-            states.append(
-                unpacked(packed({"state": snapshot.state, "memory": snapshot.memory, "clients": clients, "notes": snapshot.notes}))
-            )
+            saved.append(copied(first.snapshot()))
 
     first.train([keep_round_one])
-    saved = states[0]
-    snapshot = first.snapshot()
-    snapshot.round, snapshot.state, snapshot.memory, snapshot.notes = 1, saved["state"], saved["memory"], saved["notes"]
-    snapshot.clients = {client: Kept(kept["entries"], kept["memory"]) for client, kept in saved["clients"].items()}
-    second.restore(snapshot)
+    second.restore(saved[0])
     second.train()
     same = digest(whole.snapshot()) == digest(second.snapshot())
     _require(

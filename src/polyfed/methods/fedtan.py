@@ -210,7 +210,7 @@ def answer_step(client: Client, payload: Payload) -> Payload:
 def train_with_union(client: Client, payload: Payload) -> Payload:
     """Train as usual, the first step with all that was exchanged."""
     memory = remembered(client, payload)
-    # Something must stay in the memory, else the delivery keeps what was staged by the message before: the whole model.
+    # In the place of the whole model, which the messages before left here.
     client.memory[MEMORY] = client.round
     tell(client.model, Pass(memory["layers"], [], {}, last=True))
     try:
