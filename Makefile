@@ -3,28 +3,30 @@
 
 DEMO       = compare digits-mini --methods "local; fedavg; fedprox; silobn; fedbn; fedavg + group_norm" --rounds 20 --evaluate-every 2 --out runs/demo
 DEMO_QUICK = compare digits-mini --methods "fedavg; fedbn" --rounds 1
-BENCHMARKS = $(wildcard benchmarks/bench_*.py)
+RIVALS     = 'pfl[pytorch]==0.6.0' 'flwr[simulation]==1.41.0'
 LEFT_OUT   = slow or flower or network
 WORKERS    = 2
 
 SHELL      := /bin/bash
 VENV       := .venv
 PY         := $(VENV)/bin/python
+BENCH_VENV := benchmarks/.venv
+BENCH_PY   := $(BENCH_VENV)/bin/python
 PYTHON     ?=
 CANDIDATES := python3.13 python3.12 python3.11 python3
 USABLE     := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 HERE       := $(CURDIR)
-STAMPS     := $(addprefix $(VENV)/.installed-,demo test dev docs)
+STAMPS     := $(addprefix $(VENV)/.installed-,demo test dev docs flower)
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow check format docs bench wheel clean clean-all again
+.PHONY: help demo test test-slow test-flower test-flower-all check format docs bench wheel clean clean-all again
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | awk -F':.*  ## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | awk -F':.*  ## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 demo: $(VENV)/.installed-demo  ## compare six methods over the five domains of digits-mini
 	$(VENV)/bin/polyfed $(DEMO)
@@ -37,6 +39,14 @@ test: $(VENV)/.installed-test  ## run the tests, without those marked slow, flow
 test-slow: export OMP_NUM_THREADS = 1
 test-slow: $(VENV)/.installed-test  ## run the tests marked slow
 	$(PY) -m pytest -n $(WORKERS) -m slow $(ARGS)
+
+test-flower: export OMP_NUM_THREADS = 1
+test-flower: $(VENV)/.installed-flower  ## run the short Flower tests: a real SuperLink and SuperNodes on this machine
+	$(PY) -m pytest -m "flower and not slow" $(ARGS)
+
+test-flower-all: export OMP_NUM_THREADS = 1
+test-flower-all: $(VENV)/.installed-flower  ## run all Flower tests: every method and every fault
+	$(PY) -m pytest -m flower $(ARGS)
 
 check: $(VENV)/.installed-dev  ## lint, formatting and types, as in CI
 	$(PY) -m ruff check .
@@ -52,9 +62,21 @@ docs: $(VENV)/.installed-docs  ## refresh the generated tables and write the ref
 	$(PY) -m pdoc --docformat google --output-directory build/docs polyfed \
 	    $$($(PY) -c "import pkgutil, polyfed; print(*('polyfed.' + m.name for m in pkgutil.iter_modules(polyfed.__path__) if m.name not in ('__main__', 'run', 'conversation')))")
 
-bench: $(VENV)/.installed-demo  ## run the benchmarks, benchmarks/bench_*.py
-	@test -n "$(BENCHMARKS)" || { echo "There is no benchmarks/bench_*.py yet."; exit 1; }
-	@for script in $(BENCHMARKS); do echo "== $$script"; $(PY) "$$script" $(ARGS) || exit 1; done
+bench: $(BENCH_VENV)/.installed  ## compare the speed of a round with a hand-written loop, pfl-research and Flower (ARGS="--works a --repeats 3")
+	$(BENCH_PY) benchmarks/bench_speed.py $(ARGS)
+	$(BENCH_PY) benchmarks/bench_growth.py
+	$(BENCH_PY) benchmarks/profile_round.py
+	$(BENCH_PY) benchmarks/write_results.py
+	@echo "Wrote benchmarks/results.md"
+
+# The rivals get an environment of their own, which borrows torch and the rest from .venv by a path file (see wheel below).
+$(BENCH_VENV)/.installed: pyproject.toml Makefile $(VENV)/.installed-demo
+	$(PY) -m venv --without-pip --clear $(BENCH_VENV)
+	@purelib='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	borrowed=$$($(PY) -c "$$purelib"); \
+	echo "$$borrowed" > "$$($(BENCH_PY) -c "$$purelib")/borrowed.pth"
+	$(PY) -m pip --python $(BENCH_PY) install --quiet $(RIVALS) --editable .
+	@touch $@
 
 # The clean environment borrows this one's packages by a path file, so torch is not downloaded again. Python does not follow
 # the path files of a borrowed folder, so the editable install stays out of sight: what runs is the wheel.
@@ -80,7 +102,7 @@ clean:  ## remove what was built and cached, keep .venv
 	find src tests examples benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +
 
 clean-all: clean  ## remove .venv too
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(BENCH_VENV)
 
 # ---------------------------------------------------------------------------------------------------------------- set-up
 # .venv/.made holds the folder it was made for; a moved or copied checkout, or a Python that is gone, starts again from there.
@@ -111,10 +133,12 @@ extra-demo :=
 extra-test := [test]
 extra-dev  := [dev]
 extra-docs := [docs]
+extra-flower := [test,flower]
 covers-demo := demo
 covers-test := demo test
 covers-dev  := demo test dev
 covers-docs := demo docs
+covers-flower := demo test flower
 
 # pip writes a package's INSTALLER after its files: without it the install was cut off, yet pip would take it for installed.
 $(STAMPS): $(VENV)/.installed-%: pyproject.toml $(VENV)/.made

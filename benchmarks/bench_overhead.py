@@ -1,6 +1,6 @@
 """What a round costs beside a hand-written loop of the same work: one process, one thread, interleaved.
 
-Run: make bench            (or: .venv/bin/python benchmarks/bench_overhead.py --repeats 5)
+Run: .venv/bin/python benchmarks/bench_overhead.py --repeats 5      (one process; bench_speed.py compares with other programs)
 
 Both sides do the same arithmetic on the same batches: copy the model in, shuffle, gather uint8, normalise, forward, backward, SGD step,
 average. CPU time is compared as well as wall time, since the machine may be shared. No assertion is timed; results are printed as ratios.

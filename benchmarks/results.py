@@ -1,0 +1,82 @@
+"""The data file of the benchmarks: results by part, with the machine, versions, commit and command they were measured with."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+DATA = HERE / "results.json"
+LOAD_BEFORE = os.getloadavg()[0]
+"""Taken when the program starts, before it adds its own."""
+PACKAGES = ("polyfed", "torch", "torchvision", "numpy", "pfl", "flwr", "ray")
+
+
+def read(path: Path = DATA) -> dict[str, Any]:
+    """What was measured so far."""
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+def put(path: Path, part: str, key: str, facts: dict[str, Any], command: Sequence[str]) -> None:
+    """Add or replace one result."""
+    everything = read(path)
+    everything.setdefault(part, {})[key] = facts | {"measured": circumstances(command)}
+    beside = path.with_suffix(".partial")
+    beside.write_text(json.dumps(everything, indent=1) + "\n")
+    beside.replace(path)
+
+
+def circumstances(command: Sequence[str]) -> dict[str, Any]:
+    """When, where and with what a result was measured. Names of folders and hosts stay out."""
+    script, *arguments = command
+    if "--out" in arguments:
+        place = arguments.index("--out")
+        del arguments[place : place + 2]
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": commit(),
+        "command": " ".join([f"benchmarks/{Path(script).name}", *arguments]),
+        "machine": machine(),
+        "load_before": round(LOAD_BEFORE, 2),
+        "versions": versions(),
+    }
+
+
+def commit() -> str:
+    """The commit, marked when the tree differs from it."""
+    try:
+        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True, cwd=HERE).stdout
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "--", "../src"], capture_output=True, text=True, check=True, cwd=HERE
+        )
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.strip() + (" with changes" if changed.stdout.strip() else "")
+
+
+def machine() -> str:
+    """Processor, cores and memory."""
+    model = platform.machine()
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{name}, {os.cpu_count()} cores, {memory:.0f} GB, {platform.system()}"
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of what is compared."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
