@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from polyfed.report.costs import Totals
 from polyfed.report.tables import Number, best_methods, left_out_in_turn, method_row, percent
 from test_cli import SHORT, STOPPER, Command, images, polyfed, says
 
@@ -35,6 +36,7 @@ def summary(accuracies: dict[str, float], seed: int = 0, view: str = "seen", cou
         "seconds": 2.0 + seed,
         "run": f"run{seed}",
         "client_rounds": 10,
+        "totals": [Totals(2, 5, 10, 0, 0, 4000, 1.5, 1_000_000)],
     }
 
 

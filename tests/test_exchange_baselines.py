@@ -43,16 +43,16 @@ def trained(method: str | Method, **changes: Any) -> Experiment:
 def watched(experiment: Experiment) -> list[tuple[Ask, dict[str, Reply]]]:
     """Train, and give every question of it with the replies."""
     seen: list[tuple[Ask, dict[str, Reply]]] = []
-    reply = experiment.delivery.reply
+    reply = experiment.delivery.taken
 
-    def watch(ask: Ask, info: Any) -> Any:
-        made = reply(ask, info)
+    def watch(ask: Ask, outcome: Any) -> Any:
+        made = reply(ask, outcome)
         if not seen or seen[-1][0] is not ask:
             seen.append((ask, {}))
-        seen[-1][1][info.id] = made  # type: ignore[assignment]
+        seen[-1][1][outcome.client] = made  # type: ignore[assignment]
         return made
 
-    experiment.delivery.reply = watch  # type: ignore[method-assign]
+    experiment.delivery.taken = watch  # type: ignore[method-assign]
     experiment.train()
     return seen
 
@@ -430,15 +430,15 @@ def test_only_heads_of_clients_that_trained_are_filed() -> None:
 
 def test_a_rejected_reply_files_no_head() -> None:
     experiment = built("copa", rounds=1, min_share=0.3)
-    reply = experiment.delivery.reply
+    reply = experiment.delivery.taken
 
-    def spoil(ask: Ask, info: Any) -> Any:
-        made = reply(ask, info)
-        if made is not None and info.id == "small":
+    def spoil(ask: Ask, outcome: Any) -> Any:
+        made = reply(ask, outcome)
+        if made is not None and outcome.client == "small":
             made.payload.entries["head.bias"].fill_(float("nan"))
         return made
 
-    experiment.delivery.reply = spoil  # type: ignore[method-assign]
+    experiment.delivery.taken = spoil  # type: ignore[method-assign]
     experiment.train()
     assert set(heads_of(experiment.server)) == {"big", "middle"} and set(experiment.server.rejected) == {"small"}
 

@@ -69,7 +69,7 @@ def layerwise_round(server: Server) -> Talk[None]:
 
 LAYERWISE = Method(
     "layerwise", round=layerwise_round, answers={"layer_mean": layer_mean, "train_pinned": train_pinned},
-    facts=Facts(client_state=True, leaves="the mean of each layer's input", messages="L + 1"),
+    facts=Facts(client_state=True, leaves="the mean of each layer's input", grain="aggregate", messages="L + 1"),
 )  # fmt: skip
 
 
@@ -235,7 +235,7 @@ def take(client: Client, payload: Payload) -> None:
 
 OPENING = Method(
     "opening_toy", opening=(hand_out,), answers={"collect": collect, "take": take},
-    facts=Facts(client_state=True, leaves="the mean of all pixels, once"),
+    facts=Facts(client_state=True, leaves="the mean of all pixels, once", grain="aggregate"),
 )  # fmt: skip
 
 

@@ -21,6 +21,10 @@ HARNESS = Path(__file__).with_name("kill_harness.py")
         ('fedprox(mu=0.1) + momentum(keep="global")', 7, ["momentum=0.9"]),
         ("fixbn(freeze_at=5)", 3, []),
         ("hfedf(warmup=3)", 3, []),
+        ("pfedhn", 2, []),
+        ("fedwon + agc(clip=0.64)", 2, []),
+        ("fedstein", 2, []),
+        ("gperxan", 2, []),
     ],
 )
 def test_killed_runs_end_with_equal_digests(method: str, points: int, settings: list[str]) -> None:

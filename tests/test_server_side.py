@@ -312,17 +312,17 @@ def test_krum_scores_by_hand() -> None:
 def replies_with_a_liar(method: str, liar: str = "c") -> tuple[Experiment, dict[str, State]]:
     """One round in which one client sends nonsense."""
     experiment = built(method, {"a": 8, "b": 9, "c": 10, "d": 11, "e": 12}, rounds=1)
-    reply, sent = experiment.delivery.reply, {}
+    reply, sent = experiment.delivery.taken, {}
 
-    def lie(ask: Any, info: Any) -> Any:
-        made = reply(ask, info)
-        if info.id == liar:
+    def lie(ask: Any, outcome: Any) -> Any:
+        made = reply(ask, outcome)
+        if outcome.client == liar:
             for value in made.entries.values():  # type: ignore[union-attr]
                 value.add_(1000)
-        sent[info.id] = dict(made.entries)  # type: ignore[union-attr]
+        sent[outcome.client] = dict(made.entries)  # type: ignore[union-attr]
         return made
 
-    experiment.delivery.reply = lie  # type: ignore[method-assign]
+    experiment.delivery.taken = lie  # type: ignore[method-assign]
     experiment.train()
     return experiment, sent
 
@@ -435,15 +435,15 @@ def test_what_topk_did_not_send_is_added_the_next_time() -> None:
 def test_a_reply_that_cannot_be_decoded_is_rejected() -> None:
     for text, spoil in (("quantise", lambda v: v[:-1]), ("topk", lambda v: v * 0 + 255)):
         experiment = built(text, min_share=0.5)
-        reply = experiment.delivery.reply
+        reply = experiment.delivery.taken
 
-        def broken(ask: Any, info: Any, reply: Any = reply, spoil: Any = spoil) -> Any:
-            made = reply(ask, info)
-            if info.id == "small":
+        def broken(ask: Any, outcome: Any, reply: Any = reply, spoil: Any = spoil) -> Any:
+            made = reply(ask, outcome)
+            if outcome.client == "small":
                 made.payload.entries["head.weight"] = spoil(made.entries["head.weight"])
             return made
 
-        experiment.delivery.reply = broken  # type: ignore[method-assign]
+        experiment.delivery.taken = broken  # type: ignore[method-assign]
         experiment.train()
         assert "head.weight" in experiment.server.rejected["small"]
 

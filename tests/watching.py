@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from polyfed.conversation import Ask, Reply
 from polyfed.experiment import Experiment
-from polyfed.simulate.in_process import InProcess
+from polyfed.simulate.in_process import InProcess, Outcome
 
 
 def messages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Ask, Reply]]:
@@ -28,13 +29,14 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Ask, Reply]]:
 def watched(experiment: Experiment) -> dict[tuple[int, str], tuple[set[str], set[str]]]:
     """What each round's questions send down and bring up."""
     seen: dict[tuple[int, str], tuple[set[str], set[str]]] = {}
-    reply = experiment.delivery.reply
+    outcomes = experiment.delivery.outcomes
 
-    def watch(ask: Any, info: Any) -> Any:
-        made = reply(ask, info)
-        seen[ask.round, ask.what] = (set(ask.payloads[info.id].entries), set(made.entries))  # type: ignore[union-attr]
-        return made
+    def watch(ask: Ask, clients: Sequence[str]) -> Iterator[Outcome]:
+        for made in outcomes(ask, clients):
+            assert made.payload is not None
+            seen[ask.round, ask.what] = (set(ask.payloads[made.client].entries), set(made.payload.entries))
+            yield made
 
-    experiment.delivery.reply = watch  # type: ignore[method-assign]
+    experiment.delivery.outcomes = watch  # type: ignore[method-assign]
     experiment.train()
     return seen

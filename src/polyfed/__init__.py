@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+# Two names that are also files: importing the file first lets the name stand for what people want.
+from polyfed.conversation import conversation as conversation
 from polyfed.run import run as run
 
 if TYPE_CHECKING:
@@ -13,7 +15,6 @@ if TYPE_CHECKING:
     from polyfed.conversation import Ask as Ask
     from polyfed.conversation import Payload as Payload
     from polyfed.conversation import Reply as Reply
-    from polyfed.conversation import conversation as conversation
     from polyfed.data.federation import ArrayExamples as ArrayExamples
     from polyfed.data.federation import ClientData as ClientData
     from polyfed.data.federation import DataSet as DataSet
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "client": ("Client", "Step"),
-    "conversation": ("Ask", "Payload", "Reply", "conversation"),
+    "conversation": ("Ask", "Payload", "Reply"),
     "data.federation": ("ArrayExamples", "ClientData", "DataSet", "Domain", "Federation"),
     "errors": ("PolyfedError",),
     "method": ("Facts", "Method", "parse", "register"),
@@ -50,7 +51,7 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = ["run", *sorted(_HOME_OF)]
+__all__ = ["conversation", "run", *sorted(_HOME_OF)]
 
 
 def __getattr__(name: str) -> Any:

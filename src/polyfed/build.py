@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from polyfed.client import Workbench
 from polyfed.data.federation import ArrayExamples, DataSet, DatasetExamples, Domain, Examples, Federation, data_sets
+from polyfed.device import chosen_device
 from polyfed.entries import entries_of, find_head, optimizer_entries
 from polyfed.errors import DataError, ModelError, PolyfedError, SettingError, UnknownName
 from polyfed.losses import Loss, losses
@@ -191,9 +192,9 @@ def build_bench(settings: Settings, method: Method, federation: Federation, mode
     only_share = [atom.name for atom in method.atoms if [slot for slot in SLOTS if atom.fills(slot)] == ["sharing"]]
     check_none_redundant(entries, method.sharing, settings.rounds, only_share)
     plan = Plan(entries, method.sharing, settings.rounds)
-    bench = Workbench(
-        model, method, plan, settings, federation.preparation, build_loss(settings.loss, federation), len(federation.classes), head
-    )
+    loss = build_loss(settings.loss, federation)
+    device = chosen_device(settings.device)
+    bench = Workbench(model, method, plan, settings, federation.preparation, loss, len(federation.classes), head, device=device)
     refuse_single_samples(bench)
     for item in filled_slots(method):
         check = getattr(item, "check", None)

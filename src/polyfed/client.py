@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from polyfed.conversation import Payload
 from polyfed.data.federation import ClientData, Examples, Preparation, in_batches
+from polyfed.device import CPU, moved, precision, sent_to
 from polyfed.entries import OPTIMIZER
 from polyfed.errors import ClientFailure, DataError, NotFinite
 from polyfed.metrics import Scores
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from polyfed.method import Method
     from polyfed.settings import Settings
     from polyfed.sharing import Phase, Plan
+
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -37,15 +42,20 @@ class Workbench:
     head: str | None = None
     checks_each_step: bool = False
     initial: dict[str, Tensor] = field(default_factory=dict)
+    device: torch.device = CPU
 
     def __post_init__(self) -> None:
         self.live: dict[str, Tensor] = dict(self.model.state_dict(keep_vars=True))
         if not self.initial:
             self.initial = {name: value.detach().clone() for name, value in self.live.items()}
+        if self.device != CPU:
+            self.model.to(self.device)
+            self.live = dict(self.model.state_dict(keep_vars=True))
         self.parameters: dict[str, nn.Parameter] = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self.batch_norms = [m for m in self.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         hooks = (*self.method.objective, *self.method.gradients, self.method.task_loss)
         self.wants_features = any(getattr(hook, "needs_features", False) for hook in hooks)
+        self.take_step: Callable[[Client, int, Tensor, Tensor], Tensor] = Client.train_on
 
     @torch.no_grad()
     def load(self, entries: Mapping[str, Tensor]) -> None:
@@ -89,7 +99,7 @@ class Client:
     def __init__(self, data: ClientData, bench: Workbench, kept: Kept, round_number: int, attempt: int = 0) -> None:
         self.data, self.bench, self.round, self.attempt = data, bench, round_number, attempt
         self.id = data.id
-        self.kept = Kept(dict(kept.entries), dict(kept.memory))
+        self.kept = Kept(dict(kept.entries), dict(self.brought(kept.memory)))
         self.received: Mapping[str, Tensor] = {}
         self.extras: Mapping[str, Any] = {}
         self.optimizer: torch.optim.Optimizer | None = None
@@ -129,6 +139,7 @@ class Client:
     def receive(self, entries: Mapping[str, Tensor]) -> None:
         """Become this client: what was sent, else what it kept, else the initial values."""
         self.stage = "receiving"
+        entries = self.brought(entries)
         for hook in self.bench.method.receiving:
             entries = hook(self, entries)
         self.received = entries
@@ -147,7 +158,7 @@ class Client:
         for name, value in saved.items():
             if name.startswith(OPTIMIZER):
                 buffer, parameter = name.removeprefix(OPTIMIZER).split("/", 1)
-                optimizer.state[self.bench.parameters[parameter]][buffer] = value.clone()
+                optimizer.state[self.bench.parameters[parameter]][buffer] = value.to(self.bench.device, copy=True)
         return optimizer
 
     def optimizer_entries(self) -> dict[str, Tensor]:
@@ -167,8 +178,8 @@ class Client:
         settings, train, method = self.bench.settings, self.data.train, self.bench.method
         needs_two = any(norm.training for norm in self.bench.batch_norms)
         for indices in batch_indices(len(train), settings, needs_two, self.generator, self.id):
-            x, y = train.batch(indices)
-            x, y = self.bench.preparation.for_training(x), y
+            x, y = (sent_to(part, self.bench.device) for part in train.batch(indices))
+            x = self.bench.preparation.for_training(x)
             for change in method.inputs:
                 x, y = change(self, x, y)
             yield x, y
@@ -176,23 +187,52 @@ class Client:
     def forward(self, index: int, x: Tensor, y: Tensor) -> Step:
         """Logits and task loss of one batch."""
         step = Step(self, index, x, y)
-        if self.bench.wants_features:
-            step.logits, step.features = forward_with_features(self.bench, x)
-        else:
-            step.logits = self.model(x)
         replaced = self.bench.method.task_loss
-        step.task_loss = self.bench.loss(step.logits, y) if replaced is None else replaced(step)
+        with precision(self.bench.settings.amp, self.bench.device):
+            if self.bench.wants_features:
+                step.logits, step.features = forward_with_features(self.bench, x)
+            else:
+                step.logits = self.model(x)
+            step.task_loss = self.bench.loss(step.logits, y) if replaced is None else replaced(step)
         return step
+
+    def full_loss(self, step: Step) -> Tensor:
+        """What is minimised: the task loss and the terms that the method adds."""
+        loss = step.task_loss
+        for term in self.bench.method.objective:
+            loss = loss + term(step)
+        return loss
+
+    def train_on(self, index: int, x: Tensor, y: Tensor) -> Tensor:
+        """One step of training; returns its loss."""
+        assert self.optimizer is not None
+        step = self.forward(index, x, y)
+        loss = self.full_loss(step)
+        if self.bench.checks_each_step:
+            require_finite(self, loss.detach(), index + 1)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        for rule in self.bench.method.gradients:
+            rule(step)
+        self.optimizer.step()
+        return loss.detach()
 
     def finish(self, extras: Mapping[str, Any]) -> Payload:
         """Keep what stays, and give back what goes up."""
         self.stage = "uploading"
         state = {**self.bench.live, **self.optimizer_entries()}
-        self.kept.entries |= {name: state[name].detach().clone() for name in self.phase.kept if name in state}
+        self.kept.entries |= {name: state[name].detach().to(CPU, copy=True) for name in self.phase.kept if name in state}
         entries = {name: state[name].detach().clone() for name in self.phase.up if name in state}
         for change in self.bench.method.uploads:
             entries = change(self, entries)
-        return Payload(entries, extras)
+        if self.bench.device == CPU:
+            return Payload(entries, extras)
+        self.kept.memory = moved(self.kept.memory, CPU)
+        return Payload(moved(entries, CPU), moved(extras, CPU))
+
+    def brought(self, tree: T) -> T:
+        """The same, with every tensor on the bench's device."""
+        return tree if self.bench.device == CPU else moved(tree, self.bench.device)
 
 
 def forward_with_features(bench: Workbench, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -237,42 +277,42 @@ def _epoch(count: int, settings: Settings, needs_two: bool, stream: torch.Genera
 
 def train(client: Client, payload: Payload) -> Payload:
     """The local training loop: receive, train, give back."""
-    bench, method = client.bench, client.bench.method
+    extras = begin_training(client, payload)
+    total = torch.zeros((), device=client.bench.device)
+    index = -1
+    for index, (x, y) in enumerate(client.batches()):
+        total += client.bench.take_step(client, index, x, y)
+    return end_training(client, extras, total, index + 1)
+
+
+def begin_training(client: Client, payload: Payload) -> dict[str, Any]:
+    """Become the client that trains; returns what its hooks tell the server."""
     client.extras = payload.extras
     client.receive(payload.entries)
     client.model.train()
     extras: dict[str, Any] = {}
     client.stage = "before_training"
-    for hook in method.before_training:
+    for hook in client.bench.method.before_training:
         extras |= hook(client) or {}
-    optimizer = client.optimizer = client.make_optimizer()
-    total = torch.zeros(())
-    index = -1
+    client.optimizer = client.make_optimizer()
     client.stage = "training"
-    for index, (x, y) in enumerate(client.batches()):
-        step = client.forward(index, x, y)
-        loss = step.task_loss
-        for term in method.objective:
-            loss = loss + term(step)
-        if bench.checks_each_step:
-            _require_finite(client, loss.detach(), index)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        for rule in method.gradients:
-            rule(step)
-        optimizer.step()
-        total += loss.detach()
-    _require_finite(client, total, index)
+    return extras
+
+
+def end_training(client: Client, extras: dict[str, Any], total: Tensor, steps: int) -> Payload:
+    """Check the summed loss, and give back what was learnt."""
+    require_finite(client, total, steps)
     client.stage = "after_training"
-    for hook in method.after_training:
+    for hook in client.bench.method.after_training:
         extras |= hook(client) or {}
-    client.loss = float(total) / (index + 1)
+    client.loss = float(total) / steps
     return client.finish(extras)
 
 
-def _require_finite(client: Client, loss: Tensor, index: int) -> None:
+def require_finite(client: Client, loss: Tensor, steps: int) -> None:
+    """Refuse a loss that became infinite or NaN by the end of so many steps."""
     if not torch.isfinite(loss):
-        when = f"step {index + 1}" if client.bench.checks_each_step else f"one of its {index + 1} steps"
+        when = f"step {steps}" if client.bench.checks_each_step else f"one of its {steps} steps"
         raise NotFinite(
             f"Client {client.id}: the loss became {float(loss)} in round {client.round} ({when}). "
             "Lower --lr, clip gradients, or drop such clients with --on-nan drop."
@@ -298,15 +338,17 @@ def score(bench: Workbench, examples: Examples) -> Scores:
     scores = Scores(bench.classes)
     bench.model.eval()
     for x, y in in_batches(examples, bench.settings.test_batch_size):
-        scores.add(probabilities(bench, bench.preparation.for_testing(x)), y)
+        scores.add(probabilities(bench, bench.preparation.for_testing(sent_to(x, bench.device))).to(CPU), y)
     return scores
 
 
 def probabilities(bench: Workbench, x: Tensor) -> Tensor:
     """Class probabilities of prepared inputs, by the method's own ``predict`` where it has one."""
-    if bench.method.predict is not None:
-        return bench.method.predict(bench.model, x)  # type: ignore[no-any-return]
-    return bench.model(x).softmax(dim=1)  # type: ignore[no-any-return]
+    with precision(bench.settings.amp, bench.device):
+        if bench.method.predict is not None:
+            return bench.method.predict(bench.model, x)  # type: ignore[no-any-return]
+        logits: Tensor = bench.model(x)
+    return logits.float().softmax(dim=1) if bench.settings.amp != "off" else logits.softmax(dim=1)
 
 
 def give_entries(client: Client, payload: Payload) -> Payload:
@@ -322,9 +364,15 @@ ANSWERS: Mapping[str, Callable[[Client, Payload], Payload | None]] = {"train": t
 def answer(client: Client, what: str, payload: Payload) -> Payload:
     """Answer a question in the client's own random stream; a failure says who and where."""
     handler = {**ANSWERS, **client.bench.method.answers}[what]
+    with failures_named(client, what), default_stream(client.bench.settings.seed, "answer", client.round, client.id):
+        return handler(client, payload) or Payload()
+
+
+@contextmanager
+def failures_named(client: Client, what: str) -> Iterator[None]:
+    """An error inside the block says whose it is, and where it happened."""
     try:
-        with default_stream(client.bench.settings.seed, "answer", client.round, client.id):
-            return handler(client, payload) or Payload()
+        yield
     except (ClientFailure, DataError):
         raise
     except Exception as error:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from polyfed.client import Workbench, probabilities, score
 from polyfed.conversation import EVALUATION, NEWCOMER, Ask, Payload, Talk
 from polyfed.data.federation import Examples, in_batches
+from polyfed.device import CPU, sent_to
 from polyfed.entries import STATISTIC
 from polyfed.metrics import Scores
 from polyfed.reducers import Entries, Largest, Mean, Reducer
@@ -135,12 +136,12 @@ def re_estimated(bench: Workbench, state: Mapping[str, Tensor], target: Iterator
         layer.train()
     try:
         for x in target:
-            bench.model(x)
+            bench.model(sent_to(x, bench.device))
     finally:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
         bench.model.eval()
-    return {name: value.detach().clone() for name, value in bench.live.items()}
+    return {name: value.detach().to(CPU, copy=True) for name, value in bench.live.items()}
 
 
 def nearest_client(bench: Workbench, states: Mapping[str, Mapping[str, Tensor]], target: Callable[[], Iterator[Tensor]]) -> str:
@@ -173,7 +174,7 @@ def _statistics_distance(bench: Workbench, state: Mapping[str, Tensor], target: 
 def _mean_entropy(bench: Workbench, state: Mapping[str, Tensor], target: Iterator[Tensor]) -> float:
     bench.load(_model_entries(bench, state))
     bench.model.eval()
-    entropies = [torch.special.entr(probabilities(bench, x)).sum(dim=1) for x in target]
+    entropies = [torch.special.entr(probabilities(bench, sent_to(x, bench.device))).sum(dim=1) for x in target]
     return float(torch.cat(entropies).mean())
 
 
@@ -203,7 +204,7 @@ def _all_probabilities(bench: Workbench, state: Mapping[str, Tensor], examples: 
     bench.load(_model_entries(bench, state))
     bench.model.eval()
     batches = in_batches(examples, bench.settings.test_batch_size)
-    return torch.cat([probabilities(bench, bench.preparation.for_testing(x)) for x, _ in batches])
+    return torch.cat([probabilities(bench, bench.preparation.for_testing(sent_to(x, bench.device))).to(CPU) for x, _ in batches])
 
 
 def mean_numbers(many: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from polyfed.build import build_bench, build_federation, notices, prepared_model
 from polyfed.checkpoint import Snapshot
 from polyfed.client import Workbench
 from polyfed.conversation import Deliver, Talk, converse
-from polyfed.data.federation import Federation, in_batches
+from polyfed.data.federation import ClientData, Federation, in_batches
 from polyfed.errors import ModelError, RunFolderError, SettingError
 from polyfed.evaluation import Row
 from polyfed.folder import RunFolder
@@ -26,16 +26,25 @@ from polyfed.result import Result
 from polyfed.run import Observer, hold
 from polyfed.server import Server
 from polyfed.settings import Settings, with_changes
-from polyfed.simulate.debug import Debug
+from polyfed.simulate.chosen import delivery_for
 from polyfed.simulate.in_process import InProcess
 
-DELIVERIES: Mapping[str, type[InProcess]] = {"process": InProcess, "debug": Debug}
+DeliveryFor: TypeAlias = Callable[[Workbench, Collection[ClientData]], InProcess]
 
 
 class Experiment:
     """Everything of one run, ready to be trained."""
 
-    def __init__(self, settings: Settings, data: Any = None, method: str | Method | None = None, model: Any = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        data: Any = None,
+        method: str | Method | None = None,
+        model: Any = None,
+        delivery: DeliveryFor = delivery_for,
+    ) -> None:
+        if settings.deliver == "flower" and delivery is delivery_for:
+            refuse_objects({"data": data, "model": model})
         for file in settings.load:
             load_file(file)
         self.given: list[str] = []
@@ -48,7 +57,7 @@ class Experiment:
         with threads(self.settings.threads):
             prepared = prepared_model(self.settings, self.method, self.federation, model, initial)
             self.bench: Workbench = build_bench(self.settings, self.method, self.federation, prepared)
-        self.delivery = DELIVERIES[self.settings.deliver](self.bench, self.federation.clients)
+        self.delivery = delivery(self.bench, self.federation.clients)
         self.ledger = Ledger()
         self.server = Server(
             self.method, self.bench.plan, self.settings, self.delivery.infos, dict(self.bench.initial), self.bench.model
@@ -110,6 +119,7 @@ class Experiment:
         self.server.round, self.server.state = snapshot.round, dict(snapshot.state)
         self.server.memory, self.server.dormant = {}, dict(snapshot.memory)
         self.delivery.kept = dict(snapshot.clients)
+        self.delivery.hold("checkpoint")
         self.ledger = Ledger.from_numbers(snapshot.notes["ledger"])
 
     def plan_table(self) -> list[dict[str, Any]]:
@@ -134,6 +144,16 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def refuse_objects(given: Mapping[str, Any]) -> None:
+    """Flower's nodes build everything from the settings; they cannot be handed objects of this process."""
+    objects = [name for name, value in given.items() if value is not None and not isinstance(value, str | Path)]
+    if objects:
+        raise SettingError(
+            f"With deliver='flower' every node builds its own {' and '.join(objects)}: name it by text (a data set, a folder, "
+            "module.path:function) instead of giving an object."
+        )
 
 
 def rounds_from_budget(settings: Settings, federation: Federation) -> Settings:

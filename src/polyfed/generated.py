@@ -17,7 +17,7 @@ from polyfed.entries import HEAD, WEIGHT, Entry
 from polyfed.errors import JoinError, ModelError, OptionError, nearest
 from polyfed.evaluation import Newcomer, client_states
 from polyfed.hypernetwork import Generator, Hypernetwork, free_memory, parameter_count
-from polyfed.method import Facts, Method
+from polyfed.method import Facts, Grain, Method
 from polyfed.seeds import default_stream
 from polyfed.server import Server
 from polyfed.sharing import Plan, Rule, bn_statistics
@@ -240,6 +240,7 @@ def generating_method(
     opening: tuple[Callable[[Server], Talk[None]], ...] = (),
     answers: Mapping[str, Callable[[Client, Payload], Payload]] | None = None,
     leaves: str = "",
+    grain: Grain = "",
 ) -> Method:
     """A method whose server generates what clients are sent.
 
@@ -249,6 +250,7 @@ def generating_method(
         opening: conversations before round 1.
         answers: what clients can be asked beside training.
         leaves: what leaves a client that is derived from data but no model entry.
+        grain: whether that is made per sample or is an aggregate.
     """
     return Method(
         generation.method,
@@ -261,6 +263,7 @@ def generating_method(
         facts=Facts(
             client_state=True,
             leaves=leaves,
+            grain=grain,
             extra_work=f"server: a hypernetwork with {generation.width + 1} parameters per generated value",
         ),
     )

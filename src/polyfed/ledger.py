@@ -1,4 +1,4 @@
-"""What a run costs: bytes by direction, purpose and class of entry; messages; seconds."""
+"""What a run costs: bytes by direction, purpose and class of entry; messages; seconds; memory."""
 
 from __future__ import annotations
 
@@ -18,25 +18,49 @@ EXTRA = "extra"
 
 @dataclass
 class Ledger:
-    """Running totals. ``bytes`` maps direction, purpose and class to a count."""
+    """Running totals.
+
+    Attributes:
+        bytes: direction, purpose and class of entry to a count; the class ``extra`` is what is no model entry.
+        messages: purpose to a count of questions to one client.
+        seconds: on the clock, for training and evaluation.
+        cpu_seconds: of this process, over all its threads, for training; empty where clients are trained by other processes.
+        memory: ``peak``: the most bytes this process held while it trained; ``increase``: how far that lies above what it held before.
+            Empty where it was not measured.
+        once: bytes of ``extra`` that went up in training before round 1, all clients together; None where only the sum with those of
+            the rounds is known (runs of before this was counted).
+    """
 
     bytes: dict[str, dict[str, dict[str, int]]] = field(default_factory=lambda: {"up": {}, "down": {}})
     messages: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)
+    once: int | None = 0
 
-    def note(self, direction: str, purpose: str, payload: Payload, kinds: Mapping[str, Entry]) -> None:
-        """Add one payload."""
+    def note(self, direction: str, purpose: str, payload: Payload, kinds: Mapping[str, Entry], when: int | None = None) -> None:
+        """Add one payload; ``when`` is the round it belongs to, 0 before the first."""
         classes = self.bytes[direction].setdefault(purpose, {})
-        for name, value in payload.entries.items():
-            kind = kinds[name].kind if name in kinds else EXTRA
-            classes[kind] = classes.get(kind, 0) + value.numel() * value.element_size()
         extra = size_of(payload.extras)
+        for name, value in payload.entries.items():
+            size = value.numel() * value.element_size()
+            if name in kinds:
+                classes[kinds[name].kind] = classes.get(kinds[name].kind, 0) + size
+            else:
+                extra += size
         if extra:
             classes[EXTRA] = classes.get(EXTRA, 0) + extra
+        if self.once is not None and (direction, purpose, when) == ("up", TRAINING, 0):
+            self.once += extra
 
     def total(self, direction: str, purpose: str = TRAINING) -> int:
         """Bytes in one direction for one purpose."""
         return sum(self.bytes[direction].get(purpose, {}).values())
+
+    def left_clients(self) -> tuple[int | None, int | None]:
+        """Bytes that left clients in training and are no model entries: once, before round 1, and in the rounds; None: not known apart."""
+        total = self.bytes["up"].get(TRAINING, {}).get(EXTRA, 0)
+        return self.once, None if self.once is None else total - self.once
 
     @contextmanager
     def clock(self, what: str) -> Iterator[None]:
@@ -49,12 +73,28 @@ class Ledger:
 
     def numbers(self) -> dict[str, Any]:
         """Everything as plain numbers."""
-        return {"bytes": self.bytes, "messages": self.messages, "seconds": self.seconds}
+        return {
+            "bytes": self.bytes,
+            "messages": self.messages,
+            "seconds": self.seconds,
+            "cpu_seconds": self.cpu_seconds,
+            "memory": self.memory,
+            "once": self.once,
+        }
 
     @classmethod
     def from_numbers(cls, numbers: Mapping[str, Any]) -> Ledger:
-        """The ledger that wrote these numbers."""
-        return cls(numbers["bytes"], numbers["messages"], numbers["seconds"])
+        """The ledger that wrote these numbers, be it of a version that counted less."""
+        bytes_ = numbers["bytes"]
+        sent_extras = bool(bytes_["up"].get(TRAINING, {}).get(EXTRA, 0))
+        return cls(
+            bytes_,
+            numbers["messages"],
+            numbers["seconds"],
+            numbers.get("cpu_seconds", {}),
+            numbers.get("memory", {}),
+            numbers.get("once", None if sent_extras else 0),
+        )
 
 
 def size_of(value: Any) -> int:
@@ -78,7 +118,7 @@ def counted(deliver: Deliver, ledger: Ledger, kinds: Mapping[str, Entry]) -> Del
             ledger.note("down", ask.purpose, payload, kinds)
         ledger.messages[ask.purpose] = ledger.messages.get(ask.purpose, 0) + len(ask.payloads)
         for reply in deliver(ask):
-            ledger.note("up", ask.purpose, reply.payload, kinds)
+            ledger.note("up", ask.purpose, reply.payload, kinds, ask.round)
             yield reply
 
     return count

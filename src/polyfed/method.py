@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, overload
 
 from polyfed.errors import JoinError, OptionError, PolyfedError
 from polyfed.registry import Recorded, Registry
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from polyfed.sharing import Rule
 
 P = ParamSpec("P")
+Grain: TypeAlias = Literal["", "per sample", "aggregate"]
+GRAINS: tuple[Grain, ...] = ("", "aggregate", "per sample")
+"""From what gives nothing away to what gives the most; of several parts the last one counts."""
 
 STAGES: Mapping[str, tuple[str, ...]] = {
     "surgery": ("blocks", "norm", "convolution", "features", ""),
@@ -51,6 +54,7 @@ class Facts:
         full_participation: every client must take part in every round.
         smallest_batch: smallest batch it trains with; None: what the model allows (2 with batch norm, else 1).
         leaves: what leaves a client that is derived from data but is no model entry; empty: nothing.
+        grain: whether that is made from single samples or from many together ("per sample", "aggregate"); empty: nothing leaves.
         messages: messages per client and round, in words.
         extra_work: extra computation in words; empty: none worth naming.
     """
@@ -60,8 +64,14 @@ class Facts:
     full_participation: bool = False
     smallest_batch: int | None = None
     leaves: str = ""
+    grain: Grain = ""
     messages: str = "1"
     extra_work: str = ""
+
+    @property
+    def leaves_with_grain(self) -> str:
+        """What leaves a client, and in which grain; empty: nothing."""
+        return f"{self.leaves} ({self.grain})" if self.grain else self.leaves
 
 
 @dataclass(frozen=True)
@@ -313,6 +323,7 @@ def _all_facts(atoms: list[Method]) -> Facts:
         full_participation=any(fact.full_participation for fact in facts),
         smallest_batch=max(batches) if batches else None,
         leaves=told("leaves"),
+        grain=max((fact.grain for fact in facts), key=GRAINS.index, default=""),
         messages=next((fact.messages for fact in facts if fact.messages != "1"), "1"),
         extra_work=told("extra_work"),
     )

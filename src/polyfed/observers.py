@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from polyfed.errors import RunFolderError
 from polyfed.evaluation import Row
 from polyfed.folder import RunFolder
+from polyfed.meter import Meter, trains_alone
 from polyfed.result import Result
 from polyfed.run import Observer
 from polyfed.selection import BEST_VALIDATION, BestValidation
@@ -19,7 +21,7 @@ from polyfed.selection import BEST_VALIDATION, BestValidation
 log = logging.getLogger("polyfed")
 
 if TYPE_CHECKING:
-    from polyfed.experiment import Experiment
+    from polyfed.experiment import DeliveryFor, Experiment
     from polyfed.method import Method
     from polyfed.server import Server
 
@@ -35,14 +37,13 @@ class Recorder:
         if experiment.settings.selection == BEST_VALIDATION:
             self.selection = BestValidation(experiment, None if folder is None else folder.best, best)
         self.last_saved = time.monotonic()
-        self.mark = time.perf_counter()
+        self.meter = Meter(alone=trains_alone(experiment.settings))
         self.rows: list[Row] = []
         self.rows_of_round = -1
         self.complete = -1
 
     def __call__(self, server: Server) -> None:
-        seconds = self.experiment.ledger.seconds
-        seconds["training"] = seconds.get("training", 0.0) + time.perf_counter() - self.mark
+        self.meter.pause(self.experiment.ledger)
         losses = self.experiment.delivery.losses_of_round
         if server.round and losses:
             self.write(
@@ -56,7 +57,7 @@ class Recorder:
         if self.folder is not None and self.is_time(server):
             self.save()
         self.complete = server.round
-        self.mark = time.perf_counter()
+        self.meter.go_on()
 
     def is_turn(self, server: Server, every: int) -> bool:
         """Whether this round is scored; the last one always is."""
@@ -110,9 +111,12 @@ class Recorder:
         assert self.folder is not None
         snapshot = self.experiment.snapshot()
         snapshot.notes |= {"metrics_size": self.folder.metrics_size(), "finished": finished}
+        if finished and self.experiment.delivery.remote:
+            snapshot.notes["client_digests"] = self.experiment.delivery.client_digests()
         snapshot.notes["best"] = None if self.selection is None else self.selection.notes()
         self.folder.checkpoints.write(snapshot, self.experiment.delivery.changed, finished)
         self.experiment.delivery.changed = set()
+        self.experiment.delivery.hold("checkpoint")
         self.last_saved = time.monotonic()
 
 
@@ -132,6 +136,8 @@ def record(
 ) -> Result:
     """Train and evaluate on a split, with everything written to the folder on the way."""
     recorder = Recorder(experiment, folder, split, best)
+    if folder is not None:
+        experiment.delivery.keep_in(folder.path)
     if folder is not None and not resumed:
         folder.create(experiment.settings, facts_of(experiment))
     try:
@@ -139,10 +145,12 @@ def record(
             experiment.train([recorder, *([advance] if advance is not None else []), *observers])
     except BaseException:
         recorder.save_if_between_rounds()
+        experiment.delivery.close()
         raise
     rows = recorder.final_rows()
     if folder is not None:
         recorder.save(finished=True)
+    experiment.delivery.close()
     return Result(experiment, rows, None if folder is None else str(folder.path))
 
 
@@ -155,6 +163,7 @@ def facts_of(experiment: Experiment) -> dict[str, Any]:
             "text": str(experiment.method),
             "all_options": experiment.method.full_text,
             "leaves": experiment.method.facts.leaves,
+            "grain": experiment.method.facts.grain,
         },
         "data": {
             "name": federation.name,
@@ -182,6 +191,8 @@ def resume(
     observers: Sequence[Observer] = (),
     split: str = "test",
     method: Method | None = None,
+    delivery: DeliveryFor | None = None,
+    load: Sequence[str] | None = None,
 ) -> Result:
     """Go on with a run from its last good checkpoint, to the same end as if it had never stopped.
 
@@ -194,12 +205,18 @@ def resume(
         observers: called after every round.
         split: what the run is evaluated on: test or validation.
         method: the method, where it is a value of Python that is not registered.
+        delivery: how clients are reached, where the settings do not say it all.
+        load: the files of methods, where they lie elsewhere than when the run was begun.
     """
     from polyfed.experiment import Experiment
+    from polyfed.simulate.chosen import delivery_for
 
     folder = RunFolder(path)
     settings = folder.settings()
-    experiment = Experiment(settings, data, method, model)
+    if load is not None:
+        settings = dataclasses.replace(settings, load=tuple(load))
+    experiment = Experiment(settings, data, method, model, delivery or delivery_for)
+    experiment.delivery.keep_in(folder.path)
     snapshot, complaints = folder.checkpoints.read()
     for complaint in complaints:
         notify(f"{complaint} The checkpoint before it is used.")

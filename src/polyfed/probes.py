@@ -112,7 +112,7 @@ def union_statistics(experiment: Experiment, passes: int = 1, average: str = "mo
             layer.momentum = None
     try:
         for x in _union_batches(experiment, passes):
-            bench.model(x)
+            bench.model(x.to(bench.device))
     finally:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum

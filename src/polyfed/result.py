@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from polyfed.checkpoint import digest
-from polyfed.client import Client, Kept
+from polyfed.checkpoint import joint_digest
+from polyfed.client import Client
 from polyfed.errors import DataError, nearest
 from polyfed.evaluation import Row, mean_numbers
 
@@ -38,21 +38,21 @@ class Result:
         if client not in known:
             raise DataError(f"There is no client {client!r}. {nearest(client, known)}")
         server, bench = self.experiment.server, self.experiment.bench
-        at_work = Client(known[client], bench, self.experiment.delivery.kept.get(client, Kept()), server.round)
+        at_work = Client(known[client], bench, self.experiment.delivery.state_of(client), server.round)
         at_work.receive(server.outgoing(client))
-        return copy.deepcopy(bench.model).eval()
+        return copy.deepcopy(bench.model).to("cpu").eval()
 
     def newcomer(self) -> nn.Module:
         """A copy of the model for somebody never trained on, in eval mode; local layers are averaged."""
         bench = self.experiment.bench
         state = self.experiment.newcomer_state()
         bench.load({name: value for name, value in state.items() if name in bench.live})
-        return copy.deepcopy(bench.model).eval()
+        return copy.deepcopy(bench.model).to("cpu").eval()
 
     @property
     def digest(self) -> str:
         """One hash over the final state of server and clients."""
-        return digest(self.experiment.snapshot())
+        return joint_digest(self.experiment.snapshot(), self.experiment.delivery.client_digests())
 
     def summary(self) -> dict[str, Any]:
         """The run as one JSON object."""

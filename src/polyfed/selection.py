@@ -27,6 +27,8 @@ class BestValidation:
         self.value = float(notes["value"]) if notes else -math.inf
         self.round = int(notes["round"]) if notes else 0
         self.best: Snapshot | None = checkpoints.read_round(self.round) if notes and checkpoints is not None else None
+        if self.best is not None:
+            experiment.delivery.hold("best", self.best.clients)
 
     def look(self) -> list[Row]:
         """Score the present state on validation data; keep it if it is the best so far."""
@@ -35,6 +37,7 @@ class BestValidation:
         if value > self.value:
             self.value, self.round = value, self.experiment.server.round
             self.best = copied(self.experiment.snapshot())
+            self.experiment.delivery.hold("best")
             if self.checkpoints is not None:
                 self.checkpoints.write(self.best, set(self.best.clients))
         return rows

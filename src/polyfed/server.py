@@ -60,6 +60,8 @@ class Server:
     def __post_init__(self) -> None:
         self.clients = in_fixed_order(self.clients)
         self.known = {info.id: info for info in self.clients}
+        self.ids = sorted(self.known)
+        self.place = {info.id: place for place, info in enumerate(self.clients)}
 
     @property
     def rounds(self) -> int:
@@ -83,9 +85,8 @@ class Server:
             return [info.id for info in self.clients]
         if self.method.facts.full_participation:
             raise SettingError(f"{self.method}: every client must take part in every round; leave --clients-per-round out.")
-        ids = sorted(self.known)
-        chosen = set(chooser(self.settings.seed, "sample", self.round).sample(ids, count))
-        return [info.id for info in self.clients if info.id in chosen]
+        chosen = chooser(self.settings.seed, "sample", self.round).sample(self.ids, count)
+        return sorted(chosen, key=self.place.__getitem__)
 
     def outgoing(self, client: str) -> dict[str, Tensor]:
         """The entries this client is sent: by the method's own slot, or what the plan says."""

@@ -26,7 +26,9 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "selection": ("last", "best_validation"),
     "newcomer": ("averaged", "re-estimated", "nearest", "ensemble"),
     "unseen_part": ("test", "all"),
-    "deliver": ("process", "debug"),
+    "deliver": ("process", "fused", "auto", "flower", "debug"),
+    "compile": ("off", "on", "auto"),
+    "amp": ("off", "bfloat16"),
 }
 OPTIMIZER_BUFFERS = {
     "sgd": ("momentum_buffer",),
@@ -80,7 +82,15 @@ class Settings:
     threads: int = setting(1, "torch threads; results are the same to the bit only for the same number")
     checkpoint_every: str = setting("60s", "rounds between checkpoints (10), or seconds (60s)")
     load: tuple[str, ...] = setting((), "files of methods of your own")
-    deliver: str = setting("process", "how asks reach clients: process, or debug (checks every step)")
+    deliver: str = setting(
+        "process", "how asks reach clients: process, fused (small clients together), auto (by a measurement), flower, or debug"
+    )
+    workers: str = setting("1", "processes that train clients side by side, one thread each: a number, or auto (one a core)")
+    compile: str = setting("off", "compile the training step: off, on, or auto (where the planned work repays it)")
+    device: str = setting("cpu", "where models are trained: cpu, cuda, cuda:1, mps, or auto")
+    amp: str = setting("off", "mixed precision in training and testing: off or bfloat16")
+    flower_cpus: float = setting(1.0, "CPUs for each client at work, with --deliver flower")
+    flower_gpus: float = setting(0.0, "GPUs for each client at work, with --deliver flower")
 
     def __post_init__(self) -> None:
         problems = list(problems_of(self))
@@ -152,7 +162,7 @@ def problems_of(settings: Settings) -> Iterable[str]:
             yield f"{name} must be at least 1, found {getattr(settings, name)}."
     if settings.local_steps is not None and settings.local_steps < 1:
         yield f"local_steps must be at least 1, found {settings.local_steps}."
-    for name in ("lr", "momentum", "weight_decay", "few_shot", "evaluate_every", "retries", "seed"):
+    for name in ("lr", "momentum", "weight_decay", "few_shot", "evaluate_every", "retries", "seed", "flower_cpus", "flower_gpus"):
         if getattr(settings, name) < 0 or not math.isfinite(getattr(settings, name)):
             yield f"{name} must not be negative, found {getattr(settings, name)}."
     for name in ("drop", "min_share"):
@@ -163,6 +173,10 @@ def problems_of(settings: Settings) -> Iterable[str]:
         yield f"clients_per_round must be a positive number of clients or a share below 1, found {wanted}."
     if settings.total_epochs is not None and settings.total_epochs <= 0:
         yield f"total_epochs must be positive, found {settings.total_epochs}."
+    if not re.fullmatch(r"auto|[1-9]\d*", settings.workers):
+        yield f"workers takes a number of processes (2) or auto, found {settings.workers!r}."
+    if not re.fullmatch(r"auto|cpu|mps|meta|cuda(:\d+)?", settings.device):
+        yield f"device takes cpu, cuda, cuda:1, mps or auto, found {settings.device!r}."
     if not re.fullmatch(r"[1-9]\d*|\d+(\.\d+)?s", settings.checkpoint_every):
         yield f"checkpoint_every takes rounds (10) or seconds (60s), found {settings.checkpoint_every!r}."
     try:

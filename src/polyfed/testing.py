@@ -216,6 +216,16 @@ def _declares_itself(method: Method, model: Callable[[], nn.Module]) -> None:
         method,
         "replies carry extras derived from data, but facts.leaves does not say what.",
     )
+    _require(
+        extras or not method.facts.leaves or method.population is not None,
+        method,
+        "facts.leaves says that something beyond model entries leaves a client, but no reply in training carries any.",
+    )
+    _require(
+        bool(method.facts.leaves) == bool(method.facts.grain),
+        method,
+        'facts.leaves and facts.grain belong together; grain is "per sample" or "aggregate".',
+    )
 
 
 def _trains_as_declared(method: Method, model: Callable[[], nn.Module]) -> None:

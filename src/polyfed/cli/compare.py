@@ -19,6 +19,7 @@ from polyfed.errors import SettingError, nearest
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from polyfed.report.costs import Beside, Spent
     from polyfed.report.tables import MethodRow, Number
     from polyfed.settings import Settings
 
@@ -42,10 +43,21 @@ def compare(
     ] = None,
     recipe: Recipe = None,
     changes: Changes = None,
+    costs: Annotated[
+        bool | None,
+        typer.Option(
+            "--costs/--no-costs",
+            help="Print what leaves clients, and extra bytes, CPU seconds and memory beside fedavg; default: where fedavg is compared.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train several methods and compare them in one table; runs that are there already are reused."""
+    from polyfed.report.costs import NOTE, REFERENCE
+    from polyfed.report.tables import cost_table, reference_of
+
     listen(quiet)
     # Nobody trains on the domain left out, so all its images can be tested, as the papers do.
     defaults = {"unseen_part": "all"} if protocol == LEAVE_ONE_OUT else {}
@@ -57,6 +69,10 @@ def compare(
     if protocol == LEAVE_ONE_OUT and settings.unseen:
         raise SettingError("--protocol leave-one-out chooses the unseen domains itself; leave --unseen out.")
     texts = method_texts(methods, settings)
+    if costs and REFERENCE not in texts:
+        raise SettingError(
+            f'--costs sets methods beside {REFERENCE}, which is not among --methods. Add it: "{REFERENCE}; {texts[0]}".'
+        )
     folder = Path(out) if out is not None else Path("runs") / f"compare-{data_slug(settings.data)}"
     with busy("Preparing data", quiet):
         comparison = Comparison(settings, folder, quiet)
@@ -64,14 +80,19 @@ def compare(
     with stoppable("the same command goes on from here; finished runs are kept."):
         rows = comparison.rows(jobs)
     note = footnote(comparison, rows, settings, seeds, protocol)
+    besides = cost_table(rows)
     if not quiet:
         _print(rows, note, f"{settings.data}, {protocol}" if protocol != SEEN else settings.data)
+        reference = reference_of(rows) if costs is not False else None
+        if reference is not None:
+            print_costs(besides, reference)
         console().print(f"run folders: {folder}", soft_wrap=True, markup=False)
     if as_json:
         told = {"data": settings.data, "protocol": protocol, "seeds": [settings.seed + step for step in range(seeds)]}
-        print_json(
-            {**told, "rounds": settings.rounds, "methods": [row_told(row) for row in rows], "note": note, "out": str(folder)}
-        )
+        by_method = {one.method: one for one in besides}
+        shown = [row_told(row, by_method.get(row.method)) for row in rows]
+        notes = {"note": note, "costs_note": NOTE}
+        print_json({**told, "rounds": settings.rounds, "methods": shown, **notes, "out": str(folder)})
     if any(row.problem for row in rows):
         raise typer.Exit(BAD_INPUT)
 
@@ -128,8 +149,9 @@ def footnote(comparison: Comparison, rows: list[MethodRow], settings: Settings, 
     )
 
 
-def row_told(row: MethodRow) -> dict[str, Any]:
-    """A row as JSON."""
+def row_told(row: MethodRow, cost: Beside | None = None) -> dict[str, Any]:
+    """A row as JSON; ``cost`` sets it beside the reference."""
+    from polyfed.report.costs import told as cost_told
 
     def told(number: Number | None) -> dict[str, Any] | None:
         return None if number is None else {"mean": number.value, "error": number.error, "values": number.values}
@@ -145,6 +167,7 @@ def row_told(row: MethodRow) -> dict[str, Any]:
         "bytes_up_per_client_and_round": row.bytes_up,
         "bytes_down_per_client_and_round": row.bytes_down,
         "seconds": row.seconds,
+        "costs": None if cost is None else cost_told(cost),
         "runs": row.runs,
         "problem": row.problem or None,
     }
@@ -163,6 +186,23 @@ def _print(rows: list[MethodRow], note: str, title: str) -> None:
         if row.problem:
             out.print(f"[bold]{escape(row.method)}[/bold] could not be run: {escape(row.problem)}")
     out.print(f"[dim]{escape(note)}[/dim]")
+
+
+def print_costs(rows: list[Beside], reference: Spent) -> None:
+    """The second table: cost and privacy beside the reference."""
+    from rich.markup import escape
+
+    from polyfed.report.costs import HEADS, NOTE, REFERENCE, cells, reference_words
+
+    shown = table(("method", *HEADS), [head for head in HEADS if head != "grain"])
+    for row in rows:
+        shown.add_row(escape(row.method), *cells(row))
+    print_table(f"cost and privacy beside {REFERENCE}", shown)
+    out = console()
+    for row in rows:
+        if row.leaves:
+            out.print(f"[bold]{escape(row.method)}[/bold] sends: {escape(row.leaves)} ({row.grain or 'grain not declared'}).")
+    out.print(f"[dim]{escape(reference_words(reference))} {escape(NOTE)}[/dim]")
 
 
 def comparison_table(rows: list[MethodRow], stacked: bool) -> Table:

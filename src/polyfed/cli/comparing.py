@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from polyfed.run import Observer
     from polyfed.settings import Settings
 
-NOT_COMPARED: dict[str, Any] = {"checkpoint_every": "60s"}
+NOT_COMPARED: dict[str, Any] = {"checkpoint_every": "60s", "workers": "1"}
 """Settings that change nothing in a result."""
 
 

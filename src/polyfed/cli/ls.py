@@ -65,6 +65,7 @@ def fact_values(facts: Facts) -> dict[str, Any]:
         "smallest_batch": facts.smallest_batch,
         "sampled_clients": sampled_words(facts),
         "leaves_client": facts.leaves or "model entries only",
+        "leaves_grain": facts.grain or "none",
         "messages": facts.messages,
         "extra_work": facts.extra_work,
     }

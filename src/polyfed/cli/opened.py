@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,13 +15,19 @@ if TYPE_CHECKING:
     from polyfed.settings import Settings
 
 GIVEN_IN_PYTHON = "given data"
+HELD_BY_NODES = "data held by nodes"
 
 
 def settings_of(path: str) -> Settings:
     """The settings of a run folder that can be opened without Python objects."""
     from polyfed.folder import RunFolder
 
-    settings = RunFolder(path).settings()
+    folder = RunFolder(path)
+    settings = folder.settings()
+    if HELD_BY_NODES in folder.document().get("given_in_python", []):
+        raise DataError(
+            f"{path} was trained by Flower nodes, which hold the data. Go on with it there: flwr run APP --run-config 'out=\"{path}\"'."
+        )
     if settings.data == GIVEN_IN_PYTHON:
         raise DataError(
             f"{path} was trained on data given in Python, which have no name. Open it there: polyfed.resume({path!r}, data=...)."
@@ -50,6 +57,12 @@ def open_run(path: str | Path) -> Experiment:
     snapshot = read_snapshot(str(path))
     from polyfed.experiment import Experiment
 
+    if settings.deliver == "flower":
+        # Its virtual nodes kept their state in the run folder: nothing of Flower is needed to look at it.
+        from polyfed.flower.node_state import NODES, brought_home
+
+        settings = dataclasses.replace(settings, deliver="process")
+        snapshot.clients = brought_home(Path(path) / NODES, snapshot.clients)
     experiment = Experiment(settings)
     own = experiment.server.state
     strange = [n for n, v in snapshot.state.items() if n in experiment.bench.live and (n not in own or own[n].shape != v.shape)]

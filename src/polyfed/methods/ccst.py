@@ -153,6 +153,7 @@ def ccst(style: str = "pixel", mode: str = "overall", copies: int = 0, alpha: fl
         facts=Facts(
             client_state=True,
             leaves=LEAVES[mode],
+            grain="per sample" if mode == "single" else "aggregate",
             extra_work=f"images times {copies or 'the number of clients'}",
         ),
     )

@@ -24,5 +24,5 @@ def central() -> Method:
         "central",
         population=pool,
         sharing=(Rule(momentum_buffers, keep=True, optional=True),),
-        facts=Facts(leaves="all training data, pooled in one place"),
+        facts=Facts(leaves="all training data, pooled in one place", grain="per sample"),
     )

@@ -174,6 +174,7 @@ def elcfs(
         facts=Facts(
             client_state=True,
             leaves=f"{'the mean of ' if aggregate else ''}amplitude spectra of {_share_in_words(share)} of its training images, once",
+            grain="aggregate" if aggregate else "per sample",
             extra_work="about 2x: a second pass" + ("" if first_order else ", and a gradient through a gradient"),
         ),
     )

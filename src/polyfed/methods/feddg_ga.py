@@ -47,7 +47,7 @@ def badness(client: Client, metric: str) -> float:
     bench.model.eval()
     total = 0.0
     for x, y in in_batches(held, bench.settings.test_batch_size):
-        logits = bench.model(bench.preparation.for_testing(x))
+        logits = bench.model(bench.preparation.for_testing(x.to(bench.device)))
         total += float((logits.argmax(1) != y).sum()) if metric == "accuracy" else float(bench.loss(logits, y)) * len(y)
     for module, training in modes.items():
         module.training = training
@@ -137,6 +137,8 @@ def feddg_ga(step: float = 0.2, center: bool = True, metric: str = "loss") -> Me
         after_round=(Adjust(step, center),),
         weighting=learnt_weight,
         facts=Facts(
-            leaves="two validation scores per client and round", extra_work="two passes over the validation data per round"
+            leaves="two validation scores per client and round",
+            grain="aggregate",
+            extra_work="two passes over the validation data per round",
         ),
     )

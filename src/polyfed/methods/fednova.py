@@ -112,5 +112,5 @@ def fednova() -> Method:
         uploads=(Normalise(),),
         weighting=weigh,
         server_step=step_on,
-        facts=Facts(leaves="the number of local steps (one number per round)"),
+        facts=Facts(leaves="the number of local steps (one number per round)", grain="aggregate"),
     )

@@ -267,6 +267,7 @@ def fedtan() -> Method:
             client_state=True,
             full_participation=True,
             leaves="for each batch norm and round: mean, variance and their gradients of one batch, and its number of values",
+            grain="aggregate",
             messages="3L + 1 (L batch norms)",
             extra_work="the first step computed 3L more times",
         ),

@@ -128,4 +128,6 @@ def hfedf(
     if embedding != "autoencoder":
         return generating_method(generation, hold)
     answers = {QUESTION: Describe(embedding_epochs)}
-    return generating_method(generation, hold, (Collect(generation),), answers, "the mean latent vector of its images, once")
+    return generating_method(
+        generation, hold, (Collect(generation),), answers, "the mean latent vector of its images, once", "aggregate"
+    )

@@ -121,6 +121,7 @@ def scaffold(server_lr: float = 1.0) -> Method:
         facts=Facts(
             client_state=True,
             leaves="changes of control variates (model-shaped mean gradients, each round)",
+            grain="aggregate",
             extra_work="one addition per gradient and step",
         ),
     )

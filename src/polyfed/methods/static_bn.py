@@ -43,7 +43,7 @@ def estimate_statistics(client: Client, payload: Payload) -> Payload:
         layer.momentum = None
     try:
         for chunk in _chunks(client):
-            client.model(client.bench.preparation.for_testing(client.data.train.batch(chunk)[0]))
+            client.model(client.bench.preparation.for_testing(client.data.train.batch(chunk)[0].to(client.bench.device)))
     finally:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum

@@ -25,7 +25,22 @@ SELECTED = "selected_"
 """What the views of the model that validation chose begin with."""
 DATA_SETTINGS = ("data", "partition", "unseen", "unseen_part", "few_shot")
 # What says where and how a run was computed, not what was computed.
-INCIDENTAL = ("method", "seed", "root", "threads", "checkpoint_every", "evaluate_every", "test_batch_size", "deliver", "load")
+INCIDENTAL = (
+    "method",
+    "seed",
+    "root",
+    "threads",
+    "checkpoint_every",
+    "evaluate_every",
+    "test_batch_size",
+    "deliver",
+    "workers",
+    "compile",
+    "device",
+    "flower_cpus",
+    "flower_gpus",
+    "load",
+)
 
 # Keys of the summaries in a table of domains; a domain may be called "mean" too.
 MEAN, WORST, SPREAD = ("", "mean"), ("", "worst"), ("", "spread")

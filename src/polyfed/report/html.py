@@ -95,6 +95,7 @@ def arena_values(arena: Arena, styles: Mapping[str, int]) -> dict[str, Any]:
         "traffic_kinds": pictures.traffic_kinds(arena),
         "scatter": pictures.accuracy_against_bytes(arena, styles),
         "costs": [sections.cost_row(c, styles) for c in arena.contestants],
+        "beside": sections.beside_reference(arena),
         "has_newcomer": any(sections.both_ways(c, "newcomer") for c in arena.contestants),
         "byte_tables": [(c.label, sections.byte_table(c)) for c in arena.contestants],
         "plans": [(c.label, sections.plan_rows(c.first)) for c in arena.contestants],

@@ -73,7 +73,7 @@ def _fact_cells(facts: Facts) -> list[str]:
         _yes(facts.client_state),
         str(facts.smallest_batch or MODEL_S),
         sampled_words(facts),
-        facts.leaves or "nothing",
+        facts.leaves_with_grain or "nothing",
         facts.messages,
     ]
 
@@ -147,7 +147,7 @@ def hfedf_table_1() -> str:
 def gperxan_table_1() -> str:
     """What is declared here, under the columns of gPerXAN's Table 1."""
     columns: dict[str, Callable[[Method], str]] = {
-        "Privacy risk": lambda method: method.facts.leaves or "no",
+        "Privacy risk": lambda method: method.facts.leaves_with_grain or "no",
         "Additional communication": additional_messages,
         "Additional computation": lambda method: method.facts.extra_work or "no",
     }

@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyfed.errors import PolyfedError
-from polyfed.report.gather import DEFAULTS, MEAN, SPREAD, WORST, Arena, Contestant, Run, average, deviation
+from polyfed.ledger import Ledger
+from polyfed.report import costs
+from polyfed.report.gather import DEFAULTS, MEAN, SPREAD, WORST, Arena, Contestant, Run, average, deviation, recipe
 from polyfed.report.verdict import Headline, binomial_error, points
+from polyfed.settings import Settings
 
 KINDS: Mapping[str, str] = {
     "weight": "weights",
@@ -192,23 +195,61 @@ def leaves(contestant: Contestant) -> str:
     """What leaves clients beyond model entries, in a sentence."""
     run = contestant.first
     extra = mean_bytes(contestant, "up", "training").get("extra", 0)
-    size = f" ({byte_words(extra)} in this run)" if extra else ""
-    declared = run.document.get("method", {}).get("leaves") or _declared(run.method)
+    size = f"{byte_words(extra)} in this run" if extra else ""
+    declared, grain = declared_leaves(run)
     if declared:
-        return f"Beyond model entries this leaves clients in training: {declared}{size}."
+        details = "; ".join(text for text in (grain, size) if text)
+        return f"Beyond model entries this leaves clients in training: {declared}{f' ({details})' if details else ''}."
     if extra:
-        return f"Beyond model entries clients send other values in training{size}; the method does not say what they are."
+        return f"Beyond model entries clients send other values in training ({size}); the method does not say what they are."
     return "Nothing but model entries leaves clients in training."
 
 
-def _declared(text: str) -> str:
-    """What the method itself says; nothing for a method that is not installed here."""
+def declared_leaves(run: Run) -> tuple[str, str]:
+    """What leaves a client, and its grain: as written in the run, or as the method itself says; nothing for one that is not installed here."""
     from polyfed.method import parse
 
+    written = run.document.get("method", {})
+    if written.get("leaves") and "grain" in written:
+        return str(written["leaves"]), str(written["grain"])
     try:
-        return parse(text).facts.leaves
+        facts = parse(run.method).facts
     except PolyfedError:
-        return ""
+        return str(written.get("leaves") or ""), ""
+    return str(written.get("leaves") or facts.leaves), facts.grain
+
+
+def spent_by(contestant: Contestant) -> costs.Spent:
+    """What a contestant's runs cost."""
+    found = [run for run in contestant.counted if run.ledger and run.document.get("data", {}).get("clients")]
+    return costs.spent([_totals(run) for run in found])
+
+
+def _totals(run: Run) -> costs.Totals:
+    clients = int(run.document["data"]["clients"])
+    sampled = Settings(clients_per_round=run.settings["clients_per_round"]).sampled(clients)
+    return costs.totals(Ledger.from_numbers(run.ledger), clients, sampled, run.reached)
+
+
+def beside_reference(arena: Arena) -> dict[str, Any] | None:
+    """Cost and privacy of every contestant beside the reference on the same data; None where no run of the reference is there."""
+    references = [c for c in arena.contestants if c.first.method == costs.REFERENCE]
+    if not references:
+        return None
+    rows = []
+    for contestant in arena.contestants:
+        chosen = reference_for(contestant, references)
+        reference = None if chosen is None else spent_by(chosen)
+        own = costs.beside(contestant.label, *declared_leaves(contestant.first), spent_by(contestant), reference)
+        rows.append({"label": contestant.label, "cells": costs.cells(own)})
+    known = costs.reference_words(spent_by(references[0])) if len(references) == 1 else ""
+    return {"reference": costs.REFERENCE, "heads": costs.HEADS, "rows": rows, "note": f"{known} {costs.NOTE}".strip()}
+
+
+def reference_for(contestant: Contestant, references: Sequence[Contestant]) -> Contestant | None:
+    """The reference with the same settings; where there is but one, that one."""
+    same = [one for one in references if recipe(one.first) == recipe(contestant.first)]
+    return same[0] if same else references[0] if len(references) == 1 else None
 
 
 def beside_training(contestants: Sequence[Contestant]) -> list[str]:

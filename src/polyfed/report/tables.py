@@ -11,11 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from polyfed.report.costs import REFERENCE, Beside, Spent, beside, spent, totals
+
 if TYPE_CHECKING:
     from polyfed.result import Result
 
 Summary = Mapping[str, Any]
-CLIENT_ROUNDS = "client_rounds"
+CLIENT_ROUNDS, TOTALS = "client_rounds", "totals"
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class MethodRow:
     bytes_up: float = math.nan
     bytes_down: float = math.nan
     seconds: float = math.nan
+    spent: Spent = Spent()
     runs: tuple[str, ...] = ()
     problem: str = ""
 
@@ -75,10 +78,11 @@ class MethodRow:
 
 
 def outcome(result: Result) -> dict[str, Any]:
-    """The summary of a run, with how often a client took part, which turns bytes into bytes per client and round."""
+    """The summary of a run, with how often a client took part, which turns bytes into bytes per client and round, and what it cost."""
     experiment = result.experiment
-    sampled = experiment.settings.sampled(len(experiment.federation.clients))
-    return {**result.summary(), CLIENT_ROUNDS: sampled * experiment.server.round}
+    clients, rounds = len(experiment.federation.clients), experiment.server.round
+    cost = totals(experiment.ledger, clients, experiment.settings.sampled(clients), rounds)
+    return {**result.summary(), CLIENT_ROUNDS: cost.client_rounds, TOTALS: [cost]}
 
 
 def domain_rows(summary: Summary) -> list[DomainRow]:
@@ -123,6 +127,7 @@ def method_row(method: str, outcomes: Sequence[Summary]) -> MethodRow:
         bytes_up=sum(one["bytes_up"] for one in outcomes) / turns,
         bytes_down=sum(one["bytes_down"] for one in outcomes) / turns,
         seconds=statistics.fmean(one["seconds"] for one in outcomes),
+        spent=spent([run for one in outcomes for run in one[TOTALS]]),
         runs=tuple(run for one in outcomes for run in (one["run"] if isinstance(one["run"], list) else [one["run"]])),
     )
 
@@ -156,8 +161,26 @@ def left_out_in_turn(summaries: Sequence[Summary]) -> dict[str, Any]:
         "bytes_down": sum(one["bytes_down"] for one in summaries),
         "seconds": sum(one["seconds"] for one in summaries),
         CLIENT_ROUNDS: sum(one[CLIENT_ROUNDS] for one in summaries),
+        TOTALS: [run for one in summaries for run in one[TOTALS]],
         "run": [one["run"] for one in summaries],
     }
+
+
+def cost_table(rows: Sequence[MethodRow]) -> list[Beside]:
+    """Cost and privacy of each method that was run, beside the reference where it is among them."""
+    from polyfed.method import parse
+
+    found = []
+    for row in rows:
+        if not row.problem:
+            facts = parse(row.method).facts
+            found.append(beside(row.method, facts.leaves, facts.grain, row.spent, reference_of(rows)))
+    return found
+
+
+def reference_of(rows: Iterable[MethodRow]) -> Spent | None:
+    """What the reference costs; None where it is not among the methods, or could not be run."""
+    return next((row.spent for row in rows if row.method == REFERENCE and not row.problem), None)
 
 
 def column_names(rows: Iterable[MethodRow]) -> list[str]:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from polyfed.client import Workbench
-from polyfed.conversation import Ask, Payload, Reply
+from polyfed.client import Kept, Workbench
+from polyfed.conversation import Ask, Payload
 from polyfed.data.federation import ClientData
 from polyfed.errors import ClientFailure
-from polyfed.server import ClientInfo
-from polyfed.simulate.in_process import InProcess
+from polyfed.simulate.in_process import InProcess, Outcome
 
 
 @dataclass(frozen=True)
@@ -33,10 +32,10 @@ class Debug(InProcess):
         bench.checks_each_step = True
         self.failure: Failure | None = None
 
-    def reply(self, ask: Ask, info: ClientInfo) -> Reply | None:
+    def outcome(self, ask: Ask, name: str, held: Kept) -> Outcome:
         try:
             with torch.autograd.set_detect_anomaly(True):
-                return super().reply(ask, info)
+                return super().outcome(ask, name, held)
         except ClientFailure:
-            self.failure = Failure(info.id, ask.round, ask.what, ask.payloads[info.id])
+            self.failure = Failure(name, ask.round, ask.what, ask.payloads[name])
             raise

@@ -3,58 +3,102 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+from polyfed.checkpoint import client_digest
 from polyfed.client import Client, Kept, Workbench, answer
-from polyfed.conversation import TRAINING, Ask, Reply
+from polyfed.conversation import TRAINING, Ask, Payload, Reply
 from polyfed.data.federation import ClientData
 from polyfed.errors import NotFinite
 from polyfed.seeds import chooser
 from polyfed.server import ClientInfo, in_fixed_order
+from polyfed.simulate.shelf import Shelf
 
 log = logging.getLogger("polyfed")
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a question to one client: its answer, what it holds now, its loss; without an answer, why it is left out."""
+
+    client: str
+    payload: Payload | None
+    kept: Kept
+    loss: float | None = None
+    problem: str = ""
+
+
 class InProcess:
-    """The default delivery. What clients keep is staged during a round and committed when it has succeeded."""
+    """The default delivery. What clients keep is staged during a round and committed when it has succeeded.
+
+    Other deliveries of one machine differ in ``outcomes`` only: who works out the answers, and how many at a time. ``remote`` says
+    that clients keep their state elsewhere, and only its hash is known here; ``takes_groups``, that ``outcomes`` is the faster the
+    more clients it is given at once.
+    """
+
+    remote = False
+    takes_groups = False
 
     def __init__(self, bench: Workbench, clients: Collection[ClientData]) -> None:
         self.bench = bench
         self.data = {client.id: client for client in clients}
-        self.kept: dict[str, Kept] = {}
+        self.infos = in_fixed_order(ClientInfo(c.id, c.domains, len(c.train)) for c in clients)
+        self.place = {info.id: place for place, info in enumerate(self.infos)}
+        self.kept = {}
         self.staged: dict[str, Kept] = {}
         self.changed: set[str] = set()
         self.losses: dict[str, float] = {}
         self.losses_of_round: dict[str, float] = {}
 
     @property
-    def infos(self) -> list[ClientInfo]:
-        """What the server may know of the clients."""
-        return in_fixed_order(ClientInfo(c.id, c.domains, len(c.train)) for c in self.data.values())
+    def kept(self) -> MutableMapping[str, Kept]:
+        """What clients keep between rounds, by their ids."""
+        return self._kept
+
+    @kept.setter
+    def kept(self, clients: Mapping[str, Kept]) -> None:
+        self._kept = Shelf(clients)
 
     def __call__(self, ask: Ask) -> Iterator[Reply]:
-        for info in self.infos:
-            if info.id in ask.payloads and not self.drops_out(ask, info.id):
-                reply = self.reply(ask, info)
-                if reply is not None:
-                    yield reply
+        asked = sorted((client for client in ask.payloads if client in self.place), key=self.place.__getitem__)
+        for outcome in self.outcomes(ask, [client for client in asked if not self.drops_out(ask, client)]):
+            reply = self.taken(ask, outcome)
+            if reply is not None:
+                yield reply
 
-    def reply(self, ask: Ask, info: ClientInfo) -> Reply | None:
-        """One client's answer; None when its loss is not finite and such clients are dropped."""
-        kept = self.staged.get(info.id) or self.kept.get(info.id) or Kept()
-        client = Client(self.data[info.id], self.bench, kept, ask.round, ask.attempt)
+    def outcomes(self, ask: Ask, clients: Sequence[str]) -> Iterator[Outcome]:
+        """What comes of the question at each of these clients, in their order."""
+        for client in clients:
+            yield self.outcome(ask, client, self.held(client))
+
+    def held(self, client: str) -> Kept:
+        """What a client holds now: from this round where it was asked before, else from the rounds before."""
+        return self.staged.get(client) or self.kept.get(client) or Kept()
+
+    def outcome(self, ask: Ask, name: str, held: Kept) -> Outcome:
+        """Let one client answer."""
+        client = Client(self.data[name], self.bench, held, ask.round, ask.attempt)
         try:
-            payload = answer(client, ask.what, ask.payloads[info.id])
+            payload = answer(client, ask.what, ask.payloads[name])
         except NotFinite as error:
             if self.bench.settings.on_nan == "stop":
                 raise
-            log.warning("Round %d: client %s is dropped: %s", ask.round, info.id, error)
+            return Outcome(name, None, held, problem=str(error))
+        return Outcome(name, payload, client.kept, client.loss)
+
+    def taken(self, ask: Ask, outcome: Outcome) -> Reply | None:
+        """Stage what the client keeps, and pass its answer on; None for a client that is left out."""
+        name, kept = outcome.client, outcome.kept
+        if outcome.payload is None:
+            log.warning("Round %d: client %s is dropped: %s", ask.round, name, outcome.problem)
             return None
-        if ask.purpose == TRAINING and (client.kept.entries or client.kept.memory or info.id in self.staged):
-            self.staged[info.id] = client.kept
-        if client.loss is not None:
-            self.losses[info.id] = client.loss
-        return Reply(info.id, payload, info.samples)
+        if ask.purpose == TRAINING and (kept.entries or kept.memory or name in self.staged):
+            self.staged[name] = kept
+        if outcome.loss is not None:
+            self.losses[name] = outcome.loss
+        return Reply(name, outcome.payload, self.infos[self.place[name]].samples)
 
     def drops_out(self, ask: Ask, client: str) -> bool:
         """Whether this client is simulated to fail in this round."""
@@ -69,7 +113,7 @@ class InProcess:
     def commit(self, without: Mapping[str, str] | Collection[str] = ()) -> None:
         """Make what the clients kept in this round final, except for those whose reply was rejected."""
         accepted = {client: kept for client, kept in self.staged.items() if client not in without}
-        self.kept |= accepted
+        self.kept.update(accepted)
         self.changed |= set(accepted)
         self.staged = {}
         self.losses_of_round, self.losses = self.losses, {}
@@ -77,3 +121,20 @@ class InProcess:
     def rollback(self) -> None:
         """Forget what the clients kept in this round."""
         self.staged, self.losses = {}, {}
+
+    def state_of(self, client: str) -> Kept:
+        """What a client keeps, as of the last round that succeeded."""
+        return self.kept.get(client) or Kept()
+
+    def keep_in(self, folder: Path) -> None:
+        """The folder of the run, for deliveries that write what clients keep to files."""
+
+    def hold(self, name: str, state: Mapping[str, Kept] | None = None) -> None:
+        """What clients keep now (or kept in ``state``) may be asked for again, until two more states are held under this name."""
+
+    def client_digests(self) -> dict[str, str]:
+        """A hash of what each client keeps."""
+        return {client: client_digest(kept) for client, kept in self.kept.items()}
+
+    def close(self) -> None:
+        """Give back what the delivery holds beside memory; it may be used again."""

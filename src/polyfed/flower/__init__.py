@@ -1,0 +1,1 @@
+"""Deployment over Flower. Nothing outside this folder imports flwr or ray."""

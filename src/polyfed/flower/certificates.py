@@ -1,0 +1,188 @@
+"""Certificates and keys for a trial deployment: a CA, the server's certificate, and one key pair for each node.
+
+Nodes trust the server because the CA signed its certificate; the server trusts a node because its public key was registered.
+The private keys of all nodes are made in one place, and the CA's key is not encrypted. That is fine for a trial. For real data let
+each site make its own node key (``ssh-keygen -t ecdsa -b 384``) and let your own authority sign the server's certificate.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from polyfed.errors import MissingExtra, SettingError
+
+try:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+except ImportError as error:
+    raise MissingExtra(
+        "Certificates and keys need the package cryptography. Install it with: pip install 'polyfed[flower]'"
+    ) from error
+
+CA_CERTIFICATE, CA_KEY = "ca.crt", "ca.key"
+SERVER_CERTIFICATE, SERVER_KEY = "server.crt", "server.key"
+PUBLIC_SUFFIX = ".pub"
+LOOPBACK = ("localhost", "127.0.0.1")
+DAYS = 90
+PRIVATE, PUBLIC = 0o600, 0o644
+HOST_NAME = r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?"
+
+
+class Signed(NamedTuple):
+    """A certificate with its private key."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+
+def node_name(number: int) -> str:
+    """The file of a node's private key; its public key lies beside it and ends in ``.pub``."""
+    return f"node-{number}"
+
+
+def make_certificates(folder: Path, nodes: int, hosts: Sequence[str] = (), days: int = DAYS) -> list[Path]:
+    """Write a CA, a server certificate and node keys; nothing that exists is overwritten.
+
+    Args:
+        folder: where the files go; made if it does not exist, then readable by its owner only.
+        nodes: how many key pairs.
+        hosts: names and addresses by which nodes reach the server, beside localhost and 127.0.0.1.
+        days: how long the certificates are valid.
+
+    Returns:
+        The files, in the order in which they were written.
+    """
+    _check(nodes, hosts, days)
+    names = [CA_CERTIFICATE, CA_KEY, SERVER_CERTIFICATE, SERVER_KEY]
+    names += [name for number in range(1, nodes + 1) for name in (node_name(number), node_name(number) + PUBLIC_SUFFIX)]
+    _refuse_existing(folder, names)
+    authority = _authority(days)
+    server = _server(authority, [*LOOPBACK, *hosts], days)
+    contents = {
+        CA_CERTIFICATE: _pem(authority.certificate),
+        CA_KEY: _pem_key(authority.key),
+        SERVER_CERTIFICATE: _pem(server.certificate),
+        SERVER_KEY: _pem_key(server.key),
+    }
+    for number in range(1, nodes + 1):
+        private, public = node_key_pair()
+        contents |= {node_name(number): private, node_name(number) + PUBLIC_SUFFIX: public}
+    return _written(folder, contents)
+
+
+def node_key_pair() -> tuple[bytes, bytes]:
+    """A private and a public key on the curve P-384 in OpenSSH's form, which is what Flower reads."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return private, public + b"\n"
+
+
+def _check(nodes: int, hosts: Sequence[str], days: int) -> None:
+    if nodes < 1:
+        raise SettingError(f"--nodes must be at least 1, found {nodes}.")
+    if days < 1:
+        raise SettingError(f"--days must be at least 1, found {days}.")
+    for host in hosts:
+        if not _is_address(host) and not re.fullmatch(HOST_NAME, host):
+            raise SettingError(
+                f"--host takes a name or an address without scheme and port, such as fl.example.org; found {host!r}."
+            )
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _refuse_existing(folder: Path, names: Sequence[str]) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise SettingError(f"{folder} is a file. Name a folder.")
+    found = [name for name in names if (folder / name).exists()]
+    if found:
+        raise SettingError(
+            f"{folder} already holds {', '.join(found)}, and keys are never overwritten. Name another folder, or remove the old files."
+        )
+
+
+def _authority(days: int) -> Signed:
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "polyfed trial CA")])
+    builder = _begun(name, name, key, days).add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
+    builder = builder.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
+    return Signed(builder.sign(key, hashes.SHA384()), key)
+
+
+def _server(authority: Signed, hosts: Sequence[str], days: int) -> Signed:
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "polyfed trial server")])
+    names = [
+        x509.IPAddress(ipaddress.ip_address(host)) if _is_address(host) else x509.DNSName(host) for host in dict.fromkeys(hosts)
+    ]
+    builder = _begun(name, authority.certificate.subject, key, days)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
+    return Signed(builder.add_extension(issuer, critical=False).sign(authority.key, hashes.SHA384()), key)
+
+
+def _begun(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
+    builder = builder.serial_number(x509.random_serial_number())
+    # Clocks of different machines differ: valid since an hour ago.
+    builder = builder.not_valid_before(now - datetime.timedelta(hours=1)).not_valid_after(now + datetime.timedelta(days=days))
+    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+
+
+def _usage(signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    pem: bytes = certificate.public_bytes(serialization.Encoding.PEM)
+    return pem
+
+
+def _pem_key(key: ec.EllipticCurvePrivateKey) -> bytes:
+    form, unlocked = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    pem: bytes = key.private_bytes(serialization.Encoding.PEM, form, unlocked)
+    return pem
+
+
+def _written(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
+    """Write the files; what is private is so from its first byte on."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for name, content in contents.items():
+            mode = PUBLIC if name.endswith((".crt", PUBLIC_SUFFIX)) else PRIVATE
+            with os.fdopen(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+                os.fchmod(file.fileno(), mode)
+                file.write(content)
+    except OSError as error:
+        raise SettingError(f"Cannot write to {folder}: {error.strerror or error}. Name another place.") from error
+    return [folder / name for name in contents]

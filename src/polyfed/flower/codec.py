@@ -1,0 +1,89 @@
+"""Payloads as parcels and back, exact to the bit: entries by their names, extras as a tree of plain values with tensors beside it."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfed.checkpoint import flattened, rebuilt
+from polyfed.conversation import Payload
+from polyfed.flower.parcel import BadParcel, Block, Parcel
+
+ENTRIES, EXTRAS = "entries", "extras"
+DTYPES: Mapping[str, torch.dtype] = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
+    + (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+}
+
+
+class Encoder:
+    """Turns payloads into parcels; a tensor that several payloads share is encoded once."""
+
+    def __init__(self) -> None:
+        # The tensor is held beside its block, so that its id stays its own.
+        self.done: dict[int, tuple[Tensor, Block]] = {}
+
+    def parcel(self, payload: Payload, control: Mapping[str, Any]) -> Parcel:
+        """The parcel of a payload, with what else is to be said."""
+        tree, tensors = flattened(dict(payload.extras))
+        entries = {name: self.block(value) for name, value in payload.entries.items()}
+        extras = {name: self.block(value) for name, value in tensors.items()}
+        return Parcel({**control, EXTRAS: tree}, {ENTRIES: entries, EXTRAS: extras})
+
+    def block(self, value: Tensor) -> Block:
+        """The bytes of a tensor."""
+        if id(value) not in self.done:
+            self.done[id(value)] = (value, block_of(value))
+        return self.done[id(value)][1]
+
+
+def block_of(value: Tensor) -> Block:
+    """A tensor as bytes."""
+    name = str(value.dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise TypeError(f"Tensors of type {value.dtype} cannot be sent. Types that can: {', '.join(DTYPES)}.")
+    _require_little_endian()
+    flat = value.detach().cpu().contiguous().reshape(-1)
+    return Block(name, tuple(value.shape), flat.view(torch.uint8).numpy().tobytes())
+
+
+def tensor_of(block: Block) -> Tensor:
+    """The tensor that a block holds; a block that does not fit its own shape is refused."""
+    dtype = DTYPES.get(block.dtype)
+    if dtype is None:
+        raise BadParcel(f"there is no type {block.dtype!r}")
+    if any(not isinstance(side, int) or side < 0 for side in block.shape):
+        raise BadParcel(f"{block.shape} is no shape")
+    if math.prod(block.shape) * dtype.itemsize != len(block.data):
+        raise BadParcel(f"{len(block.data)} bytes do not make the shape {block.shape} of {block.dtype}")
+    _require_little_endian()
+    if not block.data:
+        return torch.empty(block.shape, dtype=dtype)
+    raw = torch.frombuffer(bytearray(block.data), dtype=torch.uint8)
+    if dtype is torch.bool and bool((raw > 1).any()):
+        raise BadParcel("a truth value is neither 0 nor 1")
+    return raw.view(dtype).reshape(block.shape)
+
+
+def payload_of(parcel: Parcel) -> Payload:
+    """The payload that a parcel holds."""
+    entries = {name: tensor_of(block) for name, block in parcel.blocks.get(ENTRIES, {}).items()}
+    tensors = {name: tensor_of(block) for name, block in parcel.blocks.get(EXTRAS, {}).items()}
+    try:
+        extras = rebuilt(parcel.control[EXTRAS], tensors)
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise BadParcel(f"its extras cannot be put together ({type(error).__name__}: {error})") from error
+    if not isinstance(extras, dict):
+        raise BadParcel("its extras are no table")
+    return Payload(entries, extras)
+
+
+def _require_little_endian() -> None:
+    if sys.byteorder != "little":
+        raise BadParcel("machines that store the high byte first are not supported")

@@ -1,0 +1,103 @@
+"""A warm executor: runs the ClientApps of a SuperNode without starting Python anew for every message.
+
+    flower-supernode ... --isolation process --host 127.0.0.1 --port 9094
+    python -m polyfed.flower.executor 127.0.0.1:9094
+
+Flower's own SuperExec starts a process for each message, which then imports all of Flower. This one has imported everything, torch
+included, and forks: for each message a process that ends with it, and for each run a resident process (``resident.py``) that holds data
+and model. It stays a single thread, so that forking is safe, and talks to the node on the same machine only.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import flwr.supernode.runtime.run_clientapp as clientapp
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.runtime import RuntimeHttpClient
+
+import polyfed.flower.node  # noqa: F401 - imported now, so that what is forked need not
+from polyfed.flower import resident
+
+log = logging.getLogger("polyfed")
+PAUSE = 0.1
+
+
+def run(address: str) -> None:
+    """Work for the node with this address until it is ended."""
+    # Nobody waits for the processes that are forked.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    client = RuntimeHttpClient.from_server_address(
+        server_address=address,
+        insecure=True,
+        root_certificates=None,
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec")],
+        retry_invoker=make_simple_http_retry_invoker(),
+    )
+    wanted, wish = os.pipe()
+    log.info("Ready.")
+    while True:
+        told = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
+        if told.HasField("task") and told.token:
+            forked(lambda token=told.token: answer(address, token, wish))  # type: ignore[misc]
+        ready, _, _ = select.select([wanted], [], [], PAUSE)
+        if ready:
+            for line in os.read(wanted, select.PIPE_BUF).decode().splitlines():
+                forked(lambda place=line: reside(Path(place)))  # type: ignore[misc]
+
+
+def forked(work: Callable[[], None]) -> None:
+    """Do something in a process of its own."""
+    if os.fork():
+        return
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        work()
+    except SystemExit as end:
+        os._exit(end.code if isinstance(end.code, int) else 1)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def answer(address: str, token: str, wish: int) -> None:
+    """Run the ClientApp for one message; a resident process it needs is forked by the executor."""
+    resident.launch = lambda address: _wish(wish, address)
+    clientapp.run_clientapp(address, token, insecure=True)
+
+
+def _wish(pipe: int, place: Path) -> None:
+    os.write(pipe, f"{place}\n".encode())
+
+
+def reside(address: Path) -> None:
+    """Be a resident process."""
+    os.setsid()
+    with resident.log_path(address).open("ab") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    resident.take_paths(address)
+    resident.serve(address)
+
+
+def main() -> None:
+    """The executor of one node."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    # It would tell every look for work.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    run(sys.argv[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""A parcel: what one message holds, as plain values and named blocks of bytes.
+
+Knows neither torch nor Flower, so that the short-lived process Flower starts for each message can pass parcels on without
+importing either more than it must.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+DESCRIBE = "polyfed_describe"
+LENGTH = 8
+LONGEST_HEADER = 256 * 1024 * 1024
+
+
+class BadParcel(Exception):
+    """A message that cannot be understood."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """The bytes of one tensor, little-endian, with what is needed to make it again."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """``control`` holds plain values (JSON); ``blocks`` holds tensors by group and name."""
+
+    control: Mapping[str, Any]
+    blocks: Mapping[str, Mapping[str, Block]] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors."""
+        return sum(len(block.data) for group in self.blocks.values() for block in group.values())
+
+
+def refusal(problem: str, kind: str = "error") -> Parcel:
+    """The answer of a node that has none."""
+    return Parcel({"ok": False, "kind": kind, "problem": problem})
+
+
+def text_of(control: Mapping[str, Any]) -> str:
+    """Plain values as text; floats come back to the bit."""
+    return json.dumps(control)
+
+
+def control_of(text: object) -> dict[str, Any]:
+    """Plain values from text."""
+    try:
+        found = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError) as error:
+        raise BadParcel(f"its text is no JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise BadParcel("it has no table of plain values")
+    return found
+
+
+def send(connection: socket.socket, parcel: Parcel) -> None:
+    """Write a parcel to a socket."""
+    blocks = {
+        group: {name: [block.dtype, list(block.shape), len(block.data)] for name, block in held.items()}
+        for group, held in parcel.blocks.items()
+    }
+    header = json.dumps({"control": text_of(parcel.control), "blocks": blocks}).encode()
+    connection.sendall(len(header).to_bytes(LENGTH, "little") + header)
+    for held in parcel.blocks.values():
+        for block in held.values():
+            connection.sendall(block.data)
+
+
+def receive(connection: socket.socket) -> Parcel:
+    """Read a parcel from a socket."""
+    length = int.from_bytes(_exactly(connection, LENGTH), "little")
+    if length > LONGEST_HEADER:
+        raise BadParcel(f"its header would be {length} bytes long")
+    header = control_of(_exactly(connection, length).decode())
+    blocks = {group: dict(_blocks(connection, held)) for group, held in header["blocks"].items()}
+    return Parcel(control_of(header["control"]), blocks)
+
+
+def _blocks(connection: socket.socket, held: Mapping[str, Any]) -> Iterator[tuple[str, Block]]:
+    for name, (dtype, shape, length) in held.items():
+        yield name, Block(dtype, tuple(shape), _exactly(connection, length))
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    buffer = bytearray(count)
+    view, filled = memoryview(buffer), 0
+    while filled < count:
+        got = connection.recv_into(view[filled:])
+        if not got:
+            raise ConnectionResetError("the other side ended in the middle of a message")
+        filled += got
+    return bytes(buffer)

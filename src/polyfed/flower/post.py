@@ -1,0 +1,63 @@
+"""The post: sends parcels to nodes over Flower's Grid and waits for the answers, one by one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from polyfed.flower.parcel import Parcel
+from polyfed.flower.records import Arrays
+
+ACTION = "polyfed"
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+GRACE = 60.0
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A message on its way to a node; empty ``id``: it could not be sent."""
+
+    id: str
+    node: int
+    deadline: float
+
+
+class Post:
+    """Sends and waits. Answers nobody has asked for yet stay at the SuperLink, so that one at a time is held here."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def send(self, parcels: Mapping[int, Parcel], category: str, group: str, timeout: float) -> dict[int, Sent]:
+        """Send a parcel to each of these nodes."""
+        arrays = Arrays()
+        messages = {
+            node: Message(arrays.records(parcel), node, f"{category}.{ACTION}", ttl=timeout + GRACE, group_id=group)
+            for node, parcel in parcels.items()
+        }
+        accepted = set(self.grid.push_messages(list(messages.values()))) if messages else set()
+        deadline = time.monotonic() + timeout
+        # The Grid sets the ids of messages when it sends them.
+        ids = {node: str(message.metadata.message_id) for node, message in messages.items()}
+        return {node: Sent(id if id in accepted else "", node, deadline) for node, id in ids.items()}
+
+    def check(self) -> None:
+        """Raise when no answer can come any more."""
+
+    def wait(self, sent: Sent) -> Message | None:
+        """The answer to a message; None when there is none in time."""
+        pause = SHORTEST_PAUSE
+        while sent.id:
+            self.check()
+            for message in self.grid.pull_messages([sent.id]):
+                if message.metadata.reply_to_message_id == sent.id:
+                    return message
+            if time.monotonic() >= sent.deadline:
+                return None
+            time.sleep(pause)
+            pause = min(pause * 1.5, LONGEST_PAUSE)
+        return None

@@ -1,0 +1,122 @@
+"""The ServerApp: learns who the nodes are, trains over the Grid with the same loop as everywhere, and records a run folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from polyfed.errors import SettingError
+from polyfed.flower.app_folder import settings_from
+from polyfed.flower.run_config import MIN_NODES, OUT, PATIENCE, TIMEOUT, WAIT, number
+
+if TYPE_CHECKING:
+    from polyfed.client import Workbench
+    from polyfed.data.federation import ClientData, Federation
+    from polyfed.flower.delivery import GridDelivery
+    from polyfed.flower.roster import Roster
+    from polyfed.result import Result
+    from polyfed.settings import Settings
+
+log = logging.getLogger("polyfed")
+app = ServerApp()
+
+HELD_BY_NODES = "data held by nodes"
+# What the server works out for itself, or what only says where files are.
+MAY_DIFFER = ("rounds", "total_epochs", "method", "load", "root", "unseen", "deliver")
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train what the run's configuration says."""
+    speak()
+    tell(run_on_grid(grid, settings_from(context.run_config), context.run_config))
+
+
+def run_on_grid(grid: Grid, settings: Settings, config: Mapping[str, object]) -> Result:
+    """Train over a Grid; a run folder that holds a run is gone on with."""
+    from polyfed.flower.post import Post
+    from polyfed.flower.roster import Roster
+    from polyfed.flower.stand_ins import federation_of
+    from polyfed.method import as_method, load_file
+
+    for file in settings.load:
+        load_file(file)
+    if as_method(settings.method).population is not None:
+        raise SettingError(f"{settings.method} brings the data of all clients together; over Flower they stay where they are.")
+    settings = dataclasses.replace(settings, deliver="flower")
+    if settings.unseen:
+        log.warning("Unseen domains (%s) are not tested over Flower: no node is asked for them.", ", ".join(settings.unseen))
+        settings = dataclasses.replace(settings, unseen=(), few_shot=0)
+    roster = Roster(Post(grid), patience=number(config, PATIENCE))
+    told = roster.gather(max(1, int(number(config, MIN_NODES))), number(config, WAIT))
+    for one in told:
+        log.info("Client %s: %s, %d training examples.", one.client, ", ".join(one.domains), sum(one.class_counts))
+    return recorded(settings, federation_of(told), roster, number(config, TIMEOUT), str(config.get(OUT, "")))
+
+
+def recorded(settings: Settings, federation: Federation, roster: Roster, timeout: float, out: str) -> Result:
+    """Train and write a run folder, or go on with the run that is in it."""
+    from polyfed.experiment import Experiment
+    from polyfed.flower.delivery import GridDelivery
+    from polyfed.folder import RunFolder
+    from polyfed.observers import record, resume
+
+    def delivery(bench: Workbench, clients: Collection[ClientData]) -> GridDelivery:
+        return GridDelivery(bench, clients, roster, timeout)
+
+    if out and (Path(out) / "run.toml").exists():
+        refuse_other_settings(settings, RunFolder(out).settings(), out)
+        log.info("Going on with the run in %s.", Path(out).resolve())
+        return resume(out, data=federation, notify=log.warning, delivery=delivery, load=settings.load)
+    experiment = Experiment(settings, federation, delivery=delivery)
+    experiment.given = [HELD_BY_NODES]
+    for notice in experiment.notices:
+        log.warning("%s", notice)
+    return record(experiment, RunFolder(out or fresh_folder(experiment.settings)))
+
+
+def fresh_folder(settings: Settings) -> Path:
+    """A new run folder where the server runs, named as ``polyfed run`` would name it."""
+    from polyfed.cli.run import default_name, free_folder
+
+    return free_folder(Path("runs") / default_name(settings)).resolve()
+
+
+def refuse_other_settings(asked: Settings, found: Settings, out: str) -> None:
+    """A run is gone on with under its own settings only, since the nodes use those that are asked for now."""
+    from polyfed.method import as_method
+
+    names = [item.name for item in dataclasses.fields(asked) if item.name not in MAY_DIFFER]
+    other = [name for name in names if getattr(asked, name) != getattr(found, name)]
+    if str(as_method(asked.method)) != found.method:
+        other.append("method")
+    if asked.total_epochs is None and asked.rounds != found.rounds:
+        other.append("rounds")
+    if other:
+        raise SettingError(f"{out} holds a run with other settings ({', '.join(other)}). Name another out, or use its settings.")
+
+
+def speak() -> None:
+    """Let what polyfed has to say appear in the run's log."""
+    if not log.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("polyfed: %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+
+
+def tell(result: Result) -> None:
+    """The end of the run in its log."""
+    summary = result.summary()
+    for view in ("seen", "unseen"):
+        for domain, value in summary["accuracy"][view].items():
+            log.info("%s %s: accuracy %.4f", view, domain, value)
+    log.info("mean accuracy %.4f, worst %.4f", summary["accuracy"]["mean"], summary["accuracy"]["worst"])
+    log.info("rounds %d, digest %s", summary["rounds"], summary["digest"])
+    log.info("run folder %s", summary["run"])

@@ -1,0 +1,61 @@
+"""What the server has in the place of data: blank inputs with the numbers that the nodes told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polyfed.data.federation import ClientData, Federation
+from polyfed.flower.roster import Description
+
+
+@dataclass(frozen=True, eq=False)
+class Blank:
+    """Examples that are all zero, prepared already; only their labels are kept, and those of test data are unknown."""
+
+    y: Tensor
+    shape: tuple[int, ...]
+
+    @property
+    def labels(self) -> Tensor:
+        return self.y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def batch(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
+        y = self.y[indices]
+        return torch.zeros(len(y), *self.shape), y
+
+    def subset(self, indices: Tensor) -> Blank:
+        return Blank(self.y[indices], self.shape)
+
+
+def federation_of(told: Sequence[Description]) -> Federation:
+    """A federation of stand-ins, in which everything but the data is as at the nodes."""
+    first = told[0]
+    return Federation(
+        name=first.name,
+        classes=first.classes,
+        clients=tuple(_client(one) for one in told),
+        default_model=first.default_model,
+        source="; ".join(dict.fromkeys(one.source for one in told)),
+    )
+
+
+def _client(told: Description) -> ClientData:
+    labels = torch.repeat_interleave(torch.arange(len(told.class_counts)), torch.tensor(told.class_counts))
+    return ClientData(
+        id=told.client,
+        domains=told.domains,
+        train=Blank(labels, told.input_shape),
+        tests={domain: _unknown(count, told.input_shape) for domain, count in told.tests.items()},
+        validation=None if told.validation is None else _unknown(told.validation, told.input_shape),
+    )
+
+
+def _unknown(count: int, shape: tuple[int, ...]) -> Blank:
+    return Blank(torch.zeros(count, dtype=torch.int64), shape)

@@ -1,0 +1,376 @@
+"""Deliver to worker processes: clients are trained side by side, and their answers are passed on in the fixed order.
+
+The parent owns the truth (what clients keep, what is staged and committed), so checkpoints and digests are the same for any number
+of workers. A worker is given what was asked and what its clients hold, and returns what came of it; all tensors lie in shared memory.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import logging
+import os
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.client import Kept, Workbench
+from polyfed.conversation import TRAINING, Ask, Payload
+from polyfed.data.federation import ClientData
+from polyfed.errors import ClientFailure, SettingError
+from polyfed.simulate.arena import Arena, Json, Mark, Spot, joined, parted, tensors_in
+from polyfed.simulate.in_process import InProcess, Outcome
+from polyfed.simulate.worker import Worker, failure, show
+
+log = logging.getLogger("polyfed")
+T = TypeVar("T")
+
+DEATHS_ALLOWED = 3
+BYTES_AHEAD = 1 << 30
+
+
+@dataclass
+class Job:
+    """Some clients that one worker answers for, and the tensors that were sent to it for them alone."""
+
+    place: int
+    clients: Sequence[str]
+    sent: list[Tensor] = field(default_factory=list)
+    deaths: int = 0
+
+    @property
+    def words(self) -> str:
+        """Who is at work."""
+        return f"client {self.clients[0]}" + (f" and {len(self.clients) - 1} others" if len(self.clients) > 1 else "")
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What a worker answered for a group of clients: outcomes, then perhaps an error. ``size`` is its bytes of tensors."""
+
+    outcomes: Sequence[Outcome] = ()
+    notes: Sequence[Json] = ()
+    error: Exception | None = None
+    size: int = 0
+
+
+class Sending:
+    """One ask on its way to workers. What more than one client gets is laid out once, for all workers."""
+
+    def __init__(self, serial: int, ask: Ask, clients: Sequence[str], held: Mapping[str, Kept], arena: Arena) -> None:
+        self.serial, self.ask, self.held, self.arena = serial, ask, held, arena
+        self.payloads = {client: ask.payloads[client] for client in clients}
+        self.spots: list[Spot] = []
+        self.shared: list[Tensor] = []
+        self.places: dict[int, int] = {}
+        self.trees: list[Json] = []
+        self.tree_places: dict[int, int] = {}
+        self.repeated_payloads = repeated(self.payloads.values())
+        self.repeated = repeated(self._tensors(clients))
+        arena.clear()
+
+    def _tensors(self, clients: Sequence[str]) -> Iterator[Tensor]:
+        """Every tensor as often as it counts: that of a payload for many, twice."""
+        for payload in {id(payload): payload for payload in self.payloads.values()}.values():
+            for _ in range(2 if id(payload) in self.repeated_payloads else 1):
+                yield from tensors_in(payload.entries)
+                yield from tensors_in(payload.extras)
+        for client in clients:
+            yield from {id(value): value for value in tensors_in(self.held[client].memory)}.values()
+
+    def mark(self, value: Tensor, job: Job, request: Arena, own: list[Spot]) -> Mark:
+        """Lay a tensor out, for all workers or for this job, and say how it is called."""
+        if id(value) not in self.repeated:
+            job.sent.append(value)
+            own.append(request.put(value))
+            return {"sent": len(own) - 1}
+        if id(value) not in self.places:
+            self.places[id(value)] = len(self.shared)
+            self.shared.append(value)
+            self.spots.append(self.arena.put(value))
+        return {"shared": self.places[id(value)]}
+
+    def message(self, job: Job, worker: Worker) -> bytes:
+        """What a worker is told; what it knows of this ask already is left out."""
+        if worker.ask != self.serial:
+            worker.ask, worker.known_spots, worker.known_trees = self.serial, 0, 0
+        own: list[Spot] = []
+        job.sent = []
+        worker.request.clear()
+
+        def mark(value: Tensor) -> Mark:
+            return self.mark(value, job, worker.request, own)
+
+        ask = self.ask
+        try:
+            clients = [
+                [client, self.payload(self.payloads[client], mark), kept_tree(self.held[client], mark)] for client in job.clients
+            ]
+        except TypeError as error:
+            raise ClientFailure(f"Round {ask.round}, question {ask.what!r} to {job.words}: {error}") from error
+        message = {
+            "ask": [self.serial, ask.what, ask.purpose, ask.round, ask.attempt],
+            "spots": self.spots[worker.known_spots :],
+            "trees": self.trees[worker.known_trees :],
+            "own": own,
+            "clients": clients,
+        }
+        worker.known_spots, worker.known_trees = len(self.spots), len(self.trees)
+        return json.dumps(message).encode()
+
+    def payload(self, payload: Payload, mark: Callable[[Tensor], Mark]) -> Json:
+        """A payload as JSON, or its number where several clients get the same one."""
+        if id(payload) not in self.repeated_payloads:
+            return parted((payload.entries, payload.extras), mark)
+        if id(payload) not in self.tree_places:
+            self.trees.append(parted((payload.entries, payload.extras), mark))
+            self.tree_places[id(payload)] = len(self.trees) - 1
+        return self.tree_places[id(payload)]
+
+    def received(self, answer: Json, job: Job, response: Arena) -> Bundle:
+        """What a worker answered, copied out of shared memory."""
+        own = [response.view(Spot(*spot)).clone() for spot in answer["own"]]
+
+        def tensor(kind: str, place: int) -> Tensor:
+            return {"own": own, "sent": job.sent, "shared": self.shared}[kind][place]
+
+        outcomes = [
+            Outcome(
+                client,
+                None if payload is None else Payload(*joined(payload, tensor)),
+                self.held[client] if kept is None else Kept(*joined(kept, tensor)),
+                loss,
+                problem,
+            )
+            for client, payload, kept, loss, problem in answer["outcomes"]
+        ]
+        error = failure(*answer["error"]) if "error" in answer else None
+        return Bundle(outcomes, answer["notes"], error, sum(value.nbytes for value in own))
+
+
+def repeated(things: Iterable[T]) -> dict[int, T]:
+    """Those things that come more than once, by id; they are held, so that no other can take their id."""
+    seen: set[int] = set()
+    found: dict[int, T] = {}
+    for thing in things:
+        if id(thing) in seen:
+            found[id(thing)] = thing
+        seen.add(id(thing))
+    return found
+
+
+def kept_tree(kept: Kept, mark: Callable[[Tensor], Mark]) -> Json:
+    """What a client holds as JSON; None where it holds nothing."""
+    return parted((kept.entries, kept.memory), mark) if kept.entries or kept.memory else None
+
+
+class Workers(InProcess):
+    """So many processes with one thread each, forked when there is something to do.
+
+    Each holds a delivery of its own (``base``), which answers for one client at a time, or for groups where that is its strength.
+    A worker that dies is replaced, and what it was doing is done again.
+    """
+
+    def __init__(self, bench: Workbench, clients: Collection[ClientData], base: type[InProcess], count: int) -> None:
+        super().__init__(bench, clients)
+        refuse_where_impossible(bench)
+        self.inner = base(bench, clients)
+        self.inner.data = self.data
+        self.count = count
+        self.workers: list[Worker] = []
+        self.arena: Arena | None = None
+        self.serial = 0
+        self.at_work: dict[Worker, Job] = {}
+        self.shown: dict[Any, Any] = {}
+        self.finalizer = weakref.finalize(self, end_all, self.workers)
+
+    def outcomes(self, ask: Ask, clients: Sequence[str]) -> Iterator[Outcome]:
+        """What comes of the question at each of these clients, in their order, while later ones are at work."""
+        self.end(list(self.at_work))
+        if any(worker.owner != os.getpid() for worker in self.workers):
+            self.close()  # this process is a copy, and the workers are those of the original
+        self.serial += 1
+        if not clients:
+            return
+        if self.arena is None:
+            self.arena = Arena()
+        if ask.purpose == TRAINING and not self.workers:
+            # torch imports a thousand modules with the first optimizer: once here, not once in every worker
+            self.bench.settings.make_optimizer([nn.Parameter(torch.zeros(1))], lr=0.0)
+        sending = Sending(self.serial, ask, clients, {client: self.held(client) for client in clients}, self.arena)
+        turn = Turn(self, sending, self.jobs(ask, clients))
+        try:
+            for bundle in turn.bundles():
+                for note in bundle.notes:
+                    show(note, self.shown)
+                yield from bundle.outcomes
+                if bundle.error is not None:
+                    raise bundle.error
+        finally:
+            if self.serial == sending.serial:
+                self.end(list(self.at_work))
+
+    def jobs(self, ask: Ask, clients: Sequence[str]) -> list[Job]:
+        """Clients one by one; to train, in as many groups as there are workers where the delivery inside is made for groups."""
+        size = -(-len(clients) // self.count) if self.inner.takes_groups and ask.what == "train" else 1
+        groups = [clients[start : start + size] for start in range(0, len(clients), size)]
+        return [Job(place, group) for place, group in enumerate(groups)]
+
+    def free_worker(self) -> Worker | None:
+        """A worker with nothing to do, a new one where there may be more; None when all are busy."""
+        idle = [worker for worker in self.workers if worker not in self.at_work]
+        if idle:
+            return idle[0]
+        if len(self.workers) == self.count:
+            return None
+        assert self.arena is not None
+        try:
+            self.workers.append(Worker(self.inner, self.arena))
+        except OSError as error:
+            raise ClientFailure(
+                f"Worker process {len(self.workers) + 1} of {self.count} cannot be started: {error.strerror}. Use fewer --workers."
+            ) from error
+        return self.workers[-1]
+
+    def end(self, workers: Collection[Worker]) -> None:
+        """End some workers, whatever they are doing."""
+        for worker in workers:
+            worker.kill()
+        for worker in workers:
+            self.workers.remove(worker)
+            self.at_work.pop(worker, None)
+            worker.end()
+
+    def close(self) -> None:
+        """End all workers; the next ask starts new ones."""
+        super().close()
+        self.serial += 1
+        self.end(list(self.workers))
+        if self.arena is not None:
+            self.arena.close()
+            self.arena = None
+
+
+class Turn:
+    """One ask at work: jobs are handed to whoever is free, and what came of them is given on in order."""
+
+    def __init__(self, delivery: Workers, sending: Sending, jobs: list[Job]) -> None:
+        self.delivery, self.sending, self.jobs = delivery, sending, jobs
+        self.waiting = [job.place for job in jobs]
+        self.ready: dict[int, Bundle] = {}
+        self.stop = len(jobs)
+
+    def bundles(self) -> Iterator[Bundle]:
+        """The answers, in order. Whenever one is fetched, workers that have finished get their next job first."""
+        for place in range(len(self.jobs)):
+            if self.delivery.serial != self.sending.serial:
+                raise ClientFailure("The replies to a question were read on after another was asked, or after the end of the run.")
+            self.collect(timeout=0)
+            self.hand_out()
+            while place not in self.ready:
+                self.collect(timeout=None)
+                self.hand_out()
+            yield self.ready.pop(place)
+
+    def hand_out(self) -> None:
+        """Give jobs to free workers, not too far ahead of what is fetched, and none behind a failure."""
+        while self.waiting and self.waiting[0] < self.stop and sum(b.size for b in self.ready.values()) <= BYTES_AHEAD:
+            worker = self.delivery.free_worker()
+            if worker is None:
+                return
+            job = self.jobs[heapq.heappop(self.waiting)]
+            self.delivery.at_work[worker] = job
+            message = self.sending.message(job, worker)
+            try:
+                worker.line.send_bytes(message)
+            except OSError:
+                self.bury(worker)
+
+    def collect(self, timeout: float | None) -> None:
+        """Take in what workers have finished; wait for one of them where there is no timeout."""
+        by_line = {worker.line: worker for worker in self.delivery.at_work}
+        for line in wait(list(by_line), timeout) if by_line else ():
+            worker = by_line[line]  # type: ignore[index]
+            try:
+                answer = json.loads(worker.line.recv_bytes())
+            except (EOFError, OSError):
+                self.bury(worker)
+                continue
+            job = self.delivery.at_work.pop(worker)
+            self.settle(job, self.sending.received(answer, job, worker.response))
+
+    def settle(self, job: Job, bundle: Bundle) -> None:
+        """Note what came of a job."""
+        self.ready[job.place] = bundle
+        if bundle.error is not None:
+            self.stop = min(self.stop, job.place)
+
+    def bury(self, worker: Worker) -> None:
+        """Let go of a worker that has died; its job is done again by another, but not for ever."""
+        job = self.delivery.at_work.pop(worker)
+        self.delivery.workers.remove(worker)
+        how = worker.end()
+        job.deaths += 1
+        if job.deaths == DEATHS_ALLOWED:
+            self.settle(job, Bundle(error=ClientFailure(deadly(self.sending.ask, job, how))))
+            return
+        log.warning(
+            "Round %d: the worker process of %s was lost (%s). It is replaced, and the work done again.",
+            self.sending.ask.round,
+            job.words,
+            how,
+        )
+        heapq.heappush(self.waiting, job.place)
+
+
+def deadly(ask: Ask, job: Job, how: str) -> str:
+    """The sentence about a job that no worker survives."""
+    cause = (
+        "Most likely memory ran out: use fewer --workers, a smaller --batch-size, or a smaller model."
+        if how.endswith("SIGKILL")
+        else "Run with --workers 1 to see what happens."
+    )
+    who = job.words[0].upper() + job.words[1:]
+    return f"{who}, round {ask.round}, question {ask.what!r}: {job.deaths} worker processes were lost at it, the last one {how}. {cause}"
+
+
+def end_all(workers: list[Worker]) -> None:
+    """End workers whose delivery is gone."""
+    for worker in workers:
+        worker.kill()
+    while workers:
+        workers.pop().end()
+
+
+def refuse_where_impossible(bench: Workbench) -> None:
+    """Say why workers cannot be used here, if so."""
+    reason = why_impossible(bench)
+    if reason:
+        raise SettingError(f"--workers {bench.settings.workers}: {reason} Use --workers 1.")
+
+
+def why_impossible(bench: Workbench) -> str:
+    """Why workers cannot be used; empty when they can."""
+    if not hasattr(os, "fork") or not hasattr(os, "memfd_create"):
+        return "worker processes share memory in a way that only Linux has."
+    devices = sorted({value.device.type for value in bench.live.values()} | {bench.settings.device})
+    if any(device not in ("cpu", "auto") for device in devices):
+        return f"worker processes train on the cpu only, and the model is trained on {', '.join(devices)}."
+    if bench.settings.threads != 1:
+        return f"worker processes have one thread each, and --threads {bench.settings.threads} was asked for."
+    return ""
+
+
+def worker_count(bench: Workbench, clients: int) -> int:
+    """How many processes the settings ask for; no more than there are clients."""
+    wanted = bench.settings.workers
+    if wanted != "auto":
+        return min(int(wanted), clients) if int(wanted) > 1 and clients > 1 else 1
+    if why_impossible(bench):
+        return 1
+    return min(len(os.sched_getaffinity(0)), clients)

@@ -1,0 +1,40 @@
+"""A run on Flower's simulation runtime: stopped after a round, resumed, looked at, and compared with the run in process."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+from flower_runs import NODES, SMALL, in_process
+from polyfed.cli.opened import open_run
+from polyfed.experiment import Experiment
+from polyfed.folder import RunFolder
+from polyfed.observers import record, resume
+from polyfed.server import Server
+
+
+def stop(server: Server) -> None:
+    if server.round == 1:
+        raise KeyboardInterrupt
+
+
+def main(out: Path) -> None:
+    settings = dataclasses.replace(SMALL, method="fedbn", deliver="flower")
+    expected = in_process(dataclasses.replace(settings, deliver="process"))
+    try:
+        record(Experiment(settings), RunFolder(out), observers=[stop])
+        raise AssertionError("the run was not stopped")
+    except KeyboardInterrupt:
+        print("stopped after round 1")
+    found = resume(out)
+    assert found.digest == expected.digest
+    assert found.rows == expected.rows
+    assert open_run(out).evaluate() == expected.rows
+    models = [result.model_for(NODES[0]).state_dict() for result in (found, expected)]
+    assert all(bool((models[0][name] == models[1][name]).all()) for name in models[1])
+    print("all as in process")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) / "run")

@@ -1,0 +1,82 @@
+"""Where models are trained: devices, mixed precision, and that no step waits for a number."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from polyfed.client import Client, Kept, begin_training
+from polyfed.device import chosen_device, moved, precision, present_devices, sent_to
+from polyfed.errors import SettingError
+from polyfed.experiment import Experiment
+from polyfed.settings import Settings
+from polyfed.testing import TinyNet, tiny_federation
+
+META = torch.device("meta")
+
+
+def experiment(method: str = "fedavg", **settings: object) -> Experiment:
+    torch.manual_seed(3)
+    values = {"rounds": 2, "batch_size": 4, "momentum": 0.9} | settings
+    return Experiment(Settings(method=method, **values), tiny_federation(), model=TinyNet())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedbn", "fedprox(mu=0.1)", "fedavg + agc(clip=0.1)", "fedwon", "fedstein", "fixbn", "gperxan"]
+)
+def test_a_step_runs_on_the_device_and_reads_no_number(method: str) -> None:
+    """On the meta device a tensor has no values: whatever asks for one (item, float, a branch on it) fails."""
+    made = experiment(method, device="meta")
+    data = made.federation.clients[0]
+    made.server.begin(1, 0)
+    client = Client(data, made.bench, Kept(), 1)
+    begin_training(client, made.server.message(data.id))
+    for index, (x, y) in enumerate(client.batches()):
+        assert x.device == y.device == META
+        assert client.train_on(index, x, y).device == META
+    assert all(p.device == META and (p.grad is None or p.grad.device == META) for p in made.bench.parameters.values())
+
+
+def test_the_server_and_what_travels_stay_on_the_cpu() -> None:
+    made = experiment("fedbn", device="meta")
+    assert all(value.device.type == "cpu" for value in made.server.state.values())
+    assert all(value.device == META for value in made.bench.live.values())
+
+
+def test_bfloat16_trains_near_full_precision_and_keeps_float32_values() -> None:
+    runs = {amp: experiment(amp=amp) for amp in ("off", "bfloat16")}
+    for made in runs.values():
+        made.train()
+    full, half = (made.server.state for made in runs.values())
+    assert all(half[name].dtype == value.dtype for name, value in full.items())
+    floats = [name for name, value in full.items() if value.is_floating_point()]
+    changed = [name for name in floats if not torch.equal(full[name], half[name])]
+    assert changed
+    moved_by = torch.cat([(full[n] - runs["off"].bench.initial[n]).flatten() for n in floats]).norm()
+    apart = torch.cat([(full[n] - half[n]).flatten() for n in floats]).norm()
+    assert apart < 0.1 * moved_by
+    with precision("bfloat16", torch.device("cpu")):
+        assert torch.nn.Linear(2, 2)(torch.ones(1, 2)).dtype == torch.bfloat16
+
+
+def test_scores_in_bfloat16_are_probabilities() -> None:
+    rows = experiment(amp="bfloat16").evaluate()
+    assert all(0 <= row.numbers["accuracy"] <= 1 for row in rows)
+
+
+def test_a_device_this_machine_has_not_is_named() -> None:
+    assert chosen_device("auto").type == present_devices()[0]
+    missing = next(kind for kind in ("mps", "cuda") if kind not in present_devices())
+    with pytest.raises(SettingError, match=f"--device {missing}: this machine has"):
+        chosen_device(missing)
+    with pytest.raises(SettingError, match="device takes"):
+        Settings(device="tpu")
+
+
+def test_trees_move_with_their_shape_and_plain_values() -> None:
+    tree = {"a": [torch.ones(2), (1, "x", torch.zeros(3))], "b": None}
+    there = moved(tree, META)
+    assert there["a"][0].device == META and there["a"][1][2].device == META
+    assert there["a"][1][:2] == (1, "x") and there["b"] is None
+    assert moved(tree, torch.device("cpu"))["a"][0] is tree["a"][0]
+    assert sent_to(torch.ones(2), META).device == META
