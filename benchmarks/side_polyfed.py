@@ -12,6 +12,7 @@ from works import LEARNING_RATE, Work, build_model, federation
 
 from polyfed.errors import SettingError
 from polyfed.experiment import Experiment
+from polyfed.memory import keep_freed_pages
 from polyfed.server import Server
 from polyfed.settings import Settings, setting_names
 from polyfed.simulate.in_process import InProcess
@@ -49,6 +50,7 @@ def require_compiled(options: dict[str, str]) -> None:
 
 def run(work: Work, contender: Contender, turns: Turns) -> None:
     """Train through the ordinary door; an observer waits for the driver after the openings and after each round."""
+    keep_freed_pages()  # as the command line does
     options = dict(contender.options)
     settings = settings_for(work, turns.rounds, contender.threads, **options)
     try:
