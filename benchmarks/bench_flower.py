@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import shutil
 import signal
@@ -28,17 +29,17 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "tests"))
 
-from flower_harness import Trial
-from flower_runs import EXECUTOR, digest_in
-from processes import PeakMemory
-from results import put, read
-from write_flower import DATA, TEXT, document
+from processes import PeakMemory  # noqa: E402
+from results import put, read  # noqa: E402
+from write_flower import DATA, TEXT, document  # noqa: E402
 
-from polyfed.experiment import Experiment
-from polyfed.flower.app_folder import write_app
-from polyfed.observers import record
-from polyfed.server import Server
-from polyfed.settings import Settings
+from flower_harness import Trial  # noqa: E402
+from flower_runs import EXECUTOR, digest_in  # noqa: E402
+from polyfed.experiment import Experiment  # noqa: E402
+from polyfed.flower.app_folder import write_app  # noqa: E402
+from polyfed.observers import record  # noqa: E402
+from polyfed.server import Server  # noqa: E402
+from polyfed.settings import Settings  # noqa: E402
 
 MODELS = HERE / "flower_payloads.py"
 SIZES = (1, 44, 228)
@@ -112,7 +113,7 @@ class RoundClock:
 
 
 def differences(moments: Sequence[float]) -> list[float]:
-    return [later - earlier for earlier, later in zip(moments, moments[1:], strict=False)]
+    return [later - earlier for earlier, later in itertools.pairwise(moments)]
 
 
 def settings_for(size: int, rounds: int) -> Settings:

@@ -54,14 +54,26 @@ WORKS = {
             72,
             4,
             warm_ups=2,
-            rounds_a_turn=3,
+            rounds_a_turn=8,
         ),
         Work("b", "six-layer CNN, 5 clients, 743 samples, batch 32", "six_layer_cnn", 5, 5, 743, 32),
         Work("c", "small CNN with batch norm, 100 of 1,000 clients, 37 samples, batch 2", "small_cnn(width=64)", 1000, 100, 37, 2),
         Work("d", "ResNet-18 at 64x64, 4 clients, 256 samples, batch 32", "resnet18", 4, 4, 256, 32, size=64),
-        Work("e1", "0.1 M parameters, 4 clients, 2 samples, one step", "small_cnn(width=64)", 4, 4, 2, 2, warm_ups=2),
-        Work("e2", "1 M parameters, 4 clients, 2 samples, one step", "small_cnn(width=204)", 4, 4, 2, 2, warm_ups=2),
-        Work("e3", "14 M parameters, 4 clients, 2 samples, one step", "six_layer_cnn", 4, 4, 2, 2),
+        Work(
+            "e1",
+            "0.1 M parameters, 4 clients, 2 samples, one step",
+            "small_cnn(width=64)",
+            4,
+            4,
+            2,
+            2,
+            warm_ups=2,
+            rounds_a_turn=20,
+        ),
+        Work(
+            "e2", "1 M parameters, 4 clients, 2 samples, one step", "small_cnn(width=204)", 4, 4, 2, 2, warm_ups=2, rounds_a_turn=20
+        ),
+        Work("e3", "14 M parameters, 4 clients, 2 samples, one step", "six_layer_cnn", 4, 4, 2, 2, rounds_a_turn=5),
         Work("e4", "57 M parameters, 4 clients, 2 samples, one step", "alexnet_fedwon", 4, 4, 2, 2, size=64),
     )
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -41,6 +41,12 @@ class Shelf(MutableMapping[str, Kept]):
     def __getitem__(self, client: str) -> Kept:
         held = self._packed[client]
         return Kept(_parted(held.layout, held.values), held.memory)
+
+    def take(self, other: Shelf, without: Collection[str]) -> set[str]:
+        """Take over what another shelf holds, as it lies, except for some clients; returns whose it was."""
+        moved = {client: held for client, held in other._packed.items() if client not in without}
+        self._packed |= moved
+        return set(moved)
 
     def __delitem__(self, client: str) -> None:
         del self._packed[client]

@@ -30,6 +30,7 @@ from polyfed.client import Kept
 from polyfed.conversation import TRAINING, Ask, Payload
 from polyfed.errors import ClientFailure, PolyfedError
 from polyfed.simulate.arena import Arena, Json, Mark, Spot, joined, parted
+from polyfed.simulate.shelf import Shelf
 
 if TYPE_CHECKING:
     from polyfed.simulate.in_process import InProcess, Outcome
@@ -214,7 +215,7 @@ class Desk:
         answer: dict[str, Any] = {"own": [], "outcomes": []}
         try:
             ask, held, marks = self.opened(message)
-            self.inner.kept, self.inner.staged = held, {}
+            self.inner.kept, self.inner.staged = held, Shelf()
             for outcome in self.inner.outcomes(ask, list(held)):
                 answer["outcomes"].append(self.packed(ask, outcome, marks, answer["own"]))
         except Exception as error:
