@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from timm.layers.norm_act import BatchNormAct2d
 from torch import nn
 
-from polyfed.conversation import NEWCOMER, Ask, Reply
+from polyfed.conversation import NEWCOMER
 from polyfed.entries import entries_of
 from polyfed.errors import JoinError, ModelError, OptionError
 from polyfed.experiment import Experiment
@@ -24,8 +24,8 @@ from polyfed.method import Facts, Method, parse
 from polyfed.result import Result
 from polyfed.settings import Settings
 from polyfed.sharing import bn_affine, keep_local
-from polyfed.simulate.in_process import InProcess
 from polyfed.testing import SIZES, TinyNet, check_method, tiny_federation
+from watching import messages
 
 Array = np.ndarray[Any, Any]
 
@@ -220,15 +220,7 @@ def test_the_server_variant_without_statistics_to_shrink_is_an_error() -> None:
 
 
 def test_what_travels(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[Ask, Reply]] = []
-    deliver = InProcess.__call__
-
-    def watch(self: InProcess, ask: Ask) -> Any:
-        for reply in deliver(self, ask):
-            seen.append((ask, reply))
-            yield reply
-
-    monkeypatch.setattr(InProcess, "__call__", watch)
+    seen = messages(monkeypatch)
     for text in ("fedstein", 'fedstein(variant="server")'):
         seen.clear()
         experiment = trained(text, rounds=2)

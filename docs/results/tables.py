@@ -18,22 +18,11 @@ from typing import Any
 from polyfed.data.federation import data_sets
 from polyfed.method import parse
 from polyfed.recipes import read
-from polyfed.report.gather import DEFAULTS, MEAN, WORST, Run, read_run
+from polyfed.report.gather import DEFAULTS, INCIDENTAL, MEAN, WORST, Run, read_run
 from polyfed.text import read_call
 
 HERE = Path(__file__).parent
-INCIDENTAL = (
-    "seed",
-    "root",
-    "threads",
-    "checkpoint_every",
-    "evaluate_every",
-    "test_batch_size",
-    "deliver",
-    "workers",
-    "data",
-    "method",
-)
+NOT_COMPARED = (*INCIDENTAL, "data")
 MARK = re.compile(r"(<!-- runs: (?P<name>[a-z]+)\s(?P<recipes>[^>]+?)\s*-->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -128,7 +117,9 @@ def _line(cells: Iterable[str]) -> str:
 def told_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What makes two runs runs of one recipe, with every option of the data written out."""
     call = read_call(str(settings["data"]))
-    rest = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items() if name not in INCIDENTAL}
+    rest = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in settings.items() if name not in NOT_COMPARED
+    }
     known = data_sets.find(call.name)
     defaults = {name: parameter.default for name, parameter in known.signature.parameters.items() if name != "root"}
     return {**rest, **defaults, **call.named, "data": known.name, "method": str(parse(settings["method"]))}

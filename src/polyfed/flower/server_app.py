@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from polyfed.cli.opened import HELD_BY_NODES
 from polyfed.errors import SettingError
 from polyfed.flower.app_folder import settings_from
 from polyfed.flower.run_config import MIN_NODES, OUT, PATIENCE, TIMEOUT, WAIT, number
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("polyfed")
 app = ServerApp()
 
-HELD_BY_NODES = "data held by nodes"
 # What the server works out for itself, or what only says where files are.
 MAY_DIFFER = ("rounds", "total_epochs", "method", "load", "root", "unseen", "deliver")
 

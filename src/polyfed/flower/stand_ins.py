@@ -3,35 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from polyfed.data.federation import ClientData, Federation
 from polyfed.flower.roster import Description
-
-
-@dataclass(frozen=True, eq=False)
-class Blank:
-    """Examples that are all zero, prepared already; only their labels are kept, and those of test data are unknown."""
-
-    y: Tensor
-    shape: tuple[int, ...]
-
-    @property
-    def labels(self) -> Tensor:
-        return self.y
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def batch(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
-        y = self.y[indices]
-        return torch.zeros(len(y), *self.shape), y
-
-    def subset(self, indices: Tensor) -> Blank:
-        return Blank(self.y[indices], self.shape)
+from polyfed.recipes.stand_ins import Blank
 
 
 def federation_of(told: Sequence[Description]) -> Federation:
@@ -51,11 +29,17 @@ def _client(told: Description) -> ClientData:
     return ClientData(
         id=told.client,
         domains=told.domains,
-        train=Blank(labels, told.input_shape),
+        train=_blank(labels, told.input_shape),
         tests={domain: _unknown(count, told.input_shape) for domain, count in told.tests.items()},
         validation=None if told.validation is None else _unknown(told.validation, told.input_shape),
     )
 
 
 def _unknown(count: int, shape: tuple[int, ...]) -> Blank:
-    return Blank(torch.zeros(count, dtype=torch.int64), shape)
+    """Test data, of which the labels stay with the node."""
+    return _blank(torch.zeros(count, dtype=torch.int64), shape)
+
+
+def _blank(labels: Tensor, shape: tuple[int, ...]) -> Blank:
+    """Inputs as a model takes them: prepared already."""
+    return Blank(labels, shape, torch.float32)

@@ -19,14 +19,16 @@ if TYPE_CHECKING:
 USUAL_EXAMPLES = 1000
 SIDES = {"digits_five": 28}
 USUAL_SIDE = 32
+PIXEL = (3, 1, 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Blank:
-    """Examples that are all black; only their labels are kept."""
+    """Examples that are all zero; only their labels are kept."""
 
     y: Tensor
-    side: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.uint8
 
     @property
     def labels(self) -> Tensor:
@@ -37,10 +39,10 @@ class Blank:
 
     def batch(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
         y = self.y[indices]
-        return torch.zeros(len(y), 3, self.side, self.side, dtype=torch.uint8), y
+        return torch.zeros(len(y), *self.shape, dtype=self.dtype), y
 
     def subset(self, indices: Tensor) -> Blank:
-        return Blank(self.y[indices], self.side)
+        return Blank(self.y[indices], self.shape, self.dtype)
 
 
 def blank_data(data: str, record: Recorded[DataSet], unseen: Sequence[str]) -> DataSet:
@@ -48,7 +50,7 @@ def blank_data(data: str, record: Recorded[DataSet], unseen: Sequence[str]) -> D
     facts: Facts = record.extra["facts"]
     count = len(facts.classes)
     domains = [
-        Domain(name, Blank(torch.arange(training_size(facts, name, data)) % count, 1), Blank(torch.arange(count), 1))
+        Domain(name, Blank(torch.arange(training_size(facts, name, data)) % count, PIXEL), Blank(torch.arange(count), PIXEL))
         for name in dict.fromkeys([*facts.domains, *unseen])
     ]
     return DataSet(record.name, facts.classes, tuple(domains))
@@ -57,7 +59,8 @@ def blank_data(data: str, record: Recorded[DataSet], unseen: Sequence[str]) -> D
 def blank_federation(data: str, record: Recorded[DataSet], unseen: Sequence[str]) -> Federation:
     """A client for each domain with one image of each class, as large as the run's: enough to try a model."""
     facts: Facts = record.extra["facts"]
-    examples = Blank(torch.arange(len(facts.classes)), side_of(data, record))
+    side = side_of(data, record)
+    examples = Blank(torch.arange(len(facts.classes)), (3, side, side))
     clients = [ClientData(name, (name,), examples, {name: examples}) for name in facts.domains if name not in unseen]
     return Federation(record.name, facts.classes, tuple(clients))
 
