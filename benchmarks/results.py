@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -80,3 +81,15 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[package] = "not installed"
     return found
+
+
+def write_page(about: str, document: Callable[[Mapping[str, Any]], str], data: Path, text: Path, how: str) -> None:
+    """The command of a page that is written from a data file."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--data", type=Path, default=data)
+    parser.add_argument("--out", type=Path, default=text)
+    options = parser.parse_args()
+    everything = read(options.data)
+    if not everything:
+        raise SystemExit(f"{options.data} holds no results. Run {how} first.")
+    options.out.write_text(document(everything))

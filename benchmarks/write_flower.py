@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from results import HERE, read
+from results import HERE, write_page
 
 DATA, TEXT = HERE / "flower.json", HERE / "flower.md"
 MEGABYTE = 1_000_000
@@ -114,14 +112,7 @@ HOW = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--out", type=Path, default=TEXT)
-    options = parser.parse_args()
-    everything = read(options.data)
-    if not everything:
-        raise SystemExit(f"{options.data} holds no results. Run benchmarks/bench_flower.py first.")
-    options.out.write_text(document(everything))
+    write_page(__doc__ or "", document, DATA, TEXT, "benchmarks/bench_flower.py")
 
 
 if __name__ == "__main__":

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from contenders import CONTENDERS
-from results import DATA, read
+from results import DATA, write_page
 
 TEXT = DATA.with_suffix(".md")
 PROFILES = DATA.parent / "profiles"
@@ -255,14 +253,7 @@ def profiles() -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--out", type=Path, default=TEXT)
-    options = parser.parse_args()
-    everything = read(options.data)
-    if not everything:
-        raise SystemExit(f"{options.data} holds no results. Run make bench first.")
-    options.out.write_text(document(everything))
+    write_page(__doc__ or "", document, DATA, TEXT, "make bench")
 
 
 if __name__ == "__main__":
