@@ -33,6 +33,8 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
     yield process
     process.kill()
     process.wait()
+    for started in resident.STARTED:
+        started.wait(20)
 
 
 def process_at(address: Path) -> int:
