@@ -13,12 +13,13 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from polyfed.checkpoint import Checkpoints
+from polyfed.checkpoint import Checkpoints, Piece
 from polyfed.experiment import Experiment
 from polyfed.folder import RunFolder
 from polyfed.method import parse
@@ -51,11 +52,12 @@ def die_while_writing(call: int) -> None:
     """Kill this process in the middle of writing its n-th checkpoint file."""
     put, count = Checkpoints._put, 0
 
-    def half(self: Checkpoints, name: str, data: bytes) -> None:
+    def half(self: Checkpoints, name: str, data: Sequence[Piece]) -> None:
         nonlocal count
         count += 1
         if count == call:
-            (self.folder / f"{name}.part").write_bytes(data[: len(data) // 2])
+            whole = b"".join(data)
+            (self.folder / f"{name}.part").write_bytes(whole[: len(whole) // 2])
             os.kill(os.getpid(), signal.SIGKILL)
         put(self, name, data)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from polyfed.checkpoint import Checkpoints, Snapshot, digest, flattened, packed, rebuilt, unpacked
+from polyfed.checkpoint import Checkpoints, Piece, Snapshot, digest, flattened, packed, rebuilt, unpacked
 from polyfed.client import Kept
 from polyfed.conversation import Payload, Reply
 from polyfed.entries import entries_of
@@ -161,9 +162,10 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path: Path, monkeypatch
     whole = record(experiment_of(), RunFolder(tmp_path / "whole"))
     put = Checkpoints._put
 
-    def full(self: Checkpoints, name: str, data: bytes) -> None:
+    def full(self: Checkpoints, name: str, data: Sequence[Piece]) -> None:
         if name.startswith("server-000002"):
-            (self.folder / f"{name}.part").write_bytes(data[: len(data) // 2])
+            bytes_of_it = b"".join(data)
+            (self.folder / f"{name}.part").write_bytes(bytes_of_it[: len(bytes_of_it) // 2])
             raise OSError(28, "No space left on device")
         put(self, name, data)
 

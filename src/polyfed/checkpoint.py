@@ -3,6 +3,9 @@
 A checkpoint is a manifest ``manifest-<round>.json`` naming files with their digests. Files are written beside and renamed; a file is
 never changed afterwards. Only clients that changed since the last checkpoint are written. The last two checkpoints are kept, so that
 a damaged one can be left behind.
+
+What is to be written is first gathered in a ``Draft``. One that is ``apart`` from the run can be written by another thread while the
+next round trains.
 """
 
 from __future__ import annotations
@@ -10,10 +13,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from safetensors import SafetensorError
@@ -26,6 +30,23 @@ from polyfed.errors import RunFolderError
 
 FORMAT = 1
 KEPT_CHECKPOINTS = 2
+CHUNK_BYTES = 1 << 20
+"""What is hashed and then written at a time: it is still in the processor's cache when it is written."""
+
+SAFETENSORS_NAMES: Mapping[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+Piece: TypeAlias = "bytes | memoryview"
 
 
 @dataclass
@@ -50,9 +71,14 @@ def flattened(tree: Any, path: str = "") -> tuple[Any, dict[str, Tensor]]:
         items = [flattened(value, f"{path}/{index}") for index, value in enumerate(tree)]
         kind = "list" if isinstance(tree, list) else "tuple"
         return {kind: [item for item, _ in items]}, {n: t for _, tensors in items for n, t in tensors.items()}
-    if tree is None or isinstance(tree, bool | int | float | str):
-        return {"value": tree}, {}
-    raise TypeError(f"Memory may hold tensors, numbers, text, and lists and dicts of them; found {type(tree).__name__}.")
+    return {"value": plain(tree)}, {}
+
+
+def plain(value: Any) -> Any:
+    """The same value, if it is one that can be written down."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"Memory may hold tensors, numbers, text, and lists and dicts of them; found {type(value).__name__}.")
 
 
 def rebuilt(json_tree: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -71,17 +97,29 @@ def rebuilt(json_tree: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def packed(tree: Any) -> bytes:
     """A tree as the bytes of one safetensors file."""
+    return b"".join(pieces(tree))
+
+
+def pieces(tree: Any) -> list[Piece]:
+    """A tree as the bytes of one safetensors file, in pieces: tensors are not copied, their memory is looked at where it lies."""
     json_tree, tensors = flattened(tree)
-    seen: set[int] = set()
-    return save_safetensors({name: _alone(value, seen) for name, value in tensors.items()}, {"tree": json.dumps(json_tree)})
+    metadata = {"tree": json.dumps(json_tree)}
+    if sys.byteorder == "big" or any(value.dtype not in SAFETENSORS_NAMES for value in tensors.values()):
+        return [save_safetensors({name: value.clone() for name, value in tensors.items()}, metadata)]
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # so that every tensor is aligned
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, value in ordered:
+        start, end = end, end + value.numel() * value.element_size()
+        header[name] = {"dtype": SAFETENSORS_NAMES[value.dtype], "shape": list(value.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little"), text, *(raw(value) for _, value in ordered if value.numel())]
 
 
-def _alone(value: Tensor, seen: set[int]) -> Tensor:
-    """A tensor that shares its storage with no other, copied only where it does."""
-    storage = value.untyped_storage()
-    whole = storage.nbytes() == value.numel() * value.element_size() and storage.data_ptr() not in seen
-    seen.add(storage.data_ptr())
-    return value if whole and value.numel() else value.clone()
+def raw(value: Tensor) -> memoryview:
+    """The memory of a contiguous tensor."""
+    return value.reshape(-1).view(torch.uint8).numpy().data
 
 
 def unpacked(data: bytes) -> Any:
@@ -91,12 +129,104 @@ def unpacked(data: bytes) -> Any:
     return rebuilt(json.loads(header["__metadata__"]["tree"]), load_safetensors(data))
 
 
+def own(tree: Any) -> Any:
+    """The same tree with tensors of its own: later training cannot change it."""
+    if isinstance(tree, Tensor):
+        return tree.detach().clone(memory_format=torch.contiguous_format)
+    if isinstance(tree, Mapping):
+        return {key: own(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        values = [own(value) for value in tree]
+        return values if isinstance(tree, list) else tuple(values)
+    return plain(tree)
+
+
+def size(tree: Any) -> int:
+    """Bytes of all tensors of a tree."""
+    if isinstance(tree, Tensor):
+        return tree.nbytes
+    if isinstance(tree, Mapping):
+        return sum(map(size, tree.values()))
+    return sum(map(size, tree)) if isinstance(tree, list | tuple) else 0
+
+
+def own_kept(kept: Kept) -> Kept:
+    """What a client keeps, with tensors of its own."""
+    return Kept(own(kept.entries), own(kept.memory))
+
+
 def copied(snapshot: Snapshot) -> Snapshot:
     """The snapshot as it would be read back from a checkpoint: later training cannot change it."""
-    clients = {client: {"entries": kept.entries, "memory": kept.memory} for client, kept in snapshot.clients.items()}
-    tree = unpacked(packed({"state": snapshot.state, "memory": snapshot.memory, "clients": clients, "notes": snapshot.notes}))
-    kept = {client: Kept(held["entries"], held["memory"]) for client, held in tree["clients"].items()}
-    return Snapshot(snapshot.round, tree["state"], tree["memory"], kept, tree["notes"])
+    clients = {client: own_kept(kept) for client, kept in snapshot.clients.items()}
+    return Snapshot(snapshot.round, own(snapshot.state), own(snapshot.memory), clients, own(snapshot.notes))
+
+
+class Watched(NamedTuple):
+    """A tensor that was not copied, and its version, by which a change in place shows."""
+
+    name: str
+    value: Tensor
+    version: int
+
+
+def held(entries: Mapping[str, Tensor], whose: str, watched: list[Watched]) -> dict[str, Tensor]:
+    """The same entries, watched from now on; copied where a tensor cannot be watched, or not be written as it lies."""
+    same = dict(entries)
+    for name, value in entries.items():
+        if value.is_contiguous() and not value.is_inference():
+            watched.append(Watched(f"{name!r} {whose}", value, value._version))
+        else:
+            same[name] = own(value)
+    return same
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a checkpoint writes: the server, the clients that are ``due``, and who else keeps the file it has."""
+
+    round: int
+    finished: bool
+    state: Mapping[str, Tensor]
+    memory: Mapping[str, Any]
+    due: Sequence[str]
+    clients: Mapping[str, Kept]
+    everyone: Sequence[str]
+    notes: Mapping[str, Any]
+    watched: Sequence[Watched] = ()
+
+    @property
+    def stamp(self) -> str:
+        """Part of the names of its files; the checkpoint of a finished run has names of its own."""
+        return f"{self.round:06d}{'_final' if self.finished else ''}"
+
+    def apart(self, state_is_replaced: bool) -> Draft:
+        """A draft that the next round cannot change.
+
+        Memory is copied, since methods change it in place. Entries that clients keep are never changed in place, and neither is
+        the state where ``state_is_replaced``: such values are held, not copied, and looked at again when they are written.
+        """
+        watched: list[Watched] = []
+        state = held(self.state, "of the server", watched) if state_is_replaced else own(self.state)
+        clients = {}
+        for client in self.due:
+            kept = self.clients[client]
+            clients[client] = Kept(held(kept.entries, f"of client {client}", watched), own(kept.memory))
+        return replace(self, state=state, memory=own(self.memory), clients=clients, notes=own(self.notes), watched=watched)
+
+    @property
+    def copied_bytes(self) -> int:
+        """The size of what ``apart`` copied."""
+        of_clients = sum(size(kept.entries) + size(kept.memory) for kept in self.clients.values())
+        return size(self.state) + size(self.memory) + of_clients - sum(watched.value.nbytes for watched in self.watched)
+
+    def require_untouched(self) -> None:
+        """Refuse to vouch for values that were changed while they were written."""
+        for name, value, version in self.watched:
+            if value._version != version:
+                raise RunFolderError(
+                    f"{name} was changed in place while the checkpoint of round {self.round} was written. Put a new tensor in its "
+                    "place (server.state = server.state | {name: value}). The last good checkpoint is untouched."
+                )
 
 
 class Checkpoints:
@@ -108,42 +238,56 @@ class Checkpoints:
         self.digests: dict[str, str] = {}
 
     def write(self, snapshot: Snapshot, changed: set[str], finished: bool = False) -> None:
-        """Write a checkpoint; clients that did not change keep the file they have. The one of a finished run has names of its own."""
+        """Write a checkpoint at once; clients that did not change keep the file they have."""
+        self.put(self.draft(snapshot, changed, finished))
+
+    def draft(self, snapshot: Snapshot, changed: set[str], finished: bool = False) -> Draft:
+        """What a checkpoint of this snapshot has to write. It is the snapshot's own values, not copies."""
+        everyone = list(snapshot.clients)
+        due = sorted(changed | (set(everyone) - set(self.client_files)))
+        return Draft(snapshot.round, finished, snapshot.state, snapshot.memory, due, snapshot.clients, everyone, snapshot.notes)
+
+    def put(self, draft: Draft) -> None:
+        """Write what was drafted, the manifest last."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            stamp = f"{snapshot.round:06d}{'_final' if finished else ''}"
-            server = f"server-{stamp}.safetensors"
-            self._put(server, packed({"state": snapshot.state, "memory": snapshot.memory}))
-            for client in sorted(changed | (set(snapshot.clients) - set(self.client_files))):
-                name = f"client-{hashlib.sha256(client.encode()).hexdigest()[:16]}-{stamp}.safetensors"
-                kept = snapshot.clients[client]
-                self._put(name, packed({"entries": kept.entries, "memory": kept.memory}))
+            server = f"server-{draft.stamp}.safetensors"
+            self._put(server, pieces({"state": draft.state, "memory": draft.memory}))
+            for client in draft.due:
+                name = f"client-{hashlib.sha256(client.encode()).hexdigest()[:16]}-{draft.stamp}.safetensors"
+                kept = draft.clients[client]
+                self._put(name, pieces({"entries": kept.entries, "memory": kept.memory}))
                 self.client_files[client] = name
+            draft.require_untouched()
+            self.client_files = {client: self.client_files[client] for client in draft.everyone}
             used = {server, *self.client_files.values()}
             manifest = {
                 "format": FORMAT,
-                "round": snapshot.round,
+                "round": draft.round,
                 "server": server,
                 "clients": self.client_files,
                 "digests": {name: self.digests[name] for name in sorted(used)},
-                "notes": snapshot.notes,
+                "notes": draft.notes,
             }
-            self._put(f"manifest-{stamp}.json", json.dumps(sealed(manifest), indent=1).encode())
+            self._put(f"manifest-{draft.stamp}.json", [json.dumps(sealed(manifest), indent=1).encode()])
             self._tidy()
         except OSError as error:
             raise RunFolderError(
                 f"Cannot write a checkpoint to {self.folder}: {error.strerror or error}. The last good checkpoint is untouched."
             ) from error
 
-    def _put(self, name: str, data: bytes) -> None:
+    def _put(self, name: str, data: Sequence[Piece]) -> None:
         """Write beside, make durable, rename."""
         beside = self.folder / f"{name}.part"
+        total = hashlib.sha256()
         with beside.open("wb") as file:
-            file.write(data)
+            for chunk in chunks(data):
+                total.update(chunk)
+                file.write(chunk)
             file.flush()
             os.fsync(file.fileno())
         beside.replace(self.folder / name)
-        self.digests[name] = hashlib.sha256(data).hexdigest()
+        self.digests[name] = total.hexdigest()
 
     def _tidy(self) -> None:
         """Remove files that the last two checkpoints do not name."""
@@ -206,6 +350,14 @@ class Checkpoints:
             raise Damaged(f"{path} is damaged ({error}).") from error
 
 
+def chunks(data: Iterable[Piece]) -> Iterator[Piece]:
+    """The same bytes, no more than so many at a time."""
+    for piece in data:
+        view = memoryview(piece)
+        for start in range(0, len(view), CHUNK_BYTES):
+            yield view[start : start + CHUNK_BYTES]
+
+
 class Damaged(Exception):
     """A checkpoint file that cannot be trusted; the one before it is tried."""
 
@@ -259,5 +411,5 @@ def tree_digest(tree: Any) -> str:
     total = hashlib.sha256(json.dumps(json_tree, sort_keys=True).encode())
     for name, value in sorted(tensors.items()):
         total.update(f"{name}{value.dtype}{tuple(value.shape)}".encode())
-        total.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        total.update(raw(value))
     return total.hexdigest()

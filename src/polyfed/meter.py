@@ -6,6 +6,7 @@ import ctypes
 import functools
 import gc
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -25,10 +26,11 @@ class Meter:
 
     Memory is the highest resident size (Linux; elsewhere it is not measured) and how far that lies above the size before training.
     CPU seconds and memory are those of this process: where clients are trained by others, ``alone`` is False and neither is measured.
+    ``beside`` tells the CPU seconds of what other threads do meanwhile (checkpoints), which are no part of training.
     """
 
-    def __init__(self, alone: bool = True) -> None:
-        self.alone = alone
+    def __init__(self, alone: bool = True, beside: Callable[[], float] = float) -> None:
+        self.alone, self.beside = alone, beside
         if alone:
             load_libraries()
             gc.collect()
@@ -43,23 +45,26 @@ class Meter:
         from_the_start = "training" in ledger.cpu_seconds or "training" not in ledger.seconds
         ledger.seconds["training"] = ledger.seconds.get("training", 0.0) + time.perf_counter() - self.wall
         if self.alone and from_the_start:
-            ledger.cpu_seconds["training"] = ledger.cpu_seconds.get("training", 0.0) + time.process_time() - self.cpu
+            ledger.cpu_seconds["training"] = ledger.cpu_seconds.get("training", 0.0) + self._cpu_seconds() - self.cpu
         peak = peak_size() if self.peak_is_new else None
         if peak is not None and self.before is not None:
             found = {"peak": peak, "increase": peak - self.before}
             ledger.memory = {what: max(size, ledger.memory.get(what, 0)) for what, size in found.items()}
             self.at_pause = resident_size()
 
-    def go_on(self) -> None:
-        """Start again; what happened in between counts for nothing, nor does the memory it left behind."""
+    def go_on(self, measure_memory: bool = True) -> None:
+        """Start again; what happened in between counts for nothing, nor does the memory it left behind, or still holds."""
         now = resident_size()
         if now is not None and self.at_pause is not None and now > self.at_pause + LEFT_BEHIND:
             give_back()
-        self._set_marks()
+        self._set_marks(measure_memory)
 
-    def _set_marks(self) -> None:
-        self.peak_is_new = self.before is not None and forget_peak()
-        self.wall, self.cpu = time.perf_counter(), time.process_time()
+    def _cpu_seconds(self) -> float:
+        return time.process_time() - self.beside()
+
+    def _set_marks(self, measure_memory: bool = True) -> None:
+        self.peak_is_new = measure_memory and self.before is not None and forget_peak()
+        self.wall, self.cpu = time.perf_counter(), self._cpu_seconds()
 
 
 def trains_alone(settings: Settings) -> bool:

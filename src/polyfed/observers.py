@@ -1,29 +1,59 @@
-"""What happens beside training: progress, metrics, checkpoints. A run with a folder survives being killed at any instant."""
+"""What happens beside training: progress, metrics, checkpoints. A run with a folder survives being killed at any instant.
+
+A checkpoint is taken between two rounds and written while the next one trains. At most one is on its way; whatever ends the run
+waits for it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polyfed.beside import Beside
 from polyfed.errors import RunFolderError
 from polyfed.evaluation import Row
 from polyfed.folder import RunFolder
-from polyfed.meter import Meter, trains_alone
+from polyfed.meter import LEFT_BEHIND, Meter, trains_alone
 from polyfed.result import Result
 from polyfed.run import Observer
 from polyfed.selection import BEST_VALIDATION, BestValidation
 
 log = logging.getLogger("polyfed")
 
+OWN_CODE_AT_THE_SERVER = (
+    "opening",
+    "round",
+    "outgoing",
+    "briefing",
+    "weighting",
+    "server_step",
+    "after_round",
+    "before_evaluation",
+    "newcomer",
+    "uploads",
+)
+"""Slots whose code is given the server. Where they are empty, only the loop makes new state, and it replaces values."""
+
 if TYPE_CHECKING:
+    from polyfed.client import Kept
     from polyfed.experiment import DeliveryFor, Experiment
     from polyfed.method import Method
     from polyfed.server import Server
+
+
+@dataclasses.dataclass(frozen=True)
+class OnItsWay:
+    """A checkpoint that is being written: of which round, and what the delivery must know when it is there, or is not."""
+
+    round: int
+    changed: set[str]
+    held: Mapping[str, Kept]
 
 
 class Recorder:
@@ -37,13 +67,19 @@ class Recorder:
         if experiment.settings.selection == BEST_VALIDATION:
             self.selection = BestValidation(experiment, None if folder is None else folder.best, best)
         self.last_saved = time.monotonic()
-        self.meter = Meter(alone=trains_alone(experiment.settings))
+        self.beside = Beside()
+        self.on_its_way: OnItsWay | None = None
+        self.saved = -1
+        self.copied_bytes = 0
+        self.meter = Meter(alone=trains_alone(experiment.settings), beside=lambda: self.beside.cpu_seconds)
         self.rows: list[Row] = []
         self.rows_of_round = -1
         self.complete = -1
 
     def __call__(self, server: Server) -> None:
         self.meter.pause(self.experiment.ledger)
+        if not self.beside.busy:
+            self.conclude()
         losses = self.experiment.delivery.losses_of_round
         if server.round and losses:
             self.write(
@@ -57,19 +93,19 @@ class Recorder:
         if self.folder is not None and self.is_time(server):
             self.save()
         self.complete = server.round
-        self.meter.go_on()
+        self.meter.go_on(measure_memory=not self.beside.busy or self.copied_bytes < LEFT_BEHIND)
 
     def is_turn(self, server: Server, every: int) -> bool:
         """Whether this round is scored; the last one always is."""
         return bool(every and server.round) and (server.round % every == 0 or server.round == server.rounds)
 
     def is_time(self, server: Server) -> bool:
-        """Whether a checkpoint is due; the state before round 1 is always saved."""
+        """Whether a checkpoint is due; the state before round 1 is always saved. Seconds are no reason to wait for the one before."""
         every = server.settings.checkpoint_every
         if server.round == 0:
             return True
         if every.endswith("s"):
-            return time.monotonic() - self.last_saved >= float(every[:-1])
+            return not self.beside.busy and time.monotonic() - self.last_saved >= float(every[:-1])
         return server.round % int(every) == 0
 
     def evaluate(self) -> list[Row]:
@@ -99,24 +135,62 @@ class Recorder:
 
     def save_if_between_rounds(self) -> None:
         """After a failure: a round that was cut off must be held again from its start, so only a state between rounds is worth saving."""
-        if self.folder is None or self.experiment.server.round != self.complete:
+        self.settle()
+        if self.folder is None or self.experiment.server.round != self.complete or self.complete == self.saved:
             return
         try:
-            self.save()
+            self.save(at_once=True)
         except RunFolderError as error:
             log.warning("%s", error)
 
-    def save(self, finished: bool = False) -> None:
-        """Write a checkpoint."""
+    def settle(self) -> None:
+        """After a failure: let the checkpoint on its way arrive. That the run failed is worse than that this did too."""
+        try:
+            self.conclude()
+        except RunFolderError as error:
+            log.warning("%s", error)
+
+    def conclude(self) -> None:
+        """Wait for the checkpoint on its way; if it could not be written, that is raised here."""
+        if self.on_its_way is None:
+            return
+        self.beside.wait()
+        former, self.on_its_way = self.on_its_way, None
+        try:
+            self.beside.finish()
+        except BaseException:
+            self.experiment.delivery.changed |= former.changed
+            raise
+        self.arrived(former)
+
+    def arrived(self, checkpoint: OnItsWay) -> None:
+        """Note that a checkpoint can be gone back to."""
+        self.saved = checkpoint.round
+        self.experiment.delivery.hold("checkpoint", checkpoint.held)
+
+    def save(self, at_once: bool = False, finished: bool = False) -> None:
+        """Take a checkpoint, to be written while the next round trains, or at once."""
         assert self.folder is not None
+        self.conclude()
+        delivery = self.experiment.delivery
         snapshot = self.experiment.snapshot()
         snapshot.notes |= {"metrics_size": self.folder.metrics_size(), "finished": finished}
-        if finished and self.experiment.delivery.remote:
-            snapshot.notes["client_digests"] = self.experiment.delivery.client_digests()
+        if finished and delivery.remote:
+            snapshot.notes["client_digests"] = delivery.client_digests()
         snapshot.notes["best"] = None if self.selection is None else self.selection.notes()
-        self.folder.checkpoints.write(snapshot, self.experiment.delivery.changed, finished)
-        self.experiment.delivery.changed = set()
-        self.experiment.delivery.hold("checkpoint")
+        draft = self.folder.checkpoints.draft(snapshot, delivery.changed, finished)
+        # Where clients keep their state themselves, what is here are marks of it, small and never changed.
+        taken = OnItsWay(snapshot.round, delivery.changed, dict(snapshot.clients) if delivery.remote else {})
+        if at_once:
+            self.folder.checkpoints.put(draft)
+            delivery.changed = set()
+            self.arrived(taken)
+        else:
+            draft = draft.apart(state_is_replaced=not any(map(self.experiment.method.fills, OWN_CODE_AT_THE_SERVER)))
+            delivery.changed, self.on_its_way = set(), taken
+            delivery.hold("on its way", taken.held)
+            self.copied_bytes = draft.copied_bytes
+            self.beside.start(functools.partial(self.folder.checkpoints.put, draft))
         self.last_saved = time.monotonic()
 
 
@@ -147,10 +221,15 @@ def record(
         recorder.save_if_between_rounds()
         experiment.delivery.close()
         raise
-    rows = recorder.final_rows()
-    if folder is not None:
-        recorder.save(finished=True)
-    experiment.delivery.close()
+    try:
+        rows = recorder.final_rows()
+        if folder is not None:
+            recorder.save(at_once=True, finished=True)
+    except BaseException:
+        recorder.settle()
+        raise
+    finally:
+        experiment.delivery.close()
     return Result(experiment, rows, None if folder is None else str(folder.path))
 
 
