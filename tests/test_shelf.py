@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+from typing import Any
+
 import pytest
 import torch
 
 from polyfed.checkpoint import client_digest
 from polyfed.client import Kept
-from polyfed.simulate.shelf import Shelf
+from polyfed.experiment import Experiment
+from polyfed.run import hold_round
+from polyfed.settings import Settings
+from polyfed.simulate.shelf import ALONE_FROM, Shelf
+from polyfed.testing import TinyNet, tiny_federation
 
 
 def some_kept(seed: int) -> Kept:
@@ -53,7 +61,109 @@ def test_a_client_can_be_replaced_and_removed() -> None:
         shelf["c"]
 
 
-def test_many_small_clients_share_one_layout_and_hold_one_tensor_each() -> None:
-    shelf = Shelf({f"c{index}": some_kept(index) for index in range(50)})
-    assert len({id(packed.layout) for packed in shelf._packed.values()}) == 1
-    assert all(packed.values.untyped_storage().nbytes() < 700 for packed in shelf._packed.values())
+def test_what_was_taken_out_stays_as_it_is_when_its_row_is_used_again() -> None:
+    shelf = Shelf({f"c{index}": some_kept(index) for index in range(3)})
+    taken = shelf["c1"]
+    before = client_digest(taken)
+    for seed in range(10, 40):
+        shelf["c1"] = some_kept(seed)
+    assert client_digest(taken) == before
+    assert client_digest(shelf["c1"]) == client_digest(some_kept(39))
+    assert [client_digest(shelf[f"c{index}"]) for index in (0, 2)] == [client_digest(some_kept(index)) for index in (0, 2)]
+
+
+def test_a_large_client_is_neither_copied_when_taken_out_nor_overwritten() -> None:
+    shelf = Shelf({"c": Kept({"large": torch.zeros(ALONE_FROM)})})
+    taken, again = shelf["c"].entries["large"], shelf["c"].entries["large"]
+    assert taken.data_ptr() == again.data_ptr()
+    for value in (1.0, 2.0, 3.0):
+        shelf["c"] = Kept({"large": torch.full((ALONE_FROM,), value)})
+    assert float(taken.abs().sum()) == 0 and float(shelf["c"].entries["large"].min()) == 3
+
+
+def tensors_of(*shelves: Shelf) -> dict[int, int]:
+    """The bytes of all tensors that some shelves hold, by identity."""
+    return {id(row.chunk): row.chunk.values.nbytes for shelf in shelves for row in shelf._rows.values()}
+
+
+def test_many_small_clients_lie_in_few_tensors_that_are_hardly_larger_than_their_values() -> None:
+    kept = Kept({"mean": torch.zeros(400), "variance": torch.zeros(400)})
+    shelf = Shelf({f"c{index}": kept for index in range(2000)})
+    tensors = tensors_of(shelf)
+    assert len(tensors) < 20
+    assert sum(tensors.values()) < 1.2 * 2000 * 3200
+
+
+def test_clients_move_from_shelf_to_shelf_in_few_tensors_and_what_is_not_needed_is_given_up() -> None:
+    kept = Shelf({f"c{index}": some_kept(index) for index in range(500)})
+    largest = sum(tensors_of(kept).values())
+    for turn in range(1, 6):
+        staged = kept.beside()
+        staged.update({f"c{index}": some_kept(index + turn) for index in range(500)})
+        assert kept.take(staged, without={"c7"}) == {f"c{index}" for index in range(500) if index != 7}
+        assert client_digest(kept["c7"]) == client_digest(some_kept(7))
+        assert client_digest(kept["c8"]) == client_digest(some_kept(8 + turn))
+    del staged
+    assert sum(tensors_of(kept).values()) < 2.5 * largest
+    slab = next(iter(kept._slabs.values()))
+    assert slab.rows == 500
+    kept.clear()
+    assert slab.rows == 0 and not slab.open
+
+
+def test_a_shelf_takes_over_from_one_that_has_other_tensors() -> None:
+    kept, staged = Shelf({"a": some_kept(0)}), Shelf({"a": some_kept(1), "b": some_kept(2)})
+    kept.take(staged, without=())
+    del staged
+    assert [client_digest(kept[name]) for name in "ab"] == [client_digest(some_kept(1)), client_digest(some_kept(2))]
+
+
+def test_memory_without_entries_costs_no_tensor_a_client() -> None:
+    shelf = Shelf({f"c{index}": Kept(memory={"version": str(index)}) for index in range(300)})
+    assert sum(tensors_of(shelf).values()) == 0 and len(tensors_of(shelf)) < 20
+    assert shelf["c299"].entries == {} and shelf["c299"].memory == {"version": "299"}
+
+
+def test_clients_without_memory_do_not_share_one() -> None:
+    shelf = Shelf({"a": Kept({"x": torch.ones(1)}), "b": Kept({"x": torch.ones(1)})})
+    shelf["a"].memory["mine"] = 1
+    assert shelf["b"].memory == {}
+
+
+def test_rows_are_given_back_when_torch_is_gone_as_at_the_end_of_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = Shelf({str(index): Kept({"x": torch.ones(3)}) for index in range(20)})
+    slab = next(iter(shelf._slabs.values()))
+    with monkeypatch.context() as ending:
+        ending.setattr(torch, "_C", None)
+        shelf.clear()
+    assert slab.rows == 0 and not slab.open
+
+
+def instructions_of_a_round(clients: int) -> int:
+    """How many Python instructions a round of five clients takes, when all have trained before."""
+    federation = tiny_federation({f"c{index:04d}": 4 for index in range(clients)})
+    experiment = Experiment(Settings(method="fedbn", rounds=3, batch_size=4, clients_per_round=5), federation, model=TinyNet())
+    kept = Kept({name: experiment.bench.initial[name] for name in experiment.bench.plan.at(1).kept})
+    experiment.delivery.kept = dict.fromkeys(experiment.delivery.data, kept)
+    hold_round(experiment.method, experiment.server, experiment.delivery, experiment.carry, 1)
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        hold_round(experiment.method, experiment.server, experiment.delivery, experiment.carry, 2)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_a_round_does_nothing_for_clients_that_were_not_sampled() -> None:
+    few, many = instructions_of_a_round(30), instructions_of_a_round(2000)
+    assert few > 1000
+    assert abs(many - few) < 1000

@@ -118,7 +118,7 @@ class Experiment:
         """Go back to a snapshot."""
         self.server.round, self.server.state = snapshot.round, dict(snapshot.state)
         self.server.memory, self.server.dormant = {}, dict(snapshot.memory)
-        self.delivery.kept = dict(snapshot.clients)
+        self.delivery.kept = snapshot.clients
         self.delivery.hold("checkpoint")
         self.ledger = Ledger.from_numbers(snapshot.notes["ledger"])
 

@@ -47,7 +47,7 @@ class InProcess:
         self.infos = in_fixed_order(ClientInfo(c.id, c.domains, len(c.train)) for c in clients)
         self.place = {info.id: place for place, info in enumerate(self.infos)}
         self.kept = {}
-        self.staged = Shelf()
+        self.staged = self._kept.beside()
         self.changed: set[str] = set()
         self.losses: dict[str, float] = {}
         self.losses_of_round: dict[str, float] = {}
@@ -113,12 +113,12 @@ class InProcess:
     def commit(self, without: Mapping[str, str] | Collection[str] = ()) -> None:
         """Make what the clients kept in this round final, except for those whose reply was rejected."""
         self.changed |= self._kept.take(self.staged, without)
-        self.staged = Shelf()
+        self.staged = self._kept.beside()
         self.losses_of_round, self.losses = self.losses, {}
 
     def rollback(self) -> None:
         """Forget what the clients kept in this round."""
-        self.staged, self.losses = Shelf(), {}
+        self.staged, self.losses = self._kept.beside(), {}
 
     def state_of(self, client: str) -> Kept:
         """What a client keeps, as of the last round that succeeded."""

@@ -1,82 +1,158 @@
-"""What idle clients keep, packed: one tensor a client, so that thousands of them cost little more than their values."""
+"""What idle clients keep, packed: rows of common tensors, so that thousands of small clients cost little more than their values."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from polyfed.client import Kept
 
-Layout: TypeAlias = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
+Layout: TypeAlias = tuple[tuple[str, torch.dtype, torch.Size], ...]
 ALIGNED = 16
 """A view of another type must begin at a multiple of its size."""
+ALONE_FROM = 1 << 16
+"""A client with so many bytes has a tensor of its own: what a tensor costs beside its values is nothing to it."""
+FEWEST_ROWS, SMALLEST_ROW, LARGEST_CHUNK = 8, 256, 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """One client: the values of its entries end to end, and its memory. The layout is shared by all clients that have it."""
+class Part(NamedTuple):
+    """Where an entry lies in a row."""
 
-    layout: Layout
-    values: Tensor
-    memory: dict[str, Any]
+    name: str
+    dtype: torch.dtype
+    shape: torch.Size
+    start: int
+    end: int
+
+
+class Chunk:
+    """Some rows in one tensor, and which of them are free."""
+
+    __slots__ = ("free", "rows", "values")
+
+    def __init__(self, rows: int, size: int) -> None:
+        self.rows = rows
+        self.values = torch.empty(rows, size, dtype=torch.uint8)
+        self.free = list(reversed(range(rows)))
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether all rows are free."""
+        return len(self.free) == self.rows
+
+
+class Slab:
+    """The rows of all clients whose entries have one layout. It grows by chunks; a chunk without clients is given up."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.parts: list[Part] = []
+        self.size = self.rows = 0
+        for name, dtype, shape in layout:
+            bytes_ = shape.numel() * dtype.itemsize
+            self.parts.append(Part(name, dtype, shape, self.size, self.size + bytes_))
+            self.size += -(-bytes_ // ALIGNED) * ALIGNED
+        self.open: dict[Chunk, None] = {}
+        """Chunks with free rows; only their rows hold the others."""
+
+    def row(self, memory: dict[str, Any]) -> Row:
+        """A free row, for a client with this memory."""
+        chunk = next(reversed(self.open), None)
+        if chunk is None:
+            chunk = Chunk(self.rows_of_next_chunk(), self.size)
+            self.open[chunk] = None
+        place = chunk.free.pop()
+        if not chunk.free:
+            del self.open[chunk]
+        self.rows += 1
+        return Row(self, chunk, place, memory)
+
+    def rows_of_next_chunk(self) -> int:
+        """As many as there are, within bounds."""
+        if self.size >= ALONE_FROM:
+            return 1
+        return min(max(FEWEST_ROWS, self.rows), LARGEST_CHUNK // max(self.size, SMALLEST_ROW))
+
+    def take_back(self, chunk: Chunk, place: int) -> None:
+        """Let somebody else have a row. Rows may outlive torch when Python ends, so no tensor is asked for anything here."""
+        self.rows -= 1
+        chunk.free.append(place)
+        if chunk.is_unused:
+            self.open.pop(chunk, None)
+        else:
+            self.open[chunk] = None
+
+
+class Row:
+    """What one client keeps. Its place is free again when nobody holds this object any more."""
+
+    __slots__ = ("chunk", "memory", "place", "slab")
+
+    def __init__(self, slab: Slab, chunk: Chunk, place: int, memory: dict[str, Any]) -> None:
+        self.slab, self.chunk, self.place = slab, chunk, place
+        self.memory = memory or None
+
+    def __del__(self) -> None:
+        self.slab.take_back(self.chunk, self.place)
+
+    def write(self, entries: Mapping[str, Tensor]) -> None:
+        """Copy the values of the entries."""
+        values = self.chunk.values[self.place]
+        for part in self.slab.parts:
+            if part.end > part.start:
+                values[part.start : part.end].view(part.dtype).copy_(entries[part.name].detach().reshape(-1))
+
+    def read(self) -> Kept:
+        """The entries and the memory."""
+        values = self.chunk.values[self.place]
+        # A row that was shared out may be somebody else's tomorrow, so the values are copied; a chunk of one row is never used again.
+        values = values if self.chunk.rows == 1 else values.clone()
+        entries = {part.name: values[part.start : part.end].view(part.dtype).view(part.shape) for part in self.slab.parts}
+        return Kept(entries, {} if self.memory is None else self.memory)
 
 
 class Shelf(MutableMapping[str, Kept]):
-    """A dict of what clients keep. A Kept taken from it holds views, which nobody may change in place."""
+    """A dict of what clients keep. What is taken from it stays as it is; nobody may change its tensors in place."""
 
     def __init__(self, clients: Mapping[str, Kept] | None = None) -> None:
-        self._packed: dict[str, Packed] = {}
-        self._layouts: dict[Layout, Layout] = {}
+        self._rows: dict[str, Row] = {}
+        self._slabs: dict[Layout, Slab] = {}
         self.update(clients or {})
 
+    def beside(self) -> Shelf:
+        """An empty shelf that uses the same tensors, so that clients can move from one to the other without being copied."""
+        other = Shelf()
+        other._slabs = self._slabs
+        return other
+
     def __setitem__(self, client: str, kept: Kept) -> None:
-        found = tuple((name, value.dtype, tuple(value.shape)) for name, value in kept.entries.items())
-        layout = self._layouts.setdefault(found, found)
-        self._packed[client] = Packed(layout, _joined(kept.entries), kept.memory)
+        layout = tuple((name, value.dtype, value.shape) for name, value in kept.entries.items())
+        slab = self._slabs.get(layout)
+        if slab is None:
+            slab = self._slabs[layout] = Slab(layout)
+        row = slab.row(kept.memory)
+        row.write(kept.entries)
+        self._rows[client] = row
 
     def __getitem__(self, client: str) -> Kept:
-        held = self._packed[client]
-        return Kept(_parted(held.layout, held.values), held.memory)
+        return self._rows[client].read()
 
     def take(self, other: Shelf, without: Collection[str]) -> set[str]:
         """Take over what another shelf holds, as it lies, except for some clients; returns whose it was."""
-        moved = {client: held for client, held in other._packed.items() if client not in without}
-        self._packed |= moved
+        moved = {client: row for client, row in other._rows.items() if client not in without}
+        self._rows |= moved
         return set(moved)
 
     def __delitem__(self, client: str) -> None:
-        del self._packed[client]
+        del self._rows[client]
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._rows
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._packed)
+        return iter(self._rows)
 
     def __len__(self) -> int:
-        return len(self._packed)
-
-
-def _room(size: int) -> int:
-    return -(-size // ALIGNED) * ALIGNED
-
-
-def _joined(entries: Mapping[str, Tensor]) -> Tensor:
-    sizes = [value.numel() * value.element_size() for value in entries.values()]
-    values = torch.zeros(sum(map(_room, sizes)), dtype=torch.uint8)
-    start = 0
-    for value, size in zip(entries.values(), sizes, strict=True):
-        if size:
-            values[start : start + size].view(value.dtype).copy_(value.detach().reshape(-1))
-        start += _room(size)
-    return values
-
-
-def _parted(layout: Layout, values: Tensor) -> dict[str, Tensor]:
-    entries, start = {}, 0
-    for name, dtype, shape in layout:
-        size = torch.Size(shape).numel() * dtype.itemsize
-        entries[name] = values[start : start + size].view(dtype).view(shape)
-        start += _room(size)
-    return entries
+        return len(self._rows)
