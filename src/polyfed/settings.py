@@ -108,13 +108,10 @@ class Settings:
 
     def make_optimizer(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
         """A fresh optimizer for one client and round."""
-        import torch
+        from polyfed.optimizers import OPTIMIZERS
 
-        if self.optimizer == "sgd":
-            return torch.optim.SGD(parameters, lr=lr, momentum=self.momentum, weight_decay=self.weight_decay)
-        kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[self.optimizer]
-        made: torch.optim.Optimizer = kind(parameters, lr=lr, weight_decay=self.weight_decay)
-        return made
+        momentum = {"momentum": self.momentum} if self.optimizer == "sgd" else {}
+        return OPTIMIZERS[self.optimizer](parameters, lr=lr, weight_decay=self.weight_decay, **momentum)
 
     def sampled(self, clients: int) -> int:
         """How many of so many clients take part in a round."""

@@ -7,6 +7,7 @@ programs lie in a folder of the user's cache and are used again by later runs. T
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import shutil
@@ -77,6 +78,8 @@ class Compiled:
             raise SettingError(f"--compile on: {reason}. Install one, or use --compile off.")
         if reason:
             self.give_up(reason)
+        elif self.demanded:
+            importlib.import_module("torch._dynamo")  # a thousand modules: once here, not once in every worker process
 
     def give_up(self, reason: str) -> None:
         """Go on uncompiled, and say so once."""

@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyfed.client import Kept, Workbench
-from polyfed.conversation import TRAINING, Ask, Payload
+from polyfed.conversation import Ask, Payload
 from polyfed.data.federation import ClientData
 from polyfed.errors import ClientFailure, SettingError
 from polyfed.simulate.arena import Arena, Json, Mark, Spot, joined, parted, tensors_in
@@ -199,9 +198,6 @@ class Workers(InProcess):
             return
         if self.arena is None:
             self.arena = Arena()
-        if ask.purpose == TRAINING and not self.workers:
-            # torch imports a thousand modules with the first optimizer: once here, not once in every worker
-            self.bench.settings.make_optimizer([nn.Parameter(torch.zeros(1))], lr=0.0)
         sending = Sending(self.serial, ask, clients, {client: self.held(client) for client in clients}, self.arena)
         turn = Turn(self, sending, self.jobs(ask, clients))
         try:
