@@ -3,12 +3,15 @@
 Run: make bench      (or: benchmarks/.venv/bin/python benchmarks/bench_growth.py)
 
 Clients: fedbn with 10, 100, 1,000 and 10,000 clients that all hold local entries, 10 of them in a round. Each count runs in a process of
-its own; the timed rounds of all counts are interleaved. All clients share one small array, so that memory shows what polyfed keeps.
+its own; the timed rounds of all counts are interleaved, a few rounds a turn, in turns that go up and down the counts. What a round
+costs is its processor time: seconds on the clock also tell what else the machine does. All clients share one small array, so that
+memory shows what polyfed keeps. Growth is that of anonymous memory, from a heap without free pages: rather too much than too little.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import os
@@ -17,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +33,7 @@ from works import SIZE_WORKS, Work, build_model, chosen, federation
 COUNTS = (10, 100, 1_000, 10_000)
 A_ROUND, SAMPLES, BATCH = 10, 8, 4
 LONG_RUN = 200
+TURNS, ROUNDS_A_TURN = 30, 4
 
 
 def growth_work(clients: int, quick: bool) -> Work:
@@ -43,13 +48,26 @@ def resident() -> int:
     return processes.resident_bytes([os.getpid()])
 
 
-def local_bytes(kept: dict[str, Any]) -> int:
+def anonymous() -> int:
+    """The memory of this process after a collection that is not a file's: how much of its libraries is resident is the kernel's choice."""
+    gc.collect()
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon:"))
+    return int(line.split()[1]) * 1024
+
+
+def give_back_free_pages() -> None:
+    """Return what is free to the kernel: what is resident already would be used first, and growth would look smaller than it is."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def local_bytes(kept: Mapping[str, Any]) -> int:
     """The size of the entries that clients keep."""
     return sum(value.numel() * value.element_size() for one in kept.values() for value in one.entries.values())
 
 
-def one_count(clients: int, rounds: int, quick: bool) -> None:
-    """In a process of its own: let every client train once, measure memory, then run rounds of ten when told."""
+def one_count(clients: int, turns: int, quick: bool) -> None:
+    """In a process of its own: let every client train once, measure memory, then run turns of rounds of ten when told."""
     from dataclasses import replace
 
     import torch
@@ -63,21 +81,25 @@ def one_count(clients: int, rounds: int, quick: bool) -> None:
     everybody = Experiment(settings_for(replace(work, a_round=clients), 1, local_steps=1), data, "fedbn", model)
     warmed_up = federation(growth_work(2, quick))
     Experiment(settings_for(growth_work(2, quick), 1, local_steps=1), warmed_up, "fedbn", build_model(work)).train()
-    before = resident()
+    give_back_free_pages()
+    before = anonymous()
     everybody.train()
-    after = resident()
+    grown = anonymous() - before
     snapshot = everybody.snapshot()
-    print(json.dumps({"grown": after - before, "local": local_bytes(dict(snapshot.clients)), "resident": after}), flush=True)
-    sampled = Experiment(settings_for(work, 1 + rounds), data, "fedbn", model)
+    print(json.dumps({"grown": grown, "local": local_bytes(snapshot.clients), "resident": resident()}), flush=True)
+    sampled = Experiment(settings_for(work, snapshot.round + turns * ROUNDS_A_TURN), data, "fedbn", model)
     sampled.restore(snapshot)
-    clock = {"started": 0.0}
+    clock = {"seconds": 0.0, "processor": 0.0}
 
     def begin() -> None:
         sys.stdin.readline()
-        clock["started"] = time.perf_counter()
+        clock.update(seconds=time.perf_counter(), processor=time.process_time())
 
     def wait(server: Any) -> None:
-        print(json.dumps({"seconds": time.perf_counter() - clock["started"]}), flush=True)
+        if (server.round - snapshot.round) % ROUNDS_A_TURN:
+            return
+        spent = {"seconds": time.perf_counter() - clock["seconds"], "processor": time.process_time() - clock["processor"]}
+        print(json.dumps({name: value / ROUNDS_A_TURN for name, value in spent.items()}), flush=True)
         if server.round < server.rounds:
             begin()
 
@@ -85,25 +107,27 @@ def one_count(clients: int, rounds: int, quick: bool) -> None:
     sampled.train([wait])
 
 
-def by_clients(counts: tuple[int, ...], repeats: int, quick: bool, say: Any) -> dict[str, Any]:
-    """Rounds of ten clients with so many in the federation, interleaved."""
+def by_clients(counts: tuple[int, ...], turns: int, quick: bool, say: Any) -> dict[str, Any]:
+    """Rounds of ten clients with so many in the federation, interleaved; the first turn only warms up."""
     found: dict[str, Any] = {}
     running: dict[int, subprocess.Popen[str]] = {}
     try:
         for count in counts:
-            command = [sys.executable, __file__, "--one-count", str(count), "--repeats", str(repeats + 1)] + ["--quick"] * quick
+            command = [sys.executable, __file__, "--one-count", str(count), "--repeats", str(turns + 1)] + ["--quick"] * quick
             running[count] = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(1, Path(tempfile.gettempdir()))
             )
-            found[str(count)] = answer(running[count]) | {"rounds": []}
+            found[str(count)] = answer(running[count]) | {"rounds": [], "processor": []}
             say(f"growth: {count} clients prepared: {found[str(count)]}")
-        for repeat in range(repeats + 1):
-            for count, process in running.items():
-                assert process.stdin is not None
-                print("go", file=process.stdin, flush=True)
-                seconds = answer(process)["seconds"]
-                if repeat:
-                    found[str(count)]["rounds"].append(seconds)
+        for turn in range(turns + 1):
+            for count in counts if turn % 2 else reversed(counts):
+                stdin = running[count].stdin
+                assert stdin is not None
+                print("go", file=stdin, flush=True)
+                spent = answer(running[count])
+                if turn:
+                    found[str(count)]["rounds"].append(spent["seconds"])
+                    found[str(count)]["processor"].append(spent["processor"])
     finally:
         for process in running.values():
             process.communicate(timeout=60)
@@ -154,7 +178,8 @@ def main() -> None:
     repeats = 1 if options.quick else options.repeats
     parts = options.parts.split(",")
     if "clients" in parts:
-        found = by_clients((10, 30) if options.quick else COUNTS, repeats, options.quick, report)
+        turns = 1 if options.quick else max(repeats, TURNS)
+        found = by_clients((10, 30) if options.quick else COUNTS, turns, options.quick, report)
         put(options.out, "growth", "clients", {"counts": found, "quick": options.quick}, sys.argv)
     if "rounds" in parts:
         put(options.out, "growth", "rounds", long_run(20 if options.quick else LONG_RUN, options.quick), sys.argv)

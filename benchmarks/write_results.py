@@ -149,7 +149,7 @@ def growth_targets(growth: Mapping[str, Any]) -> Iterator[Target]:
     if "clients" in growth:
         counts = growth["clients"]["counts"]
         least, most = min(counts, key=int), max(counts, key=int)
-        times = [a / b for a, b in zip(counts[most]["rounds"], counts[least]["rounds"], strict=True)]
+        times = [a / b for a, b in zip(cost_of_rounds(counts[most]), cost_of_rounds(counts[least]), strict=True)]
         words = f"a round does not cost more with {int(most):,} clients than with {int(least):,} (median ratio at most 1.05)"
         yield at_most(words, times, 1.05)
         grown = counts[most]["grown"] / counts[most]["local"]
@@ -162,16 +162,24 @@ def growth_targets(growth: Mapping[str, Any]) -> Iterator[Target]:
         yield Target(words, f"{change / MEGABYTE:+.2f} MB", change < FLAT)
 
 
+def cost_of_rounds(facts: Mapping[str, Any]) -> Sequence[float]:
+    """Processor seconds of rounds; where those were not taken, seconds on the clock."""
+    found: Sequence[float] = facts.get("processor", facts["rounds"])
+    return found
+
+
 def growth_tables(everything: Mapping[str, Any]) -> Iterator[str]:
     """Clients and model sizes."""
     growth, sizes = everything.get("growth", {}), everything.get("sizes", {})
     if "clients" in growth:
         yield "## (e) Growth with the number of clients: fedbn, 10 a round, two steps of batch 4"
         yield ""
-        yield "| clients | seconds a round: median (quartiles) | memory grown when all hold local entries | their local entries |\n|---|---|---|---|"
+        yield "| clients | seconds a round: median (quartiles) | processor seconds a round | memory grown when all hold local entries | their local entries |"
+        yield "|---|---|---|---|---|"
         for count, facts in growth["clients"]["counts"].items():
             grown, local = facts["grown"] / MEGABYTE, facts["local"] / MEGABYTE
-            yield f"| {int(count):,} | {with_spread(facts['rounds'], 4)} | {grown:.2f} MB | {local:.2f} MB |"
+            processor = with_spread(facts["processor"], 4) if "processor" in facts else "not measured"
+            yield f"| {int(count):,} | {with_spread(facts['rounds'], 4)} | {processor} | {grown:.2f} MB | {local:.2f} MB |"
         yield from ("", provenance(growth["clients"]), "")
     if sizes:
         yield "## (e) Growth with the size of the model: 4 clients, one step of 2 samples, so that moving the state dominates"
@@ -222,7 +230,7 @@ def document(everything: Mapping[str, Any]) -> str:
     for letter, work in speed.items():
         rounds = f"{work['repeats']} turns of {work['rounds_a_turn']} round{'s' * (work['rounds_a_turn'] > 1)} each"
         lines += [f"## ({letter}) {work['title']}", "", *speed_table(work), "", f"{rounds}. {provenance(work)}", ""]
-    lines += [*growth_tables(everything), *HOW]
+    lines += [*growth_tables(everything), *HOW, *waking(speed), ""]
     return "\n".join([*lines, *profiles()]).rstrip() + "\n"
 
 
@@ -230,7 +238,7 @@ HOW = (
     "## How it was measured",
     "",
     "* Each contender is a process of its own with one thread unless it says otherwise; it prepares once and runs a round when told.",
-    "  Turns are interleaved (A B C ... A B C ...), one contender at a time; the process trees of the others are stopped meanwhile.",
+    "  Turns are interleaved (A B C ... A B C ...), one contender at a time.",
     "* The same work: model and initial values, arrays, batch sizes, number of steps, shuffling, preparation of batches, SGD, mean weighted by samples.",
     "  Nobody evaluates, nobody writes checkpoints. A ratio is taken turn by turn, then the median and quartiles of the ratios.",
     "* pfl-research is stepped by a callback at the end of an iteration, Flower by its `evaluate_fn`, polyfed by an observer.",
@@ -238,18 +246,26 @@ HOW = (
     "  Flower's server looks for replies every 0.1 s and its actors keep model and data resident here, which its examples do not; Flower picks clients at random.",
     "* Time to the first finished round counts from the start of the process: imports, data, preparation, for compiled contenders also compiling, with an empty cache.",
     "* Peak memory is the sum of the resident memory of the process tree, looked at four times a second in the rounds before those that count (looking costs time) and after each round; shared pages count once for each process.",
-    "",
 )
 
 
+def waking(speed: Mapping[str, Any]) -> Iterator[str]:
+    """What stopping contenders between their turns does to short turns."""
+    yield "* Between their turns contenders are stopped, with all their processes (SIGSTOP), so that nobody's polling or spinning threads cost anybody else time."
+    reason = "  Processes wake slowly from that, so short turns suffer"
+    rounds = {letter: work["rounds_a_turn"] for letter, work in speed.items() if work["rounds_a_turn"] > 1}
+    told = ", ".join(f"a turn of ({letter}) has {count} rounds" for letter, count in rounds.items())
+    yield f"{reason}{f'; that is why {told}, of which the mean counts' if told else ''}."
+
+
 def profiles() -> Iterator[str]:
-    """The profiles beside the results, with their first paragraph."""
+    """The profiles beside the results: where each comes from, and what it says in words."""
     found = sorted(PROFILES.glob("*.txt"))
     if found:
-        yield from ("## Profiles", "")
+        yield from ("## Profiles", "", "Where the time of a round goes; the tables are in the files.", "")
     for path in found:
-        paragraph = path.read_text().split("\n\n", 1)[0].replace("\n", " ")
-        yield f"* [{path.name}](profiles/{path.name}): {paragraph}"
+        origin, said, *_ = path.read_text().split("\n\n")
+        yield f"* [{path.name}](profiles/{path.name}): {said} `{origin}`"
 
 
 def main() -> None:

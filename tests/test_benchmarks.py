@@ -214,3 +214,103 @@ def test_the_text_is_rebuilt_from_the_data_file(tmp_path: Path, monkeypatch: pyt
     write.main()
     assert text.read_text() == write.document(json.loads(data.read_text()))
     assert "## (a) A" in text.read_text()
+
+
+class Event:
+    """An operator as torch's profiler tells it."""
+
+    def __init__(self, name: str, microseconds: float, parent: Event | None = None) -> None:
+        self.name, self.self_cpu_time_total, self.cpu_parent = name, microseconds, parent
+
+
+def test_operators_count_with_what_they_are_part_of() -> None:
+    module = load("profile_round")
+    step = Event("Optimizer.step#SGD.step", 50_000)
+    backward = Event("autograd::engine::evaluate_function: ConvolutionBackward0", 0)
+    events = [
+        step,
+        Event("aten::add_", 50_000, step),
+        backward,
+        Event("aten::convolution_backward", 300_000, backward),
+        Event("aten::empty", 100_000, backward),
+        Event("aten::native_batch_norm", 200_000),
+        Event("aten::addmm", 60_000),
+        Event("aten::max_pool2d", 40_000),
+        Event("aten::copy_", 100_000),
+    ]
+    shares = module.by_operator(events, 1.0)
+    assert shares == pytest.approx(
+        {
+            "the optimizer": 0.1,
+            "convolution": 0.4,
+            "batch norm": 0.2,
+            "linear layers": 0.06,
+            "pooling, activation and loss": 0.04,
+            module.OTHER: 0.1,
+            module.PYTHON: 0.1,
+        }
+    )
+    owners = dict.fromkeys((module.WAITING, module.TORCH, module.REST), 0.0) | {module.POLYFED: 0.04, module.TORCH_PYTHON: 0.06}
+    watch = module.Watch(2, operators=True)
+    watch.seconds["plain"], watch.own = 3.0, 2.0
+    text = module.words("Work (a), polyfed", watch, shares, owners)
+    assert text.startswith(
+        "Work (a), polyfed: 1.50 s a round, 1.00 s of processor time. The network's arithmetic takes 70% of the time, the optimizer 10%."
+    )
+    assert "By kind: 40% convolution, 20% batch norm" in text and "at most 4.0% polyfed's own" in text
+
+
+def test_a_function_of_python_counts_for_whoever_called_it() -> None:
+    module = load("profile_round")
+    ours, theirs = ((sys.modules[kind.__module__].__file__, 1, "f") for kind in (Experiment, torch.nn.Module))
+    statistics = type("Statistics", (), {})()
+    statistics.stats = {
+        ours: (1, 1, 1.0, 9.0, {}),
+        theirs: (1, 1, 2.0, 2.0, {ours: (1, 1, 2.0, 2.0)}),
+        ("~", 0, "<built-in method torch.conv2d>"): (1, 1, 4.0, 4.0, {theirs: (1, 1, 4.0, 4.0)}),
+        ("~", 0, "<built-in method builtins.len>"): (2, 2, 1.0, 1.0, {ours: (1, 1, 0.75, 0.75), theirs: (1, 1, 0.25, 0.25)}),
+        ("~", 0, "<method 'poll' of 'select.poll' objects>"): (1, 1, 2.0, 2.0, {ours: (1, 1, 2.0, 2.0)}),
+    }
+    wanted = {module.WAITING: 0.2, module.TORCH: 0.4, module.POLYFED: 0.175, module.TORCH_PYTHON: 0.225, module.REST: 0.0}
+    assert module.by_owner(statistics) == pytest.approx(wanted)
+
+
+def test_profiles_say_what_they_found_and_the_page_quotes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, write = load("profile_round"), load("write_results")
+    only = "a-polyfed,a-fused,a-workers"
+    # what is found with the command's allocator settings is not at stake here, and they would stay for all other tests
+    monkeypatch.setattr(module, "keep_freed_pages", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["profile_round.py", "--quick", "--only", only, "--out", str(tmp_path)])
+    threads = torch.get_num_threads()
+    try:
+        module.main()
+    finally:
+        torch.set_num_threads(threads)
+    monkeypatch.setattr(write, "PROFILES", tmp_path)
+    page = write.document(example())
+    for name in only.split(","):
+        origin, said, *tables = (tmp_path / f"{name}.txt").read_text().split("\n\n")
+        assert origin.startswith(f"benchmarks/profile_round.py --quick --only {only}, commit ")
+        assert str(tmp_path) not in origin
+        assert f"[{name}.txt](profiles/{name}.txt): {said} `{origin}`" in page
+        shares = [float(line.split("%")[0]) for line in tables[0].splitlines()]
+        assert sum(shares) == pytest.approx(100, abs=0.5)
+        assert "waits for its workers" in said if name == "a-workers" else "% convolution" in said
+
+
+def test_every_profile_of_the_issue_is_taken_and_its_steps_are_whole() -> None:
+    module, works = load("profile_round"), load("works")
+    wanted = {"a-polyfed", "b-polyfed", "c-polyfed", "d-polyfed", "a-fused", "c-fused", "a-workers"}
+    assert {case.name for case in module.CASES} == wanted
+    for case in module.CASES:
+        cut, whole = case.work(quick=False), works.chosen(case.letter)
+        assert (cut.model, cut.batch, cut.size) == (whole.model, whole.batch, whole.size)
+        assert cut.samples % cut.batch == 0 or cut.samples == whole.samples
+
+
+def test_the_page_says_why_turns_have_several_rounds() -> None:
+    data = example()
+    data["speed"]["a"]["rounds_a_turn"] = 8
+    text = load("write_results").document(data)
+    assert "(SIGSTOP)" in text
+    assert "so short turns suffer; that is why a turn of (a) has 8 rounds, of which the mean counts." in text
