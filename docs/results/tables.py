@@ -18,7 +18,9 @@ from typing import Any
 from polyfed.data.federation import data_sets
 from polyfed.method import parse
 from polyfed.recipes import read
-from polyfed.report.gather import DEFAULTS, INCIDENTAL, MEAN, WORST, Run, read_run
+from polyfed.report import costs as report_costs
+from polyfed.report.gather import DEFAULTS, INCIDENTAL, MEAN, WORST, Contestant, Run, read_run
+from polyfed.report.sections import declared_leaves, spent_by
 from polyfed.text import read_call
 
 HERE = Path(__file__).parent
@@ -72,20 +74,22 @@ def progress(rows: Sequence[Row]) -> list[str]:
 
 
 def costs(rows: Sequence[Row]) -> list[str]:
-    """Traffic and time of training, by client and round."""
-    lines = _head(["method", "MB up", "MB down", "beyond model entries, bytes up", "minutes a run"])
-    for row in rows:
-        if not row.runs:
-            continue
-        run = row.runs[0]
+    """Traffic by client and round, and cost and privacy beside the table's own FedAvg; the columns are those of the report."""
+    contestants = [Contestant(row.label, measured(row.runs)) for row in rows if row.runs]
+    reference = next((spent_by(one) for one in contestants if one.first.method == report_costs.REFERENCE), None)
+    lines = _head(["method", "MB up", "MB down", *report_costs.HEADS])
+    for one in contestants:
+        run = one.first
         turns = run.rounds * int(run.settings["clients_per_round"] or run.document["data"]["clients"])
-        up, down = run.bytes("up", "training"), run.bytes("down", "training")
-        minutes = statistics.fmean(sum(run.ledger["seconds"].values()) for run in row.runs) / 60
-        extra = up.get("extra", 0) / turns
-        lines.append(
-            _line([row.label, *(f"{sum(way.values()) / turns / 1e6:.2f}" for way in (up, down)), f"{extra:.0f}", f"{minutes:.0f}"])
-        )
+        traffic = [f"{sum(run.bytes(way, 'training').values()) / turns / 1e6:.2f}" for way in ("up", "down")]
+        own = report_costs.beside(one.label, *declared_leaves(run), spent_by(one), reference)
+        lines.append(_line([one.label, *traffic, *report_costs.cells(own)]))
     return lines
+
+
+def measured(runs: Sequence[Run]) -> Sequence[Run]:
+    """The runs whose processor time was measured; all, where it was in none."""
+    return [run for run in runs if run.ledger.get("cpu_seconds")] or runs
 
 
 def origins(rows: Sequence[Row]) -> list[str]:
