@@ -29,8 +29,36 @@ SMALL = Settings(
     load=(str(METHODS_FILE),),
     checkpoint_every="1",
 )
+METHODS = (
+    "fedavg",
+    "fedbn",
+    "fedprox(mu=0.1)",
+    "silobn",
+    "local",
+    "fedavg + group_norm",
+    "fedavg + layer_norm",
+    "fedavg + instance_norm",
+    "fedavg + no_norm",
+    "fedavg + agc(clip=0.01)",
+    "fedavgm",
+    'fedavg + momentum(keep="local")',
+    'fedavg + momentum(keep="global")',
+    "fedwon",
+    "fixbn",
+    "fedstein",
+    "gperxan",
+    "hfedf",
+    "fedtan",
+    "elcfs",
+)
+"""Those of the core and the seed papers; several exchanges a round (fedtan), an opening (elcfs) and a hypernetwork (hfedf) among them."""
 RUN_LIMIT = 400.0
 EXECUTOR = ("python", "-m", "polyfed.flower.executor")
+
+
+def settings_for(method: str) -> Settings:
+    """The small settings with a method."""
+    return dataclasses.replace(SMALL, method=method, momentum=0.9 if "momentum(" in method else 0.0)
 
 
 @dataclass

@@ -15,27 +15,11 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed
 pytest.importorskip("cryptography", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
 from flower_harness import LINK, Trial
-from flower_runs import EXECUTOR, NODES, SMALL, Site, digest_in, in_process, waits_for
-from polyfed.settings import Settings
+from flower_runs import EXECUTOR, METHODS, NODES, Site, digest_in, in_process, settings_for, waits_for
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
 
-METHODS = [
-    "fedprox(mu=0.1)",
-    "silobn",
-    "local",
-    "fedavg + group_norm",
-    "fedavg + agc(clip=0.01)",
-    "fedavgm",
-    'fedavg + momentum(keep="local")',
-    'fedavg + momentum(keep="global")',
-    "fixbn",
-    "fedstein",
-    "gperxan",
-    "hfedf",
-    "fedtan",
-    "elcfs",
-]
+IN_THE_SHORT_TESTS = ("fedavg", "fedbn")
 FAULTS = {
     "nan": "not finite",
     "shape": "has the shape",
@@ -44,39 +28,42 @@ FAULTS = {
     "failure": "disk on fire",
 }
 LONG = 900.0
+WARM, FLOWERS_OWN = "executor", "superexec"
+"""What runs ClientApps: our warm executor, or Flower's own, which is slow. Where it makes no difference, the warm one does."""
+with_the_warm_executor = pytest.mark.parametrize("site", [WARM], indirect=True)
+with_both = pytest.mark.parametrize("site", [WARM, FLOWERS_OWN], indirect=True)
 
 
-@pytest.fixture(scope="module", params=["executor", "superexec"])
+@pytest.fixture(scope="module")
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """Nodes with the warm executor, and nodes as Flower starts them (fewer tests: they are slow)."""
+    """Three nodes with a domain each."""
     folder = tmp_path_factory.mktemp("flower")
     configs = [f'domain="{name}" state="{folder / "state" / name}"' for name in NODES]
-    with Trial(folder, configs, executor=EXECUTOR if request.param == "executor" else ()) as trial:
+    with Trial(folder, configs, executor=EXECUTOR if request.param == WARM else ()) as trial:
         yield Site(trial, folder)
 
 
-def only_warm(site: Site) -> None:
-    if not site.trial.executor:
-        pytest.skip("done with the warm executor; what runs ClientApps makes no difference here")
-
-
-def settings_for(method: str) -> Settings:
-    return dataclasses.replace(SMALL, method=method, momentum=0.9 if "momentum(" in method else 0.0)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_over_real_processes_all_weights_are_those_of_the_run_in_process(site: Site, method: str) -> None:
-    if method != "silobn":
-        only_warm(site)
+def same_weights(site: Site, method: str) -> None:
     settings = settings_for(method)
     ended = site.trial.ended(site.submit(settings), LONG)
     assert ended.status == "finished:completed", ended.log
     assert digest_in(ended.log) == in_process(settings).digest
 
 
+@with_the_warm_executor
+@pytest.mark.parametrize("method", [method for method in METHODS if method not in IN_THE_SHORT_TESTS])
+def test_over_real_processes_all_weights_are_those_of_the_run_in_process(site: Site, method: str) -> None:
+    same_weights(site, method)
+
+
+@pytest.mark.parametrize("site", [FLOWERS_OWN], indirect=True)
+def test_with_flowers_own_executor_all_weights_are_those_of_the_run_in_process(site: Site) -> None:
+    same_weights(site, "silobn")
+
+
+@with_the_warm_executor
 @pytest.mark.parametrize("what", FAULTS)
 def test_a_node_that_sends_what_it_should_not_is_left_out_by_name(site: Site, what: str) -> None:
-    only_warm(site)
     settings = settings_for(f'fedbn + faulty(client="{NODES[0]}", what="{what}")')
     ended = site.run(settings)
     assert ended.status == "finished:completed", ended.log
@@ -84,8 +71,8 @@ def test_a_node_that_sends_what_it_should_not_is_left_out_by_name(site: Site, wh
     assert digest_in(ended.log) == in_process(settings_for("fedbn"), lost={(2, NODES[0])}).digest
 
 
+@with_the_warm_executor
 def test_a_node_that_never_answers_is_left_out_by_name(site: Site) -> None:
-    only_warm(site)
     busy = site.folder / "asleep"
     settings = settings_for(f'fedbn + napping(client="{NODES[0]}", file="{busy}", seconds=70.0)')
     ended = site.run(settings, "timeout=60.0")
@@ -94,6 +81,7 @@ def test_a_node_that_never_answers_is_left_out_by_name(site: Site) -> None:
     assert digest_in(ended.log) == in_process(settings_for("fedbn"), lost={(2, NODES[0])}).digest
 
 
+@with_both
 def test_a_server_stopped_in_mid_round_and_started_again_ends_with_the_same_digest(site: Site) -> None:
     out, busy = site.folder / "stopped", site.folder / "stop-now"
     settings = settings_for(f'fedbn + napping(client="{NODES[2]}", file="{busy}", seconds=20.0)')
@@ -109,6 +97,7 @@ def test_a_server_stopped_in_mid_round_and_started_again_ends_with_the_same_dige
     assert digest_in(ended.log) == in_process(settings_for("fedbn")).digest
 
 
+@with_both
 def test_a_node_killed_in_mid_round_and_started_again_ends_with_the_same_digest(site: Site) -> None:
     """The round needs everybody: it is repeated when the node is back, which goes on with what it kept on its disk."""
     busy = site.folder / "kill-now"

@@ -16,6 +16,7 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed
 from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
 
 from flower_fakes import TINY, FakeGrid, Meddler, over, tiny_data, virtual_nodes
+from flower_runs import METHODS
 from polyfed.conversation import Ask, Payload
 from polyfed.errors import DataError, NotFinite, SettingError, TooFewReplies
 from polyfed.experiment import Experiment
@@ -28,23 +29,6 @@ from polyfed.result import Result
 from polyfed.settings import Settings
 
 SMALL = Settings(data=TINY, rounds=2, batch_size=4, local_steps=3, checkpoint_every="1")
-METHODS = [
-    "fedavg",
-    "fedprox(mu=0.1)",
-    "fedbn",
-    "silobn",
-    "local",
-    "fedavg + group_norm",
-    "fedavg + agc(clip=0.01)",
-    "fedavgm",
-    'fedavg + momentum(keep="local")',
-    "fixbn",
-    "fedstein",
-    "gperxan",
-    "hfedf",
-    "fedtan",
-    "elcfs",
-]
 
 
 @pytest.fixture(autouse=True)
