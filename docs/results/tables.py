@@ -66,7 +66,8 @@ def accuracy(rows: Sequence[Row]) -> list[str]:
 def progress(rows: Sequence[Row]) -> list[str]:
     """Means over domains by round."""
     view = "unseen" if any(run.tables["unseen"] for row in rows for run in row.runs) else "seen"
-    rounds = sorted(set.intersection(*(set(run.tables[view]) for row in rows for run in row.runs)))
+    evaluated = [set(run.tables[view]) for row in rows for run in row.runs]
+    rounds = sorted(set.intersection(*evaluated)) if evaluated else []
     return [
         *_head(["method", *(f"round {number}" for number in rounds)]),
         *(_line([row.label, *(row.value(view, MEAN, number) for number in rounds)]) for row in rows),
