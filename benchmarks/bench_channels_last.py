@@ -11,6 +11,7 @@ import time
 import torch
 from torch import nn
 from works import CLASSES, build_model, chosen
+from write_results import with_spread
 
 WORKS = ("a", "b", "d")
 TURNS, STEPS = 9, {"a": 20, "b": 2, "d": 1}
@@ -46,9 +47,8 @@ def main() -> None:
                 if turn:
                     seconds[name].append(value)
         ratios = [last / first for first, last in zip(*seconds.values(), strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
         medians = " | ".join(f"{statistics.median(values):.4f}" for values in seconds.values())
-        print(f"| ({letter}) | {medians} | {middle:.2f} ({low:.2f} to {high:.2f}) |", flush=True)
+        print(f"| ({letter}) | {medians} | {with_spread(ratios)} |", flush=True)
 
 
 if __name__ == "__main__":

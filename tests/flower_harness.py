@@ -133,6 +133,22 @@ def executor_name(node: str) -> str:
     return f"{node}-executor"
 
 
+def logged_process(name: str, command: Sequence[str], log_file: Path, environment: Mapping[str, str], folder: Path) -> Process:
+    """Start a process in a folder; what it says goes to the end of a log file."""
+    with log_file.open("ab") as log:
+        log_start = log.tell()
+        handle = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            cwd=folder,
+            start_new_session=True,
+        )
+    return Process(name, handle, log_file, log_start)
+
+
 def end(process: Process) -> None:
     """Kill a process and its group."""
     with contextlib.suppress(ProcessLookupError):
@@ -270,18 +286,8 @@ class Trial:
     def start(self, name: str, command: Sequence[str], home: Path) -> Process:
         log_file = self.folder / "logs" / f"{name}.log"
         log_file.parent.mkdir(parents=True, exist_ok=True)
-        with log_file.open("ab") as log:
-            log_start = log.tell()
-            handle = subprocess.Popen(
-                [str(PROGRAMS / command[0]), *command[1:]],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env=self.variables(home),
-                cwd=home,
-                start_new_session=True,
-            )
-        self.processes[name] = Process(name, handle, log_file, log_start)
+        program = [str(PROGRAMS / command[0]), *command[1:]]
+        self.processes[name] = logged_process(name, program, log_file, self.variables(home), home)
         return self.processes[name]
 
     def home(self, name: str) -> Path:

@@ -56,9 +56,9 @@ RUN_LIMIT = 400.0
 EXECUTOR = ("python", "-m", "polyfed.flower.executor")
 
 
-def settings_for(method: str) -> Settings:
-    """The small settings with a method."""
-    return dataclasses.replace(SMALL, method=method, momentum=0.9 if "momentum(" in method else 0.0)
+def settings_for(method: str, others: Settings = SMALL) -> Settings:
+    """Small settings with a method."""
+    return dataclasses.replace(others, method=method, momentum=0.9 if "momentum(" in method else 0.0)
 
 
 @dataclass

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
-from flower_harness import PROGRAMS, Process, end
+from flower_harness import PROGRAMS, Process, end, logged_process
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
 
@@ -59,18 +59,8 @@ class Terminals:
     @contextmanager
     def left_running(self, name: str, text: str, until: str) -> Iterator[Process]:
         """Type something that goes on; leaves the ``with`` block with its end."""
-        log = self.folder / f"{name}.log"
-        with log.open("wb") as output:
-            handle = subprocess.Popen(
-                ["bash", "-ec", self.first_lines + text],
-                cwd=self.folder,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        process = Process(name, handle, log)
+        shell = ["bash", "-ec", self.first_lines + text]
+        process = logged_process(name, shell, self.folder / f"{name}.log", self.environment, self.folder)
         try:
             process.wait_for(until, 90.0)
             yield process

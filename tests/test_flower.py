@@ -14,7 +14,7 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed
 pytest.importorskip("cryptography", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
 from flower_harness import Trial
-from flower_runs import EXECUTOR, METHODS_FILE, NODES, SMALL, Site, digest_in, in_process, waits_for
+from flower_runs import EXECUTOR, METHODS_FILE, NODES, Site, digest_in, in_process, settings_for, waits_for
 
 pytestmark = pytest.mark.flower
 
@@ -28,7 +28,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbn", "talkative"])
 def test_over_real_processes_all_weights_are_those_of_the_run_in_process(site: Site, method: str) -> None:
-    settings = dataclasses.replace(SMALL, method=method)
+    settings = settings_for(method)
     ended = site.run(settings)
     assert ended.status == "finished:completed", ended.log
     assert digest_in(ended.log) == in_process(settings).digest
@@ -37,7 +37,7 @@ def test_over_real_processes_all_weights_are_those_of_the_run_in_process(site: S
 def test_a_node_killed_in_mid_round_is_left_out_by_name_and_the_run_goes_on(site: Site) -> None:
     """The last test of this file: the node does not come back."""
     victim, busy = NODES[1], site.folder / "busy"
-    settings = dataclasses.replace(SMALL, method=f'fedbn + napping(client="{victim}", file="{busy}")')
+    settings = settings_for(f'fedbn + napping(client="{victim}", file="{busy}")')
     run = site.submit(settings, "patience=0.0")
     waits_for(busy, run)
     site.trial.kill_node(2)

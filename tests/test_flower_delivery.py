@@ -16,7 +16,7 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed
 from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
 
 from flower_fakes import TINY, FakeGrid, Meddler, over, tiny_data, virtual_nodes
-from flower_runs import METHODS
+from flower_runs import METHODS, settings_for
 from polyfed.conversation import Ask, Payload
 from polyfed.errors import DataError, NotFinite, SettingError, TooFewReplies
 from polyfed.experiment import Experiment
@@ -57,7 +57,7 @@ def of(grid: FakeGrid, client: str) -> int:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_over_the_grid_all_weights_are_those_of_the_run_in_process(method: str, tmp_path: Path) -> None:
-    settings = dataclasses.replace(SMALL, method=method, momentum=0.9 if "momentum(" in method else 0.0)
+    settings = settings_for(method, SMALL)
     expected = in_process(settings)
     found = record(over(grid_for(settings, tmp_path), settings), None)
     assert found.digest == expected.digest

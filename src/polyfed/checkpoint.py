@@ -141,13 +141,21 @@ def own(tree: Any) -> Any:
     return plain(tree)
 
 
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """Every tensor of a tree."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from tensors_in(value)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from tensors_in(value)
+
+
 def size(tree: Any) -> int:
     """Bytes of all tensors of a tree."""
-    if isinstance(tree, Tensor):
-        return tree.nbytes
-    if isinstance(tree, Mapping):
-        return sum(map(size, tree.values()))
-    return sum(map(size, tree)) if isinstance(tree, list | tuple) else 0
+    return sum(value.nbytes for value in tensors_in(tree))
 
 
 def own_kept(kept: Kept) -> Kept:

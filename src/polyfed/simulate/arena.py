@@ -10,7 +10,7 @@ import math
 import mmap
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -106,15 +106,3 @@ def joined(json_tree: Json, tensor: Callable[[str, int], Tensor]) -> Any:
     if kind == "tuple":
         return tuple(joined(value, tensor) for value in inner)
     return tensor(kind, inner)
-
-
-def tensors_in(tree: Any) -> Iterator[Tensor]:
-    """Every tensor of a tree."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from tensors_in(value)
-    elif isinstance(tree, list | tuple):
-        for value in tree:
-            yield from tensors_in(value)

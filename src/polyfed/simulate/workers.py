@@ -18,11 +18,12 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from polyfed.checkpoint import tensors_in
 from polyfed.client import Kept, Workbench
 from polyfed.conversation import Ask, Payload
 from polyfed.data.federation import ClientData
 from polyfed.errors import ClientFailure, SettingError
-from polyfed.simulate.arena import Arena, Json, Mark, Spot, joined, parted, tensors_in
+from polyfed.simulate.arena import Arena, Json, Mark, Spot, joined, parted
 from polyfed.simulate.in_process import InProcess, Outcome
 from polyfed.simulate.worker import Worker, failure, show
 
