@@ -5,6 +5,8 @@ DEMO       = compare digits-mini --methods "local; fedavg; fedprox; silobn; fedb
 DEMO_QUICK = compare digits-mini --methods "fedavg; fedbn" --rounds 1
 RIVALS     = 'pfl[pytorch]==0.6.0' 'flwr[simulation]==1.41.0'
 LEFT_OUT   = slow or flower or network
+# Those that need Flower but no processes of it are in `make test` too, and skipped there where it is not installed, as in CI.
+FLOWER     = tests/test_flower*.py tests/test_deploy.py
 WORKERS    = 2
 
 SHELL      := /bin/bash
@@ -42,6 +44,7 @@ test-slow: $(VENV)/.installed-test  ## run the tests marked slow
 
 test-flower: export OMP_NUM_THREADS = 1
 test-flower: $(VENV)/.installed-flower  ## run the short Flower tests: a real SuperLink and SuperNodes on this machine
+	$(PY) -m pytest -n $(WORKERS) -m "not ($(LEFT_OUT))" $(FLOWER) $(ARGS)
 	$(PY) -m pytest -m "flower and not slow" $(ARGS)
 
 test-flower-all: export OMP_NUM_THREADS = 1
