@@ -1,4 +1,4 @@
-"""Does channels-last make a training step faster? Processor time of a step with tensors laid out either way, turn by turn.
+"""Does ``--layout channels_last`` make a training step faster? Processor time of a step with images laid out either way, turn by turn.
 
 Run: .venv/bin/python benchmarks/bench_channels_last.py        (two minutes; prints a table)
 """
@@ -7,14 +7,38 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 from works import CLASSES, build_model, chosen
 from write_results import with_spread
 
-WORKS = ("a", "b", "d")
-TURNS, STEPS = 9, {"a": 20, "b": 2, "d": 1}
+from polyfed.models.hfedf_cnn import hfedf_cnn
+
+TURNS = 9
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, the images of one batch, and how many steps are timed together."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    batch: int
+    size: int
+    steps: int
+
+
+def cases() -> Iterator[Case]:
+    """The networks of works (a), (b) and (d), and the CNN of hFedF with and without batch norm."""
+    for letter, steps in (("a", 20), ("b", 2), ("d", 1)):
+        work = chosen(letter, False)
+        yield Case(f"({letter})", partial(build_model, work), work.batch, work.size, steps)
+    for norm in ("none", "batch"):
+        yield Case(f'hfedf_cnn(norm="{norm}")', partial(hfedf_cnn, CLASSES, (3, 32, 32), norm), 64, 32, 2)
 
 
 def step_seconds(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, steps: int) -> float:
@@ -32,23 +56,14 @@ def step_seconds(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, s
 
 def main() -> None:
     torch.set_num_threads(1)
-    print("| work | contiguous, s a step | channels-last, s a step | ratio: median (quartiles) |\n|---|---|---|---|")
-    for letter in WORKS:
-        work = chosen(letter, False)
-        layouts = {}
-        for name, layout in (("contiguous", torch.contiguous_format), ("channels-last", torch.channels_last)):
-            images = torch.rand(work.batch, 3, work.size, work.size).contiguous(memory_format=layout)
-            layouts[name] = (build_model(work).to(memory_format=layout), images)
-        labels = torch.arange(work.batch) % CLASSES
-        seconds: dict[str, list[float]] = {name: [] for name in layouts}
-        for turn in range(TURNS + 1):
-            for name, (model, images) in layouts.items():
-                value = step_seconds(model, images, labels, STEPS[letter])
-                if turn:
-                    seconds[name].append(value)
-        ratios = [last / first for first, last in zip(*seconds.values(), strict=True)]
-        medians = " | ".join(f"{statistics.median(values):.4f}" for values in seconds.values())
-        print(f"| ({letter}) | {medians} | {with_spread(ratios)} |", flush=True)
+    print("| network | channels first, s a step | channels last, s a step | ratio: median (quartiles) |\n|---|---|---|---|")
+    for case in cases():
+        model, images = case.make(), torch.rand(case.batch, 3, case.size, case.size)
+        layouts = (images, images.contiguous(memory_format=torch.channels_last))
+        labels = torch.arange(case.batch) % CLASSES
+        turns = [[step_seconds(model, laid, labels, case.steps) for laid in layouts] for _ in range(TURNS + 1)][1:]
+        medians = " | ".join(f"{statistics.median(values):.4f}" for values in zip(*turns, strict=True))
+        print(f"| {case.name} | {medians} | {with_spread([last / first for first, last in turns])} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from polyfed.client import Client, Kept, begin_training
-from polyfed.device import chosen_device, moved, precision, present_devices, sent_to
+from polyfed.device import chosen_device, lay_channels_last, moved, precision, present_devices, sent_to
 from polyfed.errors import SettingError
 from polyfed.experiment import Experiment
 from polyfed.settings import Settings
@@ -80,3 +80,26 @@ def test_trees_move_with_their_shape_and_plain_values() -> None:
     assert there["a"][1][:2] == (1, "x") and there["b"] is None
     assert moved(tree, torch.device("cpu"))["a"][0] is tree["a"][0]
     assert sent_to(torch.ones(2), META).device == META
+
+
+def test_channels_last_reaches_the_convolutions_and_changes_rounding_only() -> None:
+    runs = {layout: experiment("fedbn", layout=layout) for layout in ("channels_first", "channels_last")}
+    seen: dict[str, set[tuple[bool, bool]]] = {layout: set() for layout in runs}
+    for layout, made in runs.items():
+        convolution = next(module for module in made.bench.model.modules() if isinstance(module, torch.nn.Conv2d))
+
+        def note(module: torch.nn.Conv2d, inputs: tuple[torch.Tensor], found: set[tuple[bool, bool]] = seen[layout]) -> None:
+            found.add((inputs[0].is_contiguous(memory_format=torch.channels_last), module.weight.is_contiguous()))
+
+        convolution.register_forward_pre_hook(note)
+        made.train()
+        made.evaluate()
+    assert seen["channels_last"] == {(True, True)} and seen["channels_first"] == {(False, True)}
+    usual, other = (made.server.state for made in runs.values())
+    assert all(torch.allclose(usual[name], other[name], rtol=1e-4, atol=1e-5) for name in usual)
+
+
+def test_inputs_that_are_no_images_keep_their_layout() -> None:
+    words, images = torch.zeros(2, 3), torch.zeros(2, 3, 4, 4)
+    same, laid = lay_channels_last(TinyNet(), (words, images))
+    assert same is words and laid.is_contiguous(memory_format=torch.channels_last)

@@ -150,6 +150,11 @@ def test_outside_random_numbers_are_left_alone_and_runs_repeat_to_the_bit() -> N
     assert all(torch.equal(value, second.server.state[name]) for name, value in first.server.state.items())
 
 
+def test_another_layout_is_refused_before_anything_is_trained() -> None:
+    with pytest.raises(SettingError, match="--layout channels_last is for clients that train one by one"):
+        trained("fused", "fedavg", layout="channels_last")
+
+
 def test_dropout_is_refused_before_anything_is_trained() -> None:
     with pytest.raises(SettingError, match=r"body\.dropout4 is dropout.*--deliver process"):
         trained("fused", "fedavg", model="six_layer_cnn")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from polyfed.conversation import Payload
 from polyfed.data.federation import ClientData, Examples, Preparation, in_batches
-from polyfed.device import CPU, moved, precision, sent_to
+from polyfed.device import CPU, lay_channels_last, moved, precision, sent_to
 from polyfed.entries import OPTIMIZER
 from polyfed.errors import ClientFailure, DataError, NotFinite
 from polyfed.metrics import Scores
@@ -51,6 +51,8 @@ class Workbench:
         if self.device != CPU:
             self.model.to(self.device)
             self.live = dict(self.model.state_dict(keep_vars=True))
+        if self.settings.layout == "channels_last":
+            self.model.register_forward_pre_hook(lay_channels_last)
         self.parameters: dict[str, nn.Parameter] = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self.batch_norms = [m for m in self.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         hooks = (*self.method.objective, *self.method.gradients, self.method.task_loss)

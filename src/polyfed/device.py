@@ -1,4 +1,4 @@
-"""Where models are trained: which device, in which precision, and how tensors get there and back.
+"""Where models are trained: which device, in which precision and layout, and how tensors get there and back.
 
 Untested on a GPU: the machines this was written on have none. The same code is exercised on the CPU and on torch's ``meta`` device.
 """
@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyfed.errors import SettingError
 
@@ -62,3 +62,12 @@ def sent_to(batch: Tensor, device: torch.device) -> Tensor:
 def precision(amp: str, device: torch.device) -> AbstractContextManager[Any]:
     """Inside the block, operations that allow it run in the precision of the setting. Values and gradients stay in float32."""
     return nullcontext() if amp == "off" else torch.autocast(device.type, PRECISIONS[amp])
+
+
+def lay_channels_last(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Before a model's forward pass: images with their channels side by side. Layers hand this layout on; parameters keep theirs."""
+    return tuple(x.contiguous(memory_format=torch.channels_last) if _is_images(x) else x for x in inputs)
+
+
+def _is_images(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dim() == 4

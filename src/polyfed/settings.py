@@ -29,6 +29,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "deliver": ("process", "fused", "auto", "flower", "debug"),
     "compile": ("off", "on", "auto"),
     "amp": ("off", "bfloat16"),
+    "layout": ("channels_first", "channels_last"),
 }
 OPTIMIZER_BUFFERS = {
     "sgd": ("momentum_buffer",),
@@ -89,6 +90,7 @@ class Settings:
     compile: str = setting("off", "compile the training step: off, on, or auto (where the planned work repays it)")
     device: str = setting("cpu", "where models are trained: cpu, cuda, cuda:1, mps, or auto")
     amp: str = setting("off", "mixed precision in training and testing: off or bfloat16")
+    layout: str = setting("channels_first", "how images lie in memory: channels_first, or channels_last (faster for some CNNs)")
     flower_cpus: float = setting(1.0, "CPUs for each client at work, with --deliver flower")
     flower_gpus: float = setting(0.0, "GPUs for each client at work, with --deliver flower")
 

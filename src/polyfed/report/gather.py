@@ -37,6 +37,7 @@ INCIDENTAL = (
     "workers",
     "compile",
     "device",
+    "layout",
     "flower_cpus",
     "flower_gpus",
     "load",

@@ -145,6 +145,8 @@ def evenly(names: Sequence[str], largest: int) -> Iterator[Sequence[str]]:
 
 def why_model_cannot_be_fused(bench: Workbench) -> str:
     """Why no client with this model can be stacked; empty when they may."""
+    if bench.settings.layout == "channels_last":
+        return "--layout channels_last is for clients that train one by one."
     path = next((path for path, module in bench.model.named_modules() if _drops(module)), None)
     return "" if path is None else f"{path} is dropout, whose random numbers would be others than when clients train one by one."
 
