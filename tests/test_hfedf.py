@@ -451,8 +451,19 @@ def test_embeddings_have_a_quarter_of_the_clients_dimensions(clients: int, dimen
     assert maker_of(wide).network.embedding.weight.shape == (clients, 6)
 
 
-def test_generated_tensors_start_with_the_spread_of_the_models_own() -> None:
-    made, plain = experiment("hfedf"), experiment('hfedf(head_init="default")')
+def test_generated_tensors_start_near_the_models_own() -> None:
+    made = experiment("hfedf")
+    own = made.bench.initial
+    strayed = {client: made.server.outgoing(client) for client in ("big", "middle", "small")}
+    for name in ("stem.0.weight", "branch.0.weight"):
+        apart = [float((sent[name] - own[name]).std(correction=0)) for sent in strayed.values()]
+        assert np.mean(apart) == pytest.approx(0.1 * float(own[name].std(correction=0)), rel=1e-4)
+        assert len({round(distance, 9) for distance in apart}) == 3
+    assert all(torch.equal(sent["stem.1.weight"], torch.ones(8)) for sent in strayed.values())
+
+
+def test_matched_tensors_start_with_the_spread_of_the_models_own() -> None:
+    made, plain = experiment('hfedf(head_init="match")'), experiment('hfedf(head_init="default")')
     for client in ("big", "small"):
         sent = made.server.outgoing(client)
         for name in ("stem.0.weight", "branch.0.weight"):

@@ -33,7 +33,7 @@ USED_SLOTS = frozenset(
 """What other parts may fill: everything of local training. Aggregation is the hypernetwork's own, and deltas need what came up unchanged."""
 
 EMBEDDINGS = ("learnt", "random", "autoencoder")
-HEAD_INITS = ("match", "default")
+HEAD_INITS = ("initial", "match", "default")
 OPTIMIZERS = ("adam", "sgd")
 
 
@@ -135,7 +135,9 @@ class Generation:
         if embeddings is not None:
             network.embedding.weight.data.copy_(embeddings)
         network.embedding.weight.requires_grad_(self.embedding == "learnt")
-        if self.head_init == "match":
+        if self.head_init == "initial":
+            network.start_at(server.state)
+        elif self.head_init == "match":
             network.match(server.state)
         return Generator(network, self.optimizer.build(network), ids, self.optimizer.clip)
 

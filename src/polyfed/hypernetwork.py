@@ -29,6 +29,9 @@ TRUNK_LAYERS = 4
 LOOKED_AT = 16
 """Clients whose tensors are looked at to scale the heads: the spread hardly differs between clients, and tensors are large."""
 
+STRAY = 0.1
+"""How far clients' tensors start from the common values, in spreads of these. Steps of the trunk reach the tensors by its square."""
+
 
 class Hypernetwork(nn.Module):
     """Embedding, four linear layers (hFedF, Table 8), and one linear head per generated tensor.
@@ -56,15 +59,27 @@ class Hypernetwork(nn.Module):
         return {name: head(z).view(shape) for (name, shape), head in zip(self.shapes.items(), self.heads, strict=True)}
 
     @torch.no_grad()
+    def start_at(self, values: Mapping[str, Tensor]) -> None:
+        """Let every client's tensors start near these values: they become the heads' biases, from which the weights stray a little."""
+        self.spread_like(values, STRAY)
+        for name, head in zip(self.shapes, self.linear_heads, strict=True):
+            head.bias.copy_(values[name].reshape(-1))
+
+    @torch.no_grad()
     def match(self, values: Mapping[str, Tensor]) -> None:
-        """Scale the heads so that what they make has the mean and the spread of these values, tensor by tensor."""
+        """Let what the heads make have the mean and the spread of these values, tensor by tensor, but none of the values."""
+        self.spread_like(values, 1.0)
+        for name, head in zip(self.shapes, self.linear_heads, strict=True):
+            head.bias.fill_(values[name].to(head.bias.dtype).mean())
+
+    @torch.no_grad()
+    def spread_like(self, values: Mapping[str, Tensor], share: float) -> None:
+        """Scale the heads' weights so that what they add has this share of the spread of these values, tensor by tensor."""
         z = self.trunk(self.embedding.weight[:LOOKED_AT])
         for name, head in zip(self.shapes, self.linear_heads, strict=True):
-            value = values[name].to(z.dtype)
             spread = (head.weight @ z.T).std(dim=0, correction=0).mean()
-            wanted = value.std(correction=0)
+            wanted = share * values[name].to(z.dtype).std(correction=0)
             head.weight.mul_(wanted / spread if spread > 0 else 0.0)
-            head.bias.fill_(value.mean())
 
     @property
     def linear_heads(self) -> list[nn.Linear]:

@@ -13,7 +13,8 @@ Differences from the paper:
 * The exponent: Eq. 9 has exp(-cosine), while section 3.4, Algorithm 3 and A.1.1 give more weight to the more similar; here exp(+cosine).
 * Moving average: Eq. 10 smooths theta, Algorithm 1 theta and nu, with indices a round apart; here one recurrence over both. As the live parameters are
   replaced by the average, the average is the last round's state: no copy is kept between rounds.
-* Heads start so that generated tensors have the mean and spread of the model's own initial values (``head_init="default"``: torch's).
+* Heads start with the model's own initial values as biases (``head_init="match"``: with their mean and spread only, ``"default"``: as torch does).
+  Otherwise all of a client's model hangs on its z, and a step of the small trunk, whose gradient sums over all weights, can blow it up or shrink it to nothing.
 * Batch-norm statistics and counters, which nothing can generate, stay at the client; affine parameters are generated.
 * ``generate`` limits generation to some entries, the rest being averaged (the paper's future work).
 
@@ -90,7 +91,7 @@ def hfedf(
     embedding_dim: int = 0,
     embedding_epochs: int = 50,
     generate: str = "all",
-    head_init: str = "match",
+    head_init: str = "initial",
     width: int = 50,
     server_optimizer: str = "adam",
     server_momentum: float = 0.9,
@@ -110,7 +111,7 @@ def hfedf(
         embedding_dim: length of a client's embedding; 0: floor(1 + clients / 4).
         embedding_epochs: epochs of the auto-encoder.
         generate: all, head, last_stage, or patterns over entry names such as "layer4.*, fc.*"; the rest is averaged.
-        head_init: match the spread of the model's initial values, or torch's default.
+        head_init: initial: heads start with the model's own initial values; match: with their spread; default: as torch starts them.
         width: width of the hypernetwork's layers.
         server_optimizer: adam or sgd.
         server_momentum: momentum of sgd.

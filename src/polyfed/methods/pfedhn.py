@@ -76,7 +76,7 @@ def pfedhn(
     server_weight_decay: float = 1e-3,
     embedding_dim: int = 0,
     generate: str = "all",
-    head_init: str = "match",
+    head_init: str = "initial",
     width: int = 50,
     server_optimizer: str = "sgd",
     server_momentum: float = 0.9,
@@ -91,7 +91,7 @@ def pfedhn(
         server_weight_decay: its weight decay.
         embedding_dim: length of a client's embedding; 0: floor(1 + clients / 4).
         generate: all, head, last_stage, or patterns over entry names such as "layer4.*, fc.*"; the rest is averaged.
-        head_init: match the spread of the model's initial values, or torch's default.
+        head_init: initial: heads start with the model's own initial values; match: with their spread; default: as torch starts them.
         width: width of the hypernetwork's layers.
         server_optimizer: adam or sgd.
         server_momentum: momentum of sgd.
