@@ -254,6 +254,22 @@ def test_predict_names_unreadable_images_and_goes_on(polyfed: Command, images: P
     says(polyfed("predict", "r", "new.png", "--client", "dya"), "Did you mean day?")
 
 
+def test_predict_takes_the_runs_own_newcomer_and_refuses_an_empty_folder(polyfed: Command, images: Path, tmp_path: Path) -> None:
+    assert polyfed("run", images, *SHORT, "--unseen", "night", "--newcomer", "ensemble", "--out", "r").code == 0
+    Image.new("RGB", (16, 16), (250, 250, 250)).save(tmp_path / "new.png")
+    assert "newcomer, ensemble" in polyfed("predict", "r", "new.png").out
+    (tmp_path / "empty").mkdir()
+    says(polyfed("predict", "r", "empty"), "empty holds no images")
+
+
+def test_what_a_data_set_or_setting_needs_is_said(polyfed: Command, tmp_path: Path, images: Path) -> None:
+    says(polyfed("run", "pacs"), "pacs is read from files", "--root DIR")
+    says(polyfed("run", images, "--partition", "dirichlet"), "dirichlet needs", "=...")
+    says(polyfed("run", images, "--optimizer", "adam", "--momentum", "0.9"), "momentum is for sgd")
+    (tmp_path / "pacs").mkdir()
+    says(polyfed("run", "pacs"), "pacs is read from files")
+
+
 def test_lists_and_descriptions(polyfed: Command) -> None:
     methods = {item["name"]: item for item in polyfed("ls", "methods", "--json").json["items"]}
     assert methods["fedbn"]["needs_batch_norm"] and methods["fedbn"]["keeps_client_state"]

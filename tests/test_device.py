@@ -82,6 +82,13 @@ def test_trees_move_with_their_shape_and_plain_values() -> None:
     assert sent_to(torch.ones(2), META).device == META
 
 
+@pytest.mark.parametrize("method", ["fedavg + guiding", "gperxan", "copa", "fedavg + mixstyle(p=1.0)"])
+def test_parts_with_losses_and_layers_of_their_own_train_in_bfloat16(method: str) -> None:
+    made = experiment(method, amp="bfloat16", rounds=3)
+    made.train()
+    assert all(value.isfinite().all() for value in made.server.state.values())
+
+
 def test_channels_last_reaches_the_convolutions_and_changes_rounding_only() -> None:
     runs = {layout: experiment("fedbn", layout=layout) for layout in ("channels_first", "channels_last")}
     seen: dict[str, set[tuple[bool, bool]]] = {layout: set() for layout in runs}

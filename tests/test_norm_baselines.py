@@ -17,6 +17,7 @@ from torch.nn.utils import parametrize
 from polyfed.client import Client, Kept
 from polyfed.errors import JoinError, ModelError, OptionError, SharingError
 from polyfed.experiment import Experiment
+from polyfed.layers.swap import replace_modules
 from polyfed.method import parse
 from polyfed.methods.feddna import Importance, Moments
 from polyfed.methods.partialfed_adaptive import Mixed, between, layers_of
@@ -420,3 +421,17 @@ def test_adaptive_shares_everything_and_keeps_model_and_strategy() -> None:
 )
 def test_joined_they_keep_the_contract(text: str) -> None:
     check_method(text)
+
+
+def test_modules_are_replaced_in_the_order_of_the_model() -> None:
+    inner = nn.Sequential(nn.BatchNorm2d(1), nn.BatchNorm2d(2))
+    model = nn.Sequential(inner, nn.BatchNorm2d(3), inner)
+    seen: list[int] = []
+
+    def noted(norm: nn.Module) -> nn.Module:
+        seen.append(norm.num_features)  # type: ignore[arg-type]
+        return nn.Identity()
+
+    assert replace_modules(model, lambda module: isinstance(module, nn.BatchNorm2d), noted) == 3
+    assert seen == [1, 2, 3] and not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+    assert model[0] is model[2]

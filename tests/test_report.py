@@ -409,3 +409,11 @@ def test_page_renders_in_a_browser(tmp_path: Path, chromium: Path) -> None:
         assert len(picture.convert("RGB").getcolors(maxcolors=2**24) or []) > 50
     dom = browse(chromium, tmp_path / "p", "--dump-dom", page.as_uri()).stdout
     assert dom.count("<svg") == page.read_text().count("<svg") and "<script" not in dom
+
+
+def test_runs_of_one_text_whose_options_differ_are_two_contestants(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / name, "fedavg", {"pen": right}) for name, right in (("old", 200), ("new", 240))]
+    written = folders[0] / "run.toml"
+    written.write_text(written.read_text().replace('all_options = "fedavg"', 'all_options = "fedavg(statistics=\\"local\\")"'))
+    (arena,) = gather.gather(folders)
+    assert sorted(one.label for one in arena.contestants) == ["fedavg", 'fedavg(statistics="local")']

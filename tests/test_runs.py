@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import polyfed
 from polyfed.checkpoint import Checkpoints, Piece, Snapshot, digest, flattened, packed, rebuilt, unpacked
 from polyfed.client import Kept
 from polyfed.conversation import Payload, Reply
@@ -34,6 +35,12 @@ from polyfed.testing import TinyNet, tiny_federation
 def tiny_net() -> TinyNet:
     torch.manual_seed(3)
     return TinyNet()
+
+
+def tiny_federation_as_data() -> Any:
+    stream = torch.Generator().manual_seed(0)
+    parts = [(torch.rand(8, 3, 8, 8, generator=stream), torch.arange(8) % 3) for _ in range(4)]
+    return {"a": (parts[0], parts[1]), "b": (parts[2], parts[3])}
 
 
 def experiment_of(method: str = "fedbn", **changes: Any) -> Experiment:
@@ -186,6 +193,41 @@ def test_what_run_toml_says_is_enough_to_run_again(tmp_path: Path) -> None:
     (tmp_path / "run" / "run.toml").write_text("format = 1\n[settings]\nruonds = 3\n")
     with pytest.raises(SettingError, match="rounds"):
         RunFolder(tmp_path / "run").settings()
+
+
+def test_a_default_that_has_changed_since_does_not_change_a_run(tmp_path: Path) -> None:
+    run_until(tmp_path / "cut", 2, "fedavg + agc(clip=0.5)")
+    written = tmp_path / "cut" / "run.toml"
+    then = written.read_text().replace("eps=0.001", "eps=0.25")
+    assert then != written.read_text()
+    written.write_text(then)
+    assert 'agc(clip=0.5, eps=0.25, exclude="nothing")' in RunFolder(tmp_path / "cut").settings_to_go_on().method
+    assert str(go_on(tmp_path / "cut").experiment.method) == "fedavg + agc(clip=0.5, eps=0.25)"
+
+
+def test_a_run_is_not_opened_without_what_it_was_given_in_python(tmp_path: Path) -> None:
+    options: Any = {"rounds": 1, "out": tmp_path / "run"}
+    polyfed.run(tiny_federation_as_data(), "fedavg", tiny_net(), **options)
+    with pytest.raises(RunFolderError, match=r"data and model given in Python.*data=\.\.\., model=\.\.\."):
+        resume(tmp_path / "run")
+    with pytest.raises(RunFolderError, match=r"model given in Python"):
+        resume(tmp_path / "run", data=tiny_federation_as_data())
+    assert resume(tmp_path / "run", data=tiny_federation_as_data(), model=tiny_net()).digest
+
+
+def test_openings_that_are_held_again_count_once(tmp_path: Path) -> None:
+    whole = record(experiment_of("elcfs", rounds=1), RunFolder(tmp_path / "whole"))
+    run_until(tmp_path / "cut", 0, "elcfs", rounds=1)
+    resumed = go_on(tmp_path / "cut")
+    assert resumed.digest == whole.digest
+    assert resumed.experiment.ledger.once == whole.experiment.ledger.once != 0
+
+
+def test_what_is_no_run_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="there is no such folder"):
+        RunFolder(tmp_path / "nothing").document()
+    with pytest.raises(RunFolderError, match=r"has no run\.toml"):
+        RunFolder(tmp_path).document()
 
 
 trees = st.recursive(

@@ -98,7 +98,9 @@ def origins(rows: Sequence[Row]) -> list[str]:
     lines = _head(["method", "command", "seed", "digest", "commit"])
     for row in rows:
         for run in row.runs:
-            command = f"`polyfed run --recipe {row.recipe} --root DATA --seed {run.seed}`"
+            layout = run.settings.get("layout", "channels_first")
+            told = "" if layout == "channels_first" else f" --layout {layout}"
+            command = f"`polyfed run --recipe {row.recipe} --root DATA --seed {run.seed}{told}`"
             commit = str(run.document["made_with"].get("commit", ""))[:7]
             lines.append(_line([row.label, command, str(run.seed), f"`{run.digest[:16]}`", f"`{commit}`"]))
     return lines
@@ -127,7 +129,7 @@ def told_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
     known = data_sets.find(call.name)
     defaults = {name: parameter.default for name, parameter in known.signature.parameters.items() if name != "root"}
-    return {**rest, **defaults, **call.named, "data": known.name, "method": str(parse(settings["method"]))}
+    return {**rest, **defaults, **call.named, "data": known.name}
 
 
 def fits(run: Mapping[str, Any], recipe: Mapping[str, Any]) -> bool:
@@ -138,7 +140,7 @@ def fits(run: Mapping[str, Any], recipe: Mapping[str, Any]) -> bool:
 def finished_runs(folder: Path) -> list[tuple[dict[str, Any], Run]]:
     """All finished runs below a folder, with what they are."""
     runs = [read_run(file.parent) for file in sorted(folder.rglob("run.toml"))]
-    return [(told_of(run.settings), run) for run in runs if run.finished]
+    return [({**told_of(run.settings), "method": run.all_options}, run) for run in runs if run.finished]
 
 
 def rows_of(recipes: Sequence[str], runs: Sequence[tuple[dict[str, Any], Run]]) -> list[Row]:
@@ -146,7 +148,7 @@ def rows_of(recipes: Sequence[str], runs: Sequence[tuple[dict[str, Any], Run]]) 
     rows = []
     for name in recipes:
         recipe = read(name)
-        told = told_of({**DEFAULTS, **recipe.values})
+        told = {**told_of({**DEFAULTS, **recipe.values}), "method": parse(str(recipe.values["method"])).full_text}
         by_seed = {run.seed: run for settings, run in runs if fits(settings, told)}
         rows.append(Row(name, recipe.title.split(" on ")[0], [by_seed[seed] for seed in sorted(by_seed)]))
     return rows

@@ -37,7 +37,7 @@ def build_data_set(data: Any, settings: Settings) -> DataSet:
             f"Cannot use {type(data).__name__} as data: give a name, a folder, or {{domain: (train, test)}} of torch data sets."
         )
     text = str(data)
-    if Path(text).is_dir():
+    if is_folder(text):
         from polyfed.data.folder import image_folder
 
         folder: DataSet = image_folder(text)
@@ -49,6 +49,11 @@ def build_data_set(data: Any, settings: Settings) -> DataSet:
         return data_sets.build(text, **context)
     except UnknownName as error:
         raise UnknownName(f"{error} A folder root/<domain>/<class>/* works too.") from error
+
+
+def is_folder(text: str) -> bool:
+    """Whether data are a folder of images; in case of doubt a known name wins, and ./NAME is the folder."""
+    return Path(text).is_dir() and ("/" in text or text not in data_sets)
 
 
 def from_torch(data: Mapping[str, Any]) -> DataSet:

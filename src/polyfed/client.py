@@ -201,8 +201,9 @@ class Client:
     def full_loss(self, step: Step) -> Tensor:
         """What is minimised: the task loss and the terms that the method adds."""
         loss = step.task_loss
-        for term in self.bench.method.objective:
-            loss = loss + term(step)
+        with precision(self.bench.settings.amp, self.bench.device):
+            for term in self.bench.method.objective:
+                loss = loss + term(step)
         return loss
 
     def train_on(self, index: int, x: Tensor, y: Tensor) -> Tensor:
@@ -289,7 +290,7 @@ def train(client: Client, payload: Payload) -> Payload:
 
 def begin_training(client: Client, payload: Payload) -> dict[str, Any]:
     """Become the client that trains; returns what its hooks tell the server."""
-    client.extras = payload.extras
+    client.extras = client.brought(payload.extras)
     client.receive(payload.entries)
     client.model.train()
     extras: dict[str, Any] = {}
@@ -366,7 +367,8 @@ ANSWERS: Mapping[str, Callable[[Client, Payload], Payload | None]] = {"train": t
 def answer(client: Client, what: str, payload: Payload) -> Payload:
     """Answer a question in the client's own random stream; a failure says who and where."""
     handler = {**ANSWERS, **client.bench.method.answers}[what]
-    with failures_named(client, what), default_stream(client.bench.settings.seed, "answer", client.round, client.id):
+    seed, device = client.bench.settings.seed, client.bench.device
+    with failures_named(client, what), default_stream(seed, "answer", client.round, client.id, device=device):
         return handler(client, payload) or Payload()
 
 

@@ -84,6 +84,9 @@ class MissingExtra(PolyfedError, ImportError):
     """An optional dependency that is not installed."""
 
 
+MOST_NAMED = 20
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Say the nearest known name, or list what there is.
 
@@ -94,4 +97,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
         return f"Did you mean {close[0]}?"
+    if len(names) > MOST_NAMED:
+        return f"There are {len(names)}, such as {', '.join(names[:MOST_NAMED])}."
     return f"There are: {', '.join(names)}." if names else "There are none."

@@ -63,11 +63,11 @@ def require_images(part: str, client: Client, x: Tensor) -> None:
         )
 
 
-def pixel_range(client: Client, channels: int) -> tuple[Tensor, Tensor] | None:
-    """What black and white are after preparation, by channel; None where inputs are numbers of unknown range."""
+def pixel_range(client: Client, x: Tensor) -> tuple[Tensor, Tensor] | None:
+    """What black and white are in prepared images, by channel and where these lie; None where inputs are numbers of unknown range."""
     raw, _ = client.data.train.batch(slice(0, 1))
     if raw.dtype != torch.uint8:
         return None
-    ends = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, channels, 1, 1)
-    black, white = client.bench.preparation.for_testing(ends).unbind()
+    ends = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, x.shape[1], 1, 1)
+    black, white = client.bench.preparation.for_testing(ends).to(x.device).unbind()
     return black, white

@@ -55,7 +55,7 @@ class RunFolder:
         """What ``run.toml`` says."""
         path = self.path / "run.toml"
         if not path.is_file():
-            raise RunFolderError(f"{self.path} is not a run: it has no run.toml.")
+            raise RunFolderError(f"{self.path} is not a run: {missing_words(self.path)}")
         try:
             document = tomllib.loads(path.read_text())
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
@@ -69,6 +69,24 @@ class RunFolder:
     def settings(self) -> Settings:
         """The settings of the run."""
         return settings_from(self.document().get("settings", {}), str(self.path / "run.toml"))
+
+    def settings_to_go_on(self) -> Settings:
+        """The settings of the run, with every option of its method as it was, should a default have changed since."""
+        document, settings = self.document(), self.settings()
+        spelled_out = document.get("method", {}).get("all_options")
+        if spelled_out is None or "method" in document.get("given_in_python", []):
+            return settings
+        return dataclasses.replace(settings, method=spelled_out)
+
+    def require_objects(self, given: Mapping[str, Any]) -> None:
+        """Refuse to go on without what the run was given in Python: its name alone may stand for something else."""
+        missing = [name for name in self.document().get("given_in_python", []) if name in given and given[name] is None]
+        if missing:
+            again = ", ".join(f"{name}=..." for name in missing)
+            raise RunFolderError(
+                f"{self.path} was trained with {' and '.join(missing)} given in Python. "
+                f"Open it there, with the same: polyfed.resume({str(self.path)!r}, {again})."
+            )
 
     def append(self, lines: list[Mapping[str, Any]]) -> None:
         """Add lines of metrics."""
@@ -162,3 +180,8 @@ def _commit() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return asked.stdout.strip() + ("+changes" if dirty.stdout.strip() else "")
+
+
+def missing_words(path: Path) -> str:
+    """What is missing where no run is found."""
+    return "it has no run.toml. Give a folder that polyfed run has written." if path.exists() else "there is no such folder."

@@ -196,9 +196,10 @@ class Generation:
 
 
 def refuse_ignored_reducers(method: str, plan: Plan, generated: Sequence[str]) -> None:
-    """A part that reduces only entries that are generated would be ignored."""
+    """A part that reduces only entries that are generated, or that never go up, would be ignored."""
+    uploaded = {name for phase in plan.phases.values() for name in phase.up}
     for rule in plan.rules:
-        matched = [n for n, e in plan.entries.items() if rule.reduce is not None and rule.select.matches(e)]
+        matched = [n for n, e in plan.entries.items() if n in uploaded and rule.reduce is not None and rule.select.matches(e)]
         if matched and set(matched) <= set(generated):
             raise JoinError(
                 f"{method} generates {rule.select.label}, so {rule.part or 'a rule'}, which reduces it, would be ignored."

@@ -291,7 +291,8 @@ def resume(
     from polyfed.simulate.chosen import delivery_for
 
     folder = RunFolder(path)
-    settings = folder.settings()
+    settings = folder.settings_to_go_on()
+    folder.require_objects({"data": data, "method": method, "model": model})
     if load is not None:
         settings = dataclasses.replace(settings, load=tuple(load))
     experiment = Experiment(settings, data, method, model, delivery or delivery_for)
@@ -301,6 +302,8 @@ def resume(
         notify(f"{complaint} The checkpoint before it is used.")
     if snapshot is None and complaints:
         raise RunFolderError(f"{path} has no good checkpoint left; start again with another --out.")
+    if snapshot is not None and snapshot.round == 0:
+        snapshot = None  # the openings are held again, and what they cost must not count twice
     if snapshot is not None:
         experiment.restore(snapshot)
         if not folder.truncate_metrics(snapshot.notes["metrics_size"]):

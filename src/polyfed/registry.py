@@ -40,9 +40,18 @@ class Recorded(Generic[T]):
         try:
             bound = self.signature.bind(*call.positional, **call.named)
         except TypeError as error:
-            raise OptionError(f"{self.name}{self.signature}: {error}.") from error
+            raise OptionError(self.why_unbound(call) or f"{self.name}{self.signature}: {error}.") from error
         bound.apply_defaults()
         return {key: _checked(self.name, parameters[key], value) for key, value in bound.arguments.items()}
+
+    def why_unbound(self, call: Call) -> str:
+        """Which options have no value; empty where that is not what is wrong."""
+        needed = [name for name, parameter in self.signature.parameters.items() if parameter.default is inspect.Parameter.empty]
+        missing = [name for name in needed[len(call.positional) :] if name not in call.named]
+        if "root" in missing:
+            return f"{self.name} is read from files: give the folder that holds them with --root DIR."
+        written = ", ".join(f"{name}=..." for name in missing)
+        return f"{self.name} needs {', '.join(missing)}: write {self.name}({written})." if missing else ""
 
 
 def _checked(name: str, parameter: inspect.Parameter, value: Any) -> Any:
@@ -88,6 +97,10 @@ class Registry(Generic[T]):
         if key not in self._records:
             raise UnknownName(f"There is no {self.kind} called {name!r}. {nearest(key, self._records)}")
         return self._records[key]
+
+    def __contains__(self, name: str) -> bool:
+        self.discover()
+        return name.replace("-", "_") in self._records
 
     def build(self, text: str, **context: Any) -> T:
         """Build from text. ``context`` fills parameters the text must not set (those it names)."""

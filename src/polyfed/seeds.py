@@ -31,8 +31,12 @@ def chooser(seed: int, *names: str | int) -> random.Random:
 
 
 @contextmanager
-def default_stream(seed: int, *names: str | int) -> Iterator[None]:
-    """Seed torch's default generator inside the block (dropout, augmentation), and put it back after."""
-    with torch.random.fork_rng(devices=[]):
+def default_stream(seed: int, *names: str | int, device: torch.device | None = None) -> Iterator[None]:
+    """Seed torch's default generator inside the block (dropout, augmentation), and a GPU's with it; put them back after."""
+    gpus = [device] if device is not None and device.type == "cuda" else []
+    with torch.random.fork_rng(devices=gpus):
         torch.default_generator.manual_seed(derive(seed, *names))
+        for gpu in gpus:
+            with torch.cuda.device(gpu):
+                torch.cuda.manual_seed(derive(seed, *names))
         yield

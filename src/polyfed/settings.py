@@ -140,9 +140,18 @@ def schedule_factor(text: str, round_number: int, rounds: int) -> float:
     if call.name == "steps" and not call.positional and set(call.named) <= {"at", "factor"}:
         at, factor = call.named.get("at", (0.5, 0.75)), call.named.get("factor", 0.1)
         if isinstance(at, tuple) and isinstance(factor, int | float):
-            passed = sum(round_number > int(float(share) * rounds) for share in at)  # type: ignore[arg-type]
+            passed = sum(round_number > share_of(float(share), rounds) for share in at)  # type: ignore[arg-type]
             return math.pow(factor, passed)
     raise SettingError(f"Cannot use the schedule {text!r}. There are: constant, cosine, steps(at=(0.5, 0.75), factor=0.1).")
+
+
+def share_of(share: float, rounds: int) -> int:
+    """How many whole rounds a share of them is.
+
+    >>> share_of(0.29, 100)
+    29
+    """
+    return math.floor(share * rounds + 1e-9)
 
 
 def problems_of(settings: Settings) -> Iterable[str]:
@@ -172,6 +181,8 @@ def problems_of(settings: Settings) -> Iterable[str]:
         yield f"clients_per_round must be a positive number of clients or a share below 1, found {wanted}."
     if settings.total_epochs is not None and settings.total_epochs <= 0:
         yield f"total_epochs must be positive, found {settings.total_epochs}."
+    if settings.momentum and settings.optimizer != "sgd":
+        yield f"momentum is for sgd: {settings.optimizer} has its own. Use --optimizer sgd, or leave momentum out."
     if not re.fullmatch(r"auto|[1-9]\d*", settings.workers):
         yield f"workers takes a number of processes (2) or auto, found {settings.workers!r}."
     if not re.fullmatch(r"auto|cpu|mps|meta|cuda(:\d+)?", settings.device):

@@ -15,6 +15,7 @@ from functools import cached_property
 from polyfed.entries import AFFINE, COUNTER, HEAD, MOMENTUM, STATISTIC, Entry
 from polyfed.errors import SharingError
 from polyfed.reducers import Largest, Mean, Reducer
+from polyfed.settings import share_of
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Rule:
         """The last round in which the rule does not hold yet."""
         if self.since is None:
             return 0
-        return int(self.since * rounds) if isinstance(self.since, float) else self.since
+        return share_of(self.since, rounds) if isinstance(self.since, float) else self.since
 
 
 def keep_local(select: Select) -> Rule:

@@ -15,6 +15,7 @@ from polyfed.cli.run import slug
 from polyfed.errors import PolyfedError
 
 if TYPE_CHECKING:
+    from polyfed.experiment import Experiment
     from polyfed.folder import RunFolder
     from polyfed.report.tables import MethodRow
     from polyfed.result import Result
@@ -58,6 +59,7 @@ class Comparison:
         self.test_sizes: dict[str, int] = {}
         self.rounds = 0
         self.told: set[str] = set()
+        self.reused = 0
 
     def rows(self, jobs: Sequence[Job]) -> list[MethodRow]:
         """A row for each method, in the order of the jobs; a method that fails is given up, the others go on."""
@@ -74,6 +76,8 @@ class Comparison:
                         by_seed.setdefault(job.seed, []).append(self.run(job, advance))
                     except PolyfedError as error:
                         problems[job.method] = str(error)
+        if self.reused and not self.quiet:
+            print(f"{self.reused} of {len(jobs)} runs were in {self.folder} already and are used as they are.", file=sys.stderr)
         return [
             MethodRow(method, problem=problems[method])
             if method in problems
@@ -90,12 +94,13 @@ class Comparison:
         watching = () if advance is None else (advance,)
         experiment = Experiment(job.settings, self.data)
         self.tell(job, experiment.notices)
-        folder, exists = self.place(job, experiment.settings)
+        folder, exists = self.place(job, experiment)
         result: Result = (
             resume(folder.path, self.data, notify=warn, observers=watching)
             if exists
             else record(experiment, folder, observers=watching)
         )
+        self.reused += exists
         made = outcome(result)
         self.rounds = result.experiment.server.round
         scored = [row for row in domain_rows(made) if job.left_out is None or row.view == "unseen"]
@@ -111,8 +116,8 @@ class Comparison:
                 warn(notice)
             self.told.add(notice)
 
-    def place(self, job: Job, settings: Settings) -> tuple[RunFolder, bool]:
-        """The folder of a job, and whether it holds a run with these settings; folders of other runs are passed over."""
+    def place(self, job: Job, experiment: Experiment) -> tuple[RunFolder, bool]:
+        """The folder of a job, and whether it holds this run; folders of other runs are passed over."""
         from polyfed.folder import RunFolder
 
         number = 1
@@ -120,7 +125,7 @@ class Comparison:
             folder = RunFolder(self.folder / (job.name if number == 1 else f"{job.name}-{number}"))
             if not folder.path.exists():
                 return folder, False
-            if (folder.path / "run.toml").is_file() and _same(folder.settings(), settings):
+            if (folder.path / "run.toml").is_file() and _same(folder, experiment):
                 return folder, True
             number += 1
 
@@ -145,8 +150,10 @@ class Comparison:
             yield begin, lambda server: bar.update(task, completed=begun - 1 + server.round / server.rounds)
 
 
-def _same(one: Settings, other: Settings) -> bool:
-    return dataclasses.replace(one, **NOT_COMPARED) == dataclasses.replace(other, **NOT_COMPARED)
+def _same(folder: RunFolder, experiment: Experiment) -> bool:
+    """Whether a run has the settings of an experiment, and its method the same options: a default may have changed since."""
+    one, other = (dataclasses.replace(settings, **NOT_COMPARED) for settings in (folder.settings(), experiment.settings))
+    return one == other and folder.document().get("method", {}).get("all_options") == experiment.method.full_text
 
 
 def _one(outcomes: list[dict[str, Any]]) -> dict[str, Any]:

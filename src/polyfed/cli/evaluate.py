@@ -116,13 +116,11 @@ def with_other_data(experiment: Experiment, data: str, root: str | None, part: s
 
 def other_data_set(experiment: Experiment, data: str, root: str | None) -> DataSet:
     """A data set by name or folder; a folder is read at the size of the run's inputs."""
-    from pathlib import Path
-
-    from polyfed.build import build_data_set
+    from polyfed.build import build_data_set, is_folder
     from polyfed.data.folder import image_folder
 
     height, width = input_shape(experiment)[1:]
-    if Path(data).is_dir() and height == width:
+    if is_folder(data) and height == width:
         return image_folder(data, size=height)
     return build_data_set(data, dataclasses.replace(experiment.settings, data=data, root=root))
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from polyfed.experiment import Experiment
     from polyfed.settings import Settings
 
-GIVEN_IN_PYTHON = "given data"
 HELD_BY_NODES = "data held by nodes"
 
 
@@ -23,15 +22,12 @@ def settings_of(path: str) -> Settings:
     from polyfed.folder import RunFolder
 
     folder = RunFolder(path)
-    settings = folder.settings()
+    settings = folder.settings_to_go_on()
     if HELD_BY_NODES in folder.document().get("given_in_python", []):
         raise DataError(
             f"{path} was trained by Flower nodes, which hold the data. Go on with it there: flwr run APP --run-config 'out=\"{path}\"'."
         )
-    if settings.data == GIVEN_IN_PYTHON:
-        raise DataError(
-            f"{path} was trained on data given in Python, which have no name. Open it there: polyfed.resume({path!r}, data=...)."
-        )
+    folder.require_objects({"data": None, "method": None, "model": None})
     return settings
 
 

@@ -86,12 +86,13 @@ class _ToStandardError(logging.Handler):
     """Writes to whatever standard error is at the moment, since a progress bar takes its place."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(f"polyfed: {record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
+        level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
+        print(f"polyfed: {level}{record.getMessage()}", file=sys.stderr)
 
 
 def listen(quiet: bool) -> None:
-    """Send the warnings of polyfed's logger to standard error."""
+    """Send what polyfed's logger says to standard error: warnings, and what was picked where a setting says auto."""
     log = logging.getLogger("polyfed")
     if not any(isinstance(handler, _ToStandardError) for handler in log.handlers):
         log.addHandler(_ToStandardError())
-    log.setLevel(logging.ERROR if quiet else logging.WARNING)
+    log.setLevel(logging.ERROR if quiet else logging.INFO)

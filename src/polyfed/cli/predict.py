@@ -32,19 +32,22 @@ def predict(
         str | None, typer.Option("--client", metavar="ID", help="Use this client's own model; default: the newcomer's.")
     ] = None,
     newcomer: Annotated[
-        str, typer.Option("--newcomer", help=f"Local layers of the newcomer: {', '.join(CHOICES['newcomer'])}.")
-    ] = "averaged",
+        str | None,
+        typer.Option("--newcomer", help=f"Local layers of the newcomer: {', '.join(CHOICES['newcomer'])}; default: the run's own."),
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Say the class and its probability for each image; images are resized to the run's input size."""
     listen(quiet)
-    if newcomer not in CHOICES["newcomer"]:
+    if newcomer is not None and newcomer not in CHOICES["newcomer"]:
         raise SettingError(f"--newcomer cannot be {newcomer!r}. {nearest(newcomer, CHOICES['newcomer'])}")
+    files = files_of(images)
     with busy("Opening the run", quiet):
         experiment = open_run(path)
+        newcomer = newcomer or experiment.settings.newcomer
         shape = input_shape(experiment)
-        read, problems = read_images(files_of(images), shape)
+        read, problems = read_images(files, shape)
         scores = predicted(experiment, read, client, newcomer) if read else []
     for problem in problems:
         warn(problem)
@@ -64,6 +67,8 @@ def files_of(images: Sequence[str]) -> list[str]:
     files: list[str] = []
     for image in images:
         files += [image] if not Path(image).is_dir() else sorted(str(p) for p in Path(image).rglob("*") if is_image(p.name))
+    if not files:
+        raise DataError(f"{', '.join(images)} holds no images. Give image files, or folders that hold some.")
     return files
 
 

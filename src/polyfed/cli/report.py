@@ -26,10 +26,12 @@ def report(
 
 def run_folders(paths: list[str]) -> list[Path]:
     """The run folders named, and those inside folders that are no run themselves."""
+    from polyfed.folder import missing_words
+
     found: list[Path] = []
     for path in map(Path, paths):
         inside = sorted(file.parent for file in path.glob("*/run.toml")) if not (path / "run.toml").is_file() else [path]
         if not inside:
-            raise RunFolderError(f"{path} is not a run and holds none: there is no run.toml.")
+            raise RunFolderError(f"{path} is not a run and holds none: {missing_words(path)}")
         found += inside
     return found

@@ -76,7 +76,9 @@ def slug(text: str) -> str:
 
 def data_slug(data: str) -> str:
     """The name of a data set without its options, or the last part of a folder."""
-    return slug(Path(data).resolve().name if Path(data).is_dir() else data.split("(")[0].replace("_", "-")) or "data"
+    from polyfed.build import is_folder
+
+    return slug(Path(data).resolve().name if is_folder(data) else data.split("(")[0].replace("_", "-")) or "data"
 
 
 def default_name(settings: Settings) -> str:

@@ -15,12 +15,12 @@ BatchNorm = nn.modules.batchnorm._BatchNorm
 def replace_modules(model: nn.Module, wanted: Callable[[nn.Module], bool], make: Callable[[nn.Module], nn.Module]) -> int:
     """Replace modules in place, in the order of the model; returns how many. A module used in two places stays one module."""
     made: dict[nn.Module, nn.Module] = {}
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
-            if child is not None and wanted(child):
-                if child not in made:
-                    made[child] = make(child)
-                setattr(parent, name, made[child])
+    for path, child in list(model.named_modules(remove_duplicate=False)):
+        if path and wanted(child):
+            if child not in made:
+                made[child] = make(child)
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, made[child])
     return len(made)
 
 

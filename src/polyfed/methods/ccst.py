@@ -121,7 +121,7 @@ def restyled(x: Tensor, styles: Tensor, alpha: float) -> Tensor:
 
 def within_range(client: Client, x: Tensor) -> Tensor:
     """Images without values that no pixel has."""
-    ends = pixel_range(client, x.shape[1])
+    ends = pixel_range(client, x)
     return x if ends is None else x.clamp(*ends)
 
 

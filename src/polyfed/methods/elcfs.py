@@ -49,13 +49,13 @@ def amplitudes(x: Tensor) -> Tensor:
 
 def to_pixels(client: Client, x: Tensor) -> Tensor:
     """Prepared inputs on the scale of pixels, 0 to 255; numbers of unknown range as they are."""
-    ends = pixel_range(client, x.shape[1])
+    ends = pixel_range(client, x)
     return x if ends is None else (x - ends[0]) / (ends[1] - ends[0]) * 255
 
 
 def from_pixels(client: Client, x: Tensor) -> Tensor:
     """The way back, cut to the range of pixels."""
-    ends = pixel_range(client, x.shape[1])
+    ends = pixel_range(client, x)
     return x if ends is None else x.clamp(0, 255) / 255 * (ends[1] - ends[0]) + ends[0]
 
 

@@ -6,8 +6,8 @@
 
 Reference: Zhang et al., Federated Domain Generalization with Generalization Adjustment, CVPR 2023.
 
-Differences from the paper: the gap of round t needs the averaged model, which clients meet at the start of round t+1, where they score it. The weights
-learnt from it hold from the aggregation of round t+2, one round later than in the authors' program; in exchange nothing is sent twice. The published formula
+Differences from the paper: the gap of round t needs the averaged model, which clients meet, and score, at the start of round t+1; the weights learnt from
+it hold in the aggregation of round t+1, whose replies are held until all scores are in: one model a client in the server's memory. The published formula
 centres the gaps by their mean and the authors' program does not: ``center``. Where no gap differs from the others, weights stay. With clients sampled, gaps
 come from those that took part in both rounds; the others keep their weight, before dividing by the sum. The authors' program keeps the optimizer between rounds: add
 ``momentum(keep="local")``. Defaults: step = 0.2 and its decay from the authors' program (40 rounds of 5 epochs, SGD 1e-3, momentum 0.9).
@@ -17,14 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from polyfed.client import Client
-from polyfed.conversation import Reply
+from polyfed.conversation import Reply, Talk, standard_round
 from polyfed.data.federation import in_batches
-from polyfed.errors import DataError, OptionError, nearest
+from polyfed.errors import DataError, OptionError, TooFewReplies, nearest
 from polyfed.method import Facts, Method, register
 from polyfed.server import Server
 
@@ -47,6 +47,7 @@ def badness(client: Client, metric: str) -> float:
     bench.model.eval()
     total = 0.0
     for x, y in in_batches(held, bench.settings.test_batch_size):
+        y = y.to(bench.device)
         logits = bench.model(bench.preparation.for_testing(x.to(bench.device)))
         total += float((logits.argmax(1) != y).sum()) if metric == "accuracy" else float(bench.loss(logits, y)) * len(y)
     for module, training in modes.items():
@@ -60,6 +61,7 @@ class Report:
 
     name: str
     metric: str
+    scores: ClassVar[bool] = True
 
     def __call__(self, client: Client) -> dict[str, float]:
         return {self.name: badness(client, self.metric)}
@@ -86,18 +88,29 @@ def remembered(server: Server) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Adjust:
-    """Move the weights by the gaps of the round before."""
+class AdjustedRound:
+    """The standard round; before replies are summed, weights move by the gaps of the round before, which the replies complete."""
 
     step: float
     center: bool
+    uses: ClassVar[frozenset[str]] = standard_round.uses  # type: ignore[attr-defined]
 
-    def __call__(self, server: Server, extras: Mapping[str, Mapping[str, Any]]) -> None:
-        old = remembered(server)
+    def __call__(self, server: Server) -> Talk[None]:
+        replies = list((yield server.ask("train", server.sample())))
+        before = remembered(server)
+        server.memory[KEY] = self.moved(server, before, {reply.client: reply.extras for reply in replies})
+        try:
+            server.absorb(replies)
+        except TooFewReplies:
+            server.memory[KEY] = before
+            raise
+
+    def moved(self, server: Server, old: Mapping[str, Any], extras: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """The weights after these scores, and the scores of the clients' own models to compare the next ones with."""
         last = server.round - 1
         gaps = {c: told[BEFORE] - old["own"][c] for c, told in extras.items() if old["round"].get(c) == last}
         step = self.step * (1 - (last - 1) / server.rounds)
-        server.memory[KEY] = {
+        return {
             "weights": adjusted(old["weights"], gaps, step, self.center),
             "own": {**old["own"], **{client: told[AFTER] for client, told in extras.items()}},
             "round": {**old["round"], **dict.fromkeys(extras, server.round)},
@@ -134,7 +147,7 @@ def feddg_ga(step: float = 0.2, center: bool = True, metric: str = "loss") -> Me
         KEY,
         before_training=(Report(BEFORE, metric),),
         after_training=(Report(AFTER, metric),),
-        after_round=(Adjust(step, center),),
+        round=AdjustedRound(step, center),
         weighting=learnt_weight,
         facts=Facts(
             leaves="two validation scores per client and round",

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from polyfed.client import Client, Workbench, train
 from polyfed.conversation import TRAINING, Ask, Payload, Replies, Talk, conversation
-from polyfed.errors import JoinError, ModelError, TooFewReplies
+from polyfed.errors import JoinError, ModelError, SettingError, TooFewReplies
 from polyfed.layers.places import plain_batch_norm
 from polyfed.layers.running import track
 from polyfed.layers.swap import BatchNorm, replace_batch_norms
@@ -156,7 +156,11 @@ class ToUnion:
         return model
 
     def check(self, bench: Workbench) -> None:
-        """The step of the union exists only where all clients hold the same model."""
+        """The step of the union exists only where all clients hold the same model, and a compiled step would hold its numbers for good."""
+        if bench.settings.compile != "off":
+            raise SettingError(
+                "fedtan tells its batch norms other statistics in each round, which a compiled step cannot hear. Use --compile off."
+            )
         if bench.plan.has_local_entries or bench.method.outgoing is not None:
             raise JoinError(
                 f"{bench.method}: fedtan needs the same model at all clients. Leave out the part that keeps layers local."
@@ -190,10 +194,7 @@ def answer_step(client: Client, payload: Payload) -> Payload:
     tell(client.model, told)
     try:
         x, y = next(client.batches())
-        step = client.forward(0, x, y)
-        loss = step.task_loss
-        for term in client.bench.method.objective:
-            loss = loss + term(step)
+        loss = client.full_loss(client.forward(0, x, y))
         if "leaves" not in told.found:
             raise ModelError(
                 "fedtan: a batch norm of the model takes no part in its forward pass. Remove the layer, or use another model."

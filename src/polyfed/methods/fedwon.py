@@ -10,7 +10,7 @@ Reference: Zhuang and Lyu, FedWon: Triumphing Multi-domain Federated Learning Wi
 Differences from the paper: Listing 1 is followed where Equation 3 differs (``form="equation"`` has the biased variance, no learnt gain, no floor). Every
 convolution is standardised; Table 6 prints AlexNet's third as plain: ``fedwon(plain=("body.conv3",))``. Convolutions without a bias get one
 (``bias="keep"`` leaves them), since the norm's shift is gone. The listing ignores ``padding_mode``, here it holds. Filters of one weight stay plain:
-standardised they would be zero. There is no residual scaling (the paper has none, and where a branch ends cannot be told on any model).
+standardised they would be zero. There is no residual scaling (the paper has none, and no table needs it).
 Clipping is a part of its own: the paper adds ``agc`` at batch size 32 (0.64 on Digits-Five, 1.28 elsewhere: A.3), never at 1, 2 or 4.
 """
 

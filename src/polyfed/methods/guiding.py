@@ -26,7 +26,9 @@ def received_head(client: Client) -> dict[str, Tensor]:
     """The head's state as it was received, by name inside the head. Buffers are copies, since layers write into them."""
     bench, prefix = client.bench, f"{client.bench.head}."
     names = [name for name in bench.live if name.startswith(prefix)]
-    held = {name: client.received.get(name, bench.live[name]).detach() for name in names}
+    # A part that mixes what was sent with the client's own (partialfed_adaptive) keeps what was sent beside it.
+    sent = getattr(client.received, "sent", client.received)
+    held = {name: sent.get(name, bench.live[name]).detach() for name in names}
     return {name.removeprefix(prefix): value if name in bench.parameters else value.clone() for name, value in held.items()}
 
 

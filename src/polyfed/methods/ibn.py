@@ -7,7 +7,7 @@ Instance norm takes away what differs in looks, in shallow layers only; batch no
 
 Reference: Pan et al., Two at Once: Enhancing Learning and Generalization Capacities via IBN-Net, ECCV 2018.
 
-Differences from the paper: none on ResNets (stages 1 to 3, first norm of each block). A norm that is there already lends its two halves: affine to
+Differences from the paper: none on ResNets with torchvision's stages (1 to 3, first norm of each block). A norm that is there already lends its two halves: affine to
 both, statistics to the batch half, so pretrained weights are kept; the published IBN-a checkpoints are not read. In networks without ResNet stages the
 place is our choice: the first half of the batch norms, in the order of the model; ``where`` names others.
 """

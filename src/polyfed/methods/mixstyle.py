@@ -55,8 +55,9 @@ class MixAfter:
     def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
         if not self.model.training or float(torch.rand(())) >= self.p:
             return None
-        alpha = torch.tensor(self.alpha, dtype=output.dtype, device=output.device)
-        share = torch.distributions.Beta(alpha, alpha).sample((len(output),))
+        exact = torch.promote_types(output.dtype, torch.float32)  # there is no Beta in half precision
+        alpha = torch.tensor(self.alpha, dtype=exact, device=output.device)
+        share = torch.distributions.Beta(alpha, alpha).sample((len(output),)).to(output.dtype)
         return mixed(output, share, torch.randperm(len(output), device=output.device))
 
 

@@ -73,7 +73,7 @@ class LearnStrategy:
 
     def __call__(self, client: Client) -> None:
         received = client.received
-        own = {name: value for name, value in client.kept.entries.items() if name in client.bench.live}
+        own = client.brought({name: value for name, value in client.kept.entries.items() if name in client.bench.live})
         if not isinstance(received, Mixed) or not own:
             return
         before = client.memory.get(MEMORY)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from polyfed.client import Client, Workbench
 from polyfed.conversation import EVALUATION, Ask, Payload, Replies, Talk
+from polyfed.device import CPU
 from polyfed.entries import COUNTER, STATISTIC
 from polyfed.errors import JoinError, TooFewReplies
 from polyfed.method import Facts, Method, register
@@ -49,7 +50,7 @@ def estimate_statistics(client: Client, payload: Payload) -> Payload:
             layer.momentum = momentum
         client.model.eval()
     entries = client.bench.plan.entries
-    return Payload({n: v.detach().clone() for n, v in client.bench.live.items() if bn_statistics.matches(entries[n])})
+    return Payload({n: v.detach().to(CPU, copy=True) for n, v in client.bench.live.items() if bn_statistics.matches(entries[n])})
 
 
 def _chunks(client: Client) -> list[Tensor]:
@@ -94,7 +95,12 @@ class ReEstimate:
         server.memory["static_bn"] = present
 
     def check(self, bench: Workbench) -> None:
-        """No other part may decide over the statistics."""
+        """No other part may decide over the statistics, nor score a model whose statistics are not estimated yet."""
+        scoring = next((hook for hook in bench.method.before_training if getattr(hook, "scores", False)), None)
+        if scoring is not None:
+            raise JoinError(
+                "static_bn estimates statistics for evaluations only, so models cannot be scored as a round begins. Use only one of the two."
+            )
         entries = bench.plan.entries.values()
         for rule in bench.plan.rules:
             if rule.part != "static_bn" and any(bn_statistics.matches(e) and rule.select.matches(e) for e in entries):

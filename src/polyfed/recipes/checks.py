@@ -12,7 +12,6 @@ import functools
 import inspect
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.errors import DataError, OptionError, PolyfedError, nearest
@@ -136,8 +135,10 @@ def check_data(text: str) -> None:
 
 
 def is_folder(text: str) -> bool:
-    """Whether data are written as a path."""
-    return "/" in text.split("(")[0] or Path(text).is_dir()
+    """Whether data are written as a path, or are one."""
+    from polyfed import build
+
+    return "/" in text.split("(")[0] or build.is_folder(text)
 
 
 def check_model(text: str | None) -> None:

@@ -71,6 +71,11 @@ class Run:
         return str(self.document.get("method", {}).get("text", self.settings["method"]))
 
     @property
+    def all_options(self) -> str:
+        """The method's text with every option as it was; defaults may have changed since."""
+        return str(self.document.get("method", {}).get("all_options", ""))
+
+    @property
     def seed(self) -> int:
         """The seed."""
         return int(self.settings["seed"])
@@ -303,13 +308,15 @@ def differing(runs: Sequence[Run]) -> list[str]:
 def _arena(runs: Sequence[Run]) -> Arena:
     by_method: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
-        by_method.setdefault(run.method, {}).setdefault(repr(recipe(run)), []).append(run)
+        by_method.setdefault(run.method, {}).setdefault(repr((recipe(run), run.all_options)), []).append(run)
     contestants = []
     for method, groups in by_method.items():
         apart = differing([many[0] for many in groups.values()])
+        changed = len({many[0].all_options for many in groups.values()}) > 1
         for many in groups.values():
+            text = many[0].all_options if changed else method
             details = ", ".join(f"{name}={recipe(many[0])[name]}" for name in apart)
-            contestants.append(Contestant(f"{method} [{details}]" if details else method, many))
+            contestants.append(Contestant(f"{text} [{details}]" if details else text, many))
     facts, settings = runs[0].document.get("data", {}), runs[0].settings
     extras = [f"{name} {settings[name]}" for name in ("partition", "few_shot") if settings[name] != DEFAULTS[name]]
     extras += [f"unseen: {', '.join(settings['unseen'])}"] if settings["unseen"] else []

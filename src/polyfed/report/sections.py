@@ -294,7 +294,7 @@ def provenance(run: Run) -> dict[str, Any]:
         "machine": machine,
         "command": command(run),
         "settings": [(name, _setting_words(value), value != _as_plain(DEFAULTS.get(name))) for name, value in _set(run).items()],
-        "all_options": run.document.get("method", {}).get("all_options", ""),
+        "all_options": run.all_options,
         "model": run.document.get("model", {}),
         "data": run.document.get("data", {}),
     }

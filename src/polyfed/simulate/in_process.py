@@ -107,7 +107,7 @@ class InProcess:
             return False
         lost = chooser(self.bench.settings.seed, "drop", ask.round, ask.attempt, client).random() < rate
         if lost:
-            log.info("Round %d: client %s drops out (simulated).", ask.round, client)
+            log.debug("Round %d: client %s drops out (simulated).", ask.round, client)
         return lost
 
     def commit(self, without: Mapping[str, str] | Collection[str] = ()) -> None:
