@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from polyfed.cli.docs import first_sentence
+from polyfed.cli.docstrings import first_sentence
 from polyfed.cli.ls import registry_of, written
 from polyfed.cli.show import GIVEN_BY_RUN
 from polyfed.report import method_tables

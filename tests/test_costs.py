@@ -16,7 +16,7 @@ from polyfed.client import Client
 from polyfed.conversation import Talk
 from polyfed.ledger import Ledger
 from polyfed.method import Facts, Method, parse
-from polyfed.report.costs import Beside, Spent, Totals, beside, cells, spent, told, totals
+from polyfed.report.costs import Expense, Spent, Totals, cells, expense_of, spent, told, totals
 from polyfed.report.html import render
 from polyfed.report.tables import cost_table, method_row, outcome
 from polyfed.result import Result
@@ -82,7 +82,7 @@ def test_extra_bytes_beside_fedavg_by_hand() -> None:
     # A style goes up and the styles of two others come down, before two rounds.
     ccst = 3 * STYLE / 2
     for method, extra in {"gperxan": gperxan, "scaffold": scaffold, "ccst": ccst}.items():
-        assert beside(method, "", "", cost(method), reference).extra_traffic == extra, method
+        assert expense_of(method, "", "", cost(method), reference).extra_traffic == extra, method
 
 
 def test_sampled_clients_count_only_when_they_take_part() -> None:
@@ -191,7 +191,7 @@ def test_ledgers_of_older_runs_can_be_read() -> None:
     assert Ledger.from_numbers(unknown.numbers()).left_clients() == (None, None)
     meter.Meter().pause(unknown)
     assert unknown.seconds["training"] > 1.0 and not unknown.cpu_seconds
-    row = beside("x", "styles", "aggregate", found, found)
+    row = expense_of("x", "styles", "aggregate", found, found)
     assert cells(row) == ["?", "?", "aggregate", "+0.000", "?", "?"]
 
 
@@ -206,7 +206,7 @@ def test_costs_are_means_over_runs_and_differences_to_the_reference() -> None:
     runs = [Totals(4, 10, 20, 400, 2000, 60_000, 5.0, 3_000_000), Totals(4, 10, 20, 800, 4000, 20_000, 15.0, 5_000_000)]
     found = spent(runs)
     assert found == Spent(150.0, 150.0, 2000.0, 1.0, 4_000_000.0)
-    row = beside("x", "styles", "per sample", found, Spent(0.0, 0.0, 500.0, 0.8, 1_000_000.0))
+    row = expense_of("x", "styles", "per sample", found, Spent(0.0, 0.0, 500.0, 0.8, 1_000_000.0))
     assert (row.extra_traffic, row.extra_cpu, row.cpu_ratio, row.extra_memory) == (1500, pytest.approx(0.2), 1.25, 3_000_000)
     assert cells(row) == ["150 B", "150 B", "per sample", "+0.002", "+0.20 (1.25x)", "+3"]
     assert spent([*runs, Totals(4, 0, 0, None, 0, 0, None, None)]).left_once is None
@@ -219,7 +219,7 @@ def test_pooled_data_are_not_counted_and_nothing_is_invented_without_a_reference
     assert told(central)["left_once_bytes_per_client"] is None and told(central)["grain"] == "per sample"
     assert told(elcfs)["left_once_bytes_per_client"] == SPECTRUM and told(elcfs)["left_bytes_per_client_and_round"] == 0
     assert told(elcfs)["extra_bytes_per_client_and_round"] is told(elcfs)["cpu_ratio"] is None
-    silent = Beside("mine", "", "", Spent(0.0, 8.0), None, None, None, None)
+    silent = Expense("mine", "", "", Spent(0.0, 8.0), None, None, None, None)
     assert cells(silent)[2] == "not declared"
 
 

@@ -27,8 +27,8 @@ from polyfed.method import Method
 from polyfed.observers import record, resume
 from polyfed.settings import Settings
 from polyfed.simulate import workers as workers_module
-from polyfed.simulate.arena import Arena, joined, parted
 from polyfed.simulate.in_process import InProcess
+from polyfed.simulate.shared_memory import SharedMemory, joined, parted
 from polyfed.simulate.worker import forked
 from polyfed.simulate.workers import Workers
 from polyfed.testing import TinyNet, tiny_federation
@@ -514,7 +514,7 @@ def test_data_changed_before_the_first_ask_are_seen() -> None:
 
 
 def test_trees_are_parted_and_joined() -> None:
-    arena = Arena()
+    arena = SharedMemory()
     tensors: list[Tensor] = [torch.arange(3), torch.ones(2, 2)]
     spots = []
 

@@ -83,7 +83,7 @@ def costs(rows: Sequence[Row]) -> list[str]:
         run = one.first
         turns = run.rounds * int(run.settings["clients_per_round"] or run.document["data"]["clients"])
         traffic = [f"{sum(run.bytes(way, 'training').values()) / turns / 1e6:.2f}" for way in ("up", "down")]
-        own = report_costs.beside(one.label, *declared_leaves(run), spent_by(one), reference)
+        own = report_costs.expense_of(one.label, *declared_leaves(run), spent_by(one), reference)
         lines.append(_line([one.label, *traffic, *report_costs.cells(own)]))
     return lines
 

@@ -59,7 +59,6 @@ T = TypeVar("T")
 Replies: TypeAlias = Iterator[Reply]
 Talk: TypeAlias = Generator[Ask, Replies, T]
 Deliver: TypeAlias = Callable[[Ask], Replies]
-Conversation: TypeAlias = "Callable[[Server], Talk[None]]"
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -37,10 +37,7 @@ class RunFolder:
 
     def create(self, settings: Settings, facts: Mapping[str, Any]) -> None:
         """Make the folder and write down what is run; a folder that holds a run already is refused."""
-        if (self.path / "run.toml").exists():
-            raise RunFolderError(
-                f"{self.path} holds a run already. Go on with it (polyfed resume {self.path}) or choose another --out."
-            )
+        self.refuse_to_overwrite()
         document = {"format": FORMAT, "settings": plain(settings), **facts, "made_with": versions()}
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -50,6 +47,13 @@ class RunFolder:
             beside.replace(self.path / "run.toml")
         except OSError as error:
             raise RunFolderError(f"Cannot write a run to {self.path}: {error.strerror or error}. Choose another --out.") from error
+
+    def refuse_to_overwrite(self) -> None:
+        """A folder that holds a run is not written anew."""
+        if (self.path / "run.toml").exists():
+            raise RunFolderError(
+                f"{self.path} holds a run already. Go on with it (polyfed resume {self.path}) or choose another --out."
+            )
 
     def document(self) -> dict[str, Any]:
         """What ``run.toml`` says."""
@@ -101,16 +105,23 @@ class RunFolder:
             ) from error
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All lines of metrics."""
-        if not self.metrics_file.exists():
-            return []
-        *whole, torn = self.metrics_file.read_text().split("\n")
-        # A run killed while writing leaves a last line without its end; it is recomputed when the run goes on.
-        del torn
+        """All lines of metrics; a last one that a killed run left torn is passed over, and recomputed when the run goes on."""
         try:
-            return [json.loads(line) for line in whole]
-        except ValueError as error:
-            raise RunFolderError(f"{self.metrics_file} is damaged: {error}.") from error
+            texts = self.metrics_file.read_bytes().splitlines(keepends=True) if self.metrics_file.exists() else []
+        except OSError as error:
+            raise RunFolderError(f"{self.metrics_file} cannot be read: {error.strerror or error}.") from error
+        if texts and not texts[-1].endswith(b"\n"):
+            texts.pop()
+        return [self._metrics_line(number, text) for number, text in enumerate(texts, 1)]
+
+    def _metrics_line(self, number: int, text: bytes) -> dict[str, Any]:
+        try:
+            line: dict[str, Any] = json.loads(text)
+            if not {"round", "view", "client"} <= set(line) or ("accuracy" in line and "domain" not in line):
+                raise ValueError("it does not say its round, view, client and domain")
+        except (ValueError, TypeError, RecursionError) as error:
+            raise RunFolderError(f"{self.metrics_file}, line {number}, is no line of metrics ({error}).") from error
+        return line
 
     def metrics_size(self) -> int:
         """Bytes of metrics so far."""

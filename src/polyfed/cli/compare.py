@@ -19,7 +19,7 @@ from polyfed.errors import SettingError, nearest
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from polyfed.report.costs import Beside, Spent
+    from polyfed.report.costs import Expense, Spent
     from polyfed.report.tables import MethodRow, Number
     from polyfed.settings import Settings
 
@@ -149,7 +149,7 @@ def footnote(comparison: Comparison, rows: list[MethodRow], settings: Settings, 
     )
 
 
-def row_told(row: MethodRow, cost: Beside | None = None) -> dict[str, Any]:
+def row_told(row: MethodRow, cost: Expense | None = None) -> dict[str, Any]:
     """A row as JSON; ``cost`` sets it beside the reference."""
     from polyfed.report.costs import told as cost_told
 
@@ -188,7 +188,7 @@ def _print(rows: list[MethodRow], note: str, title: str) -> None:
     out.print(f"[dim]{escape(note)}[/dim]")
 
 
-def print_costs(rows: list[Beside], reference: Spent) -> None:
+def print_costs(rows: list[Expense], reference: Spent) -> None:
     """The second table: cost and privacy beside the reference."""
     from rich.markup import escape
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyfed.cli.docs import first_sentence
+from polyfed.cli.docstrings import first_sentence
 from polyfed.cli.options import Json, Load
 from polyfed.cli.output import busy, console, print_json, table
 from polyfed.errors import UnknownName, nearest

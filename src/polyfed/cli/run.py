@@ -38,9 +38,12 @@ def run(
     """Train a federation, score it, and write a run folder."""
     listen(quiet)
     settings = chosen_settings(data, values, changes, recipe)
+    from polyfed.folder import RunFolder
+
+    if out is not None:
+        RunFolder(out).refuse_to_overwrite()
     with busy("Preparing data and model", quiet):
         from polyfed.experiment import Experiment
-        from polyfed.folder import RunFolder
         from polyfed.observers import record
 
         experiment = Experiment(settings)
@@ -140,7 +143,8 @@ def print_scores(summary: dict[str, Any], title: str | None = None) -> None:
 
 def print_costs(summary: dict[str, Any]) -> None:
     """Bytes by class of entry, and seconds."""
-    from polyfed.report.tables import cost_rows, in_bytes
+    from polyfed.report.byte_words import byte_words
+    from polyfed.report.tables import cost_rows
 
     rows = cost_rows(summary)
     shown = table(("for", "class of entry", "up", "down"), ("up", "down"))
@@ -148,10 +152,10 @@ def print_costs(summary: dict[str, Any]) -> None:
         ends = place + 1 < len(rows) and rows[place + 1].purpose != row.purpose
         begins = place == 0 or rows[place - 1].purpose != row.purpose
         shown.add_row(
-            row.purpose if begins else "", row.kind.replace("_", " "), in_bytes(row.up), in_bytes(row.down), end_section=ends
+            row.purpose if begins else "", row.kind.replace("_", " "), byte_words(row.up), byte_words(row.down), end_section=ends
         )
     console().print()
     print_table("traffic, all clients and rounds together", shown)
     console().print(
-        f"training: {in_bytes(summary['bytes_up'])} up, {in_bytes(summary['bytes_down'])} down, {summary['seconds']:.1f} seconds"
+        f"training: {byte_words(summary['bytes_up'])} up, {byte_words(summary['bytes_down'])} down, {summary['seconds']:.1f} seconds"
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyfed.cli.docs import options_of, reflowed, text_of
+from polyfed.cli.docstrings import options_of, reflowed, text_of
 from polyfed.cli.ls import KINDS, fact_values, load_files, registry_of, written
 from polyfed.cli.options import Changes, Json, Load, read_change
 from polyfed.cli.output import busy, console, print_json, print_table, table

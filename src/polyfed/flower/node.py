@@ -33,7 +33,7 @@ from polyfed.settings import Settings, with_changes
 
 log = logging.getLogger("polyfed")
 
-PARTITION, PARTITIONS = "partition-id", "num-partitions"
+PARTITION = "partition-id"
 
 
 class Workplace:

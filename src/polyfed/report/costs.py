@@ -62,7 +62,7 @@ class Spent:
 
 
 @dataclass(frozen=True)
-class Beside:
+class Expense:
     """A method beside the reference; None: not measured, or there is no reference."""
 
     method: str
@@ -118,11 +118,11 @@ def _rate(amounts: Iterable[float | None], times: Sequence[int]) -> float | None
     return sum(known) / whole if whole and len(known) == len(found) else None
 
 
-def beside(method: str, leaves: str, grain: str, own: Spent, reference: Spent | None) -> Beside:
+def expense_of(method: str, leaves: str, grain: str, own: Spent, reference: Spent | None) -> Expense:
     """Set a method beside the reference."""
     other = reference or Spent()
     ratio = own.cpu_seconds / other.cpu_seconds if own.cpu_seconds is not None and other.cpu_seconds else None
-    return Beside(
+    return Expense(
         method=method,
         leaves=leaves,
         grain=grain,
@@ -138,7 +138,7 @@ def _more(own: float | None, other: float | None) -> float | None:
     return None if own is None or other is None else own - other
 
 
-def told(row: Beside) -> dict[str, str | float | None]:
+def told(row: Expense) -> dict[str, str | float | None]:
     """A row as JSON."""
     return {
         "leaves": row.leaves or None,
@@ -155,7 +155,7 @@ def told(row: Beside) -> dict[str, str | float | None]:
     }
 
 
-def cells(row: Beside) -> list[str]:
+def cells(row: Expense) -> list[str]:
     """A row as texts under ``HEADS``."""
     cpu = NOT_KNOWN if row.extra_cpu is None else f"{row.extra_cpu:+.2f}"
     return [
@@ -168,7 +168,7 @@ def cells(row: Beside) -> list[str]:
     ]
 
 
-def left_words(row: Beside, count: float | None) -> str:
+def left_words(row: Expense, count: float | None) -> str:
     """Bytes that left a client."""
     if count is None:
         return NOT_KNOWN

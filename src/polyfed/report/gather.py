@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -249,33 +248,12 @@ def read_run(path: str | Path) -> Run:
     """Read one run folder, finished or not."""
     folder = RunFolder(path)
     document = folder.document()
-    lines = _metrics(folder)
+    lines = folder.metrics()
     snapshot, complaints = folder.checkpoints.read()
     if snapshot is None:
         return Run(str(path), document, lines, complaints=complaints)
     notes, state = snapshot.notes, digest(snapshot)
     return Run(str(path), document, lines, snapshot.round, notes.get("finished", False), notes.get("ledger", {}), state, complaints)
-
-
-def _metrics(folder: RunFolder) -> list[dict[str, Any]]:
-    """The lines of metrics; a last line that a killed run left torn is passed over."""
-    path = folder.metrics_file
-    try:
-        texts = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    except OSError as error:
-        raise RunFolderError(f"{path} cannot be read: {error.strerror or error}.") from error
-    lines = []
-    for number, text in enumerate(texts, 1):
-        try:
-            line = json.loads(text)
-            if not {"round", "view", "client"} <= set(line) or (line["view"] in VIEWS and "domain" not in line):
-                raise ValueError("it does not say its round, view, client and domain")
-        except (ValueError, TypeError, RecursionError) as error:
-            if number == len(texts) and not text.endswith(b"\n"):
-                break
-            raise RunFolderError(f"{path}, line {number}, is no line of metrics ({error}).") from error
-        lines.append(line)
-    return lines
 
 
 def _runs_inside(path: Path) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from polyfed.cli.docs import first_sentence, options_of
+from polyfed.cli.docstrings import first_sentence, options_of
 from polyfed.cli.ls import sampled_words
 from polyfed.method import Facts, Method, methods, parse, slot_table
 from polyfed.registry import Recorded

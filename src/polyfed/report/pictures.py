@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from polyfed.report.byte_words import byte_words
 from polyfed.report.charts import COLOURS, Bar, Dot, Series, bars, line_chart, scatter, ticks
 from polyfed.report.gather import MEAN, Arena, Contestant, average, deviation
-from polyfed.report.sections import KINDS, both_ways, byte_tick, byte_words, kind_words, mean_bytes
+from polyfed.report.sections import KINDS, both_ways, byte_tick, kind_words, mean_bytes
 from polyfed.report.verdict import binomial_error, mean_error, percent, points
 
 MOST_CLIENTS = 16

@@ -9,6 +9,7 @@ from typing import Any
 from polyfed.errors import PolyfedError
 from polyfed.ledger import Ledger
 from polyfed.report import costs
+from polyfed.report.byte_words import byte_words
 from polyfed.report.gather import DEFAULTS, MEAN, SPREAD, WORST, Arena, Contestant, Run, average, deviation, recipe
 from polyfed.report.verdict import Headline, binomial_error, points
 from polyfed.settings import Settings
@@ -32,19 +33,6 @@ VIEW_TITLES = {
 def kind_words(kind: str) -> str:
     """A class of entries in words; a layer's own class keeps its name."""
     return KINDS.get(kind, kind)
-
-
-def byte_words(count: float) -> str:
-    """Bytes in the largest unit that keeps the number above 1, with three digits (1 MB is a million bytes).
-
-    >>> byte_words(3_501_200)
-    '3.50 MB'
-    """
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            value = count / size
-            return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
-    return f"{count:.0f} B"
 
 
 def byte_tick(count: float) -> str:
@@ -240,7 +228,7 @@ def beside_reference(arena: Arena) -> dict[str, Any] | None:
     for contestant in arena.contestants:
         chosen = reference_for(contestant, references)
         reference = None if chosen is None else spent_by(chosen)
-        own = costs.beside(contestant.label, *declared_leaves(contestant.first), spent_by(contestant), reference)
+        own = costs.expense_of(contestant.label, *declared_leaves(contestant.first), spent_by(contestant), reference)
         rows.append({"label": contestant.label, "cells": costs.cells(own)})
     known = costs.reference_words(spent_by(references[0])) if len(references) == 1 else ""
     return {"reference": costs.REFERENCE, "heads": costs.HEADS, "rows": rows, "note": f"{known} {costs.NOTE}".strip()}

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from polyfed.report.costs import REFERENCE, Beside, Spent, beside, spent, totals
+from polyfed.report.costs import REFERENCE, Expense, Spent, expense_of, spent, totals
 
 if TYPE_CHECKING:
     from polyfed.result import Result
@@ -166,7 +166,7 @@ def left_out_in_turn(summaries: Sequence[Summary]) -> dict[str, Any]:
     }
 
 
-def cost_table(rows: Sequence[MethodRow]) -> list[Beside]:
+def cost_table(rows: Sequence[MethodRow]) -> list[Expense]:
     """Cost and privacy of each method that was run, beside the reference where it is among them."""
     from polyfed.method import parse
 
@@ -174,7 +174,7 @@ def cost_table(rows: Sequence[MethodRow]) -> list[Beside]:
     for row in rows:
         if not row.problem:
             facts = parse(row.method).facts
-            found.append(beside(row.method, facts.leaves, facts.grain, row.spent, reference_of(rows)))
+            found.append(expense_of(row.method, facts.leaves, facts.grain, row.spent, reference_of(rows)))
     return found
 
 
@@ -213,15 +213,3 @@ def percent(value: float, error: float | None = None) -> str:
     '83.1 ±1.2'
     """
     return f"{100 * value:.1f}" + ("" if error is None else f" ±{100 * error:.1f}")
-
-
-def in_bytes(count: float) -> str:
-    """Bytes in a unit that reads well.
-
-    >>> in_bytes(0), in_bytes(1103680)
-    ('0 B', '1.10 MB')
-    """
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.2f} {unit}"
-    return f"{count:.0f} B"

@@ -29,7 +29,7 @@ from torch import Tensor
 from polyfed.client import Kept
 from polyfed.conversation import TRAINING, Ask, Payload
 from polyfed.errors import ClientFailure, PolyfedError
-from polyfed.simulate.arena import Arena, Json, Mark, Spot, joined, parted
+from polyfed.simulate.shared_memory import Json, Mark, SharedMemory, Spot, joined, parted
 from polyfed.simulate.shelf import Shelf
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ Marks: TypeAlias = dict[int, tuple[Mark, int, Tensor]]
 class Worker:
     """A worker as its parent sees it."""
 
-    def __init__(self, inner: InProcess, shared: Arena) -> None:
-        self.request, self.response = Arena(), Arena()
+    def __init__(self, inner: InProcess, shared: SharedMemory) -> None:
+        self.request, self.response = SharedMemory(), SharedMemory()
         self.line, far_end = Pipe()
         parent_ends.add(self.line)
         self.owner = os.getpid()
@@ -186,7 +186,9 @@ class Notes(logging.Handler):
 class Desk:
     """Where a worker reads what is asked, lets clients answer, and lays the answers out."""
 
-    def __init__(self, inner: InProcess, line: Connection, shared: Arena, request: Arena, response: Arena) -> None:
+    def __init__(
+        self, inner: InProcess, line: Connection, shared: SharedMemory, request: SharedMemory, response: SharedMemory
+    ) -> None:
         self.inner, self.line, self.shared, self.request, self.response = inner, line, shared, request, response
         self.notes = Notes()
         self.ask = -1

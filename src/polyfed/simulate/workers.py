@@ -23,8 +23,8 @@ from polyfed.client import Kept, Workbench
 from polyfed.conversation import Ask, Payload
 from polyfed.data.federation import ClientData
 from polyfed.errors import ClientFailure, SettingError
-from polyfed.simulate.arena import Arena, Json, Mark, Spot, joined, parted
 from polyfed.simulate.in_process import InProcess, Outcome
+from polyfed.simulate.shared_memory import Json, Mark, SharedMemory, Spot, joined, parted
 from polyfed.simulate.worker import Worker, failure, show
 
 log = logging.getLogger("polyfed")
@@ -62,8 +62,8 @@ class Bundle:
 class Sending:
     """One ask on its way to workers. What more than one client gets is laid out once, for all workers."""
 
-    def __init__(self, serial: int, ask: Ask, clients: Sequence[str], held: Mapping[str, Kept], arena: Arena) -> None:
-        self.serial, self.ask, self.held, self.arena = serial, ask, held, arena
+    def __init__(self, serial: int, ask: Ask, clients: Sequence[str], held: Mapping[str, Kept], memory: SharedMemory) -> None:
+        self.serial, self.ask, self.held, self.memory = serial, ask, held, memory
         self.payloads = {client: ask.payloads[client] for client in clients}
         self.spots: list[Spot] = []
         self.shared: list[Tensor] = []
@@ -72,7 +72,7 @@ class Sending:
         self.tree_places: dict[int, int] = {}
         self.repeated_payloads = repeated(self.payloads.values())
         self.repeated = repeated(self._tensors(clients))
-        arena.clear()
+        memory.clear()
 
     def _tensors(self, clients: Sequence[str]) -> Iterator[Tensor]:
         """Every tensor as often as it counts: that of a payload for many, twice."""
@@ -83,7 +83,7 @@ class Sending:
         for client in clients:
             yield from {id(value): value for value in tensors_in(self.held[client].memory)}.values()
 
-    def mark(self, value: Tensor, job: Job, request: Arena, own: list[Spot]) -> Mark:
+    def mark(self, value: Tensor, job: Job, request: SharedMemory, own: list[Spot]) -> Mark:
         """Lay a tensor out, for all workers or for this job, and say how it is called."""
         if id(value) not in self.repeated:
             job.sent.append(value)
@@ -92,7 +92,7 @@ class Sending:
         if id(value) not in self.places:
             self.places[id(value)] = len(self.shared)
             self.shared.append(value)
-            self.spots.append(self.arena.put(value))
+            self.spots.append(self.memory.put(value))
         return {"shared": self.places[id(value)]}
 
     def message(self, job: Job, worker: Worker) -> bytes:
@@ -132,7 +132,7 @@ class Sending:
             self.tree_places[id(payload)] = len(self.trees) - 1
         return self.tree_places[id(payload)]
 
-    def received(self, answer: Json, job: Job, response: Arena) -> Bundle:
+    def received(self, answer: Json, job: Job, response: SharedMemory) -> Bundle:
         """What a worker answered, copied out of shared memory."""
         own = [response.view(Spot(*spot)).clone() for spot in answer["own"]]
 
@@ -183,7 +183,7 @@ class Workers(InProcess):
         self.inner.data = self.data
         self.count = count
         self.workers: list[Worker] = []
-        self.arena: Arena | None = None
+        self.memory: SharedMemory | None = None
         self.serial = 0
         self.at_work: dict[Worker, Job] = {}
         self.shown: dict[Any, Any] = {}
@@ -197,9 +197,9 @@ class Workers(InProcess):
         self.serial += 1
         if not clients:
             return
-        if self.arena is None:
-            self.arena = Arena()
-        sending = Sending(self.serial, ask, clients, {client: self.held(client) for client in clients}, self.arena)
+        if self.memory is None:
+            self.memory = SharedMemory()
+        sending = Sending(self.serial, ask, clients, {client: self.held(client) for client in clients}, self.memory)
         turn = Turn(self, sending, self.jobs(ask, clients))
         try:
             for bundle in turn.bundles():
@@ -225,9 +225,9 @@ class Workers(InProcess):
             return idle[0]
         if len(self.workers) == self.count:
             return None
-        assert self.arena is not None
+        assert self.memory is not None
         try:
-            self.workers.append(Worker(self.inner, self.arena))
+            self.workers.append(Worker(self.inner, self.memory))
         except OSError as error:
             raise ClientFailure(
                 f"Worker process {len(self.workers) + 1} of {self.count} cannot be started: {error.strerror}. Use fewer --workers."
@@ -248,9 +248,9 @@ class Workers(InProcess):
         super().close()
         self.serial += 1
         self.end(list(self.workers))
-        if self.arena is not None:
-            self.arena.close()
-            self.arena = None
+        if self.memory is not None:
+            self.memory.close()
+            self.memory = None
 
 
 class Turn:

@@ -1,6 +1,6 @@
 """Memory that a process and its children share: tensors are copied into it once, and read where they lie.
 
-An arena is a file without a name, in memory only. It grows when it must; who reads it maps the new part when a tensor lies there.
+It is a file without a name, in memory only. It grows when it must; who reads it maps the new part when a tensor lies there.
 Beside it, trees of plain values and tensors are parted into JSON with marks, and joined again.
 """
 
@@ -24,7 +24,7 @@ Mark: TypeAlias = dict[str, int]
 
 
 class Spot(NamedTuple):
-    """Where a tensor lies in an arena. ``strides`` is None for the usual order of its values."""
+    """Where a tensor lies in shared memory. ``strides`` is None for the usual order of its values."""
 
     start: int
     dtype: str
@@ -32,7 +32,7 @@ class Spot(NamedTuple):
     strides: list[int] | None
 
 
-class Arena:
+class SharedMemory:
     """Shared memory that tensors are laid out in, one after the other, until it is cleared."""
 
     def __init__(self) -> None:
