@@ -109,6 +109,7 @@ assert not heavy, heavy
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("Example") == 9
+    assert "A data set, or a folder root/<domain>/<class>/*." in ended.stdout
 
 
 def test_module_runs_as_a_command() -> None:
