@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from rich.progress import Progress
 
+from polyfed.cli.runs_bar import RunsBar
 from polyfed.report.costs import Totals
 from polyfed.report.tables import Number, best_methods, left_out_in_turn, method_row, percent
 from test_cli import SHORT, STOPPER, Command, images, polyfed, says
@@ -127,3 +130,15 @@ def test_bad_comparisons_get_one_sentence(polyfed: Command, images: Path) -> Non
     says(polyfed("compare", images, "--methods", "fedavg", "--protocol", "loo"), "leave-one-out")
     says(polyfed("compare", images), "--methods")
     assert not Path("runs").exists()
+
+
+def test_the_bar_over_runs_moves_with_every_round() -> None:
+    drawn = Progress()
+    bar = RunsBar(drawn)
+    bar.begin("fedbn, seed 0", 2, 4)
+    (task,) = drawn.tasks
+    assert (task.completed, task.total, task.description) == (1, 4, "run 2 of 4: fedbn, seed 0")
+    bar.round(SimpleNamespace(round=3, rounds=4))  # type: ignore[arg-type]
+    assert task.completed == 1.75
+    bar.end()
+    assert task.completed == 2

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyfed.cli.output import console, show_progress, warn
+from polyfed.cli.output import show_progress, warn
 from polyfed.cli.run import slug
+from polyfed.cli.runs_bar import runs_bar
 from polyfed.errors import PolyfedError
 
 if TYPE_CHECKING:
@@ -67,13 +67,13 @@ class Comparison:
 
         found: dict[str, dict[int, list[dict[str, Any]]]] = {}
         problems: dict[str, str] = {}
-        with self.progress(len(jobs)) as (begin, advance):
-            for job in jobs:
+        with runs_bar(self.quiet) as bar:
+            for number, job in enumerate(jobs, 1):
                 by_seed = found.setdefault(job.method, {})
-                begin(job)
+                bar.begin(job.words, number, len(jobs))
                 if job.method not in problems:
                     try:
-                        by_seed.setdefault(job.seed, []).append(self.run(job, advance))
+                        by_seed.setdefault(job.seed, []).append(self.run(job, bar.round))
                     except PolyfedError as error:
                         problems[job.method] = str(error)
         if self.reused and not self.quiet:
@@ -85,20 +85,19 @@ class Comparison:
             for method, by_seed in found.items()
         ]
 
-    def run(self, job: Job, advance: Observer | None) -> dict[str, Any]:
+    def run(self, job: Job, advance: Observer) -> dict[str, Any]:
         """The outcome of one job: read, resumed or trained."""
         from polyfed.experiment import Experiment
         from polyfed.observers import record, resume
         from polyfed.report.tables import domain_rows, outcome
 
-        watching = () if advance is None else (advance,)
         experiment = Experiment(job.settings, self.data)
         self.tell(job, experiment.notices)
         folder, exists = self.place(job, experiment)
         result: Result = (
-            resume(folder.path, self.data, notify=warn, observers=watching)
+            resume(folder.path, self.data, notify=warn, observers=(advance,))
             if exists
-            else record(experiment, folder, observers=watching)
+            else record(experiment, folder, observers=(advance,))
         )
         self.reused += exists
         made = outcome(result)
@@ -128,26 +127,6 @@ class Comparison:
             if (folder.path / "run.toml").is_file() and _same(folder, experiment):
                 return folder, True
             number += 1
-
-    @contextmanager
-    def progress(self, runs: int) -> Iterator[tuple[Callable[[Job], None], Observer | None]]:
-        """One bar over all runs with the time left, moved by every round."""
-        if not show_progress(self.quiet):
-            yield (lambda job: None), None
-            return
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-            task = bar.add_task("", total=float(runs))
-            begun = 0
-
-            def begin(job: Job) -> None:
-                nonlocal begun
-                bar.update(task, completed=float(begun), description=f"run {begun + 1} of {runs}: {job.words}")
-                begun += 1
-
-            yield begin, lambda server: bar.update(task, completed=begun - 1 + server.round / server.rounds)
 
 
 def _same(folder: RunFolder, experiment: Experiment) -> bool:

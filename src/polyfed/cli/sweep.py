@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,12 +10,13 @@ import typer
 
 from polyfed.cli.guard import BAD_INPUT, stoppable
 from polyfed.cli.options import Changes, Json, Quiet, Recipe, chosen_settings, read_change, with_settings
-from polyfed.cli.output import busy, console, listen, print_json, print_table, show_progress, table, warn
+from polyfed.cli.output import busy, console, listen, print_json, print_table, table
+from polyfed.cli.runs_bar import runs_bar
 from polyfed.errors import SettingError
 
 if TYPE_CHECKING:
     from polyfed.report.tables import MethodRow
-    from polyfed.sweeps.search import Sweep, Watch
+    from polyfed.sweeps.search import Sweep
     from polyfed.sweeps.space import Axis
     from polyfed.sweeps.trials import Searched
 
@@ -74,10 +73,12 @@ def sweep(
     texts = method_texts(methods, settings)
     axes = axes_of(lr, set_grid or [])
     folder = Path(out) if out is not None else Path("runs") / f"sweep-{data_slug(settings.data)}"
-    with watching(quiet) as watch:
+    with runs_bar(quiet) as bar:
         with busy("Preparing data", quiet):
+            from polyfed.cli.sweep_watch import SweepWatch
             from polyfed.sweeps.search import Sweep
 
+            watch = SweepWatch(bar, quiet)
             searching = Sweep(settings, texts, axes, folder, random=random, seeds=seeds, hold_out=hold_out, watch=watch)
         with stoppable("the same command goes on from here; finished trials are kept."):
             found = searching.run()
@@ -143,52 +144,6 @@ def apart(text: str) -> list[str]:
         else:
             pieces[-1] += letter
     return [piece.strip() for piece in pieces if piece.strip()]
-
-
-@contextmanager
-def watching(quiet: bool) -> Iterator[Watch]:
-    """One bar over all trials and tests with the time left; without a terminal, a line for each."""
-    from polyfed.sweeps.search import Watch
-
-    told: set[str] = set()
-
-    class Lines(Watch):
-        """Says what is over."""
-
-        def end(self, words: str, said: str) -> None:
-            if not quiet:
-                print(f"{words}: {said}", file=sys.stderr)
-
-        def notice(self, text: str) -> None:
-            if text not in told and not quiet:
-                warn(text)
-            told.add(text)
-
-    if not show_progress(quiet):
-        yield Lines()
-        return
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
-
-        class Bar(Lines):
-            """Moves with every round."""
-
-            begun = 0
-
-            def begin(self, words: str, number: int, total: int) -> None:
-                self.begun = number - 1
-                bar.update(task, total=float(total), completed=float(self.begun), description=f"run {number} of {total}: {words}")
-
-            def round(self, server: Any) -> None:
-                bar.update(task, completed=self.begun + server.round / server.rounds)
-
-            def end(self, words: str, said: str) -> None:
-                bar.update(task, completed=float(self.begun + 1))
-
-        yield Bar()
 
 
 def row_of(one: Searched) -> MethodRow:
