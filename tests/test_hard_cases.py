@@ -19,7 +19,6 @@ from polyfed.seeds import generator
 from polyfed.server import Server
 from polyfed.settings import Settings
 from polyfed.sharing import bn_statistics, keep_local
-from polyfed.simulate.debug import Debug
 from polyfed.testing import TinyNet, check_method, tiny_federation
 
 # --- A toy that talks once per batch-norm layer: the pooled mean of each layer's input, with earlier layers pinned to what is known. ---
@@ -267,9 +266,9 @@ def test_a_failure_names_client_round_question_and_stage_and_debug_keeps_its_inp
         experiment = Experiment(Settings(rounds=3, batch_size=4, deliver=deliver), tiny_federation(), failing, TinyNet())
         with pytest.raises(
             ClientFailure, match=r"Client middle, round 2, question 'train', stage 'before_training': ValueError: something of mine"
-        ):
+        ) as caught:
             experiment.train()
-    assert isinstance(experiment.delivery, Debug) and experiment.delivery.failure is not None
-    kept = experiment.delivery.failure
+        assert (caught.value.inputs is None) == (deliver == "process")
+    kept = caught.value.inputs
     assert (kept.client, kept.round, kept.what) == ("middle", 2, "train")
     assert torch.equal(kept.payload.entries["head.weight"], experiment.server.state["head.weight"])

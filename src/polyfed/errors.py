@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class PolyfedError(Exception):
@@ -65,7 +66,9 @@ class SettingError(PolyfedError, ValueError):
 
 
 class ClientFailure(PolyfedError, RuntimeError):
-    """A client's work failed."""
+    """A client's work failed. ``inputs`` holds what it was asked, where the delivery keeps that (``deliver="debug"``)."""
+
+    inputs: Any = None
 
 
 class NotFinite(ClientFailure):

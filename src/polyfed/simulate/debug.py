@@ -15,7 +15,7 @@ from polyfed.simulate.in_process import InProcess, Outcome
 
 
 @dataclass(frozen=True)
-class Failure:
+class Inputs:
     """What was asked of whom when something failed."""
 
     client: str
@@ -25,17 +25,16 @@ class Failure:
 
 
 class Debug(InProcess):
-    """Slow and careful: autograd's anomaly detection is on, every loss is checked, and ``failure`` holds the inputs of what failed."""
+    """Slow and careful: autograd's anomaly detection is on, every loss is checked, and an error carries the inputs of what failed."""
 
     def __init__(self, bench: Workbench, clients: Collection[ClientData]) -> None:
         super().__init__(bench, clients)
         bench.checks_each_step = True
-        self.failure: Failure | None = None
 
     def outcome(self, ask: Ask, name: str, held: Kept) -> Outcome:
         try:
             with torch.autograd.set_detect_anomaly(True):
                 return super().outcome(ask, name, held)
-        except ClientFailure:
-            self.failure = Failure(name, ask.round, ask.what, ask.payloads[name])
+        except ClientFailure as error:
+            error.inputs = Inputs(name, ask.round, ask.what, ask.payloads[name])
             raise
