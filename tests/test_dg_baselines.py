@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.client import Client, Kept
-from polyfed.errors import DataError, JoinError, ModelError, OptionError
+from polyfed.errors import DataError, JoinError, ModelError, OptionError, TooFewReplies
 from polyfed.experiment import Experiment
 from polyfed.method import Method, parse
 from polyfed.methods import feddg_ga, fedsr, mixstyle
@@ -23,6 +23,7 @@ from polyfed.methods.ibn import IBN, ToIBN
 from polyfed.methods.rsc import challenge
 from polyfed.reducers import Mean
 from polyfed.result import Result
+from polyfed.server import Server
 from polyfed.settings import Settings
 from polyfed.testing import SIZES, TinyNet, check_method, tiny_federation
 from watching import messages
@@ -204,6 +205,22 @@ def test_feddg_ga_pairs_a_round_with_the_model_it_was_averaged_to(monkeypatch: p
     torch.testing.assert_close(experiment.server.state["head.weight"].double(), mean, rtol=1e-5, atol=1e-7)
     assert experiment.server.memory["feddg_ga"]["weights"] == pytest.approx(weights)
     assert max(weights.values()) - min(weights.values()) > 0.1
+
+
+def test_feddg_ga_repeats_a_round_from_the_weights_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = trained("feddg_ga(step=0.9)", rounds=3).server
+    absorb, failed = Server.absorb, []
+
+    def failing_once(server: Server, replies: Any) -> None:
+        if server.round == 2 and not failed:
+            failed.append(dict(server.memory["feddg_ga"]["round"]))
+            raise TooFewReplies("nobody answered")
+        absorb(server, replies)
+
+    monkeypatch.setattr(Server, "absorb", failing_once)
+    repeated = trained("feddg_ga(step=0.9)", rounds=3).server
+    assert failed == [dict.fromkeys(SIZES, 2)] and repeated.attempt == whole.attempt == 0
+    assert repeated.memory["feddg_ga"] == whole.memory["feddg_ga"]
 
 
 def test_feddg_ga_scores_validation_data_and_leaves_modes_alone() -> None:

@@ -24,7 +24,7 @@ import torch
 from polyfed.client import Client
 from polyfed.conversation import Reply, Talk, standard_round
 from polyfed.data.federation import in_batches
-from polyfed.errors import DataError, OptionError, TooFewReplies, nearest
+from polyfed.errors import DataError, OptionError, nearest
 from polyfed.method import Facts, Method, register
 from polyfed.server import Server
 
@@ -97,13 +97,8 @@ class AdjustedRound:
 
     def __call__(self, server: Server) -> Talk[None]:
         replies = list((yield server.ask("train", server.sample())))
-        before = remembered(server)
-        server.memory[KEY] = self.moved(server, before, {reply.client: reply.extras for reply in replies})
-        try:
-            server.absorb(replies)
-        except TooFewReplies:
-            server.memory[KEY] = before
-            raise
+        server.memory[KEY] = self.moved(server, remembered(server), {reply.client: reply.extras for reply in replies})
+        server.absorb(replies)
 
     def moved(self, server: Server, old: Mapping[str, Any], extras: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """The weights after these scores, and the scores of the clients' own models to compare the next ones with."""

@@ -96,8 +96,7 @@ class ReEstimate:
 
     def check(self, bench: Workbench) -> None:
         """No other part may decide over the statistics, nor score a model whose statistics are not estimated yet."""
-        scoring = next((hook for hook in bench.method.before_training if getattr(hook, "scores", False)), None)
-        if scoring is not None:
+        if any(getattr(hook, "scores", False) for hook in bench.method.before_training):
             raise JoinError(
                 "static_bn estimates statistics for evaluations only, so models cannot be scored as a round begins. Use only one of the two."
             )

@@ -124,7 +124,7 @@ def check_data(text: str) -> None:
     """A registered data set with options it can use; a folder is not looked at, and files are not needed."""
     from polyfed.data.federation import data_sets
 
-    if is_folder(text):
+    if is_path(text):
         return
     if needs_no_files(check_call(data_sets, text)):
         embedded(text)
@@ -134,7 +134,7 @@ def check_data(text: str) -> None:
         data_sets.build(text, root=empty)
 
 
-def is_folder(text: str) -> bool:
+def is_path(text: str) -> bool:
     """Whether data are written as a path, or are one."""
     from polyfed import build
 
@@ -158,7 +158,7 @@ def check_domain(data: str, domain: str) -> None:
 
 def known_domains(data: str) -> tuple[str, ...]:
     """The domains a data set can have, under all names; empty where they are not known without its files."""
-    if is_folder(data):
+    if is_path(data):
         return ()
     record = record_of(data)
     if record is None:
@@ -173,7 +173,7 @@ def record_of(data: str) -> Recorded[DataSet] | None:
     """The registered data set; None for a folder and for what check_data refuses."""
     from polyfed.data.federation import data_sets
 
-    if is_folder(data):
+    if is_path(data):
         return None
     try:
         return check_call(data_sets, data)
