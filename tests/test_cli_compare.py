@@ -80,6 +80,7 @@ def test_compare_reuses_runs_and_goes_on_after_a_failure(polyfed: Command, image
     assert first.code == 2
     assert [row["method"] for row in first.json["methods"]] == ["fedavg", "fedbn", "fedbn + no_norm"]
     assert "no batch norm" in first.json["methods"][2]["problem"] and "could not be run" in first.out
+    assert first.err.index("fedbn + no_norm will be left out") < first.err.index("fedavg, seed 0: mean")
     fedbn = first.json["methods"][1]
     alone = [polyfed("run", images, "--method", "fedbn", *SHORT, "--seed", seed, "-q", "--json").json for seed in ("0", "1")]
     for domain in ("day", "night"):

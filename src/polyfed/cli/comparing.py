@@ -66,7 +66,7 @@ class Comparison:
         from polyfed.report.tables import MethodRow, method_row
 
         found: dict[str, dict[int, list[dict[str, Any]]]] = {}
-        problems: dict[str, str] = {}
+        problems = self.unfit(jobs)
         with runs_bar(self.quiet) as bar:
             for number, job in enumerate(jobs, 1):
                 by_seed = found.setdefault(job.method, {})
@@ -85,6 +85,23 @@ class Comparison:
             for method, by_seed in found.items()
         ]
 
+    def unfit(self, jobs: Sequence[Job]) -> dict[str, str]:
+        """Methods that cannot be built here, and why; said before the others train, which may take hours."""
+        from polyfed.experiment import Experiment
+        from polyfed.simulate.in_process import InProcess
+
+        first: dict[str, Job] = {}
+        for job in jobs:
+            first.setdefault(job.method, job)
+        problems: dict[str, str] = {}
+        for method, job in first.items():
+            try:
+                Experiment(job.settings, self.data, delivery=InProcess)
+            except PolyfedError as error:
+                problems[method] = str(error)
+                self.tell([f"{method} will be left out: {error}"])
+        return problems
+
     def run(self, job: Job, advance: Observer) -> dict[str, Any]:
         """The outcome of one job: read, resumed or trained."""
         from polyfed.experiment import Experiment
@@ -92,7 +109,7 @@ class Comparison:
         from polyfed.report.tables import domain_rows, outcome
 
         experiment = Experiment(job.settings, self.data)
-        self.tell(job, experiment.notices)
+        self.tell(experiment.notices)
         folder, exists = self.place(job, experiment)
         result: Result = (
             resume(folder.path, self.data, notify=warn, observers=(advance,))
@@ -108,7 +125,7 @@ class Comparison:
             print(f"{job.words}: mean {100 * made['accuracy']['mean']:.1f} %, {'reused' if exists else 'trained'}", file=sys.stderr)
         return made
 
-    def tell(self, job: Job, notices: Sequence[str]) -> None:
+    def tell(self, notices: Sequence[str]) -> None:
         """Say each notice once."""
         for notice in notices:
             if notice not in self.told and not self.quiet:
