@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from polyfed.client import Client, Step
+from polyfed.conversation import Reply
 from polyfed.method import Facts, Method, methods, parse
-from polyfed.sharing import batch_norm, keep_local
+from polyfed.server import Server
+from polyfed.sharing import Rule, batch_norm, keep_local
 from polyfed.testing import ContractBroken, check_method
 
 
@@ -59,7 +61,24 @@ def leak_labels(client: Client) -> dict[str, object]:
     return {"labels": client.data.train.labels}
 
 
+def send_everything(server: Server, client: str) -> dict[str, torch.Tensor]:
+    return dict(server.state)
+
+
+class Stepping:
+    """Steps a remembered number in place as soon as a reply is weighed, so a repeated round begins one further."""
+
+    def __call__(self, server: Server, reply: Reply) -> float:
+        counted = server.remember("counted", lambda: {"replies": 0})
+        counted["replies"] += 1
+        return 1.0 + counted["replies"] % 5
+
+
 WRONG = {
+    "does not send down": Method(
+        "sends_too_much", sharing=(Rule(batch_norm, down=False),), outgoing=send_everything, facts=Facts(client_state=True)
+    ),
+    "whose round 2 is repeated": Method("steps_in_place", weighting=Stepping()),
     "the plan": Method(
         "uploads_local", sharing=(keep_local(batch_norm),), uploads=(upload_batch_norm,), facts=Facts(client_state=True)
     ),

@@ -352,3 +352,8 @@ def test_the_union_probe_needs_shared_statistics() -> None:
         union_statistics(trained("silobn", rounds=1))
     with pytest.raises(SharingError, match="no batch-norm statistics"):
         union_statistics(trained("fedavg + group_norm(groups=2)", rounds=1))
+
+
+def test_a_freeze_before_round_one_is_said() -> None:
+    assert any("initial statistics" in notice for notice in built("fixbn", rounds=1).notices)
+    assert not any("initial statistics" in notice for notice in built("fixbn", rounds=2).notices)

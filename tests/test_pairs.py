@@ -49,6 +49,7 @@ def test_every_method_composes_with_the_one_underneath(found: dict[tuple[str, st
         (("feddg_ga", "static_bn"), "cannot be scored as a round begins"),
         (("ccst", "central"), "only one"),
         (("copa", "guiding"), "not sent to clients"),
+        (("elcfs", "fedtan"), "runs the model a second time"),
     ],
 )
 def test_pairs_whose_answer_is_known(found: dict[tuple[str, str], str], pair: tuple[str, str], why: str) -> None:

@@ -33,8 +33,9 @@ class Exchange:
     def __call__(self, server: Server) -> Talk[None]:
         ids = [info.id for info in server.clients]
         replies = yield Ask(self.collect, dict.fromkeys(ids, Payload()))
-        given = {reply.client: reply.extras["given"] for reply in replies}
-        banks = {client: [value for other, value in given.items() if other != client] for client in given}
+        given = {reply.client: reply.extras["given"] for reply in server.sound(replies, "given")}
+        answered = [client for client in ids if client in given or client in server.rejected]
+        banks = {client: [value for other, value in given.items() if other != client] for client in answered}
         yield Ask(self.hand_out, {client: Payload(extras={"bank": bank}) for client, bank in banks.items() if bank})
 
     def keep(self, client: Client, payload: Payload) -> None:

@@ -64,14 +64,14 @@ def hold(
 def hold_round(method: Method, server: Server, delivery: Delivery, carry: Deliver, number: int) -> None:
     """Hold one round; repeat it from the same state when too few clients answered."""
     talk = method.round or standard_round
-    memory = dict(server.memory)
+    before = server.bookmark()
     for attempt in range(server.settings.retries + 1):
         server.begin(number, attempt)
         try:
             converse(talk(server), carry)
         except TooFewReplies as error:
             delivery.rollback()
-            server.memory = dict(memory)
+            server.go_back(before)
             if attempt == server.settings.retries:
                 server.round = number - 1
                 raise TooFewReplies(

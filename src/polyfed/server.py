@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("polyfed")
 T = TypeVar("T")
+Bookmark: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,14 @@ class Server:
         """Start a round, or repeat it."""
         self.round, self.attempt = round_number, attempt
         self.rejected = {}
+
+    def bookmark(self) -> Bookmark:
+        """The memory as it is now, for a round that may have to be repeated."""
+        return dict(self.memory), dict(self.dormant)
+
+    def go_back(self, bookmark: Bookmark) -> None:
+        """Forget what was remembered since."""
+        self.memory, self.dormant = (dict(part) for part in bookmark)
 
     def sample(self) -> list[str]:
         """The clients of this round, in the fixed order."""
@@ -138,11 +149,20 @@ class Server:
     def accepted(self, reply: Reply) -> Mapping[str, Tensor] | None:
         """The entries of a good reply, decoded; a bad one is rejected with who and why, and gives None."""
         entries = self._undone(reply.entries)
-        problem = problem_with(entries, self.phase.up, self.plan.entries)
+        problem = problem_with(entries, self.phase.up, self.plan.entries) or problem_with_extras(reply.extras)
         if problem:
             self.reject(reply.client, problem)
             return None
         return entries
+
+    def sound(self, replies: Iterable[Reply], *needed: str) -> Iterator[Reply]:
+        """For questions of a method's own: the replies that have these extras, all of them finite; others are rejected with who and why."""
+        for reply in replies:
+            problem = problem_with_extras(reply.extras, needed)
+            if problem:
+                self.reject(reply.client, problem)
+            else:
+                yield reply
 
     def _undone(self, entries: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         for change in reversed(self.method.uploads):
@@ -156,7 +176,7 @@ class Server:
         log.warning("Round %d: the reply of client %s is dropped: %s", self.round, client, why)
 
     def _require_enough(self, answered: int) -> None:
-        needed = max(1, -int(-self.settings.min_share * self.asked // 1))
+        needed = self.settings.needed(self.asked)
         if answered < needed:
             raise TooFewReplies(
                 f"Round {self.round}: {answered} of {self.asked} clients answered, {needed} are needed (--min-share {self.settings.min_share})."
@@ -167,7 +187,8 @@ class Server:
         if key not in self.memory:
             value = make()
             if key in self.dormant:
-                value = awakened(value, self.dormant.pop(key))
+                # A copy: a round that is repeated awakens it again, and optimizers step the tensors they are given in place.
+                value = awakened(value, copy.deepcopy(self.dormant.pop(key)))
             self.memory[key] = value
         return self.memory[key]  # type: ignore[no-any-return]
 
@@ -203,6 +224,24 @@ def problem_with(entries: Mapping[str, Tensor], expected: Sequence[str], known: 
         if value.dtype != entry.dtype:
             return f"{name!r} has the type {value.dtype}, expected {entry.dtype}"
     return next((f"{name!r} holds values that are not finite" for name, value in entries.items() if not all_finite(value)), "")
+
+
+def problem_with_extras(extras: Mapping[str, Any], needed: Sequence[str] = ()) -> str:
+    """Why what came beside the entries cannot be used; empty when it can."""
+    missing = next((name for name in needed if name not in extras), None)
+    if missing is not None:
+        return f"{missing!r} is missing"
+    return next((f"{name!r} holds values that are not finite" for name, value in extras.items() if not _is_finite(value)), "")
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_finite, value))
+    if isinstance(value, Tensor):
+        return all_finite(value)
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def all_finite(value: Tensor) -> bool:

@@ -125,6 +125,10 @@ class Settings:
             raise SettingError(f"clients_per_round is {count}, but there are only {clients} clients.")
         return count
 
+    def needed(self, asked: int) -> int:
+        """How many of so many asked clients must answer; 0.07 of 100 are 7, not the 8 that the product of floats rounds up to."""
+        return max(1, math.ceil(self.min_share * asked - 1e-9))
+
 
 def schedule_factor(text: str, round_number: int, rounds: int) -> float:
     """The factor on the learning rate in a round (1 is the first).

@@ -150,6 +150,8 @@ def _check_what_travels(experiment: Experiment, seen: list[tuple[Ask, list[Reply
         for client, payload in ask.payloads.items():
             sent = sorted(local & set(payload.entries))
             _require(not sent, method, f"round {ask.round} sends {sent[:1]} to {client}, which the plan says is local.")
+            extra = sorted(set(payload.entries) - set(phase.down)) if ask.what == "train" else []
+            _require(not extra, method, f"round {ask.round} sends {extra[:1]} to {client}, which the plan does not send down.")
         for reply in replies:
             came = set(reply.entries)
             _require(
@@ -186,23 +188,46 @@ def _repeats_to_the_bit(method: Method, model: Callable[[], nn.Module]) -> None:
 
 
 def _resumes_to_the_bit(method: Method, model: Callable[[], nn.Module]) -> None:
-    whole, first, second = (_experiment(method, model) for _ in range(3))
-    whole.train()
+    whole, first, resumed, repeated, both = (_experiment(method, model) for _ in range(5))
     saved: list[Snapshot] = []
 
     def keep_round_one(server: Server) -> None:
         if server.round == 1:
             saved.append(copied(first.snapshot()))
 
+    whole.train()
     first.train([keep_round_one])
-    second.restore(saved[0])
-    second.train()
-    same = digest(whole.snapshot()) == digest(second.snapshot())
-    _require(
-        same,
-        method,
-        "a run resumed after round 1 ends with other weights; keep state in client.memory, server.remember or entries.",
-    )
+    resumed.restore(saved[0])
+    both.restore(saved[0])
+    _answered_by_one_at_first(repeated)
+    _answered_by_one_at_first(both)
+    for experiment, happened, hint in (
+        (resumed, "a run resumed after round 1", "keep state in client.memory, server.remember or entries"),
+        (
+            repeated,
+            "a run whose round 2 is repeated",
+            "put a new value into server.memory instead of changing the old one in place",
+        ),
+        (both, "a run resumed after round 1, whose round 2 is repeated,", "keep the server's state in server.remember"),
+    ):
+        experiment.train()
+        same = digest(whole.snapshot()) == digest(experiment.snapshot())
+        _require(same, method, f"{happened} ends with other weights; {hint}.")
+
+
+def _answered_by_one_at_first(experiment: Experiment) -> None:
+    """Let only one client answer the first question to train of round 2, so that the round is repeated."""
+    deliver = InProcess.__call__
+    failed: list[Ask] = []
+
+    def fail_once(self: InProcess, ask: Ask) -> Iterator[Reply]:
+        replies = deliver(self, ask)
+        if ask.what == "train" and ask.round == 2 and not failed:
+            failed.append(ask)
+            replies = iter(list(replies)[:1])
+        yield from replies
+
+    experiment.delivery.__class__ = type("FailingOnce", (InProcess,), {"__call__": fail_once})
 
 
 def _declares_itself(method: Method, model: Callable[[], nn.Module]) -> None:

@@ -81,7 +81,6 @@ class GridDelivery(InProcess):
             "attempt": ask.attempt,
             "run": self.run,
             "start": {"version": start["version"], "digest": start["digest"]} if start else None,
-            "staged": client in self.staged,
             "version": version_name(self.begun, self.number, ask.round, ask.attempt),
             "needed": self.needed(client),
             "facts": self.facts,

@@ -95,7 +95,7 @@ class Node:
         with threads(bench.settings.threads):
             payload = answer(client, ask["what"], payload_of(parcel))
         told: dict[str, Any] = {"ok": True, "loss": client.loss, "version": None}
-        if ask["purpose"] == TRAINING and (client.kept.entries or client.kept.memory or ask["staged"]):
+        if ask["purpose"] == TRAINING and (client.kept.entries or client.kept.memory or ask["start"] is not None):
             told |= {"version": ask["version"], "digest": state.store(ask["version"], client.kept)}
             state.tidy(ask["needed"], ask["version"])
         return Encoder().parcel(payload, told)

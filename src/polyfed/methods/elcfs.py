@@ -20,6 +20,7 @@ Defaults: share = 1/8 (programs), beta = 1e-3, c = 1 (CCST's classification prog
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from torch.func import functional_call
 
 from polyfed.client import Client, Step, Workbench
 from polyfed.conversation import Payload
-from polyfed.errors import ClientFailure, OptionError
+from polyfed.errors import ClientFailure, DataError, OptionError
 from polyfed.exchange import Exchange, pixel_range, require_images
 from polyfed.method import Facts, Method, register
 
@@ -69,6 +70,11 @@ class Give:
     def __call__(self, client: Client, payload: Payload) -> Payload:
         train = client.data.train
         count = max(1, int(self.share * len(train)))
+        if self.aggregate and count < 2:
+            raise DataError(
+                f"elcfs(aggregate=True): {_share_in_words(self.share)} of the {len(train)} images of client {client.id} is one image, "
+                f"whose spectrum would be sent as it is. Use a share of at least 2/{len(train)}, or aggregate=False."
+            )
         x, _ = train.batch(torch.randperm(len(train), generator=client.generator)[:count])
         require_images("elcfs", client, x)
         found = amplitudes(to_pixels(client, client.bench.preparation.for_testing(x)))
@@ -96,6 +102,7 @@ class OuterLoss:
     clip: float
     weight: float
     first_order: bool
+    runs_the_model: ClassVar[bool] = True
 
     def __call__(self, step: Step) -> Tensor:
         client, bench = step.client, step.client.bench
@@ -155,7 +162,7 @@ def elcfs(
         low: L: half-width of the exchanged square of low frequencies, as a share of the smaller side; 0: the mean colour alone.
         beta: size of the inner step.
         clip: largest value of its gradient.
-        share: share of its training images whose spectra a client sends, one image at least.
+        share: share of its training images whose spectra a client sends, one image at least (two with aggregate, else an error).
         aggregate: send the mean of these spectra instead of each.
         first_order: take the inner gradient as a constant: cheaper.
         weight: weight of the outer loss; 0 changes nothing and sends nothing.

@@ -96,9 +96,10 @@ class AdjustedRound:
     uses: ClassVar[frozenset[str]] = standard_round.uses  # type: ignore[attr-defined]
 
     def __call__(self, server: Server) -> Talk[None]:
-        replies = list((yield server.ask("train", server.sample())))
-        server.memory[KEY] = self.moved(server, remembered(server), {reply.client: reply.extras for reply in replies})
-        server.absorb(replies)
+        replies = list(server.sound((yield server.ask("train", server.sample())), BEFORE, AFTER))
+        counted = {reply.client: reply.extras for reply in replies if server.accepted(reply) is not None}
+        server.memory[KEY] = self.moved(server, remembered(server), counted)
+        server.absorb(reply for reply in replies if reply.client in counted)
 
     def moved(self, server: Server, old: Mapping[str, Any], extras: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """The weights after these scores, and the scores of the clients' own models to compare the next ones with."""

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ from polyfed.methods.fedavgm import exchanged_parameters, require_exchange
 from polyfed.server import Server
 from polyfed.settings import Settings
 
-STEPS, REFERENCE = "fednova_steps", "fednova_reference"
+STEPS, REFERENCE, SUMS = "fednova_steps", "fednova_reference", "fednova"
 
 
 def local_steps(client: Client) -> int:
@@ -87,17 +86,21 @@ def weigh(server: Server, reply: Reply) -> float:
     """The run's weight of a client; a_k is added up with it."""
     weight = float(reply.samples) if server.settings.weights == "samples" else 1.0
     if STEPS in reply.extras:
-        sums: dict[str, Any] = server.remember("fednova", dict)
-        if sums.get("when") != [server.round, server.attempt]:
-            sums |= {"when": [server.round, server.attempt], "weights": 0.0, "steps": 0.0}
-        sums["weights"] += weight
-        sums["steps"] += weight * reply.extras[STEPS]
+        sums: dict[str, float] = server.remember(SUMS, dict)
+        if sums.get("round") != server.round:
+            sums = {"round": server.round, "weights": 0.0, "steps": 0.0}
+        # A new value, not a changed one: the loop puts the old one back when the round is repeated.
+        server.memory[SUMS] = {
+            "round": server.round,
+            "weights": sums["weights"] + weight,
+            "steps": sums["steps"] + weight * reply.extras[STEPS],
+        }
     return weight
 
 
 def step_on(server: Server, aggregate: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Go steps_eff / r times as far as the mean of what came up."""
-    sums: dict[str, Any] = server.remember("fednova", dict)
+    sums: dict[str, float] = server.remember(SUMS, dict)
     scale = sums["steps"] / sums["weights"] / reference(server, "")
     return {**aggregate, **scaled(server.state, aggregate, exchanged_parameters(server.plan, server.round), scale)}
 

@@ -37,6 +37,7 @@ from polyfed.server import Server
 
 STEP, LAST = "fedtan_step", "fedtan_train"
 MEMORY = "fedtan"
+FORMS = ({"layer", "mean", "count"}, {"layer", "variance"}, {"layer", "mean_gradient", "variance_gradient"})
 
 
 class _UnionGradient(torch.autograd.Function):
@@ -161,6 +162,10 @@ class ToUnion:
             raise SettingError(
                 "fedtan tells its batch norms other statistics in each round, which a compiled step cannot hear. Use --compile off."
             )
+        if any(getattr(term, "runs_the_model", False) for term in bench.method.objective):
+            raise JoinError(
+                f"{bench.method}: a part runs the model a second time in a step, and fedtan exchanges statistics of one pass. Use only one of the two."
+            )
         if bench.plan.has_local_entries or bench.method.outgoing is not None:
             raise JoinError(
                 f"{bench.method}: fedtan needs the same model at all clients. Leave out the part that keeps layers local."
@@ -220,11 +225,26 @@ def train_with_union(client: Client, payload: Payload) -> Payload:
         tell(client.model, None)
 
 
+def fitting(server: Server, replies: Replies) -> Replies:
+    """The replies that tell of one layer, all the same things, a finite number for each channel; others are rejected with who and why."""
+    channels = {module.path: module.num_features for module in server.blueprint.modules() if isinstance(module, UnionBatchNorm)}
+    expected: tuple[str, set[str]] | None = None
+    for reply in server.sound(replies, "layer"):
+        layer, told = reply.extras["layer"], set(reply.extras)
+        vectors = [value for value in reply.extras.values() if isinstance(value, Tensor)]
+        fits = layer in channels and told in FORMS and all(tuple(vector.shape) == (channels[layer],) for vector in vectors)
+        if not fits or expected not in (None, (layer, told)):
+            server.reject(reply.client, f"{sorted(told)} of {layer!r} are not the statistics that were asked for")
+            continue
+        expected = (layer, told)
+        yield reply
+
+
 def averaged(server: Server, replies: Replies) -> dict[str, Any]:
     """The weighted mean of what clients found; numbers of values are summed."""
     sums: dict[str, Any] = {}
     total, kinds = 0.0, {}
-    for reply in replies:
+    for reply in fitting(server, replies):
         weight = server.weight(reply)
         total += weight
         for key, value in reply.extras.items():
@@ -247,11 +267,10 @@ def layerwise_round(server: Server) -> Talk[None]:
     clients = server.sample()
     layers = sum(isinstance(module, UnionBatchNorm) for module in server.blueprint.modules())
     replies = yield server.ask(STEP, clients)
-    for _ in range(3 * layers - 1):
+    for question in (*[STEP] * (3 * layers - 1), LAST):
         same = Payload(extras=averaged(server, replies))
-        replies = yield Ask(STEP, dict.fromkeys(clients, same), TRAINING, server.round, server.attempt)
-    same = Payload(extras=averaged(server, replies))
-    replies = yield Ask(LAST, dict.fromkeys(clients, same), TRAINING, server.round, server.attempt)
+        sound = [client for client in clients if client not in server.rejected]
+        replies = yield Ask(question, dict.fromkeys(sound, same), TRAINING, server.round, server.attempt)
     server.absorb(replies)
 
 

@@ -57,8 +57,14 @@ class FreezeStatistics:
         refuse_late(self.at, bench)
 
     def notice(self, bench: Workbench, clients: int) -> str:
-        """Freezing without a smaller learning rate can diverge."""
-        freezes = 0 < last_round(self.at, bench.settings.rounds) < bench.settings.rounds
+        """Freezing without a smaller learning rate can diverge; freezing before round 1 leaves nothing learnt to freeze."""
+        rounds = bench.settings.rounds
+        if last_round(self.at, rounds) == 0:
+            return (
+                f"fixbn freezes the initial statistics (mean 0, variance 1): no round of {rounds} comes before the freeze. "
+                "Use more rounds, or a later freeze_at."
+            )
+        freezes = last_round(self.at, rounds) < rounds
         if not freezes or bench.settings.schedule != "constant":
             return ""
         return (

@@ -26,7 +26,7 @@ from polyfed.entries import COUNTER, STATISTIC
 from polyfed.errors import JoinError, TooFewReplies
 from polyfed.method import Facts, Method, register
 from polyfed.probes import only_batch_norm_learns
-from polyfed.server import Server
+from polyfed.server import Server, problem_with
 from polyfed.sharing import Rule, bn_statistics
 
 QUESTION = "static_bn_statistics"
@@ -65,9 +65,14 @@ def _chunks(client: Client) -> list[Tensor]:
 def merged(server: Server, replies: Replies) -> dict[str, Tensor]:
     """The clients' statistics, weighted by the batches each has seen; counters are summed."""
     known = server.plan.entries
+    asked = [name for name, entry in known.items() if bn_statistics.matches(entry)]
     sums: dict[str, Tensor] = {}
     batches: dict[str, Tensor] = {}
     for reply in replies:
+        problem = problem_with(reply.entries, asked, known)
+        if problem:
+            server.reject(reply.client, problem)
+            continue
         for name, value in reply.entries.items():
             if known[name].kind == COUNTER:
                 sums[name] = sums[name] + value if name in sums else value

@@ -94,7 +94,7 @@ class InProcess:
         if outcome.payload is None:
             log.warning("Round %d: client %s is dropped: %s", ask.round, name, outcome.problem)
             return None
-        if ask.purpose == TRAINING and (kept.entries or kept.memory or name in self.staged):
+        if ask.purpose == TRAINING and (kept.entries or kept.memory or name in self.staged or name in self.kept):
             self.staged[name] = kept
         if outcome.loss is not None:
             self.losses[name] = outcome.loss
