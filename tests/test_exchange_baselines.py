@@ -23,6 +23,7 @@ from polyfed.method import SLOTS, Facts, Method, parse
 from polyfed.methods.ccst import restyled
 from polyfed.methods.copa import BatchInstanceNorm, OtherHeads, heads_of
 from polyfed.methods.elcfs import OuterLoss, mixed
+from polyfed.seeds import generator
 from polyfed.settings import Settings
 from polyfed.sharing import head, upload_only
 from polyfed.testing import TinyNet, tiny_federation
@@ -251,11 +252,13 @@ def test_elcfs_sends_spectra_of_some_images_once(options: str, counts: tuple[int
     assert [ask.what for ask, _ in seen] == ["elcfs_collect", "elcfs_bank", "train", "train"]
     given = {client: reply.extras["given"] for client, reply in seen[0][1].items()}
     assert [len(given[name]) for name in ("big", "middle", "small")] == list(counts)
-    raw = experiment.federation.clients[0].train.batch(slice(None))[0].numpy()
-    known = np.fft.fftshift(np.abs(np.fft.fft2(raw)), axes=(-2, -1))
-    if "aggregate" not in options:
-        nearest = [min(np.abs(known - spectrum.numpy()).max(axis=(1, 2, 3))) for spectrum in given["big"]]
-        assert max(nearest) < 0.05  # of amplitudes up to 8 * 8 * 255
+    for client in experiment.federation.clients:
+        share = 0.5 if "share" in options else 0.125
+        order = torch.randperm(len(client.train), generator=generator(0, "client", 0, client.id))
+        raw = client.train.batch(order[: max(1, int(share * len(client.train)))])[0].numpy()
+        known = np.fft.fftshift(np.abs(np.fft.fft2(raw)), axes=(-2, -1))
+        expected = known.mean(axis=0, keepdims=True) if "aggregate" in options else known
+        np.testing.assert_allclose(given[client.id].numpy(), expected, rtol=0, atol=0.05)  # of amplitudes up to 8 * 8 * 255
     assert not any(reply.extras for _, replies in seen[1:] for reply in replies.values())
     assert experiment.ledger.bytes["up"]["training"][EXTRA] == sum(counts) * 3 * 8 * 8 * 4
     assert experiment.ledger.bytes["down"]["training"][EXTRA] == 2 * sum(counts) * 3 * 8 * 8 * 4

@@ -15,7 +15,7 @@ from polyfed.errors import JoinError, OptionError, SettingError, SharingError
 from polyfed.experiment import Experiment
 from polyfed.method import SLOTS, parse
 from polyfed.methods.fednova import effective_steps, local_steps
-from polyfed.methods.krum import Krum
+from polyfed.methods.krum import Krum, squared_distances
 from polyfed.methods.median import Median
 from polyfed.methods.quantise import Quantise, packed, unpacked
 from polyfed.methods.topk import LargestChanges
@@ -24,6 +24,7 @@ from polyfed.result import Result
 from polyfed.seeds import generator
 from polyfed.settings import Settings
 from polyfed.testing import TinyNet, check_method, tiny_federation
+from watching import messages
 
 State = dict[str, Tensor]
 PARAMETERS = tuple(name for name, _ in TinyNet().named_parameters())
@@ -244,6 +245,26 @@ def test_fednova_by_hand() -> None:
     assert experiment.ledger.bytes["up"]["training"]["extra"] == 3 * 8
 
 
+def test_fednova_sends_the_reference_down_and_the_normalised_change_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = messages(monkeypatch)
+    start = trained("fedavg", rounds=1).bench.initial
+    plain = {reply.client: reply.entries for _, reply in seen}
+    seen.clear()
+    trained("fednova", rounds=1)
+    steps = {"big": 3, "middle": 2, "small": 1}
+    assert [reply.client for _, reply in seen] == list(steps)
+    for ask, reply in seen:
+        down, own = ask.payloads[reply.client], steps[reply.client]
+        assert down.extras == {"fednova_reference": 4} and reply.extras == {"fednova_steps": own}
+        assert set(down.entries) == set(reply.entries) == set(start)
+        assert all(torch.equal(down.entries[name], value) for name, value in start.items())
+        for name, value in plain[reply.client].items():
+            if name in PARAMETERS:
+                torch.testing.assert_close(reply.entries[name], start[name] + (value - start[name]) * 4 / own)
+            else:
+                assert torch.equal(reply.entries[name], value)
+
+
 def test_fednova_with_equal_steps_is_fedavg_to_the_bit() -> None:
     assert digest_state("fednova", EQUAL, momentum=0.9) == digest_state("fedavg", EQUAL, momentum=0.9)
     assert digest_state("fednova", local_steps=3) == digest_state("fedavg", local_steps=3)
@@ -286,6 +307,11 @@ def test_the_median_is_numpys(clients: int) -> None:
     assert torch.equal(found["n"], torch.tensor(clients - 1))
 
 
+@pytest.mark.parametrize("text", ["median", "trimmed_mean", "krum"])
+def test_of_a_single_client_every_reducer_is_fedavg_to_the_bit(text: str) -> None:
+    assert digest_of(text, {"only": 12}) == digest_of("fedavg", {"only": 12})
+
+
 def test_the_trimmed_mean_is_scipys_and_weighted_by_hand() -> None:
     trim_mean = pytest.importorskip("scipy.stats").trim_mean
     sent = made_up(10)
@@ -307,6 +333,17 @@ def test_krum_scores_by_hand() -> None:
     assert {name: value.tolist() for name, value in found.items()} == {"w": [1.0], "s": [0.0, 2.0], "n": 1}
     found = Krum(1, 3).combine(sent, [1.0, 2.0, 1.0, 9.0, 9.0], {})
     assert found["w"].item() == pytest.approx(5 / 4) and found["n"].item() == 2
+
+
+def test_krum_adds_squared_distances_over_all_entries() -> None:
+    sent = [entries | {"s": torch.randn(5, generator=torch.Generator().manual_seed(k))} for k, entries in enumerate(made_up(4))]
+    rows = np.stack([np.concatenate((entries["w"].numpy().ravel(), entries["s"].numpy())) for entries in sent]).astype(float)
+    expected = ((rows[:, None] - rows) ** 2).sum(axis=2)
+    np.testing.assert_allclose(squared_distances(sent), expected, rtol=1e-12)
+    # 5 - 1 - 2 = 2 neighbours. The last: 5 + 5 squared, 4.47 plain; the second: 1 + 10 squared, 4.16 plain.
+    places = [(0.0, 0.0), (1.0, 0.0), (5.0, 0.0), (2.0, 3.0), (4.0, 2.0)]
+    sent = [{"w": torch.tensor([w]), "s": torch.tensor([[s]])} for w, s in places]
+    assert Krum(1, 1).chosen(sent) == [4]
 
 
 def replies_with_a_liar(method: str, liar: str = "c") -> tuple[Experiment, dict[str, State]]:
