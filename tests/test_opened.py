@@ -13,12 +13,12 @@ from torch import nn
 
 from polyfed import run
 from polyfed.data.federation import DataSet, Domain, Preparation
-from polyfed.errors import DataError, RunFolderError
+from polyfed.errors import DataError, RunFolderError, SettingError
 from polyfed.folder import RunFolder
 from polyfed.method import methods
 from polyfed.observers import resume
 from polyfed.opened import open_run, without_weights
-from polyfed.paths import anchored
+from polyfed.paths import anchored, on_this_machine
 from polyfed.report.gather import gather
 from polyfed.settings import Settings
 from polyfed.simulate import compiled
@@ -143,6 +143,18 @@ def test_names_stay_names_and_paths_become_absolute(images: Path, tmp_path: Path
     assert anchored(Settings(data="pictures"), given=["data"]).data == "pictures"
     assert anchored(Settings(data="image-folder('pictures', size=16)")).data == f'image_folder(root="{images}", size=16)'
     assert anchored(Settings(data="pacs(size=64)")).data == "pacs(size=64)"
+
+
+def test_a_new_place_of_the_data_is_taken_where_it_acts(tmp_path: Path) -> None:
+    def data_and_root(data: str, root: str | None = None) -> tuple[str, str | None]:
+        found = on_this_machine(Settings(data=data, root=root), root="/new")
+        return found.data, found.root
+
+    assert data_and_root("/old/pictures") == ("/new", None)
+    assert data_and_root("pacs(size=64)", "/old") == ("pacs(size=64)", "/new")
+    assert data_and_root('image_folder(root="/old", size=16)') == ('image_folder(root="/new", size=16)', None)
+    with pytest.raises(SettingError, match="read from no folder"):
+        data_and_root("digits-mini(per_domain=16)")
 
 
 def test_compare_finds_its_runs_of_a_folder_again(polyfed: Command, images: Path) -> None:

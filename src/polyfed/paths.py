@@ -7,9 +7,9 @@ import os
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from polyfed.errors import TextError
+from polyfed.errors import SettingError, TextError
 from polyfed.settings import Settings
-from polyfed.text import read_call, write_call
+from polyfed.text import Option, read_call, write_call
 
 
 def anchored(settings: Settings, given: Collection[str] = ()) -> Settings:
@@ -31,21 +31,43 @@ def anchored(settings: Settings, given: Collection[str] = ()) -> Settings:
 def anchored_data(text: str) -> str:
     """A folder of images, or a data set whose text names one, by its absolute path."""
     from polyfed.build import is_folder
-    from polyfed.data.federation import data_sets
 
     if is_folder(text):
         return absolute(text)
+    root = options_of(text).get("root")
+    return text if not isinstance(root, str) or absolute(root) == root else with_root(text, root)
+
+
+def options_of(data: str) -> dict[str, Option]:
+    """The options in the text of a data set, by their names; none where it is no data set by name."""
+    from polyfed.data.federation import data_sets
+
     try:
-        call = read_call(text)
+        call = read_call(data)
     except TextError:
-        return text
+        return {}
     if call.name not in data_sets:
-        return text
-    options = dict(zip(data_sets.find(call.name).signature.parameters, call.positional, strict=False)) | dict(call.named)
-    root = options.get("root")
-    if not isinstance(root, str) or absolute(root) == root:
-        return text
-    return write_call(call.name, options | {"root": absolute(root)})
+        return {}
+    return dict(zip(data_sets.find(call.name).signature.parameters, call.positional, strict=False)) | dict(call.named)
+
+
+def with_root(data: str, root: str) -> str:
+    """The text of a data set with another folder in it."""
+    return write_call(read_call(data).name, options_of(data) | {"root": absolute(root)})
+
+
+def relocated(settings: Settings, root: str) -> Settings:
+    """The settings of a run whose data lie elsewhere: a folder of images, or the files of a data set by name."""
+    from polyfed.data.federation import data_sets
+
+    if is_path(settings.data):
+        return dataclasses.replace(settings, data=absolute(root))
+    if "root" in options_of(settings.data):
+        return dataclasses.replace(settings, data=with_root(settings.data, root))
+    name = settings.data.split("(")[0]
+    if name in data_sets and "root" not in data_sets.find(name).signature.parameters:
+        raise SettingError(f"{name} is read from no folder, so --root has nothing to say. Leave it out.")
+    return dataclasses.replace(settings, root=absolute(root))
 
 
 def absolute(path: str) -> str:
@@ -71,7 +93,7 @@ def on_this_machine(
     """
     changes: dict[str, Any] = {}
     if root is not None:
-        changes["data" if is_path(settings.data) else "root"] = absolute(root)
+        settings = relocated(settings, root)
     if device is not None:
         changes["device"] = device
     if load is not None:
