@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from flower_runs import NODES, SMALL, in_process
-from polyfed.cli.opened import open_run
 from polyfed.experiment import Experiment
 from polyfed.folder import RunFolder
 from polyfed.observers import record, resume
+from polyfed.opened import open_experiment
 from polyfed.server import Server
 
 
@@ -30,7 +30,7 @@ def main(out: Path) -> None:
     found = resume(out)
     assert found.digest == expected.digest
     assert found.rows == expected.rows
-    assert open_run(out).evaluate() == expected.rows
+    assert open_experiment(out, own_data=True).evaluate() == expected.rows
     models = [result.model_for(NODES[0]).state_dict() for result in (found, expected)]
     assert all(bool((models[0][name] == models[1][name]).all()) for name in models[1])
     print("all as in process")

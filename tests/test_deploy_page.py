@@ -100,3 +100,5 @@ def test_the_trial_of_three_hospitals_works_as_it_is_written(tmp_path: Path) -> 
         (folder,) = (tmp_path / "runs").iterdir()
         terminals.type(f"polyfed report {folder.relative_to(tmp_path)}")
         assert "fedbn" in (tmp_path / "report.html").read_text()
+    # The nodes have gone; the run folder is enough to use the model.
+    terminals.type(f"polyfed predict {folder.relative_to(tmp_path)} data/hospital-1/pen")

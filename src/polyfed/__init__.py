@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from polyfed.method import parse as parse
     from polyfed.method import register as register
     from polyfed.observers import resume as resume
+    from polyfed.opened import open_run as open_run
     from polyfed.result import Result as Result
     from polyfed.server import Server as Server
     from polyfed.settings import Settings as Settings
@@ -43,6 +44,7 @@ _HOMES = {
     "errors": ("PolyfedError",),
     "method": ("Facts", "Method", "parse", "register"),
     "observers": ("resume",),
+    "opened": ("open_run",),
     "result": ("Result",),
     "server": ("Server",),
     "settings": ("Settings",),

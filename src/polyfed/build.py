@@ -122,7 +122,9 @@ def imported(text: str) -> Callable[..., nn.Module]:
     try:
         found = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ModelError(f"Cannot find the model {text}: {error}. Write it as module.path:function.") from error
+        raise ModelError(
+            f"Cannot find the model {text}: {error}. Write it as module.path:function; the module is looked for in this folder too."
+        ) from error
     if not callable(found):
         raise ModelError(f"{text} is not a function that builds a model.")
     return found  # type: ignore[no-any-return]

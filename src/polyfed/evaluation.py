@@ -18,6 +18,7 @@ from polyfed.conversation import EVALUATION, NEWCOMER, Ask, Payload, Talk
 from polyfed.data.federation import Examples, in_batches
 from polyfed.device import CPU, sent_to
 from polyfed.entries import STATISTIC
+from polyfed.errors import TooFewReplies
 from polyfed.metrics import Scores
 from polyfed.reducers import Entries, Largest, Mean, Reducer
 from polyfed.server import Server
@@ -96,17 +97,21 @@ def _ask_for_entries(server: Server, names: Sequence[str]) -> Ask:
 def averaged_state(server: Server) -> Talk[Entries]:
     """The server's state, with entries that are local averaged over the clients that have trained."""
     names = server.plan.local_names
-    if not names:
-        return dict(server.state)
+    if not names or server.averaged:
+        return server.state | server.averaged
     groups: dict[Reducer, list[str]] = {Mean(): [], Largest(): []}
     for name in names:
         groups[Mean() if server.plan.entries[name].dtype.is_floating_point else Largest()].append(name)
     foldings = {reducer: reducer.start({}) for reducer in groups}
     replies = yield _ask_for_entries(server, names)
+    answered = False
     for reply in replies:
+        answered = True
         if not reply.extras["untrained"]:
             for reducer, folding in foldings.items():
                 folding.add({name: reply.entries[name] for name in groups[reducer]}, server.weight(reply))
+    if not answered:
+        raise TooFewReplies("No client has told the layers it keeps, so there is no average of them for a newcomer.")
     return server.state | {name: value for folding in foldings.values() for name, value in folding.finish().items()}
 
 

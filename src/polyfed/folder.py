@@ -16,10 +16,13 @@ from typing import Any
 import tomli_w
 
 from polyfed.checkpoint import Checkpoints
-from polyfed.errors import RunFolderError, SettingError, nearest
+from polyfed.errors import DataError, RunFolderError, SettingError, nearest
+from polyfed.paths import anchored
 from polyfed.settings import Settings, setting_names
 
 FORMAT = 1
+HELD_BY_NODES = "data held by nodes"
+"""What ``given_in_python`` says of a run over Flower, whose data its server never had."""
 
 
 class RunFolder:
@@ -38,6 +41,7 @@ class RunFolder:
     def create(self, settings: Settings, facts: Mapping[str, Any]) -> None:
         """Make the folder and write down what is run; a folder that holds a run already is refused."""
         self.refuse_to_overwrite()
+        settings = anchored(settings, facts.get("given_in_python", ()))
         document = {"format": FORMAT, "settings": plain(settings), **facts, "made_with": versions()}
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -84,7 +88,13 @@ class RunFolder:
 
     def require_objects(self, given: Mapping[str, Any]) -> None:
         """Refuse to go on without what the run was given in Python: its name alone may stand for something else."""
-        missing = [name for name in self.document().get("given_in_python", []) if name in given and given[name] is None]
+        told = self.document().get("given_in_python", [])
+        if HELD_BY_NODES in told and "data" in given and given["data"] is None:
+            raise DataError(
+                f"{self.path} was trained by Flower nodes, which hold the data. Go on with it there (flwr run APP --run-config "
+                f"'out=\"{self.path}\"'), or score it on other data (polyfed evaluate {self.path} DATA)."
+            )
+        missing = [name for name in told if name in given and given[name] is None]
         if missing:
             again = ", ".join(f"{name}=..." for name in missing)
             raise RunFolderError(

@@ -20,6 +20,9 @@ from polyfed.errors import RunFolderError
 from polyfed.evaluation import Row
 from polyfed.folder import RunFolder
 from polyfed.meter import LEFT_BEHIND, Meter, trains_alone
+from polyfed.newcomer_file import leave_newcomer
+from polyfed.outline import outline_of
+from polyfed.paths import on_this_machine
 from polyfed.result import Result
 from polyfed.run import Observer
 from polyfed.selection import BEST_VALIDATION, BestValidation
@@ -224,6 +227,7 @@ def record(
     try:
         rows = recorder.final_rows()
         if folder is not None:
+            leave_newcomer(experiment, folder.path)
             recorder.save(at_once=True, finished=True)
     except BaseException:
         recorder.settle()
@@ -257,6 +261,7 @@ def facts_of(experiment: Experiment) -> dict[str, Any]:
             "parameters": sum(p.numel() for p in experiment.bench.model.parameters()),
             "head": experiment.bench.head or "",
         },
+        "outline": outline_of(federation),
         "plan": experiment.plan_table(),
     }
 
@@ -272,6 +277,8 @@ def resume(
     method: Method | None = None,
     delivery: DeliveryFor | None = None,
     load: Sequence[str] | None = None,
+    root: str | None = None,
+    device: str | None = None,
 ) -> Result:
     """Go on with a run from its last good checkpoint, to the same end as if it had never stopped.
 
@@ -286,15 +293,15 @@ def resume(
         method: the method, where it is a value of Python that is not registered.
         delivery: how clients are reached, where the settings do not say it all.
         load: the files of methods, where they lie elsewhere than when the run was begun.
+        root: the folder of the data set's files, or the folder of images, where it lies elsewhere.
+        device: where models are trained, if not as before; another one may round in another way.
     """
     from polyfed.experiment import Experiment
     from polyfed.simulate.chosen import delivery_for
 
     folder = RunFolder(path)
-    settings = folder.settings_to_go_on()
+    settings = on_this_machine(folder.settings_to_go_on(), root, device, load)
     folder.require_objects({"data": data, "method": method, "model": model})
-    if load is not None:
-        settings = dataclasses.replace(settings, load=tuple(load))
     experiment = Experiment(settings, data, method, model, delivery or delivery_for)
     experiment.delivery.keep_in(folder.path)
     snapshot, complaints = folder.checkpoints.read()
@@ -309,6 +316,7 @@ def resume(
         if not folder.truncate_metrics(snapshot.notes["metrics_size"]):
             notify(f"{folder.metrics_file} is shorter than its checkpoint says: some scores of earlier rounds are lost.")
         if snapshot.notes["finished"]:
+            leave_newcomer(experiment, folder.path, anew=False)
             return Result(experiment, rows_at(folder, snapshot.round, split), str(path))
     else:
         folder.truncate_metrics(0)

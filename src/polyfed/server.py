@@ -45,7 +45,10 @@ def in_fixed_order(clients: Iterable[ClientInfo]) -> list[ClientInfo]:
 
 @dataclass
 class Server:
-    """Everything the server knows. ``blueprint`` is the model's structure; ``state`` holds the values."""
+    """Everything the server knows. ``blueprint`` is the model's structure; ``state`` holds the values.
+
+    ``averaged`` holds clients' local entries as they were averaged once, where the clients cannot be asked any more.
+    """
 
     method: Method
     plan: Plan
@@ -59,6 +62,7 @@ class Server:
     dormant: dict[str, Any] = field(default_factory=dict)
     rejected: dict[str, str] = field(default_factory=dict)
     asked: int = 0
+    averaged: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.clients = in_fixed_order(self.clients)

@@ -148,7 +148,10 @@ class Comparison:
 
 def _same(folder: RunFolder, experiment: Experiment) -> bool:
     """Whether a run has the settings of an experiment, and its method the same options: a default may have changed since."""
-    one, other = (dataclasses.replace(settings, **NOT_COMPARED) for settings in (folder.settings(), experiment.settings))
+    from polyfed.paths import anchored
+
+    settings = (folder.settings(), anchored(experiment.settings))
+    one, other = (dataclasses.replace(each, **NOT_COMPARED) for each in settings)
     return one == other and folder.document().get("method", {}).get("all_options") == experiment.method.full_text
 
 

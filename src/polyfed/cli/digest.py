@@ -12,9 +12,10 @@ EXAMPLE = "Example: polyfed digest runs/digits-mini-fedbn-seed0"
 def digest(path: RunFolderPath, as_json: Json = False) -> None:
     """Print one hash over the state of the server and all clients; equal runs have equal hashes."""
     from polyfed.checkpoint import digest as digest_of
-    from polyfed.cli.opened import read_snapshot
+    from polyfed.cli.output import warn
+    from polyfed.opened import read_snapshot
 
-    snapshot = read_snapshot(path)
+    snapshot = read_snapshot(path, warn)
     found = digest_of(snapshot)
     if as_json:
         print_json({"digest": found, "round": snapshot.round, "finished": bool(snapshot.notes.get("finished")), "run": path})

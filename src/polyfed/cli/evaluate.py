@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyfed.cli.opened import open_run
-from polyfed.cli.options import Json, Quiet
+from polyfed.cli.options import Device, Json, LoadElsewhere, Quiet
 from polyfed.cli.output import busy, console, listen, print_json, print_table, table, warn
 from polyfed.cli.run import RunFolderPath, print_scores, rounds_words
 from polyfed.errors import DataError, SettingError, nearest
@@ -37,21 +36,40 @@ def evaluate(
         str | None, typer.Option("--newcomer", help=f"Local layers of the newcomer: {', '.join(CHOICES['newcomer'])}, or all.")
     ] = None,
     split: Annotated[str, typer.Option("--split", help="Images that seen clients are scored on: test or validation.")] = "test",
-    part: Annotated[str, typer.Option("--part", help="Images of other DATA's new domains that are scored: test, or all.")] = "test",
-    root: Annotated[str | None, typer.Option("--root", help="Folder that holds the files of DATA.")] = None,
+    part: Annotated[
+        str | None, typer.Option("--part", help="Images of other DATA's new domains that are scored: test (default), or all.")
+    ] = None,
+    root: Annotated[
+        str | None,
+        typer.Option(
+            "--root", metavar="DIR", help="Folder of the files of DATA; without DATA, of the run's own data, if they moved."
+        ),
+    ] = None,
+    device: Device = None,
+    load: LoadElsewhere = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Score a run: each seen client's own model, and the newcomer model on unseen domains."""
     listen(quiet)
     choices = _checked_choices(newcomer)
-    for name, value, known in (("split", split, SPLITS), ("part", part, PARTS)):
+    for name, value, known in (("split", split, SPLITS), ("part", part or "test", PARTS)):
         if value not in known:
             raise SettingError(f"--{name} cannot be {value!r}. {nearest(value, known)}")
+    refuse_idle_options(data, root, part, split)
     with busy("Opening the run", quiet):
-        experiment = open_run(path)
+        from polyfed.opened import open_experiment
+
+        experiment = open_experiment(
+            path,
+            own_data=data is None,
+            root=root if data is None else None,
+            device=device or "auto",
+            load=load or None,
+            notify=warn,
+        )
         if data is not None:
-            with_other_data(experiment, data, root, part)
+            with_other_data(experiment, data, root, part or "test")
         seen = seen_rows(experiment, split)
         choices = choices or [experiment.settings.newcomer]
         unseen = {choice: newcomer_rows(experiment, choice) if split == "test" else [] for choice in choices}
@@ -73,6 +91,18 @@ def _checked_choices(newcomer: str | None) -> list[str]:
     if newcomer not in known:
         raise SettingError(f"--newcomer cannot be {newcomer!r}. {nearest(newcomer, (*known, ALL))}")
     return [newcomer]
+
+
+def refuse_idle_options(data: str | None, root: str | None, part: str | None, split: str) -> None:
+    """Refuse options that would change nothing."""
+    from polyfed.build import is_folder
+
+    if data is None and part is not None:
+        raise SettingError("--part is about other DATA, and none were given; of its own data the run has set aside what is tested.")
+    if data is not None and split != "test":
+        raise SettingError("--split validation is about the run's own data; leave DATA out, or use --part with them.")
+    if data is not None and root is not None and is_folder(data):
+        raise SettingError(f"{data} is a folder of images, so --root has nothing to say; it is for data sets by name.")
 
 
 def seen_rows(experiment: Experiment, split: str) -> list[Row]:
@@ -105,9 +135,12 @@ def with_other_data(experiment: Experiment, data: str, root: str | None, part: s
         )
     if other.classes != federation.classes:
         warn(f"The classes of {other.name} have other names than those of the run; they are matched in their order.")
-    known = {domain for client in federation.clients for domain in client.domains}
+    held = [client for client in federation.clients if experiment.delivery.holds(client.id)]
+    known = {domain for client in held for domain in client.domains}
     by_name = {domain.name: domain for domain in other.domains}
-    for client in federation.clients:
+    if any(domain in by_name and domain not in known for client in federation.clients for domain in client.domains):
+        warn("What the run's clients keep stayed at their nodes, so the newcomer's model is scored on their domains too.")
+    for client in held:
         tests = {name: fitted(experiment, by_name[name].test) for name in client.domains if name in by_name}
         experiment.delivery.data[client.id] = dataclasses.replace(client, tests=tests)
     unseen = {name: fitted(experiment, _part_of(domain, part)) for name, domain in by_name.items() if name not in known}

@@ -30,6 +30,14 @@ Recipe = Annotated[
 ]
 Changes = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting by its name; may be repeated.")]
 Load = Annotated[list[str] | None, typer.Option("--load", metavar="FILE", help="File of methods of your own; may be repeated.")]
+Device = Annotated[
+    str | None,
+    typer.Option("--device", metavar="DEVICE", help="Where models are computed on this machine: cpu, cuda, mps or auto."),
+]
+LoadElsewhere = Annotated[
+    list[str] | None,
+    typer.Option("--load", metavar="FILE", help="The run's file of methods, where it lies elsewhere now; may be repeated."),
+]
 
 
 def with_settings(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -10,8 +10,7 @@ import typer
 
 from polyfed.cli.evaluate import input_shape
 from polyfed.cli.guard import BAD_INPUT
-from polyfed.cli.opened import open_run
-from polyfed.cli.options import Json, Quiet
+from polyfed.cli.options import Device, Json, LoadElsewhere, Quiet
 from polyfed.cli.output import busy, listen, print_json, print_table, table, warn
 from polyfed.cli.run import RunFolderPath
 from polyfed.errors import DataError, SettingError, nearest
@@ -35,6 +34,8 @@ def predict(
         str | None,
         typer.Option("--newcomer", help=f"Local layers of the newcomer: {', '.join(CHOICES['newcomer'])}; default: the run's own."),
     ] = None,
+    device: Device = None,
+    load: LoadElsewhere = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -44,7 +45,9 @@ def predict(
         raise SettingError(f"--newcomer cannot be {newcomer!r}. {nearest(newcomer, CHOICES['newcomer'])}")
     files = files_of(images)
     with busy("Opening the run", quiet):
-        experiment = open_run(path)
+        from polyfed.opened import open_experiment
+
+        experiment = open_experiment(path, device=device or "auto", load=load or None, notify=warn)
         newcomer = newcomer or experiment.settings.newcomer
         shape = input_shape(experiment)
         read, problems = read_images(files, shape)
@@ -133,7 +136,7 @@ def predicted(experiment: Experiment, read: dict[str, Tensor], client: str | Non
 def models_of(experiment: Experiment, client: str | None, newcomer: str, batches: Any) -> list[tuple[float, Any]]:
     """Weights, and functions that put each model on the bench."""
     from polyfed import evaluation
-    from polyfed.client import Client, Kept
+    from polyfed.client import Client
 
     server, bench, delivery = experiment.server, experiment.bench, experiment.delivery
     if client is None:
@@ -145,7 +148,7 @@ def models_of(experiment: Experiment, client: str | None, newcomer: str, batches
         raise DataError(f"There is no client {client!r}. {nearest(client, delivery.data)}")
     for prepare in experiment.method.before_evaluation:
         experiment.talk(prepare(server))
-    at_work = Client(delivery.data[client], bench, delivery.kept.get(client, Kept()), server.round)
+    at_work = Client(delivery.data[client], bench, delivery.state_of(client), server.round)
     return [(1.0, lambda: at_work.receive(server.outgoing(client)))]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyfed.cli.guard import stoppable
-from polyfed.cli.options import Changes, Json, Quiet, Recipe, chosen_settings, with_settings
+from polyfed.cli.options import Changes, Device, Json, LoadElsewhere, Quiet, Recipe, chosen_settings, with_settings
 from polyfed.cli.output import busy, console, listen, print_json, print_table, show_progress, table, warn
 
 if TYPE_CHECKING:
@@ -21,6 +21,10 @@ RESUME_EXAMPLE = "Example: polyfed resume runs/digits-mini-fedbn-seed0"
 LONGEST_SLUG = 60
 
 RunFolderPath = Annotated[str, typer.Argument(metavar="RUN", help="A run folder.")]
+Root = Annotated[
+    str | None,
+    typer.Option("--root", metavar="DIR", help="Folder of the run's data set, or of its images, where it lies elsewhere."),
+]
 
 
 @with_settings("data")
@@ -56,15 +60,20 @@ def run(
     report(result, as_json, quiet)
 
 
-def resume(path: RunFolderPath, as_json: Json = False, quiet: Quiet = False) -> None:
+def resume(
+    path: RunFolderPath,
+    root: Root = None,
+    device: Device = None,
+    load: LoadElsewhere = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
     """Go on with a run that was stopped; the end is the same as if it never had been."""
     listen(quiet)
-    from polyfed.cli.opened import settings_of
     from polyfed.observers import resume as go_on
 
-    settings_of(path)
     with stoppable(f"go on with: polyfed resume {path}"):
-        result = go_on(path, progress=show_progress(quiet), notify=warn)
+        result = go_on(path, progress=show_progress(quiet), notify=warn, load=load or None, root=root, device=device)
     report(result, as_json, quiet)
 
 

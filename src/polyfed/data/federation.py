@@ -218,7 +218,7 @@ class Federation:
         validations = [client.validation for client in self.clients if client.validation is not None]
         union = ClientData(
             id="pooled",
-            domains=tuple(tests),
+            domains=tuple(dict.fromkeys([*(domain for client in self.clients for domain in client.domains), *tests])),
             train=joined([client.train for client in self.clients]),
             tests={domain: joined(parts) for domain, parts in tests.items()},
             validation=joined(validations) if validations else None,

@@ -43,13 +43,21 @@ class GridDelivery(InProcess):
         clients: stand-ins for the nodes' data.
         roster: which node is which client.
         timeout: seconds a client may take to answer.
+        leaves_newcomer: whether the run folder is left the newcomer's model, made from what the nodes tell at the end.
     """
 
     remote = True
 
-    def __init__(self, bench: Workbench, clients: Collection[ClientData], roster: Roster, timeout: float = USUAL_TIMEOUT) -> None:
+    def __init__(
+        self,
+        bench: Workbench,
+        clients: Collection[ClientData],
+        roster: Roster,
+        timeout: float = USUAL_TIMEOUT,
+        leaves_newcomer: bool = False,
+    ) -> None:
         super().__init__(bench, clients)
-        self.roster, self.timeout = roster, timeout
+        self.roster, self.timeout, self.leaves_newcomer = roster, timeout, leaves_newcomer
         self.new_run = uuid.uuid4().hex
         self.begun = time.time_ns()
         self.number = 0

@@ -28,6 +28,7 @@ from polyfed.flower.parcel import DESCRIBE, BadParcel, Parcel, refusal
 from polyfed.flower.places import home_of
 from polyfed.losses import losses
 from polyfed.method import Method, as_method, load_file
+from polyfed.outline import input_type
 from polyfed.server import ClientInfo, in_fixed_order
 from polyfed.settings import Settings, with_changes
 
@@ -103,6 +104,7 @@ class Node:
     def description(self) -> dict[str, Any]:
         """What the server learns of this client: names and numbers, no examples."""
         federation, data = self.workplace.federation, self.data
+        raw, _ = data.train.batch(slice(0, 1))
         return {
             "client": data.id,
             "domains": list(data.domains),
@@ -111,7 +113,10 @@ class Node:
             "default_model": federation.default_model,
             "classes": list(federation.classes),
             "class_counts": counts_of(data.train, len(federation.classes)),
-            "input_shape": list(federation.sample_input().shape[1:]),
+            "input_shape": list(raw.shape[1:]),
+            "input_type": input_type(raw),
+            "mean": list(federation.preparation.mean),
+            "std": list(federation.preparation.std),
             "tests": {domain: len(examples) for domain, examples in data.tests.items()},
             "validation": None if data.validation is None else len(data.validation),
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from polyfed.errors import DataError
 from polyfed.flower.parcel import DESCRIBE, BadParcel, Parcel, refusal
 from polyfed.flower.post import Post
 from polyfed.flower.records import parcel_of
+from polyfed.outline import INPUT_TYPES
 
 log = logging.getLogger("polyfed")
 
@@ -33,6 +35,9 @@ class Description:
     classes: tuple[str, ...]
     class_counts: tuple[int, ...]
     input_shape: tuple[int, ...]
+    input_type: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
     tests: Mapping[str, int]
     validation: int | None
 
@@ -51,6 +56,9 @@ class Description:
                 classes=tuple(str(name) for name in told["classes"]),
                 class_counts=tuple(_count(number) for number in told["class_counts"]),
                 input_shape=tuple(_count(side) for side in told["input_shape"]),
+                input_type=_known_type(told["input_type"]),
+                mean=tuple(_finite(number) for number in told["mean"]),
+                std=tuple(_finite(number) for number in told["std"]),
                 tests={str(domain): _count(number) for domain, number in told["tests"].items()},
                 validation=None if told["validation"] is None else _count(told["validation"]),
             )
@@ -62,6 +70,18 @@ def _count(number: object) -> int:
     if not isinstance(number, int) or number < 0:
         raise ValueError(f"{number!r} is no count")
     return number
+
+
+def _finite(number: object) -> float:
+    if not isinstance(number, int | float) or not math.isfinite(number):
+        raise ValueError(f"{number!r} is no number")
+    return float(number)
+
+
+def _known_type(name: object) -> str:
+    if name not in INPUT_TYPES:
+        raise ValueError(f"{name!r} is no type of inputs")
+    return str(name)
 
 
 @dataclass
@@ -188,6 +208,11 @@ def check_together(told: Sequence[Description]) -> None:
             raise DataError(
                 f"Inputs of {first.client} have the shape {first.input_shape}, those of {other.client} {other.input_shape}. "
                 "All nodes need the same."
+            )
+        if (other.input_type, other.mean, other.std) != (first.input_type, first.mean, first.std):
+            raise DataError(
+                f"{first.client} scales its inputs by mean {first.mean} and deviation {first.std} ({first.input_type}), {other.client} "
+                f"by {other.mean} and {other.std} ({other.input_type}). All nodes need the same normalisation."
             )
 
 

@@ -6,10 +6,26 @@ from collections.abc import Mapping
 
 from polyfed.errors import SettingError
 
-OUT, MIN_NODES, WAIT, TIMEOUT, PATIENCE = "out", "min-nodes", "wait", "timeout", "patience"
-DEFAULTS: Mapping[str, str | int | float] = {OUT: "", MIN_NODES: 2, WAIT: 600.0, TIMEOUT: 3600.0, PATIENCE: 120.0}
+OUT, MIN_NODES, WAIT, TIMEOUT, PATIENCE, NEWCOMER = "out", "min-nodes", "wait", "timeout", "patience", "newcomer-model"
+DEFAULTS: Mapping[str, str | int | float] = {
+    OUT: "",
+    MIN_NODES: 2,
+    WAIT: 600.0,
+    TIMEOUT: 3600.0,
+    PATIENCE: 120.0,
+    NEWCOMER: True,
+}
 """``out``: run folder on the server (empty: a new one); a run that is in it is gone on with. ``min-nodes``: how many nodes the run waits
-for, ``wait`` seconds at most. ``timeout``: seconds a node may take to answer. ``patience``: seconds a node that has gone is waited for."""
+for, ``wait`` seconds at most. ``timeout``: seconds a node may take to answer. ``patience``: seconds a node that has gone is waited for.
+``newcomer-model``: at the end, ask the nodes once for the layers that stayed local, and leave the newcomer's model in the run folder."""
+
+
+def switch(config: Mapping[str, object], key: str) -> bool:
+    """A yes or no of the run's configuration."""
+    value = config.get(key, DEFAULTS[key])
+    if not isinstance(value, bool):
+        raise SettingError(f"{key} in the run's configuration takes true or false, found {value!r}.")
+    return value
 
 
 def number(config: Mapping[str, object], key: str) -> float:

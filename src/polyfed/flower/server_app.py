@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from polyfed.cli.opened import HELD_BY_NODES
 from polyfed.errors import SettingError
 from polyfed.flower.app_folder import settings_from
-from polyfed.flower.run_config import MIN_NODES, OUT, PATIENCE, TIMEOUT, WAIT, number
+from polyfed.flower.run_config import MIN_NODES, NEWCOMER, OUT, PATIENCE, TIMEOUT, WAIT, number, switch
 
 if TYPE_CHECKING:
     from polyfed.client import Workbench
@@ -57,18 +56,20 @@ def run_on_grid(grid: Grid, settings: Settings, config: Mapping[str, object]) ->
     told = roster.gather(max(1, int(number(config, MIN_NODES))), number(config, WAIT))
     for one in told:
         log.info("Client %s: %s, %d training examples.", one.client, ", ".join(one.domains), sum(one.class_counts))
-    return recorded(settings, federation_of(told), roster, number(config, TIMEOUT), str(config.get(OUT, "")))
+    return recorded(settings, federation_of(told), roster, config)
 
 
-def recorded(settings: Settings, federation: Federation, roster: Roster, timeout: float, out: str) -> Result:
+def recorded(settings: Settings, federation: Federation, roster: Roster, config: Mapping[str, object]) -> Result:
     """Train and write a run folder, or go on with the run that is in it."""
     from polyfed.experiment import Experiment
     from polyfed.flower.delivery import GridDelivery
-    from polyfed.folder import RunFolder
+    from polyfed.folder import HELD_BY_NODES, RunFolder
     from polyfed.observers import record, resume
 
+    out, timeout, leaves_newcomer = str(config.get(OUT, "")), number(config, TIMEOUT), switch(config, NEWCOMER)
+
     def delivery(bench: Workbench, clients: Collection[ClientData]) -> GridDelivery:
-        return GridDelivery(bench, clients, roster, timeout)
+        return GridDelivery(bench, clients, roster, timeout, leaves_newcomer)
 
     if out and (Path(out) / "run.toml").exists():
         refuse_other_settings(settings, RunFolder(out).settings(), out)
@@ -91,7 +92,9 @@ def fresh_folder(settings: Settings) -> Path:
 def refuse_other_settings(asked: Settings, found: Settings, out: str) -> None:
     """A run is gone on with under its own settings only, since the nodes use those that are asked for now."""
     from polyfed.method import as_method
+    from polyfed.paths import anchored
 
+    asked = anchored(asked)
     names = [item.name for item in dataclasses.fields(asked) if item.name not in MAY_DIFFER]
     other = [name for name in names if getattr(asked, name) != getattr(found, name)]
     if str(as_method(asked.method)) != found.method:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polyfed.data.federation import ClientData, Federation
+from polyfed.data.federation import ClientData, Federation, Preparation
 from polyfed.flower.roster import Description
+from polyfed.outline import INPUT_TYPES
 from polyfed.recipes.stand_ins import Blank
 
 
@@ -19,6 +20,7 @@ def federation_of(told: Sequence[Description]) -> Federation:
         name=first.name,
         classes=first.classes,
         clients=tuple(_client(one) for one in told),
+        preparation=Preparation(first.mean, first.std),
         default_model=first.default_model,
         source="; ".join(dict.fromkeys(one.source for one in told)),
     )
@@ -29,17 +31,16 @@ def _client(told: Description) -> ClientData:
     return ClientData(
         id=told.client,
         domains=told.domains,
-        train=_blank(labels, told.input_shape),
-        tests={domain: _unknown(count, told.input_shape) for domain, count in told.tests.items()},
-        validation=None if told.validation is None else _unknown(told.validation, told.input_shape),
+        train=_blank(labels, told),
+        tests={domain: _unknown(count, told) for domain, count in told.tests.items()},
+        validation=None if told.validation is None else _unknown(told.validation, told),
     )
 
 
-def _unknown(count: int, shape: tuple[int, ...]) -> Blank:
+def _unknown(count: int, told: Description) -> Blank:
     """Test data, of which the labels stay with the node."""
-    return _blank(torch.zeros(count, dtype=torch.int64), shape)
+    return _blank(torch.zeros(count, dtype=torch.int64), told)
 
 
-def _blank(labels: Tensor, shape: tuple[int, ...]) -> Blank:
-    """Inputs as a model takes them: prepared already."""
-    return Blank(labels, shape, torch.float32)
+def _blank(labels: Tensor, told: Description) -> Blank:
+    return Blank(labels, told.input_shape, INPUT_TYPES[told.input_type])

@@ -14,6 +14,7 @@ from polyfed.checkpoint import digest
 from polyfed.errors import RunFolderError, TextError
 from polyfed.evaluation import Row
 from polyfed.folder import RunFolder
+from polyfed.paths import is_path
 from polyfed.result import accuracy_table
 from polyfed.settings import Settings
 from polyfed.text import read_sum
@@ -263,7 +264,11 @@ def _runs_inside(path: Path) -> str:
 
 def _data_key(run: Run) -> str:
     facts = run.document.get("data", {})
-    return repr([facts.get("source"), facts.get("classes"), [_plain(run.settings[name]) for name in DATA_SETTINGS]])
+    told = {name: _plain(run.settings[name]) for name in DATA_SETTINGS}
+    if is_path(told["data"]):
+        # The same folder of images may lie elsewhere on another machine; its source says how many there are of what.
+        told["data"] = Path(told["data"]).name
+    return repr([facts.get("source"), facts.get("classes"), list(told.values())])
 
 
 def _plain(value: Any) -> Any:

@@ -35,11 +35,13 @@ class InProcess:
 
     Other deliveries of one machine differ in ``outcomes`` only: who works out the answers, and how many at a time. ``remote`` says
     that clients keep their state elsewhere, and only its hash is known here; ``takes_groups``, that ``outcomes`` is the faster the
-    more clients it is given at once.
+    more clients it is given at once; ``leaves_newcomer``, that clients can be asked now and not later, so that a run must leave the
+    newcomer's model in its folder.
     """
 
     remote = False
     takes_groups = False
+    leaves_newcomer = False
 
     def __init__(self, bench: Workbench, clients: Collection[ClientData]) -> None:
         self.bench = bench
@@ -119,6 +121,10 @@ class InProcess:
     def rollback(self) -> None:
         """Forget what the clients kept in this round."""
         self.staged, self.losses = self._kept.beside(), {}
+
+    def holds(self, client: str) -> bool:
+        """Whether what this client keeps can be looked at here."""
+        return True
 
     def state_of(self, client: str) -> Kept:
         """What a client keeps, as of the last round that succeeded."""

@@ -1,0 +1,57 @@
+"""The newcomer's model as a file of the run folder, for runs whose clients cannot be asked any more when somebody needs it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+from safetensors.torch import save as save_safetensors
+from torch import Tensor
+
+from polyfed import evaluation
+from polyfed.errors import PolyfedError, RunFolderError
+
+if TYPE_CHECKING:
+    from polyfed.experiment import Experiment
+
+log = logging.getLogger("polyfed")
+
+FILE = "newcomer.safetensors"
+
+
+def leave_newcomer(experiment: Experiment, folder: Path, anew: bool = True) -> None:
+    """Where clients cannot be asked later: ask them for the layers that stayed local, and write the model in which these are averaged.
+
+    A run without such layers, and a method that decides itself what a newcomer gets, have all they need in the checkpoint.
+    That nobody answers any more does not spoil the run.
+
+    Args:
+        experiment: at its end.
+        folder: the run folder.
+        anew: also where there is such a file already.
+    """
+    needed = experiment.bench.plan.local_names and experiment.method.newcomer is None
+    if not (experiment.delivery.leaves_newcomer and needed) or ((folder / FILE).exists() and not anew):
+        return
+    try:
+        state = experiment.talk(evaluation.averaged_state(experiment.server))
+        data = save_safetensors({name: state[name].contiguous().clone() for name in experiment.bench.live})
+        beside = folder / f"{FILE}.part"
+        beside.write_bytes(data)
+        beside.replace(folder / FILE)
+    except (PolyfedError, OSError) as error:
+        log.warning("There is no model for newcomers (%s): %s", folder / FILE, error)
+
+
+def left_newcomer(folder: Path) -> dict[str, Tensor]:
+    """The newcomer's model that was left in a run folder; empty where none was."""
+    path = folder / FILE
+    if not path.exists():
+        return {}
+    try:
+        return load_safetensors(path.read_bytes())
+    except (OSError, SafetensorError, ValueError) as error:
+        raise RunFolderError(f"{path} cannot be read ({error}). Let the server write it again, or remove it.") from error

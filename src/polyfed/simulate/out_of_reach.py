@@ -1,0 +1,52 @@
+"""Deliver where the clients' data are not: a run folder that was opened away from them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from polyfed.client import Kept, Workbench
+from polyfed.conversation import Ask
+from polyfed.data.federation import ClientData
+from polyfed.errors import DataError
+from polyfed.simulate.in_process import InProcess, Outcome
+
+
+class OutOfReach(InProcess):
+    """Clients can be scored on other data and say what they kept; any other question would need their own data, and is refused.
+
+    Args:
+        bench: the bench.
+        clients: stand-ins without tests.
+        at_nodes: what clients keep stayed on their machines too; here are only marks of it.
+    """
+
+    def __init__(self, bench: Workbench, clients: Collection[ClientData], at_nodes: bool = False) -> None:
+        super().__init__(bench, clients)
+        self.at_nodes = at_nodes
+
+    def outcomes(self, ask: Ask, clients: Sequence[str]) -> Iterator[Outcome]:
+        if ask.what not in ("entries", "evaluate"):
+            raise DataError(
+                f"{self.bench.method} has a question for its clients ({ask.what}) that needs the data they trained on, which are not here. "
+                "Score the run where they are: polyfed evaluate RUN, without other DATA."
+            )
+        for client in clients:
+            if ask.what == "entries" or self.data[client].tests:
+                yield self.outcome(ask, client, self.state_of(client))
+
+    def holds(self, client: str) -> bool:
+        return not self.at_nodes or client not in self.kept
+
+    def state_of(self, client: str) -> Kept:
+        if not self.holds(client):
+            raise DataError(
+                f"What client {client} keeps stayed at its node, so its own model cannot be put together here. The newcomer's can "
+                "(--newcomer averaged or re-estimated), if the server left a newcomer.safetensors in the run folder; "
+                "flwr run APP --run-config 'out=\"RUN\"' lets it do so while the nodes are there."
+            )
+        return super().state_of(client)
+
+    def client_digests(self) -> dict[str, str]:
+        if not self.at_nodes:
+            return super().client_digests()
+        return {client: str(kept.memory["digest"]) for client, kept in self.kept.items()}
