@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import polyfed
-from polyfed.checkpoint import Checkpoints, Piece, Snapshot, digest, flattened, packed, rebuilt, unpacked
+from polyfed.checkpoint import Checkpoints, Snapshot, digest
 from polyfed.client import Kept
 from polyfed.conversation import Payload, Reply
 from polyfed.entries import entries_of
@@ -30,6 +30,7 @@ from polyfed.server import problem_with
 from polyfed.settings import Settings
 from polyfed.sharing import batch_norm, keep_local
 from polyfed.testing import TinyNet, tiny_federation
+from polyfed.trees import Piece, flattened, packed, rebuilt, unpacked
 
 
 def tiny_net() -> TinyNet:
