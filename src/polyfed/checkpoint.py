@@ -1,8 +1,8 @@
 """Checkpoints: safetensors files and a manifest that is renamed last. No pickle.
 
 A checkpoint is a manifest ``manifest-<round>.json`` naming files with their digests. Files are written beside and renamed; a file is
-never changed afterwards. Only clients that changed since the last checkpoint are written. The last two checkpoints are kept, so that
-a damaged one can be left behind.
+never changed afterwards. Only clients that changed since the last checkpoint are written. The last two good checkpoints are kept, so
+that a damaged one can be left behind.
 
 What is to be written is first gathered in a ``Draft``. One that is ``apart`` from the run can be written by another thread while the
 next round trains.
@@ -10,6 +10,7 @@ next round trains.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -161,8 +162,9 @@ class Checkpoints:
                 "digests": {name: self.digests[name] for name in sorted(used)},
                 "notes": draft.notes,
             }
-            self._put(f"manifest-{draft.stamp}.json", [json.dumps(sealed(manifest), indent=1).encode()])
-            self._tidy()
+            name = f"manifest-{draft.stamp}.json"
+            self._put(name, [json.dumps(sealed(manifest), indent=1).encode()])
+            self._tidy(name)
         except OSError as error:
             raise RunFolderError(
                 f"Cannot write a checkpoint to {self.folder}: {error.strerror or error}. The last good checkpoint is untouched."
@@ -181,13 +183,16 @@ class Checkpoints:
         beside.replace(self.folder / name)
         self.digests[name] = total.hexdigest()
 
-    def _tidy(self) -> None:
-        """Remove files that the last two checkpoints do not name."""
-        manifests = self.manifests()
-        kept = set(manifests[:KEPT_CHECKPOINTS])
-        used: set[str] = {path.name for path in kept}
-        for path in kept:
-            used |= set(json.loads(path.read_bytes())["digests"])
+    def _tidy(self, newest: str) -> None:
+        """Remove files that the last two checkpoints do not name. One later than the newest was damaged: the run went on before it."""
+        used: set[str] = set()
+        kept = 0
+        for path in self.manifests():
+            if path.name > newest or kept == KEPT_CHECKPOINTS:
+                continue
+            with contextlib.suppress(Damaged):
+                used |= {path.name, *opened(path)["digests"]}
+                kept += 1
         for path in self.folder.iterdir():
             if path.name not in used and path.suffix in (".safetensors", ".json", ".part"):
                 path.unlink(missing_ok=True)
@@ -209,12 +214,11 @@ class Checkpoints:
         return None, complaints
 
     def read_round(self, number: int) -> Snapshot | None:
-        """The checkpoint of one round, if it is there and good."""
+        """The checkpoint of one round; None where later ones have taken its place. Raises ``Damaged`` where it is lost otherwise."""
         path = self.folder / f"manifest-{number:06d}.json"
-        try:
-            return self._load(opened(path))
-        except Damaged:
+        if not path.exists() and any(later.name > path.name for later in self.manifests()):
             return None
+        return self._load(opened(path))
 
     def _load(self, manifest: Mapping[str, Any]) -> Snapshot:
         server = self._tree(manifest["server"], manifest["digests"])
