@@ -19,13 +19,14 @@ from typing import Any
 
 import torch
 
-from polyfed.checkpoint import Checkpoints, Piece
+from polyfed.checkpoint import Checkpoints
 from polyfed.experiment import Experiment
 from polyfed.folder import RunFolder
 from polyfed.method import parse
 from polyfed.observers import record, resume
 from polyfed.settings import Settings
 from polyfed.testing import TinyNet, tiny_federation
+from polyfed.trees import Piece
 
 ROUNDS = 10
 

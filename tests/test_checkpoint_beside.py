@@ -18,7 +18,7 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
 from polyfed.beside import Beside
-from polyfed.checkpoint import Checkpoints, Draft, Piece, Snapshot, digest, packed, unpacked
+from polyfed.checkpoint import Checkpoints, Draft, Snapshot, digest
 from polyfed.client import Client, Kept
 from polyfed.errors import RunFolderError
 from polyfed.experiment import Experiment
@@ -31,6 +31,7 @@ from polyfed.server import Server
 from polyfed.settings import Settings
 from polyfed.sharing import batch_norm, keep_local
 from polyfed.testing import TinyNet, tiny_federation
+from polyfed.trees import Piece, packed, unpacked
 
 LONG = 20.0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import statistics
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +12,7 @@ import pytest
 from rich.progress import Progress
 
 from polyfed.cli.runs_bar import RunsBar
+from polyfed.folder import RunFolder
 from polyfed.report.costs import Totals
 from polyfed.report.tables import Number, best_methods, left_out_in_turn, method_row, percent
 from test_cli import SHORT, STOPPER, Command, images, polyfed, says
@@ -93,9 +96,7 @@ def test_compare_reuses_runs_and_goes_on_after_a_failure(polyfed: Command, image
     written = {path: path.stat().st_mtime_ns for path in Path("runs/compare-pictures").rglob("*") if path.is_file()}
     again = polyfed(*command)
     assert again.json["methods"] == first.json["methods"]
-    assert {
-        p: p.stat().st_mtime_ns for p in Path("runs/compare-pictures").rglob("*") if p.is_file() and p.name != "metrics.jsonl"
-    } == {p: t for p, t in written.items() if p.name != "metrics.jsonl"}
+    assert {p: p.stat().st_mtime_ns for p in Path("runs/compare-pictures").rglob("*") if p.is_file()} == written
     longer = polyfed(*command, "--rounds", "3", "-q").json["methods"][0]
     assert longer["runs"] == ["runs/compare-pictures/fedavg-seed0-2", "runs/compare-pictures/fedavg-seed1-2"]
 
@@ -122,6 +123,35 @@ def test_compare_loads_own_methods_and_resumes_what_was_stopped(polyfed: Command
     (tmp_path / "stop").unlink()
     rows = polyfed(*command).json["methods"]
     assert rows[0]["accuracy"] == rows[1]["accuracy"]
+
+
+def test_compare_leaves_a_run_that_another_process_trains_and_goes_on(polyfed: Command, images: Path, tmp_path: Path) -> None:
+    (tmp_path / "stopping.py").write_text(STOPPER)
+    (tmp_path / "stop").touch()
+    command = ("compare", images, "--methods", "fedbn + stopper; fedavg", "--load", "stopping.py", *SHORT, "--json")
+    assert polyfed(*command).code == 130
+    (tmp_path / "stop").unlink()
+    run = Path("runs/compare-pictures/fedbn-stopper-seed0")
+    before = (run / "metrics.jsonl").read_bytes()
+    with RunFolder(run).held():
+        ended = polyfed(*command)
+    busy, free = ended.json["methods"]
+    assert ended.code == 2 and f"{run} is being trained by process {os.getpid()} on" in busy["problem"]
+    assert "fedbn + stopper is given up" in ended.err and free["problem"] is None
+    assert (run / "metrics.jsonl").read_bytes() == before
+    assert polyfed(*command).code == 0
+
+
+def test_other_images_make_another_run(polyfed: Command, images: Path) -> None:
+    command = ("compare", images, "--methods", "fedavg", *SHORT, "-q", "--json")
+    (first,) = polyfed(*command).json["methods"]
+    (run,) = first["runs"]
+    for number in range(20, 40):
+        shutil.copy(images / "day" / "disk" / f"{number - 20:02d}.png", images / "day" / "disk" / f"{number:02d}.png")
+    (second,) = polyfed(*command).json["methods"]
+    assert second["runs"] == [f"{run}-2"]
+    assert polyfed(*command).json["methods"][0]["runs"] == [f"{run}-2"]
+    says(polyfed("resume", run), "begun with other data than there are now: client day has", "Give it its own data again")
 
 
 def test_bad_comparisons_get_one_sentence(polyfed: Command, images: Path) -> None:

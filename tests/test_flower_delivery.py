@@ -18,11 +18,14 @@ from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
 from flower_fakes import TINY, FakeGrid, Meddler, over, tiny_data, virtual_nodes
 from flower_runs import METHODS, settings_for
 from polyfed.conversation import Ask, Payload
+from polyfed.data.identity import identity_of
 from polyfed.errors import DataError, NotFinite, SettingError, TooFewReplies
 from polyfed.experiment import Experiment
 from polyfed.flower.codec import block_of
 from polyfed.flower.records import RAW
+from polyfed.flower.roster import Description
 from polyfed.flower.server_app import run_on_grid
+from polyfed.flower.stand_ins import federation_of
 from polyfed.folder import RunFolder
 from polyfed.observers import record, resume
 from polyfed.result import Result
@@ -343,6 +346,39 @@ def test_the_server_app_runs_records_and_goes_on(tmp_path: Path) -> None:
         run_on_grid(grid, dataclasses.replace(settings, method="central"), config)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="of 99 nodes were connected"):
         run_on_grid(grid, settings, {**config, "min-nodes": 99, "wait": 0.0})  # type: ignore[arg-type]
+
+
+def test_a_run_that_goes_on_has_the_clients_it_was_begun_with(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = dataclasses.replace(SMALL, method="fedbn", rounds=3)
+    config = {"out": str(tmp_path / "run"), "min-nodes": 2, "wait": 0.0, "patience": 0.0}
+
+    def meddle(asked: Message, answered: Message) -> Message | None:
+        if in_round(asked, 2):
+            raise Killed
+        return answered
+
+    grid = grid_for(settings, tmp_path / "nodes", meddle)
+    with pytest.raises(Killed):
+        run_on_grid(grid, settings, config)  # type: ignore[arg-type]
+    grid.meddle = lambda asked, answered: answered
+    grid.answers.clear()
+    grid.offline.add(of(grid, "small"))
+    with pytest.raises(DataError, match=r"1 of 3 clients of the run that is to go on were not there after 0 seconds: small\."):
+        run_on_grid(grid, settings, config)  # type: ignore[arg-type]
+    grid.offline.clear()
+    grid.configs = {999: {"data": TINY, "domain": "small", "client": "stranger"}, **grid.configs}
+    with caplog.at_level(logging.WARNING, "polyfed"):
+        found = run_on_grid(grid, settings, config)  # type: ignore[arg-type]
+    assert "Node 999 is not let in: stranger is no client of the run that goes on." in caplog.messages
+    assert found.digest == in_process(settings).digest
+
+
+def test_the_order_in_which_nodes_come_changes_nothing_of_the_data() -> None:
+    told = [
+        Description(client, (client,), client, f"files of {client}", "small_cnn", ("a", "b"), (2, 3), (3, 8, 8), {client: 4}, None)
+        for client in ("north", "south")
+    ]
+    assert identity_of(federation_of(told)) == identity_of(federation_of(told[::-1]))
 
 
 def test_objects_of_this_process_cannot_be_sent_to_nodes() -> None:

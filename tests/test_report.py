@@ -411,6 +411,21 @@ def test_page_renders_in_a_browser(tmp_path: Path, chromium: Path) -> None:
     assert dom.count("<svg") == page.read_text().count("<svg") and "<script" not in dom
 
 
+def test_how_often_it_was_scored_matters_where_validation_chose_the_round(tmp_path: Path) -> None:
+    def labels(name: str, selection: str, *every: int) -> list[str]:
+        runs = [
+            make_run(tmp_path / name / str(seed), seen={"pen": 300}, seed=seed, selection=selection, evaluate_every=rounds)
+            for seed, rounds in enumerate(every)
+        ]
+        (arena,) = gather.gather(runs)
+        return [one.label for one in arena.contestants]
+
+    assert labels("last", "last", 0, 10) == ["fedavg"]
+    assert labels("same", "best_validation", 0, 1) == ["fedavg"]
+    chosen = "fedavg [selection=best_validation of every"
+    assert labels("other", "best_validation", 0, 10) == [f"{chosen} round]", f"{chosen} 10 rounds]"]
+
+
 def test_runs_of_one_text_whose_options_differ_are_two_contestants(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / name, "fedavg", {"pen": right}) for name, right in (("old", 200), ("new", 240))]
     written = folders[0] / "run.toml"

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import polyfed
-from polyfed.checkpoint import Checkpoints, Piece, Snapshot, digest, flattened, packed, rebuilt, unpacked
+from polyfed.checkpoint import Checkpoints, Snapshot, digest
 from polyfed.client import Kept
 from polyfed.conversation import Payload, Reply
+from polyfed.data.identity import differences, identity_of
 from polyfed.entries import entries_of
 from polyfed.errors import DataError, RunFolderError, SettingError, TooFewReplies, UnknownName
 from polyfed.evaluation import Row
@@ -29,7 +30,8 @@ from polyfed.observers import record, resume
 from polyfed.server import problem_with
 from polyfed.settings import Settings
 from polyfed.sharing import batch_norm, keep_local
-from polyfed.testing import TinyNet, tiny_federation
+from polyfed.testing import SIZES, TinyNet, tiny_federation
+from polyfed.trees import Piece, flattened, packed, rebuilt, unpacked
 
 
 def tiny_net() -> TinyNet:
@@ -135,6 +137,25 @@ def test_a_method_of_python_can_be_resumed(tmp_path: Path) -> None:
     assert again.digest == whole.digest
 
 
+@pytest.mark.parametrize("damaged", ["manifest-", "server-"])
+def test_a_run_goes_on_past_a_damaged_checkpoint_and_keeps_two_good_ones(tmp_path: Path, damaged: str) -> None:
+    """Rounds 0, 2 and 4 are saved, and 4 is damaged: saved every round from 2 on, 3 is written before the damaged one is replaced."""
+    state = {"w": torch.zeros(2)}
+    checkpoints = Checkpoints(tmp_path)
+    for number in (0, 2, 4):
+        checkpoints.write(Snapshot(number, state), set())
+    newest = next(tmp_path.glob(f"{damaged}000004*"))
+    newest.write_bytes(newest.read_bytes()[:-7])
+    again = Checkpoints(tmp_path)
+    snapshot, complaints = again.read()
+    assert snapshot is not None and snapshot.round == 2 and newest.name in complaints[0]
+    again.write(Snapshot(3, state), set())
+    assert [path.name for path in again.manifests()] == ["manifest-000003.json", "manifest-000002.json"]
+    assert sorted(path.name for path in tmp_path.glob("server-*")) == [f"server-00000{number}.safetensors" for number in (2, 3)]
+    again.write(Snapshot(5, state), set())
+    assert [path.name for path in again.manifests()] == ["manifest-000005.json", "manifest-000003.json"]
+
+
 def test_no_good_checkpoint_left_is_said(tmp_path: Path) -> None:
     run_until(tmp_path / "cut", 2)
     for file in (tmp_path / "cut" / "checkpoint").glob("server-*"):
@@ -213,6 +234,43 @@ def test_a_run_is_not_opened_without_what_it_was_given_in_python(tmp_path: Path)
     with pytest.raises(RunFolderError, match=r"model given in Python"):
         resume(tmp_path / "run", data=tiny_federation_as_data())
     assert resume(tmp_path / "run", data=tiny_federation_as_data(), model=tiny_net()).digest
+
+
+FEWER = {"big": 13, "middle": 8}
+OTHER_DATA = {
+    "client small with 5 training samples is missing": tiny_federation(FEWER),
+    "client late is new": tiny_federation(SIZES | {"late": 5}),
+    "client small has 6 training samples instead of 5": tiny_federation(SIZES | {"small": 6}),
+    "4 classes instead of 3": tiny_federation(classes=4),
+    "they are 'elsewhere' instead of ''": replace(tiny_federation(), source="elsewhere"),
+    "unseen are none instead of new": replace(tiny_federation(), unseen={}),
+    "the names of classes, or the sizes of validation or test parts, are others": replace(
+        tiny_federation(), classes=("a", "b", "c")
+    ),
+}
+
+
+@pytest.mark.parametrize("said", OTHER_DATA)
+def test_a_run_does_not_go_on_with_other_data(cut_run: Path, said: str) -> None:
+    with pytest.raises(RunFolderError, match=rf"begun with other data than there are now: .*{said}.*another folder"):
+        resume(cut_run, data=OTHER_DATA[said], model=TinyNet(len(OTHER_DATA[said].classes)))
+
+
+def test_of_very_many_clients_the_digest_is_known_again() -> None:
+    many = {f"c{number:03d}": 3 for number in range(101)}
+    then, now = (identity_of(tiny_federation(many | other)) for other in ({}, {"c007": 4, "c008": 2}))
+    assert "samples" not in then and differences(then, then) == []
+    assert differences(then, now) == ["the names of classes, or the sizes of validation or test parts, are others"]
+    assert differences(then, identity_of(tiny_federation())) == ["3 clients instead of 101", "26 training samples instead of 303"]
+
+
+def test_a_run_stopped_after_its_last_scores_is_not_scored_twice(tmp_path: Path) -> None:
+    whole = record(experiment_of(evaluate_every=1), RunFolder(tmp_path / "whole"))
+    run_until(tmp_path / "cut", 4, evaluate_every=1)
+    resumed = go_on(tmp_path / "cut")
+    assert RunFolder(tmp_path / "cut").metrics() == RunFolder(tmp_path / "whole").metrics()
+    assert resumed.rows == whole.rows == go_on(tmp_path / "cut").rows
+    assert resumed.experiment.ledger.bytes == whole.experiment.ledger.bytes
 
 
 def test_openings_that_are_held_again_count_once(tmp_path: Path) -> None:
@@ -404,24 +462,28 @@ def test_copying_a_run_elsewhere_changes_nothing(tmp_path: Path) -> None:
     assert go_on(tmp_path / "b").digest == whole.digest
 
 
-class Rising:
-    """Validation accuracies by round, given in advance, so that the best round is known."""
-
-    def __init__(self, experiment: Experiment, values: dict[int, float]) -> None:
-        self.evaluate, self.values, self.experiment = experiment.evaluate, values, experiment
-
-    def __call__(self, split: str = "test", newcomer: str | None = None) -> list[Row]:
-        if split == "validation":
-            return [Row("validation", "all", "all", {"accuracy": self.values[self.experiment.server.round]})]
-        return self.evaluate(split, newcomer)
-
-
 VALUES = {1: 0.2, 2: 0.7, 3: 0.7, 4: 0.6}
 
 
-def select(folder: Path | None, method: str = "fedbn", stop: int | None = None) -> Any:
-    experiment = experiment_of(method, selection="best_validation")
-    experiment.evaluate = Rising(experiment, VALUES)  # type: ignore[method-assign]
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> dict[int, set[str]]:
+    """Validation accuracies by round are given in advance, so that the best round is known. Returns who gives none in which round."""
+    original = Experiment.evaluate
+    quiet: dict[int, set[str]] = {}
+
+    def given(self: Experiment, split: str = "test", newcomer: str | None = None) -> list[Row]:
+        number = self.server.round
+        if split == "validation":
+            heard = [client for client in self.server.ids if client not in quiet.get(number, ())]
+            return [Row("validation", client, client, {"accuracy": VALUES[number]}) for client in heard]
+        return original(self, split, newcomer)
+
+    monkeypatch.setattr(Experiment, "evaluate", given)
+    return quiet
+
+
+def select(folder: Path | None, method: str = "fedbn", stop: int | None = None, **changes: Any) -> Any:
+    experiment = experiment_of(method, selection="best_validation", **changes)
 
     def cut(server: Any) -> None:
         if server.round == stop:
@@ -430,6 +492,11 @@ def select(folder: Path | None, method: str = "fedbn", stop: int | None = None) 
     return record(experiment, None if folder is None else RunFolder(folder), observers=[cut])
 
 
+def chosen_round(folder: Path) -> set[int]:
+    return {line["selected_round"] for line in RunFolder(folder).metrics() if line["view"].startswith("selected_")}
+
+
+@pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("method", ["fedbn", "hfedf"])
 def test_the_best_validation_round_is_the_model_the_run_ends_with(tmp_path: Path, method: str) -> None:
     chosen = select(tmp_path / "run", method)
@@ -439,30 +506,90 @@ def test_the_best_validation_round_is_the_model_the_run_ends_with(tmp_path: Path
     assert chosen.digest == select(None, method).digest
     assert go_on(tmp_path / "run").digest == chosen.digest
     assert go_on(tmp_path / "run").accuracy == chosen.accuracy
-    lines = RunFolder(tmp_path / "run").metrics()
-    assert {line["selected_round"] for line in lines if line["view"].startswith("selected_")} == {2}
-    assert [line["accuracy"] for line in lines if line["view"] == "validation"] == list(VALUES.values())
+    assert chosen_round(tmp_path / "run") == {2}
+    scores = [line["accuracy"] for line in RunFolder(tmp_path / "run").metrics() if line["view"] == "validation"]
+    assert scores[:: len(SIZES)] == list(VALUES.values())
 
 
+@pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("stop", [1, 2, 3, 4])
-def test_selection_survives_a_kill(tmp_path: Path, stop: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_selection_survives_a_kill(tmp_path: Path, stop: int) -> None:
     whole = select(tmp_path / "whole")
     with pytest.raises(Killed):
         select(tmp_path / "cut", stop=stop)
-    original = Experiment.evaluate
-
-    def given(self: Experiment, split: str = "test", newcomer: str | None = None) -> list[Row]:
-        if split == "validation":
-            return [Row("validation", "all", "all", {"accuracy": VALUES[self.server.round]})]
-        return original(self, split, newcomer)
-
-    monkeypatch.setattr(Experiment, "evaluate", given)
     assert go_on(tmp_path / "cut").digest == whole.digest
     assert RunFolder(tmp_path / "cut").metrics() == RunFolder(tmp_path / "whole").metrics()
 
 
-def test_selection_without_validation_data_says_so() -> None:
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("damage", ["manifest", "server", "client", "all gone"])
+def test_another_model_never_passes_for_the_best_one(tmp_path: Path, damage: str) -> None:
+    with pytest.raises(Killed):
+        select(tmp_path / "cut", stop=3)
+    best = tmp_path / "cut" / "best"
+    if damage == "all gone":
+        shutil.rmtree(best)
+    else:
+        newest = sorted(best.glob(f"{damage}-*"))[-1]
+        newest.write_bytes(newest.read_bytes()[:-7] + b"damaged")
+    named = "manifest-000002.json" if damage == "all gone" else newest.name
+    with pytest.raises(RunFolderError, match=rf'that of round 2, is lost: .*{named}.*another --out, or set selection = "last" in '):
+        go_on(tmp_path / "cut")
+    written = tmp_path / "cut" / "run.toml"
+    written.write_text(written.read_text().replace('selection = "best_validation"', 'selection = "last"'))
+    assert go_on(tmp_path / "cut").digest == record(experiment_of(), None).digest
+
+
+def test_a_best_round_that_later_ones_overwrote_is_found_again_or_missed_aloud(
+    tmp_path: Path, silent: dict[int, set[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in round 4 with a checkpoint of round 1: the best of then lies under the two that came later."""
+    for number, value in enumerate((0.1, 0.2, 0.3, 0.2), 1):
+        monkeypatch.setitem(VALUES, number, value)
+    whole = select(None)
+    for name in ("found", "missed"):
+        with pytest.raises(Killed):
+            select(tmp_path / name, stop=1)
+        checkpoint = tmp_path / name / "checkpoint"
+        shutil.copytree(checkpoint, tmp_path / f"{name}-of-then")
+        with pytest.raises(Killed):
+            resume(tmp_path / name, data=tiny_federation(), model=tiny_net(), observers=[lambda server: _killed(server.round == 3)])
+        shutil.rmtree(checkpoint)
+        shutil.copytree(tmp_path / f"{name}-of-then", checkpoint)
+        assert not (tmp_path / name / "best" / "manifest-000001.json").exists()
+    assert go_on(tmp_path / "found").digest == whole.digest
+    silent |= {number: {"small"} for number in (2, 3, 4)}
+    with pytest.raises(RunFolderError, match=r"that of round 1, is lost: .*best holds later rounds only"):
+        go_on(tmp_path / "missed")
+
+
+def _killed(now: bool) -> None:
+    if now:
+        raise Killed
+
+
+def test_rounds_are_compared_over_the_same_clients_only(
+    tmp_path: Path, silent: dict[int, set[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    silent[2] = {"small", "big"}
+    select(tmp_path / "run")
+    assert chosen_round(tmp_path / "run") == {3}
+    assert "Round 2 cannot be the best one: no validation scores came from big, small." in caplog.messages
+
+
+def test_where_no_round_can_be_chosen_the_last_is_looked_at_again(tmp_path: Path, silent: dict[int, set[str]]) -> None:
+    silent |= {number: set(SIZES) for number in VALUES}
+    with pytest.raises(TooFewReplies, match="a round in which all 3 clients answer with validation scores, and there was none"):
+        select(tmp_path / "run")
+    silent.clear()
+    assert go_on(tmp_path / "run").digest == record(experiment_of(), None).digest
+    assert chosen_round(tmp_path / "run") == {4}
+
+
+def test_selection_without_validation_data_is_refused_before_training() -> None:
     federation = tiny_federation()
-    bare = replace(federation, clients=tuple(replace(client, validation=None) for client in federation.clients))
-    with pytest.raises(DataError, match="no validation data"):
-        record(Experiment(Settings(rounds=1, batch_size=4, selection="best_validation"), bare, model=tiny_net()), None)
+    first, *others = federation.clients
+    bare = replace(federation, clients=(replace(first, validation=None), *others))
+    with pytest.raises(DataError, match=r"1 of 3 clients of tiny have none \(big\)\. Use --selection last"):
+        Experiment(Settings(selection="best_validation"), bare, model=tiny_net())
+    Experiment(Settings(), bare, model=tiny_net())

@@ -1,8 +1,8 @@
 """Checkpoints: safetensors files and a manifest that is renamed last. No pickle.
 
 A checkpoint is a manifest ``manifest-<round>.json`` naming files with their digests. Files are written beside and renamed; a file is
-never changed afterwards. Only clients that changed since the last checkpoint are written. The last two checkpoints are kept, so that
-a damaged one can be left behind.
+never changed afterwards. Only clients that changed since the last checkpoint are written. The last two good checkpoints are kept, so
+that a damaged one can be left behind.
 
 What is to be written is first gathered in a ``Draft``. One that is ``apart`` from the run can be written by another thread while the
 next round trains.
@@ -10,43 +10,26 @@ next round trains.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load as load_safetensors
-from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
 from polyfed.client import Kept
 from polyfed.errors import RunFolderError
+from polyfed.trees import Piece, own, pieces, size, tree_digest, unpacked
 
 FORMAT = 1
 KEPT_CHECKPOINTS = 2
 CHUNK_BYTES = 1 << 20
 """What is hashed and then written at a time: it is still in the processor's cache when it is written."""
-
-SAFETENSORS_NAMES: Mapping[torch.dtype, str] = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-
-Piece: TypeAlias = "bytes | memoryview"
 
 
 @dataclass
@@ -58,104 +41,6 @@ class Snapshot:
     memory: dict[str, Any] = field(default_factory=dict)
     clients: Mapping[str, Kept] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
-
-
-def flattened(tree: Any, path: str = "") -> tuple[Any, dict[str, Tensor]]:
-    """Part a tree of plain values and tensors into JSON with references, and named tensors."""
-    if isinstance(tree, Tensor):
-        return {"tensor": path}, {path: tree.detach().contiguous()}
-    if isinstance(tree, Mapping):
-        pairs = [(flattened(key)[0], *flattened(value, f"{path}/{index}")) for index, (key, value) in enumerate(tree.items())]
-        return {"map": [[key, value] for key, value, _ in pairs]}, {n: t for _, _, tensors in pairs for n, t in tensors.items()}
-    if isinstance(tree, list | tuple):
-        items = [flattened(value, f"{path}/{index}") for index, value in enumerate(tree)]
-        kind = "list" if isinstance(tree, list) else "tuple"
-        return {kind: [item for item, _ in items]}, {n: t for _, tensors in items for n, t in tensors.items()}
-    return {"value": plain(tree)}, {}
-
-
-def plain(value: Any) -> Any:
-    """The same value, if it is one that can be written down."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError(f"Memory may hold tensors, numbers, text, and lists and dicts of them; found {type(value).__name__}.")
-
-
-def rebuilt(json_tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The tree that ``flattened`` parted."""
-    ((kind, inner),) = json_tree.items()
-    if kind == "tensor":
-        return tensors[inner]
-    if kind == "map":
-        return {rebuilt(key, tensors): rebuilt(value, tensors) for key, value in inner}
-    if kind == "list":
-        return [rebuilt(item, tensors) for item in inner]
-    if kind == "tuple":
-        return tuple(rebuilt(item, tensors) for item in inner)
-    return inner
-
-
-def packed(tree: Any) -> bytes:
-    """A tree as the bytes of one safetensors file."""
-    return b"".join(pieces(tree))
-
-
-def pieces(tree: Any) -> list[Piece]:
-    """A tree as the bytes of one safetensors file, in pieces: tensors are not copied, their memory is looked at where it lies."""
-    json_tree, tensors = flattened(tree)
-    metadata = {"tree": json.dumps(json_tree)}
-    if sys.byteorder == "big" or any(value.dtype not in SAFETENSORS_NAMES for value in tensors.values()):
-        return [save_safetensors({name: value.clone() for name, value in tensors.items()}, metadata)]
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # so that every tensor is aligned
-    header: dict[str, Any] = {"__metadata__": metadata}
-    end = 0
-    for name, value in ordered:
-        start, end = end, end + value.numel() * value.element_size()
-        header[name] = {"dtype": SAFETENSORS_NAMES[value.dtype], "shape": list(value.shape), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return [len(text).to_bytes(8, "little"), text, *(raw(value) for _, value in ordered if value.numel())]
-
-
-def raw(value: Tensor) -> memoryview:
-    """The memory of a contiguous tensor."""
-    return value.reshape(-1).view(torch.uint8).numpy().data
-
-
-def unpacked(data: bytes) -> Any:
-    """The tree in the bytes of a safetensors file."""
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
-    return rebuilt(json.loads(header["__metadata__"]["tree"]), load_safetensors(data))
-
-
-def own(tree: Any) -> Any:
-    """The same tree with tensors of its own: later training cannot change it."""
-    if isinstance(tree, Tensor):
-        return tree.detach().clone(memory_format=torch.contiguous_format)
-    if isinstance(tree, Mapping):
-        return {key: own(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        values = [own(value) for value in tree]
-        return values if isinstance(tree, list) else tuple(values)
-    return plain(tree)
-
-
-def tensors_in(tree: Any) -> Iterator[Tensor]:
-    """Every tensor of a tree."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from tensors_in(value)
-    elif isinstance(tree, list | tuple):
-        for value in tree:
-            yield from tensors_in(value)
-
-
-def size(tree: Any) -> int:
-    """Bytes of all tensors of a tree."""
-    return sum(value.nbytes for value in tensors_in(tree))
 
 
 def own_kept(kept: Kept) -> Kept:
@@ -277,8 +162,9 @@ class Checkpoints:
                 "digests": {name: self.digests[name] for name in sorted(used)},
                 "notes": draft.notes,
             }
-            self._put(f"manifest-{draft.stamp}.json", [json.dumps(sealed(manifest), indent=1).encode()])
-            self._tidy()
+            name = f"manifest-{draft.stamp}.json"
+            self._put(name, [json.dumps(sealed(manifest), indent=1).encode()])
+            self._tidy(name)
         except OSError as error:
             raise RunFolderError(
                 f"Cannot write a checkpoint to {self.folder}: {error.strerror or error}. The last good checkpoint is untouched."
@@ -297,13 +183,16 @@ class Checkpoints:
         beside.replace(self.folder / name)
         self.digests[name] = total.hexdigest()
 
-    def _tidy(self) -> None:
-        """Remove files that the last two checkpoints do not name."""
-        manifests = self.manifests()
-        kept = set(manifests[:KEPT_CHECKPOINTS])
-        used: set[str] = {path.name for path in kept}
-        for path in kept:
-            used |= set(json.loads(path.read_bytes())["digests"])
+    def _tidy(self, newest: str) -> None:
+        """Remove files that the last two checkpoints do not name. One later than the newest was damaged: the run went on before it."""
+        used: set[str] = set()
+        kept = 0
+        for path in self.manifests():
+            if path.name > newest or kept == KEPT_CHECKPOINTS:
+                continue
+            with contextlib.suppress(Damaged):
+                used |= {path.name, *opened(path)["digests"]}
+                kept += 1
         for path in self.folder.iterdir():
             if path.name not in used and path.suffix in (".safetensors", ".json", ".part"):
                 path.unlink(missing_ok=True)
@@ -325,12 +214,11 @@ class Checkpoints:
         return None, complaints
 
     def read_round(self, number: int) -> Snapshot | None:
-        """The checkpoint of one round, if it is there and good."""
+        """The checkpoint of one round; None where later ones have taken its place. Raises ``Damaged`` where it is lost otherwise."""
         path = self.folder / f"manifest-{number:06d}.json"
-        try:
-            return self._load(opened(path))
-        except Damaged:
+        if not path.exists() and any(later.name > path.name for later in self.manifests()):
             return None
+        return self._load(opened(path))
 
     def _load(self, manifest: Mapping[str, Any]) -> Snapshot:
         server = self._tree(manifest["server"], manifest["digests"])
@@ -411,13 +299,3 @@ def joint_digest(snapshot: Snapshot, clients: Mapping[str, str]) -> str:
 def client_digest(kept: Kept) -> str:
     """A hash of what a client keeps."""
     return tree_digest({"entries": dict(sorted(kept.entries.items())), "memory": kept.memory})
-
-
-def tree_digest(tree: Any) -> str:
-    """A hash of plain values and tensors."""
-    json_tree, tensors = flattened(tree)
-    total = hashlib.sha256(json.dumps(json_tree, sort_keys=True).encode())
-    for name, value in sorted(tensors.items()):
-        total.update(f"{name}{value.dtype}{tuple(value.shape)}".encode())
-        total.update(raw(value))
-    return total.hexdigest()

@@ -24,6 +24,7 @@ from polyfed.ledger import Ledger, counted
 from polyfed.method import Method, as_method, load_file
 from polyfed.result import Result
 from polyfed.run import Observer, hold
+from polyfed.selection import BEST_VALIDATION, require_validation
 from polyfed.server import Server
 from polyfed.settings import Settings, with_changes
 from polyfed.simulate.chosen import delivery_for
@@ -52,6 +53,8 @@ class Experiment:
         self.federation: Federation = build_federation(settings.data if data is None else data, settings)
         if self.method.population is not None:
             self.federation = self.method.population(self.federation)
+        if settings.selection == BEST_VALIDATION:
+            require_validation(self.federation)
         self.settings = dataclasses.replace(rounds_from_budget(settings, self.federation), method=str(self.method))
         initial = None if settings.init is None else read_initial(settings.init)
         with threads(self.settings.threads):

@@ -1,7 +1,8 @@
-"""A run is a folder: ``run.toml`` (resolved), ``metrics.jsonl``, ``checkpoint/``, ``report.html``."""
+"""A run is a folder: ``run.toml`` (resolved), ``metrics.jsonl``, ``checkpoint/``, ``best/`` for a chosen round, ``lock`` while it is trained."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -9,14 +10,16 @@ import os
 import platform
 import subprocess
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from polyfed.checkpoint import Checkpoints
+from polyfed.data.identity import differences
 from polyfed.errors import DataError, RunFolderError, SettingError, nearest
+from polyfed.lock import alone_in
 from polyfed.paths import anchored
 from polyfed.settings import Settings, setting_names
 
@@ -32,25 +35,50 @@ class RunFolder:
         self.path = Path(path)
         self.checkpoints = Checkpoints(self.path / "checkpoint")
         self.best = Checkpoints(self.path / "best")
+        self.is_held = False
 
     @property
     def metrics_file(self) -> Path:
         """Where scores are written, a line each."""
         return self.path / "metrics.jsonl"
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Nobody else writes to the folder inside the block; it is made where it is missing."""
+        if self.is_held:
+            yield
+            return
+        with contextlib.ExitStack() as until_the_end:
+            with self.writing():
+                self.path.mkdir(parents=True, exist_ok=True)
+                until_the_end.enter_context(alone_in(self.path))
+            self.is_held = True
+            try:
+                yield
+            finally:
+                self.is_held = False
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Say in a sentence that nothing can be written here."""
+        try:
+            yield
+        except RunFolderError:
+            raise
+        except OSError as error:
+            raise RunFolderError(f"Cannot write a run to {self.path}: {error.strerror or error}. Choose another --out.") from error
+
     def create(self, settings: Settings, facts: Mapping[str, Any]) -> None:
         """Make the folder and write down what is run; a folder that holds a run already is refused."""
         self.refuse_to_overwrite()
         settings = anchored(settings, facts.get("given_in_python", ()))
         document = {"format": FORMAT, "settings": plain(settings), **facts, "made_with": versions()}
-        try:
+        with self.writing():
             self.path.mkdir(parents=True, exist_ok=True)
             self.metrics_file.touch()
             beside = self.path / "run.toml.part"
             beside.write_text(tomli_w.dumps(without_none(document)))
             beside.replace(self.path / "run.toml")
-        except OSError as error:
-            raise RunFolderError(f"Cannot write a run to {self.path}: {error.strerror or error}. Choose another --out.") from error
 
     def refuse_to_overwrite(self) -> None:
         """A folder that holds a run is not written anew."""
@@ -102,6 +130,19 @@ class RunFolder:
                 f"Open it there, with the same: polyfed.resume({str(self.path)!r}, {again})."
             )
 
+    def other_data(self, found: Mapping[str, Any]) -> list[str]:
+        """In what the data found differ from those of the run, in words; ``found`` is what ``identity_of`` says."""
+        return differences(self.document().get("data", {}), found)
+
+    def require_data(self, found: Mapping[str, Any]) -> None:
+        """Refuse to go on with other data than the run was begun with."""
+        other = self.other_data(found)
+        if other:
+            raise RunFolderError(
+                f"{self.path} was begun with other data than there are now: {'; '.join(other)}. "
+                "Give it its own data again, or start a new run in another folder."
+            )
+
     def append(self, lines: list[Mapping[str, Any]]) -> None:
         """Add lines of metrics."""
         try:
@@ -139,8 +180,8 @@ class RunFolder:
 
     def truncate_metrics(self, size: int) -> bool:
         """Forget lines written after a checkpoint; says whether all lines up to it are there."""
-        if self.metrics_size() < size:
-            return False
+        if self.metrics_size() <= size:
+            return self.metrics_size() == size
         with self.metrics_file.open("a+b") as file:
             file.truncate(size)
         return True

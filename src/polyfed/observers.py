@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.beside import Beside
+from polyfed.data.identity import identity_of
 from polyfed.errors import RunFolderError
 from polyfed.evaluation import Row
 from polyfed.folder import RunFolder
@@ -44,6 +45,7 @@ OWN_CODE_AT_THE_SERVER = (
 """Slots whose code is given the server. Where they are empty, only the loop makes new state, and it replaces values."""
 
 if TYPE_CHECKING:
+    from polyfed.checkpoint import Snapshot
     from polyfed.client import Kept
     from polyfed.experiment import DeliveryFor, Experiment
     from polyfed.method import Method
@@ -75,8 +77,10 @@ class Recorder:
         self.saved = -1
         self.copied_bytes = 0
         self.meter = Meter(alone=trains_alone(experiment.settings), beside=lambda: self.beside.cpu_seconds)
-        self.rows: list[Row] = []
-        self.rows_of_round = -1
+        # A run that was stopped after its last round was scored, and before its end, has these scores already.
+        number, is_last = experiment.server.round, experiment.server.round == experiment.server.rounds
+        self.rows: list[Row] = rows_at(folder, number, split) if folder is not None and is_last else []
+        self.rows_of_round = number if self.rows else -1
         self.complete = -1
 
     def __call__(self, server: Server) -> None:
@@ -212,11 +216,18 @@ def record(
     best: Mapping[str, Any] | None = None,
 ) -> Result:
     """Train and evaluate on a split, with everything written to the folder on the way."""
-    recorder = Recorder(experiment, folder, split, best)
-    if folder is not None:
+    if folder is None:
+        return trained(experiment, Recorder(experiment, None, split, best), progress, observers)
+    with folder.held():
         experiment.delivery.keep_in(folder.path)
-    if folder is not None and not resumed:
-        folder.create(experiment.settings, facts_of(experiment))
+        if not resumed:
+            folder.create(experiment.settings, facts_of(experiment))
+        return trained(experiment, Recorder(experiment, folder, split, best), progress, observers)
+
+
+def trained(experiment: Experiment, recorder: Recorder, progress: bool, observers: Sequence[Observer]) -> Result:
+    """Train to the end, and score the model the run ends with; whatever happens, what was saved is whole."""
+    folder = recorder.folder
     try:
         with progress_bar(experiment, progress) as advance:
             experiment.train([recorder, *([advance] if advance is not None else []), *observers])
@@ -239,7 +250,6 @@ def record(
 
 def facts_of(experiment: Experiment) -> dict[str, Any]:
     """What ``run.toml`` says beside the settings."""
-    federation = experiment.federation
     return {
         "given_in_python": experiment.given,
         "method": {
@@ -248,20 +258,13 @@ def facts_of(experiment: Experiment) -> dict[str, Any]:
             "leaves": experiment.method.facts.leaves,
             "grain": experiment.method.facts.grain,
         },
-        "data": {
-            "name": federation.name,
-            "source": federation.source,
-            "classes": len(federation.classes),
-            "clients": len(federation.clients),
-            "training_samples": sum(len(client.train) for client in federation.clients),
-            "unseen": sorted(federation.unseen),
-        },
+        "data": identity_of(experiment.federation),
         "model": {
             "type": type(experiment.bench.model).__name__,
             "parameters": sum(p.numel() for p in experiment.bench.model.parameters()),
             "head": experiment.bench.head or "",
         },
-        "outline": outline_of(federation),
+        "outline": outline_of(experiment.federation),
         "plan": experiment.plan_table(),
     }
 
@@ -303,25 +306,41 @@ def resume(
     settings = on_this_machine(folder.settings_to_go_on(), root, device, load)
     folder.require_objects({"data": data, "method": method, "model": model})
     experiment = Experiment(settings, data, method, model, delivery or delivery_for)
+    folder.require_data(identity_of(experiment.federation))
     experiment.delivery.keep_in(folder.path)
     snapshot, complaints = folder.checkpoints.read()
+    if not is_finished(snapshot):
+        with folder.held():
+            snapshot, complaints = folder.checkpoints.read()  # until now another process may have trained it
+            if not is_finished(snapshot):
+                best = go_back(experiment, folder, snapshot, complaints, notify)
+                return record(experiment, folder, progress, resumed=True, observers=observers, split=split, best=best)
+    go_back(experiment, folder, snapshot, complaints, notify)
+    leave_newcomer(experiment, folder.path, anew=False)
+    return Result(experiment, rows_at(folder, experiment.server.round, split), str(path))
+
+
+def is_finished(snapshot: Snapshot | None) -> bool:
+    """Whether a run came to its end; nobody writes to it any more."""
+    return snapshot is not None and bool(snapshot.notes["finished"])
+
+
+def go_back(
+    experiment: Experiment, folder: RunFolder, snapshot: Snapshot | None, complaints: Sequence[str], notify: Callable[[str], None]
+) -> Mapping[str, Any] | None:
+    """Put an experiment, and its metrics, in the state of a checkpoint. Returns what it says about the best round so far."""
     for complaint in complaints:
         notify(f"{complaint} The checkpoint before it is used.")
     if snapshot is None and complaints:
-        raise RunFolderError(f"{path} has no good checkpoint left; start again with another --out.")
-    if snapshot is not None and snapshot.round == 0:
-        snapshot = None  # the openings are held again, and what they cost must not count twice
-    if snapshot is not None:
-        experiment.restore(snapshot)
-        if not folder.truncate_metrics(snapshot.notes["metrics_size"]):
-            notify(f"{folder.metrics_file} is shorter than its checkpoint says: some scores of earlier rounds are lost.")
-        if snapshot.notes["finished"]:
-            leave_newcomer(experiment, folder.path, anew=False)
-            return Result(experiment, rows_at(folder, snapshot.round, split), str(path))
-    else:
+        raise RunFolderError(f"{folder.path} has no good checkpoint left; start again with another --out.")
+    if snapshot is None or snapshot.round == 0:  # the openings are held again, and what they cost must not count twice
         folder.truncate_metrics(0)
-    best = None if snapshot is None else snapshot.notes.get("best")
-    return record(experiment, folder, progress, resumed=True, observers=observers, split=split, best=best)
+        return None
+    experiment.restore(snapshot)
+    if not folder.truncate_metrics(snapshot.notes["metrics_size"]):
+        notify(f"{folder.metrics_file} is shorter than its checkpoint says: some scores of earlier rounds are lost.")
+    best: Mapping[str, Any] | None = snapshot.notes.get("best")
+    return best
 
 
 def rows_at(folder: RunFolder, number: int, split: str = "test") -> list[Row]:

@@ -1,22 +1,28 @@
 """Which round's model a run ends with: the last one, or the one with the best mean validation accuracy of the source clients.
 
 The best state so far is kept beside the checkpoints (``best/``). A resumed run takes it up again; where it was overwritten by a
-later round, the run passes through that round again and finds the same state.
+later round, the run passes through that round again and finds the same state. Where it was lost otherwise, the run is not gone on
+with: another model must not pass for the best one.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from polyfed.checkpoint import Checkpoints, Snapshot, copied
+from polyfed.checkpoint import Checkpoints, Damaged, Snapshot, copied
+from polyfed.data.federation import Federation
+from polyfed.errors import DataError, RunFolderError, TooFewReplies
 from polyfed.evaluation import Row
 
 if TYPE_CHECKING:
     from polyfed.experiment import Experiment
 
 LAST, BEST_VALIDATION = "last", "best_validation"
+
+log = logging.getLogger("polyfed")
 
 
 class BestValidation:
@@ -26,13 +32,36 @@ class BestValidation:
         self.experiment, self.checkpoints = experiment, checkpoints
         self.value = float(notes["value"]) if notes else -math.inf
         self.round = int(notes["round"]) if notes else 0
-        self.best: Snapshot | None = checkpoints.read_round(self.round) if notes and checkpoints is not None else None
+        self.best: Snapshot | None = self.taken_up(checkpoints) if notes and checkpoints is not None else None
         if self.best is not None:
             experiment.delivery.hold("best", self.best.clients)
 
+    def taken_up(self, checkpoints: Checkpoints) -> Snapshot | None:
+        """The best state so far, from its file."""
+        try:
+            return checkpoints.read_round(self.round)
+        except Damaged as damage:
+            raise self.lost(checkpoints, str(damage)) from damage
+
+    def lost(self, checkpoints: Checkpoints, why: str) -> RunFolderError:
+        """The error about a best state that is not there."""
+        run = checkpoints.folder.parent
+        return RunFolderError(
+            f"The best state of {run} so far, that of round {self.round}, is lost: {why} Start again with another --out, "
+            f'or set selection = "{LAST}" in {run / "run.toml"} to end with the last round\'s model.'
+        )
+
     def look(self) -> list[Row]:
-        """Score the present state on validation data; keep it if it is the best so far."""
+        """Score the present state on validation data; keep it if it is the best so far. Means over other clients do not compare."""
         rows = self.experiment.evaluate(split="validation")
+        silent = sorted(set(self.experiment.server.ids) - {row.client for row in rows})
+        if silent:
+            log.warning(
+                "Round %d cannot be the best one: no validation scores came from %s.",
+                self.experiment.server.round,
+                ", ".join(silent),
+            )
+            return rows
         value = sum(row.numbers["accuracy"] for row in rows) / len(rows)
         if value > self.value:
             self.value, self.round = value, self.experiment.server.round
@@ -48,9 +77,27 @@ class BestValidation:
 
     def take(self) -> None:
         """Put the best state in the place of the last one; costs and the number of rounds stay those of the whole run."""
+        if not self.round:
+            self.look()
+        if not self.round:
+            raise TooFewReplies(
+                f"{BEST_VALIDATION} needs a round in which all {len(self.experiment.server.ids)} clients answer with validation scores, "
+                "and there was none. Go on with the run when all of them are there: its last round is looked at again."
+            )
         if self.best is None:
-            return
+            assert self.checkpoints is not None
+            raise self.lost(self.checkpoints, f"{self.checkpoints.folder} holds later rounds only, which were not found again.")
         server, delivery = self.experiment.server, self.experiment.delivery
         server.state, server.memory, server.dormant = dict(self.best.state), {}, dict(self.best.memory)
         delivery.kept = dict(self.best.clients)
         delivery.changed = set(delivery.kept)
+
+
+def require_validation(federation: Federation) -> None:
+    """Refuse data on which no round can be chosen, before anything is trained."""
+    lacking = federation.without_validation()
+    if lacking:
+        raise DataError(
+            f"--selection {BEST_VALIDATION} chooses a round on validation data, and {lacking}. Use --selection {LAST}, "
+            "or data with a validation part (a data set's own option where it has one, such as validation=0.1)."
+        )

@@ -76,7 +76,9 @@ class Settings:
     on_nan: str = setting("stop", "a client whose loss is not finite: stop the run, or drop its reply")
     last_batch: str = setting("merge", "a last batch of one sample under batch norm: merge, drop, keep or error")
     selection: str = setting("last", "which round's model counts: last, or best_validation (mean over source clients)")
-    evaluate_every: int = setting(0, "evaluate every so many rounds; 0: only at the end")
+    evaluate_every: int = setting(
+        0, "evaluate every so many rounds; 0: only at the end, and on validation data for best_validation every round"
+    )
     newcomer: str = setting("averaged", "local layers of the newcomer model: averaged, re-estimated, nearest or ensemble")
     test_batch_size: int = setting(256, "samples in a test batch")
     seed: int = setting(0, "seed of everything random")

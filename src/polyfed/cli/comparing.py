@@ -76,6 +76,7 @@ class Comparison:
                         by_seed.setdefault(job.seed, []).append(self.run(job, bar.round))
                     except PolyfedError as error:
                         problems[job.method] = str(error)
+                        self.tell([f"{job.method} is given up: {error}"])
         if self.reused and not self.quiet:
             print(f"{self.reused} of {len(jobs)} runs were in {self.folder} already and are used as they are.", file=sys.stderr)
         return [
@@ -147,12 +148,14 @@ class Comparison:
 
 
 def _same(folder: RunFolder, experiment: Experiment) -> bool:
-    """Whether a run has the settings of an experiment, and its method the same options: a default may have changed since."""
+    """Whether a run has the settings and data of an experiment, and its method the same options: a default may have changed since."""
+    from polyfed.data.identity import identity_of
     from polyfed.paths import anchored
 
     settings = (folder.settings(), anchored(experiment.settings))
     one, other = (dataclasses.replace(each, **NOT_COMPARED) for each in settings)
-    return one == other and folder.document().get("method", {}).get("all_options") == experiment.method.full_text
+    same_options = folder.document().get("method", {}).get("all_options") == experiment.method.full_text
+    return one == other and same_options and not folder.other_data(identity_of(experiment.federation))
 
 
 def _one(outcomes: list[dict[str, Any]]) -> dict[str, Any]:

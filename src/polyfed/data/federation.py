@@ -20,6 +20,8 @@ from polyfed.registry import Registry
 
 Augmentation: TypeAlias = Callable[[Tensor], Tensor]
 
+NAMED_CLIENTS = 5
+
 
 @runtime_checkable
 class Examples(Protocol):
@@ -206,6 +208,15 @@ class Federation:
         train = self.clients[0].train
         x, _ = train.batch(slice(0, min(2, len(train))))
         return self.preparation.for_testing(x)
+
+    def without_validation(self) -> str:
+        """Which clients have nothing to validate on, in words; empty where all have something."""
+        lacking = [client.id for client in self.clients if client.validation is None or not len(client.validation)]
+        if not lacking:
+            return ""
+        more = f" and {len(lacking) - NAMED_CLIENTS} more" if len(lacking) > NAMED_CLIENTS else ""
+        shown = ", ".join(lacking[:NAMED_CLIENTS]) + more
+        return f"{len(lacking)} of {len(self.clients)} clients of {self.name} have none ({shown})"
 
     def pooled(self) -> Federation:
         """The same data with all training examples at one client, tests kept by domain."""

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.checkpoint import flattened, rebuilt
 from polyfed.conversation import Payload
 from polyfed.flower.parcel import BadParcel, Block, Parcel
+from polyfed.trees import flattened, rebuilt
 
 ENTRIES, EXTRAS = "entries", "extras"
 DTYPES: Mapping[str, torch.dtype] = {

@@ -15,9 +15,10 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from polyfed.checkpoint import client_digest, packed, unpacked
+from polyfed.checkpoint import client_digest
 from polyfed.client import Kept
 from polyfed.errors import ClientFailure
+from polyfed.trees import packed, unpacked
 
 VERSION = re.compile(r"[0-9a-f]{16}-\d{8}-r\d+-a\d+")
 RUN = re.compile(r"[0-9a-f]{32}")

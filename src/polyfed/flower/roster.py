@@ -102,28 +102,56 @@ class Roster:
     refused: set[int] = field(default_factory=set)
     given_up: set[str] = field(default_factory=set)
 
-    def gather(self, least: int, limit: float) -> list[Description]:
-        """Wait until so many nodes are there, and let every connected one describe itself."""
-        end = time.monotonic() + limit
-        online: list[int] = []
-        while len(online) < least:
-            online = sorted(self.post.grid.get_node_ids())
-            if len(online) < least and time.monotonic() > end:
-                raise DataError(
-                    f"{len(online)} of {least} nodes were connected after {limit:g} seconds. Start the others, wait longer "
-                    f"(--run-config 'wait=600') or ask for fewer (--run-config 'min-nodes={max(1, len(online))}')."
-                )
-            if len(online) < least:
-                time.sleep(LOOK_AGAIN)
-        found, problems = self.describe(online)
+    def gather(self, least: int, limit: float, wanted: Collection[str] = ()) -> list[Description]:
+        """Wait until so many nodes are there, and let every connected one describe itself.
+
+        Args:
+            least: how many.
+            limit: seconds to wait.
+            wanted: clients that are waited for as well, where a run goes on; then no others take part.
+        """
+        found, problems = self._await(least, limit, wanted)
         for node, problem in problems.items():
             log.warning("Node %d cannot take part: %s", node, problem)
         if len(found) < least:
             raise DataError(f"{len(found)} of {least} nodes can take part. {' '.join(problems.values())}")
-        check_together(list(found.values()))
-        self.nodes = {told.client: node for node, told in found.items()}
-        self.described = {told.client: told for told in found.values()}
-        return list(found.values())
+        for node, told in found.items():
+            if wanted and told.client not in wanted:
+                self.refused.add(node)
+                log.warning("Node %d is not let in: %s is no client of the run that goes on.", node, told.client)
+        chosen = {node: told for node, told in found.items() if node not in self.refused}
+        check_together(list(chosen.values()))
+        self.nodes = {told.client: node for node, told in chosen.items()}
+        self.described = {told.client: told for told in chosen.values()}
+        return list(chosen.values())
+
+    def _await(self, least: int, limit: float, wanted: Collection[str]) -> tuple[dict[int, Description], dict[int, str]]:
+        """What the connected nodes say of themselves, once enough of them are there, and why others do not."""
+        end = time.monotonic() + limit
+        known: dict[int, Description] = {}
+        problems: dict[int, str] = {}
+        while True:
+            online = sorted(self.post.grid.get_node_ids())
+            strangers = [node for node in online if node not in known and node not in problems]
+            if strangers and len(online) >= least:
+                met, failed = self.describe(strangers)
+                known, problems = known | met, problems | failed
+            found = {node: known[node] for node in online if node in known}
+            absent = sorted(set(wanted) - {told.client for told in found.values()})
+            if len(online) >= least and not absent:
+                return found, problems
+            if time.monotonic() > end:
+                if len(online) < least:
+                    raise DataError(
+                        f"{len(online)} of {least} nodes were connected after {limit:g} seconds. Start the others, wait longer "
+                        f"(--run-config 'wait=600') or ask for fewer (--run-config 'min-nodes={max(1, len(online))}')."
+                    )
+                raise DataError(
+                    f"{len(absent)} of {len(wanted)} clients of the run that is to go on were not there after {limit:g} seconds: "
+                    f"{', '.join(absent)}. {' '.join(problems.values())} Start their nodes, wait longer (--run-config 'wait=600'), "
+                    "or begin a new run with another out."
+                )
+            time.sleep(LOOK_AGAIN)
 
     def describe(self, nodes: Sequence[int]) -> tuple[dict[int, Description], dict[int, str]]:
         """Ask nodes who they are; those that cannot say so come with the reason."""

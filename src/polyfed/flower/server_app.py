@@ -53,7 +53,8 @@ def run_on_grid(grid: Grid, settings: Settings, config: Mapping[str, object]) ->
         log.warning("Unseen domains (%s) are not tested over Flower: no node is asked for them.", ", ".join(settings.unseen))
         settings = dataclasses.replace(settings, unseen=(), few_shot=0)
     roster = Roster(Post(grid), patience=number(config, PATIENCE))
-    told = roster.gather(max(1, int(number(config, MIN_NODES))), number(config, WAIT))
+    out = str(config.get(OUT, ""))
+    told = roster.gather(max(1, int(number(config, MIN_NODES))), number(config, WAIT), clients_before(out))
     for one in told:
         log.info("Client %s: %s, %d training examples.", one.client, ", ".join(one.domains), sum(one.class_counts))
     return recorded(settings, federation_of(told), roster, config)
@@ -71,7 +72,7 @@ def recorded(settings: Settings, federation: Federation, roster: Roster, config:
     def delivery(bench: Workbench, clients: Collection[ClientData]) -> GridDelivery:
         return GridDelivery(bench, clients, roster, timeout, leaves_newcomer)
 
-    if out and (Path(out) / "run.toml").exists():
+    if holds_run(out):
         refuse_other_settings(settings, RunFolder(out).settings(), out)
         log.info("Going on with the run in %s.", Path(out).resolve())
         return resume(out, data=federation, notify=log.warning, delivery=delivery, load=settings.load)
@@ -80,6 +81,18 @@ def recorded(settings: Settings, federation: Federation, roster: Roster, config:
     for notice in experiment.notices:
         log.warning("%s", notice)
     return record(experiment, RunFolder(out or fresh_folder(experiment.settings)))
+
+
+def holds_run(out: str) -> bool:
+    """Whether there is a run to go on with."""
+    return bool(out) and (Path(out) / "run.toml").exists()
+
+
+def clients_before(out: str) -> list[str]:
+    """The clients of the run that is to go on: with fewer, or others, it would be another run."""
+    from polyfed.folder import RunFolder
+
+    return list(RunFolder(out).document().get("data", {}).get("samples", ())) if holds_run(out) else []
 
 
 def fresh_folder(settings: Settings) -> Path:

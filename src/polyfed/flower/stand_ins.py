@@ -14,7 +14,8 @@ from polyfed.recipes.stand_ins import Blank
 
 
 def federation_of(told: Sequence[Description]) -> Federation:
-    """A federation of stand-ins, in which everything but the data is as at the nodes."""
+    """A federation of stand-ins, in which everything but the data is as at the nodes; in whatever order they came, it is the same."""
+    told = sorted(told, key=lambda one: one.client)
     first = told[0]
     return Federation(
         name=first.name,

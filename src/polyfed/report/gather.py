@@ -16,6 +16,7 @@ from polyfed.evaluation import Row
 from polyfed.folder import RunFolder
 from polyfed.paths import is_path
 from polyfed.result import accuracy_table
+from polyfed.selection import BEST_VALIDATION
 from polyfed.settings import Settings
 from polyfed.text import read_sum
 
@@ -24,7 +25,7 @@ VIEWS = ("seen", "unseen")
 SELECTED = "selected_"
 """What the views of the model that validation chose begin with."""
 DATA_SETTINGS = ("data", "partition", "unseen", "unseen_part", "few_shot")
-# What says where and how a run was computed, not what was computed.
+# What says where and how a run was computed, not what was computed. How often it was scored matters to a chosen round: see recipe.
 INCIDENTAL = (
     "method",
     "seed",
@@ -279,7 +280,15 @@ def recipe(run: Run) -> dict[str, Any]:
     """What sets contestants of one method apart."""
     chosen = {name: _plain(value) for name, value in run.settings.items() if name not in (*INCIDENTAL, *DATA_SETTINGS)}
     model = run.document.get("model", {})
-    return chosen | {"model": chosen["model"] or f"{model.get('type', '?')} ({model.get('parameters', '?')} parameters)"}
+    named = chosen["model"] or f"{model.get('type', '?')} ({model.get('parameters', '?')} parameters)"
+    return chosen | {"model": named, "selection": _selection(run)}
+
+
+def _selection(run: Run) -> str:
+    """How the round that counts was chosen, and among which."""
+    every = run.settings["evaluate_every"] or 1
+    among = f" of every {f'{every} rounds' if every > 1 else 'round'}" if run.settings["selection"] == BEST_VALIDATION else ""
+    return f"{run.settings['selection']}{among}"
 
 
 def differing(runs: Sequence[Run]) -> list[str]:

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from polyfed.checkpoint import tensors_in
 from polyfed.client import Kept, Workbench
 from polyfed.conversation import Ask, Payload
 from polyfed.data.federation import ClientData
@@ -26,6 +25,7 @@ from polyfed.errors import ClientFailure, SettingError
 from polyfed.simulate.in_process import InProcess, Outcome
 from polyfed.simulate.shared_memory import Json, Mark, SharedMemory, Spot, joined, parted
 from polyfed.simulate.worker import Worker, failure, show
+from polyfed.trees import tensors_in
 
 log = logging.getLogger("polyfed")
 T = TypeVar("T")

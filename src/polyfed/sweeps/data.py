@@ -80,11 +80,9 @@ def _held_out(domain: Domain, share: float, seed: int) -> Domain:
 
 def need_validation(federation: Federation) -> None:
     """Refuse a federation in which somebody has nothing to validate on."""
-    lacking = [client.id for client in federation.clients if client.validation is None or not len(client.validation)]
+    lacking = federation.without_validation()
     if lacking:
-        shown = ", ".join(lacking[:5]) + (f" and {len(lacking) - 5} more" if len(lacking) > 5 else "")
         raise DataError(
-            f"A search chooses on validation data, and {len(lacking)} of {len(federation.clients)} clients of {federation.name} have none "
-            f"({shown}). Hold out a share of their training data with --hold-out 0.1 (or a larger one), "
+            f"A search chooses on validation data, and {lacking}. Hold out a share of their training data with --hold-out 0.1 (or a larger one), "
             "or use the data set's own option where it has one, such as validation=0.1."
         )

@@ -256,6 +256,7 @@ def taken_over(trial: Trial, experiment: Experiment, folder: RunFolder) -> Resul
         direction.pop(EVALUATION, None)
     ledger.messages.pop(EVALUATION, None)
     ledger.seconds.pop("evaluation", None)
-    folder.create(experiment.settings, facts_of(experiment))
-    folder.append([line for line in RunFolder(trial.folder).metrics() if line["view"] == "training"])
-    return record(experiment, folder, resumed=True)
+    with folder.held():
+        folder.create(experiment.settings, facts_of(experiment))
+        folder.append([line for line in RunFolder(trial.folder).metrics() if line["view"] == "training"])
+        return record(experiment, folder, resumed=True)

@@ -1,0 +1,191 @@
+"""The lock of a run folder: one process trains a run, the next is told which one, and a process that is gone locks nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polyfed import lock
+from polyfed.client import Client
+from polyfed.errors import RunFolderError
+from polyfed.experiment import Experiment
+from polyfed.folder import RunFolder
+from polyfed.method import Method
+from polyfed.observers import record, resume
+from polyfed.result import Result
+from polyfed.settings import Settings
+from polyfed.testing import TinyNet, tiny_federation
+
+LONG = 60.0
+
+pytestmark = pytest.mark.skipif(lock.fcntl is None, reason="this system has no such locks")
+
+
+def net() -> TinyNet:
+    torch.manual_seed(3)
+    return TinyNet()
+
+
+def experiment_of(method: str | Method = "fedbn", **changes: Any) -> Experiment:
+    values: dict[str, Any] = {"rounds": 3, "batch_size": 4, "checkpoint_every": "1"} | changes
+    return Experiment(Settings(**values), tiny_federation(), method, net())
+
+
+def go_on(folder: Path) -> Result:
+    return resume(folder, data=tiny_federation(), model=net(), notify=lambda _: None)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"
+    }
+
+
+class Stopped(BaseException):
+    """Stands for an interrupt."""
+
+
+def cut(folder: Path) -> None:
+    def stop(server: Any) -> None:
+        if server.round == 2:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        record(experiment_of(), RunFolder(folder), observers=[stop])
+
+
+def test_a_run_that_is_being_trained_is_left_alone(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    cut(run)
+    before = files(run)
+    with RunFolder(run).held():
+        with pytest.raises(RunFolderError, match=rf"run is being trained by process {os.getpid()} on .*polyfed resume .*--out"):
+            go_on(run)
+        with pytest.raises(RunFolderError, match="is being trained"):
+            record(experiment_of(), RunFolder(run))
+        assert files(run) == before
+    assert go_on(run).digest == record(experiment_of(), None).digest
+
+
+def test_the_lock_is_held_while_it_trains_and_gone_afterwards(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    refused: list[int] = []
+
+    def look(server: Any) -> None:
+        with pytest.raises(RunFolderError, match="is being trained"), RunFolder(run).held():
+            pass
+        refused.append(server.round)
+
+    record(experiment_of(), RunFolder(run), observers=[look])
+    assert refused == [0, 1, 2, 3]
+    assert sorted(path.name for path in run.iterdir()) == ["checkpoint", "metrics.jsonl", "run.toml"]
+
+
+def test_a_finished_run_can_be_read_by_many(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    whole = record(experiment_of(), RunFolder(run))
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    with RunFolder(run).held():
+        assert go_on(run).digest == whole.digest
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path != run} == {
+        path: changed for path, changed in before.items() if path != run
+    }
+
+
+def alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="worker processes need Linux")
+def test_a_killed_run_is_free_at_once_though_its_workers_live_on(tmp_path: Path) -> None:
+    """Workers that were forked by a thread are not ended with their parent: here they outlive it in the middle of their work."""
+    (tmp_path / "workers").mkdir()
+
+    def wait(client: Client) -> None:
+        (tmp_path / "workers" / str(os.getpid())).touch()
+        time.sleep(LONG)
+
+    parent = os.fork()
+    if parent == 0:
+        try:
+            experiment = experiment_of(Method("waits", before_training=(wait,)), workers="2")
+            thread = threading.Thread(target=record, args=(experiment, RunFolder(tmp_path / "run")))
+            thread.start()
+            thread.join()
+        finally:
+            os._exit(1)
+    end = time.monotonic() + LONG
+    while len(list((tmp_path / "workers").iterdir())) < 2 and time.monotonic() < end:
+        time.sleep(0.05)
+    workers = [int(path.name) for path in (tmp_path / "workers").iterdir()]
+    try:
+        with pytest.raises(RunFolderError, match=f"trained by process {parent} on"), RunFolder(tmp_path / "run").held():
+            pass
+        os.kill(parent, signal.SIGKILL)
+        os.waitpid(parent, 0)
+        assert len(workers) == 2 and all(map(alive, workers)), "the workers have ended, so that nothing is shown"
+        assert (tmp_path / "run" / "lock").exists()
+        with RunFolder(tmp_path / "run").held():
+            assert (tmp_path / "run" / "lock").read_text().startswith(f"{os.getpid()} ")
+    finally:
+        for worker in workers:
+            os.kill(worker, signal.SIGKILL)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_fork_that_runs_on_leaves_the_lock_to_its_parent(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    holding = RunFolder(run).held()
+    holding.__enter__()
+    child = os.fork()
+    if child == 0:
+        try:
+            holding.__exit__(None, None, None)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    with pytest.raises(RunFolderError, match="is being trained"), RunFolder(run).held():
+        pass
+    holding.__exit__(None, None, None)
+    assert not list(run.iterdir())
+
+
+def test_a_file_that_was_removed_meanwhile_is_not_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between opening the file and locking it, the holder before may end, and remove it: the lock is that of the file that is there."""
+    flock, times = lock.fcntl.flock, []
+
+    def removed_first(descriptor: int, how: int) -> None:
+        if not times:
+            (tmp_path / "lock").unlink()
+        times.append(descriptor)
+        flock(descriptor, how)
+
+    monkeypatch.setattr(lock.fcntl, "flock", removed_first)
+    with RunFolder(tmp_path).held():
+        assert len(times) == 2 and (tmp_path / "lock").exists()
+        with pytest.raises(RunFolderError, match="is being trained"), RunFolder(tmp_path).held():
+            pass
+
+
+@pytest.mark.parametrize("lacking", ["system", "file system"])
+def test_without_locks_nobody_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str) -> None:
+    def none_here(descriptor: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    if lacking == "system":
+        monkeypatch.setattr(lock, "fcntl", None)
+    else:
+        monkeypatch.setattr(lock.fcntl, "flock", none_here)
+    with RunFolder(tmp_path / "run").held(), RunFolder(tmp_path / "run").held():
+        assert not list((tmp_path / "run").iterdir())
