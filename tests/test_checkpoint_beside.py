@@ -312,6 +312,24 @@ def test_killed_with_scores_of_a_round_whose_predecessor_is_still_on_its_way(tmp
     assert cut.metrics() == RunFolder(tmp_path / "whole").metrics()
 
 
+def test_stopped_after_its_last_round_a_run_scores_that_round_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint of the last round is there with its scores, the one that says the run is finished is not."""
+    whole = record(experiment_of(evaluate_every=1), RunFolder(tmp_path / "whole"))
+
+    def stop(draft: Draft) -> None:
+        if draft.finished:
+            raise Stopped
+
+    with monkeypatch.context() as patch:
+        before_writing(patch, stop)
+        with pytest.raises(Stopped):
+            record(experiment_of(evaluate_every=1), RunFolder(tmp_path / "cut"))
+    torch.manual_seed(3)
+    again = resume(tmp_path / "cut", data=tiny_federation(), model=TinyNet())
+    assert again.digest == whole.digest and again.rows == whole.rows
+    assert RunFolder(tmp_path / "cut").metrics() == RunFolder(tmp_path / "whole").metrics()
+
+
 # ------------------------------------------------------------------------------------------------ the thread
 def test_an_interrupt_of_the_waiting_leaves_the_work_going_on() -> None:
     done: list[bool] = []

@@ -375,7 +375,21 @@ def test_a_run_that_goes_on_has_the_clients_it_was_begun_with(tmp_path: Path, ca
 
 def test_the_order_in_which_nodes_come_changes_nothing_of_the_data() -> None:
     told = [
-        Description(client, (client,), client, f"files of {client}", "small_cnn", ("a", "b"), (2, 3), (3, 8, 8), {client: 4}, None)
+        Description(
+            client=client,
+            domains=(client,),
+            name=client,
+            source=f"files of {client}",
+            default_model="small_cnn",
+            classes=("a", "b"),
+            class_counts=(2, 3),
+            input_shape=(3, 8, 8),
+            input_type="uint8",
+            mean=(0.5,),
+            std=(0.5,),
+            tests={client: 4},
+            validation=None,
+        )
         for client in ("north", "south")
     ]
     assert identity_of(federation_of(told)) == identity_of(federation_of(told[::-1]))
