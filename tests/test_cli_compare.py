@@ -34,6 +34,7 @@ def summary(accuracies: dict[str, float], seed: int = 0, view: str = "seen", cou
     return {
         "accuracy": table,
         "scores": scores,
+        "test_sizes": {view: dict.fromkeys(accuracies, count)},
         "bytes_up": 1000,
         "bytes_down": 3000,
         "seconds": 2.0 + seed,

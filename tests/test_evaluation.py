@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from torch import nn
 import polyfed
 from polyfed.build import from_torch
 from polyfed.client import Client, Kept
-from polyfed.data.federation import ArrayExamples, DatasetExamples
+from polyfed.data.federation import ArrayExamples, DatasetExamples, Federation, in_batches
 from polyfed.errors import DataError, ModelError, SettingError, UnknownName
 from polyfed.evaluation import averaged_state, nearest_client, re_estimated
 from polyfed.experiment import Experiment
+from polyfed.report.tables import domain_rows
+from polyfed.result import over_examples
 from polyfed.settings import Settings
 from polyfed.testing import TinyNet, tiny_federation
 
@@ -73,6 +76,34 @@ def test_re_estimated_statistics_are_those_of_the_target() -> None:
     assert experiment.bench.model.stem[1].momentum == 0.1  # type: ignore[index, union-attr]
 
 
+def test_re_estimated_statistics_count_batches_by_their_size() -> None:
+    experiment = trained("silobn")
+    x = experiment.bench.preparation.for_testing(experiment.federation.unseen["new"].batch(slice(None))[0])
+    state = re_estimated(experiment.bench, experiment.talk(averaged_state(experiment.server)), iter([x[:5], x[5:]]))
+    with torch.no_grad():
+        before_norm = nn.functional.conv2d(x, state["stem.0.weight"], padding=1)
+    torch.testing.assert_close(state["stem.1.running_mean"], before_norm.mean(dim=(0, 2, 3)), rtol=1e-4, atol=1e-5)
+    assert experiment.bench.model.stem[1].momentum == 0.1  # type: ignore[index, union-attr]
+
+
+def flat_net() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+
+
+def test_a_last_batch_of_one_is_re_estimated_with_the_one_before() -> None:
+    experiment = Experiment(Settings(method="silobn", rounds=1, batch_size=4, test_batch_size=5), tiny_federation(), model=flat_net())
+    experiment.train()
+    (row,) = experiment.unseen_rows("new", "re-estimated")
+    assert row.numbers["count"] == 6
+    new = experiment.federation.unseen["new"]
+    assert [len(x) for x, _ in in_batches(new, 5)] == [5, 1] and [len(x) for x, _ in in_batches(new, 5, least=2)] == [6]
+    assert [len(x) for x, _ in in_batches(new, 1, least=2)] == [2, 2, 2]
+    experiment.federation = replace(experiment.federation, unseen={"new": new.subset(torch.tensor([0]))})
+    with pytest.raises(DataError, match="one input.*--newcomer averaged"):
+        experiment.unseen_rows("new", "re-estimated")
+
+
 def test_the_nearest_client_is_the_one_the_target_came_from() -> None:
     experiment = trained("fedbn", rounds=40, lr=0.01)
     from polyfed.evaluation import client_states
@@ -123,8 +154,6 @@ def test_one_client_per_domain_is_asked_where_all_models_are_the_same() -> None:
     experiment = trained("fedavg")
     experiment.evaluate()
     assert experiment.ledger.messages["evaluation"] == 3
-    from dataclasses import replace
-
     federation = tiny_federation({f"c{i}": 5 for i in range(6)})
     same = {"d": federation.clients[0].tests["c0"]}
     federation = replace(federation, clients=tuple(replace(c, domains=("d",), tests=same) for c in federation.clients))
@@ -134,6 +163,36 @@ def test_one_client_per_domain_is_asked_where_all_models_are_the_same() -> None:
     personal = Experiment(Settings(method="fedbn", rounds=1, batch_size=4), federation, model=TinyNet())
     personal.evaluate()
     assert personal.ledger.messages["evaluation"] == 6
+
+
+def of_one_domain(sizes: dict[str, int]) -> Federation:
+    """Clients of the domain d, each with a test set of its own."""
+    federation = tiny_federation(sizes)
+    clients = tuple(replace(c, domains=("d",), tests={"d": c.train}) for c in federation.clients)
+    return replace(federation, clients=clients)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", "central"])
+def test_clients_of_one_domain_with_tests_of_their_own_are_all_asked_and_count_by_their_tests(method: str) -> None:
+    sizes = {"one": 15, "two": 6, "three": 9}
+    result = polyfed.run(of_one_domain(sizes), method, TinyNet(), rounds=1, batch_size=5)
+    assert sum(row.numbers["count"] for row in result.rows if row.view == "seen") == 30
+    right = sum(row.numbers["right"] for row in result.rows if row.view == "seen")
+    assert result.accuracy["seen"] == {"d": pytest.approx(right / 30)}
+    (row,) = (row for row in domain_rows(result.summary()) if row.view == "seen")
+    assert row.accuracy == pytest.approx(right / 30) and row.count == 30
+
+
+def test_the_error_of_several_tests_is_that_of_their_sum_and_of_one_test_its_own() -> None:
+    scores = [{"view": "seen", "domain": "d", "accuracy": 0.5, "standard_error": 0.05, "count": 100} for _ in range(4)]
+    apart, same = (domain_rows({"scores": scores, "test_sizes": {"seen": {"d": size}}})[0] for size in (400, 100))
+    assert (apart.error, same.error) == (pytest.approx(0.025), pytest.approx(0.05))
+    assert (apart.count, same.count) == (400, 100)
+
+
+def test_tests_of_one_size_have_the_plain_mean_to_the_bit() -> None:
+    values = [0.1, 0.7, 0.3, 0.9, 0.123]
+    assert over_examples([{"accuracy": value, "count": 37} for value in values], "accuracy") == sum(values) / 5
 
 
 class Pairs(torch.utils.data.Dataset[Any]):

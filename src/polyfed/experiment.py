@@ -16,7 +16,7 @@ from polyfed.build import build_bench, build_federation, notices, prepared_model
 from polyfed.checkpoint import Snapshot
 from polyfed.client import Workbench
 from polyfed.conversation import Deliver, Talk, converse
-from polyfed.data.federation import ClientData, Federation, in_batches
+from polyfed.data.federation import ClientData, Examples, Federation, in_batches
 from polyfed.errors import ModelError, RunFolderError, SettingError
 from polyfed.evaluation import Row
 from polyfed.folder import RunFolder
@@ -24,7 +24,7 @@ from polyfed.ledger import Ledger, counted
 from polyfed.method import Method, as_method, load_file
 from polyfed.result import Result
 from polyfed.run import Observer, hold
-from polyfed.server import Server
+from polyfed.server import ClientInfo, Server, in_fixed_order
 from polyfed.settings import Settings, with_changes
 from polyfed.simulate.chosen import delivery_for
 from polyfed.simulate.in_process import InProcess
@@ -92,11 +92,18 @@ class Experiment:
         """Score the newcomer on one unseen domain."""
         examples = self.federation.unseen[domain]
 
-        def target() -> Iterator[Tensor]:
-            return (self.bench.preparation.for_testing(x) for x, _ in in_batches(examples, self.settings.test_batch_size))
-
-        made = self.talk(evaluation.newcomer(self.server, self.bench, choice, target))
+        made = self.talk(evaluation.newcomer(self.server, self.bench, choice, evaluation.inputs_of(self.bench, examples)))
         return [Row("unseen", "newcomer", domain, evaluation.score_newcomer(self.bench, made, examples))]
+
+    def test_on(self, seen: Mapping[str, Examples], unseen: Mapping[str, Examples]) -> None:
+        """Put other test data by domain in the place of the run's own; clients are tested on those of their domains."""
+        clients = tuple(
+            dataclasses.replace(client, tests={name: seen[name] for name in client.domains if name in seen})
+            for client in self.federation.clients
+        )
+        self.federation = dataclasses.replace(self.federation, clients=clients, unseen=unseen)
+        self.delivery.data = {client.id: client for client in clients}
+        self.server.clients = in_fixed_order(map(ClientInfo.of, clients))
 
     def newcomer_state(self) -> dict[str, Tensor]:
         """The state of the averaged newcomer model."""

@@ -251,6 +251,7 @@ def facts_of(experiment: Experiment) -> dict[str, Any]:
             "clients": len(federation.clients),
             "training_samples": sum(len(client.train) for client in federation.clients),
             "unseen": sorted(federation.unseen),
+            "test_sizes": federation.test_sizes(),
         },
         "model": {
             "type": type(experiment.bench.model).__name__,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +18,7 @@ from polyfed.seeds import chooser
 if TYPE_CHECKING:
     from torch import nn
 
+    from polyfed.data.federation import ClientData
     from polyfed.method import Method
     from polyfed.settings import Settings
     from polyfed.sharing import Phase, Plan
@@ -33,6 +34,13 @@ class ClientInfo:
     id: str
     domains: tuple[str, ...]
     samples: int
+    tests: frozenset[Hashable] = frozenset()
+
+    @classmethod
+    def of(cls, data: ClientData) -> ClientInfo:
+        """What is told of this client's data. ``tests`` are marks: equal ones stand for the same examples of the same domain."""
+        tests = frozenset((domain, id(examples)) for domain, examples in data.tests.items())
+        return cls(data.id, data.domains, len(data.train), tests)
 
 
 def in_fixed_order(clients: Iterable[ClientInfo]) -> list[ClientInfo]:

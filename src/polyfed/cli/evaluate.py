@@ -107,11 +107,9 @@ def with_other_data(experiment: Experiment, data: str, root: str | None, part: s
         warn(f"The classes of {other.name} have other names than those of the run; they are matched in their order.")
     known = {domain for client in federation.clients for domain in client.domains}
     by_name = {domain.name: domain for domain in other.domains}
-    for client in federation.clients:
-        tests = {name: fitted(experiment, by_name[name].test) for name in client.domains if name in by_name}
-        experiment.delivery.data[client.id] = dataclasses.replace(client, tests=tests)
+    seen = {name: fitted(experiment, domain.test) for name, domain in by_name.items() if name in known}
     unseen = {name: fitted(experiment, _part_of(domain, part)) for name, domain in by_name.items() if name not in known}
-    experiment.federation = dataclasses.replace(federation, unseen=unseen)
+    experiment.test_on(seen, unseen)
 
 
 def other_data_set(experiment: Experiment, data: str, root: str | None) -> DataSet:
@@ -183,6 +181,7 @@ def summary_of(
         "split": split,
         "accuracy": accuracy_table([*as_seen, *shown]),
         "newcomer": {choice: {row.domain: row.numbers["accuracy"] for row in found} for choice, found in unseen.items()},
+        "test_sizes": experiment.federation.test_sizes(),
         "scores": [{"view": row.view, "client": row.client, "domain": row.domain, **row.numbers} for row in rows],
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -113,20 +113,19 @@ def predicted(experiment: Experiment, read: dict[str, Tensor], client: str | Non
     import torch
 
     from polyfed.client import probabilities
+    from polyfed.data.federation import ArrayExamples
+    from polyfed.device import CPU
+    from polyfed.evaluation import inputs_of
     from polyfed.experiment import threads
 
-    bench, size = experiment.bench, experiment.settings.test_batch_size
-    stacked = torch.stack(list(read.values()))
-
-    def batches() -> Iterator[Tensor]:
-        return (bench.preparation.for_testing(batch) for batch in torch.split(stacked, size))
-
+    bench = experiment.bench
+    batches = inputs_of(bench, ArrayExamples(torch.stack(list(read.values())), torch.zeros(len(read))))
     with threads(experiment.settings.threads), torch.no_grad():
-        total = torch.zeros(len(stacked), bench.classes)
+        total = torch.zeros(len(read), bench.classes)
         for weight, load in models_of(experiment, client, newcomer, batches):
             load()
             bench.model.eval()
-            total += weight * torch.cat([probabilities(bench, x) for x in batches()])
+            total += weight * torch.cat([probabilities(bench, x).to(CPU) for x in batches()])
     return list(total)
 
 

@@ -101,13 +101,14 @@ class Run:
 
     @cached_property
     def test_sizes(self) -> dict[tuple[str, str], int]:
-        """Test examples by view and domain; clients of one domain are tested on the same ones."""
+        """Test examples by view and domain: as the run wrote them down, else the most that one client was tested on."""
         sizes: dict[tuple[str, str], int] = {}
+        known = self.document.get("data", {}).get("test_sizes", {})
         for line in self.lines:
             view = line["view"].removeprefix(SELECTED)
             if view in VIEWS and "count" in line:
                 key = (view, line["domain"])
-                sizes[key] = max(sizes.get(key, 0), int(line["count"]))
+                sizes[key] = known.get(view, {}).get(line["domain"]) or max(sizes.get(key, 0), int(line["count"]))
         return sizes
 
     @cached_property
@@ -125,7 +126,7 @@ class Run:
 
 
 def _table(view: str, rows: Sequence[Row]) -> dict[Any, float]:
-    plain = [Row(row.view, row.client, row.domain, {"accuracy": row.numbers["accuracy"]}) for row in rows]
+    plain = [Row(row.view, row.client, row.domain, {key: row.numbers[key] for key in ("accuracy", "count")}) for row in rows]
     table = accuracy_table(plain)
     return {**table[view], **{key: table[key[1]] for key in (MEAN, WORST, SPREAD)}}
 
