@@ -16,7 +16,7 @@ from polyfed.evaluation import Row
 if TYPE_CHECKING:
     from polyfed.experiment import Experiment
 
-LAST, BEST_VALIDATION = "last", "best_validation"
+BEST_VALIDATION = "best_validation"
 
 
 class BestValidation:
