@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.checkpoint import digest
-from polyfed.errors import RunFolderError, TextError
+from polyfed.errors import PolyfedError, RunFolderError
 from polyfed.evaluation import Row
 from polyfed.folder import RunFolder
+from polyfed.method import parse
 from polyfed.result import accuracy_table
 from polyfed.settings import Settings
-from polyfed.text import read_sum
 
 DEFAULTS: Mapping[str, Any] = {item.name: item.default for item in fields(Settings)}
 VIEWS = ("seen", "unseen")
@@ -165,9 +165,12 @@ class Contestant:
     @cached_property
     def is_reference(self) -> bool:
         """Whether it pools all data, so that it is no federated method."""
+        written = self.first.document.get("method", {}).get("pools_data")
+        if written is not None:
+            return bool(written)
         try:
-            return any(call.name == "central" for call in read_sum(self.first.method))
-        except TextError:
+            return parse(self.first.method).population is not None
+        except PolyfedError:
             return False
 
     def rounds(self, view: str) -> list[int]:
