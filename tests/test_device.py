@@ -40,7 +40,9 @@ def test_a_step_runs_on_the_device_and_reads_no_number(method: str) -> None:
     assert all(p.device == META and (p.grad is None or p.grad.device == META) for p in made.bench.parameters.values())
 
 
-@pytest.mark.parametrize("method", ["fedavg + quantise(bits=4)", "fedavg + quantise(bits=8, stochastic=False)", "fedavg + topk(share=0.1)"])
+@pytest.mark.parametrize(
+    "method", ["fedavg + quantise(bits=4)", "fedavg + quantise(bits=8, stochastic=False)", "fedavg + topk(share=0.1)"]
+)
 def test_uploads_are_made_on_the_device(method: str) -> None:
     made = experiment(method, device="meta")
     data = made.federation.clients[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,7 +93,9 @@ def flat_net() -> nn.Module:
 
 
 def test_a_last_batch_of_one_is_re_estimated_with_the_one_before() -> None:
-    experiment = Experiment(Settings(method="silobn", rounds=1, batch_size=4, test_batch_size=5), tiny_federation(), model=flat_net())
+    experiment = Experiment(
+        Settings(method="silobn", rounds=1, batch_size=4, test_batch_size=5), tiny_federation(), model=flat_net()
+    )
     experiment.train()
     (row,) = experiment.unseen_rows("new", "re-estimated")
     assert row.numbers["count"] == 6
@@ -100,7 +103,7 @@ def test_a_last_batch_of_one_is_re_estimated_with_the_one_before() -> None:
     assert [len(x) for x, _ in in_batches(new, 5)] == [5, 1] and [len(x) for x, _ in in_batches(new, 5, least=2)] == [6]
     assert [len(x) for x, _ in in_batches(new, 1, least=2)] == [2, 2, 2]
     experiment.federation = replace(experiment.federation, unseen={"new": new.subset(torch.tensor([0]))})
-    with pytest.raises(DataError, match="one input.*--newcomer averaged"):
+    with pytest.raises(DataError, match=r"one input.*--newcomer averaged"):
         experiment.unseen_rows("new", "re-estimated")
 
 
@@ -214,6 +217,27 @@ def test_torch_data_sets_and_a_module_of_ones_own() -> None:
         polyfed.run(tiny_federation(), "fedavg", TinyNet(), rounds=1, batch_size=4).model_for("bigg")
 
 
+def test_seconds_of_a_run_are_those_of_training() -> None:
+    result = polyfed.run(tiny_federation(), "fedavg", TinyNet(), rounds=1, batch_size=4)
+    seconds = result.experiment.ledger.seconds
+    assert result.summary()["seconds"] == seconds["training"] < sum(seconds.values())
+
+
+def test_what_is_asked_for_and_not_used_is_said() -> None:
+    def told(method: str = "fedbn", **changes: Any) -> str:
+        return " ".join(Experiment(Settings(method=method, **({"data": "digits-mini(per_domain=40)"} | changes))).notices)
+
+    assert "local decides itself what a newcomer gets; --newcomer nearest is not used." in told("local", newcomer="nearest")
+    assert "--root files is not used: digits-mini(per_domain=40) is not read from" in told(root="files")
+    assert "not used" not in told(newcomer="nearest") + told("local")
+
+
+def test_a_method_that_needs_all_clients_leaves_no_folder_where_some_are_left_out(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="every client must take part"):
+        polyfed.run(tiny_federation(), "fedtan", TinyNet(), clients_per_round=2, batch_size=4, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_pairs_of_tensors_are_examples_too() -> None:
     data = from_torch({"a": ((torch.zeros(4, 3, 8, 8), torch.tensor([0, 1, 2, 0])), DatasetExamples(Pairs(0)))})
     assert isinstance(data.domains[0].train, ArrayExamples) and len(data.classes) == 3
@@ -226,7 +250,15 @@ def test_pairs_of_tensors_are_examples_too() -> None:
     [
         ({"data": "digits-mimi"}, UnknownName, "digits_mini"),
         ({"rounds": -1}, SettingError, "rounds must be at least 1"),
-        ({"lr": float("nan")}, SettingError, "lr"),
+        ({"lr": float("nan")}, SettingError, "lr must be a finite number, found nan"),
+        ({"total_epochs": float("nan")}, SettingError, "total_epochs must be positive and finite, found nan"),
+        ({"clients_per_round": float("inf")}, SettingError, "clients_per_round must be a positive number.*found inf"),
+        ({"partition": "iid(clients=2)"}, SettingError, "ready-made, and partition= would change nothing"),
+        ({"few_shot": 2, "unseen_part": "all"}, SettingError, "few_shot= and unseen_part="),
+        ({"unseen": ("new",)}, SettingError, "ready-made, and unseen="),
+        ({"root": "somewhere"}, SettingError, "root"),
+        ({"data": {"a": (Pairs(0), Pairs(0))}, "root": "somewhere"}, SettingError, "root= names the folder"),
+        ({"method": "fedtan", "clients_per_round": 2}, SettingError, "every client must take part in every round"),
         ({"roundz": 3}, SettingError, "rounds"),
         ({"weights": "sample"}, SettingError, "samples"),
         ({"rounds": "many"}, SettingError, "whole number"),

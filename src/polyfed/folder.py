@@ -1,4 +1,4 @@
-"""A run is a folder: ``run.toml`` (resolved), ``metrics.jsonl``, ``checkpoint/``, ``report.html``."""
+"""A run is a folder: ``run.toml`` (resolved), ``metrics.jsonl``, ``checkpoint/``, and ``best/`` where validation selects."""
 
 from __future__ import annotations
 

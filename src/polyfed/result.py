@@ -69,7 +69,7 @@ class Result:
             "bytes_down": ledger.total("down"),
             "bytes": ledger.bytes,
             "messages": ledger.messages,
-            "seconds": sum(ledger.seconds.values()),
+            "seconds": ledger.seconds.get("training", 0.0),
             "seconds_by": ledger.seconds,
             "digest": self.digest,
             "run": self.path,

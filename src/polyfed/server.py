@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyfed.conversation import TRAINING, Ask, Payload, Reply
 from polyfed.entries import Entry
-from polyfed.errors import SettingError, TooFewReplies
+from polyfed.errors import TooFewReplies
 from polyfed.seeds import chooser
 
 if TYPE_CHECKING:
@@ -91,8 +91,6 @@ class Server:
         count = self.settings.sampled(len(self.clients))
         if count == len(self.clients):
             return [info.id for info in self.clients]
-        if self.method.facts.full_participation:
-            raise SettingError(f"{self.method}: every client must take part in every round; leave --clients-per-round out.")
         chosen = chooser(self.settings.seed, "sample", self.round).sample(self.ids, count)
         return sorted(chosen, key=self.place.__getitem__)
 

@@ -48,6 +48,7 @@ def evaluate(
     for name, value, known in (("split", split, SPLITS), ("part", part, PARTS)):
         if value not in known:
             raise SettingError(f"--{name} cannot be {value!r}. {nearest(value, known)}")
+    _check_root(root, data)
     with busy("Opening the run", quiet):
         experiment = open_run(path)
         if data is not None:
@@ -57,6 +58,8 @@ def evaluate(
         unseen = {choice: newcomer_rows(experiment, choice) if split == "test" else [] for choice in choices}
     if newcomer is not None and not experiment.federation.unseen and not quiet:
         warn("There is no unseen domain, so there is no newcomer. Give other DATA, or train with --unseen.")
+    if newcomer is not None and experiment.method.newcomer is not None and not quiet:
+        warn(f"{experiment.method} decides itself what a newcomer gets; --newcomer {newcomer} changes nothing.")
     told = summary_of(experiment, path, data, split, seen, unseen)
     if not quiet:
         _print(told, choices, experiment)
@@ -73,6 +76,13 @@ def _checked_choices(newcomer: str | None) -> list[str]:
     if newcomer not in known:
         raise SettingError(f"--newcomer cannot be {newcomer!r}. {nearest(newcomer, (*known, ALL))}")
     return [newcomer]
+
+
+def _check_root(root: str | None, data: str | None) -> None:
+    from polyfed.build import reads_files
+
+    if root is not None and (data is None or not reads_files(data)):
+        raise SettingError(f"--root {root} would not be used: {data or 'the run'} is not read from files named here. Leave it out.")
 
 
 def seen_rows(experiment: Experiment, split: str) -> list[Row]:
@@ -191,7 +201,8 @@ def _print(told: dict[str, Any], choices: list[str], experiment: Experiment) -> 
 
     title = f"{told['method']} after {rounds_words(told['rounds'])}, on {told['data']}"
     if len(choices) == 1:
-        print_scores(told, f"{title} (newcomer: {choices[0]})" if experiment.federation.unseen else title)
+        chosen = experiment.federation.unseen and experiment.method.newcomer is None
+        print_scores(told, f"{title} (newcomer: {choices[0]})" if chosen else title)
     else:
         print_scores(
             {**told, "scores": [s for s in told["scores"] if s["view"] != "unseen"]} if told["accuracy"]["seen"] else told, title
@@ -203,5 +214,3 @@ def _print(told: dict[str, Any], choices: list[str], experiment: Experiment) -> 
                 shown.add_row(domain, str(row.count), *(percent(told["newcomer"][choice][domain]) for choice in choices))
             console().print()
             print_table("newcomer on unseen domains, accuracy %", shown)
-    if experiment.method.newcomer is not None and len(choices) > 1:
-        warn(f"{experiment.method} decides itself what a newcomer gets, so the choices do not differ.")

@@ -45,6 +45,7 @@ def predict(
     files = files_of(images)
     with busy("Opening the run", quiet):
         experiment = open_run(path)
+        whose = model_words(experiment, client, newcomer)
         newcomer = newcomer or experiment.settings.newcomer
         shape = input_shape(experiment)
         read, problems = read_images(files, shape)
@@ -53,11 +54,22 @@ def predict(
         warn(problem)
     told = [told_of(file, scores[place], experiment.federation.classes) for place, file in enumerate(read)]
     if not quiet:
-        _print(told, f"{experiment.method}, {f'client {client}' if client else f'newcomer, {newcomer}'}")
+        _print(told, f"{experiment.method}, {whose}")
     if as_json:
         print_json({"run": path, "client": client, "predictions": told, "unreadable": problems})
     if problems:
         raise typer.Exit(BAD_INPUT)
+
+
+def model_words(experiment: Experiment, client: str | None, newcomer: str | None) -> str:
+    """Whose model answers; a choice of newcomer that nobody makes use of is refused."""
+    unused = client is not None or experiment.method.newcomer is not None
+    if newcomer is not None and unused:
+        why = f"client {client} answers" if client is not None else f"{experiment.method} decides itself what a newcomer gets"
+        raise SettingError(f"--newcomer {newcomer} would not be used: {why}. Leave it out.")
+    if client is not None:
+        return f"client {client}"
+    return "newcomer" if unused else f"newcomer, {newcomer or experiment.settings.newcomer}"
 
 
 def files_of(images: Sequence[str]) -> list[str]:
