@@ -37,6 +37,7 @@ def summary(accuracies: dict[str, float], seed: int = 0, view: str = "seen", cou
     return {
         "accuracy": table,
         "scores": scores,
+        "test_sizes": {view: dict.fromkeys(accuracies, count)},
         "bytes_up": 1000,
         "bytes_down": 3000,
         "seconds": 2.0 + seed,
@@ -121,8 +122,16 @@ def test_compare_loads_own_methods_and_resumes_what_was_stopped(polyfed: Command
     stopped = polyfed(*command)
     assert stopped.code == 130 and "the same command goes on" in stopped.err
     (tmp_path / "stop").unlink()
-    rows = polyfed(*command).json["methods"]
+    again = polyfed(*(word for word in command if word != "-q"))
+    rows = again.json["methods"]
     assert rows[0]["accuracy"] == rows[1]["accuracy"]
+    assert "fedbn + stopper, seed 0: mean" in again.err and "resumed" in again.err
+    assert "1 of 2 runs were in runs/compare-pictures already and are used as they are." in again.err
+
+
+def test_rounds_that_follow_from_a_budget_are_told(polyfed: Command, images: Path) -> None:
+    told = polyfed("compare", images, "--methods", "fedavg", *SHORT[2:], "--total-epochs", "3", "-q", "--json").json
+    assert told["rounds"] == 3
 
 
 def test_compare_leaves_a_run_that_another_process_trains_and_goes_on(polyfed: Command, images: Path, tmp_path: Path) -> None:

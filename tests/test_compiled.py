@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from polyfed.errors import SettingError
+from polyfed.client import Step
+from polyfed.errors import ClientFailure, SettingError
 from polyfed.experiment import Experiment
+from polyfed.method import Method
 from polyfed.settings import Settings
 from polyfed.simulate import compiled
 from test_fused import federation, largest_difference
@@ -25,7 +27,7 @@ def tiny_model() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4))
 
 
-def trained(method: str, **changes: Any) -> Experiment:
+def trained(method: str | Method, **changes: Any) -> Experiment:
     """A run of two clients, trained."""
     values = {"rounds": 1, "batch_size": 4, "lr": 0.05, "schedule": "cosine"} | changes
     experiment = Experiment(Settings(**values), federation((8, 8)), method, tiny_model())
@@ -56,6 +58,27 @@ def test_compiled_steps_give_the_same_numbers(
     assert largest_difference(quick, ordinary) < 1e-4
     assert sum("Compiled a training step" in record.getMessage() for record in caplog.records) == 1
     assert any(tmp_path.rglob("*.cpp"))
+
+
+class Late:
+    """A term that changes in a later round, or at a later step: far from those that a trace sees."""
+
+    def __init__(self, looks_at: str) -> None:
+        self.looks_at = looks_at
+
+    def __call__(self, step: Step) -> torch.Tensor:
+        number = {"round": lambda: step.client.round, "step": lambda: step.index, "rate": lambda: step.client.lr}[self.looks_at]()
+        return step.task_loss * (0.5 if number > 10 else 0.0)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("looks_at", "said"), [("round", "round"), ("step", "step"), ("rate", "round")])
+def test_a_part_that_looks_at_the_round_or_the_step_is_not_compiled(looks_at: str, said: str) -> None:
+    method = Method("late", objective=(Late(looks_at),))
+    with pytest.raises(ClientFailure, match=f"late cannot be compiled: CannotStack: it looks at the number of the {said}"):
+        trained(method, compile="on")
+    ordinary, auto = trained(method), trained(method, deliver="fused")
+    assert largest_difference(auto, ordinary) < 1e-4
 
 
 def test_without_a_compiler_auto_goes_on_and_on_is_an_error(

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from polyfed.data.federation import data_sets
 from polyfed.data.sets.office_caltech10 import CLASSES as OFFICE_CLASSES
 from polyfed.data.sets.office_caltech10 import office_caltech10
 from polyfed.data.sets.pacs import CLASSES as PACS_CLASSES
 from polyfed.data.sets.pacs import DOMAINS as PACS_DOMAINS
 from polyfed.data.sets.pacs import pacs
-from polyfed.errors import DataError
+from polyfed.data.unseen import federate
+from polyfed.errors import DataError, OptionError
 
 
 @pytest.fixture(autouse=True)
@@ -73,19 +75,28 @@ def colours(examples) -> list[tuple[int, ...]]:
 def test_pacs_by_the_official_lists(tmp_path):
     pacs_folder(tmp_path / "PACS")
     pacs_lists(tmp_path / "pacs_splits")
-    data = pacs(str(tmp_path), size=8, test="whole")
+    data = pacs(str(tmp_path), size=8)
     assert [domain.name for domain in data.domains] == list(PACS_DOMAINS)
     photo = data.domain("photo")
     assert colours(photo.train) == [(2, label, number) for label in range(7) for number in reversed(range(18))], (
         "in the order of the list"
     )
     assert labels_of(photo.train) == [label for label in range(7) for _ in range(18)]
-    assert colours(photo.validation) == [(2, label, number) for label in range(7) for number in (19, 18)]
-    assert len(photo.test) == 140
-    art = data.domain("art_painting")
-    assert colours(art.validation)[:2] == [(0, 0, 18), (0, 0, 18)], "exactly the official list"
-    assert labels_of(art.validation)[:2] == [0, 0], "the class is the folder's, not the list's"
+    held = {*colours(photo.validation), *colours(photo.test)}
+    assert held == {(2, label, number) for label in range(7) for number in (19, 18)}
+    assert labels_of(data.domain("art_painting").validation)[0] == 0, "the class is the folder's, not the list's"
     assert "official lists" in data.source
+
+
+def test_pacs_tests_every_image_of_an_unseen_domain_once_and_no_training_image_of_a_seen_one(tmp_path):
+    pacs_folder(tmp_path / "PACS")
+    pacs_lists(tmp_path / "PACS")
+    federation = federate(pacs(str(tmp_path), size=8), unseen=["photo"], unseen_part="all")
+    assert sorted(colours(federation.unseen["photo"])) == [(2, label, number) for label in range(7) for number in range(20)]
+    for client in federation.clients:
+        assert not set(colours(client.tests[client.id])) & set(colours(client.train))
+    with pytest.raises(OptionError, match="no option 'test'"):
+        data_sets.build('pacs(test="whole")', root=str(tmp_path))
 
 
 def test_pacs_held_out_puts_every_image_into_one_part(tmp_path):
@@ -102,10 +113,10 @@ def test_pacs_held_out_puts_every_image_into_one_part(tmp_path):
 @pytest.mark.parametrize("place", ["", "PACS", "kfold", "PACS/kfold"])
 def test_pacs_in_the_places_people_keep_it_split_by_class(tmp_path, place):
     pacs_folder(tmp_path / place)
-    data = pacs(str(tmp_path), size=8, test="whole")
+    data = pacs(str(tmp_path), size=8)
     for domain in data.domains:
-        assert (len(domain.train), len(domain.validation), len(domain.test)) == (126, 14, 140)
-        assert Counter(labels_of(domain.validation)) == dict.fromkeys(range(7), 2)
+        assert (len(domain.train), len(domain.validation), len(domain.test)) == (126, 7, 7)
+        assert Counter([*labels_of(domain.validation), *labels_of(domain.test)]) == dict.fromkeys(range(7), 2)
     assert "stratified 90/10" in data.source
 
 

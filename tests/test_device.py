@@ -8,8 +8,11 @@ import torch
 from polyfed.client import Client, Kept, begin_training
 from polyfed.device import chosen_device, lay_channels_last, moved, precision, present_devices, sent_to
 from polyfed.errors import SettingError
+from polyfed.evaluation import inputs_of
 from polyfed.experiment import Experiment
+from polyfed.seeds import default_stream, derive
 from polyfed.settings import Settings
+from polyfed.simulate.fused import bytes_of_a_step
 from polyfed.testing import TinyNet, tiny_federation
 
 META = torch.device("meta")
@@ -35,6 +38,38 @@ def test_a_step_runs_on_the_device_and_reads_no_number(method: str) -> None:
         assert x.device == y.device == META
         assert client.train_on(index, x, y).device == META
     assert all(p.device == META and (p.grad is None or p.grad.device == META) for p in made.bench.parameters.values())
+
+
+@pytest.mark.parametrize(
+    "method", ["fedavg + quantise(bits=4)", "fedavg + quantise(bits=8, stochastic=False)", "fedavg + topk(share=0.1)"]
+)
+def test_uploads_are_made_on_the_device(method: str) -> None:
+    made = experiment(method, device="meta")
+    data = made.federation.clients[0]
+    made.server.begin(1, 0)
+    client = Client(data, made.bench, Kept(), 1)
+    begin_training(client, made.server.message(data.id))
+    entries = {name: made.bench.live[name].detach().clone() for name in client.phase.up if name in made.bench.live}
+    for change in made.method.uploads:
+        entries = change(client, entries)
+    assert {value.device for value in entries.values()} == {META}
+    assert any(value.dtype == torch.uint8 for value in entries.values())
+
+
+def test_batches_for_a_newcomer_and_for_measuring_a_step_are_sent_to_the_device() -> None:
+    made = experiment(device="meta")
+    assert {x.device for x in inputs_of(made.bench, made.federation.unseen["new"])()} == {META}
+    assert bytes_of_a_step(made.bench, made.federation.clients[0]) > 0
+
+
+def test_the_stream_of_an_apple_gpu_is_seeded_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, object]] = []
+    monkeypatch.setattr(torch.mps, "get_rng_state", lambda: "before")
+    monkeypatch.setattr(torch.mps, "set_rng_state", lambda state: told.append(("back", state)))
+    monkeypatch.setattr(torch.mps, "manual_seed", lambda seed: told.append(("seed", seed)))
+    with default_stream(1, "answer", device=torch.device("mps")):
+        assert told == [("seed", derive(1, "answer"))]
+    assert told[1:] == [("back", "before")]
 
 
 def test_the_server_and_what_travels_stay_on_the_cpu() -> None:

@@ -29,6 +29,7 @@ from polyfed.flower.stand_ins import federation_of
 from polyfed.folder import RunFolder
 from polyfed.observers import record, resume
 from polyfed.result import Result
+from polyfed.server import ClientInfo
 from polyfed.settings import Settings
 
 SMALL = Settings(data=TINY, rounds=2, batch_size=4, local_steps=3, checkpoint_every="1")
@@ -408,3 +409,13 @@ def test_a_question_without_entries_is_a_question_too(tmp_path: Path) -> None:
     (reply,) = experiment.delivery(ask)
     assert list(reply.entries) == names
     assert reply.extras["untrained"]
+
+
+def test_nodes_of_one_domain_have_tests_of_their_own() -> None:
+    told = [
+        Description(name, ("d",), "toy", "", "small_cnn", ("0", "1"), (4, 4), (3, 8, 8), {"d": 5}, None) for name in ("one", "two")
+    ]
+    federation = federation_of(told)
+    one, two = map(ClientInfo.of, federation.clients)
+    assert one.tests and two.tests and not one.tests & two.tests
+    assert federation.test_sizes()["seen"] == {"d": 10}

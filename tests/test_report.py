@@ -22,6 +22,7 @@ from polyfed.checkpoint import Snapshot
 from polyfed.cli.options import read_change
 from polyfed.errors import RunFolderError
 from polyfed.folder import RunFolder
+from polyfed.method import parse
 from polyfed.report import charts, gather, sections, verdict
 from polyfed.report.html import render, write_report
 from polyfed.settings import Settings, with_changes
@@ -60,6 +61,9 @@ def make_run(
     reached: int | None = None,
     source: str = "hand-written",
     leaves: str = "",
+    given: tuple[str, ...] = (),
+    facts_of_method: Mapping[str, Any] | None = None,
+    facts_of_data: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> Path:
     """A run folder without training: ``seen`` and ``newcomer_scores`` are right answers out of 400 in the last round."""
@@ -67,8 +71,9 @@ def make_run(
     settings = with_changes(Settings(), values)
     folder = RunFolder(path)
     facts = {
-        "method": {"text": method, "all_options": method, "leaves": leaves},
-        "data": {"name": settings.data, "source": source, "classes": 10, "clients": 2},
+        "given_in_python": list(given),
+        "method": {"text": method, "all_options": method, "leaves": leaves, **(facts_of_method or {})},
+        "data": {"name": settings.data, "source": source, "classes": 10, "clients": 2, **(facts_of_data or {})},
         "model": {"type": "SmallCNN", "parameters": 10},
         "plan": PLAN,
     }
@@ -227,6 +232,34 @@ def test_command_gives_the_settings_back(tmp_path: Path) -> None:
     assert "--batch-size" not in given
     page = words(render([tmp_path / "a"]))
     assert run.digest in page and "torch " + torch.__version__.split("+")[0] in page and sections.command(run) in page
+
+
+def test_a_run_begun_in_python_has_no_command(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", "fedbn", {"pen": 300}, given=("data", "model"), data="given data")
+    page = words(render([tmp_path / "a"]))
+    assert "polyfed run" not in page and "# fedbn, seed 0: begun in Python, with: data, model." in page
+
+
+def test_a_command_spells_the_options_of_then_out(tmp_path: Path) -> None:
+    today = parse("fedprox").full_text
+    same = make_run(tmp_path / "same", "fedprox", {"pen": 300}, facts_of_method={"all_options": today})
+    then = make_run(tmp_path / "then", "fedprox", {"pen": 300}, facts_of_method={"all_options": "fedprox(mu=0.123)"})
+    assert "--method fedprox --" in sections.command(gather.read_run(same))
+    assert "--method 'fedprox(mu=0.123)' --" in sections.command(gather.read_run(then))
+
+
+def test_a_method_of_ones_own_that_pools_data_is_a_reference(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", "fedavg", {"pen": 300})
+    make_run(tmp_path / "b", "my_own", {"pen": 390}, facts_of_method={"pools_data": True})
+    assert "my_own pools all data and so is a reference" in words(render([tmp_path / "a", tmp_path / "b"]))
+
+
+def test_clients_of_a_domain_count_by_their_tests(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "a", "fedbn", {}, facts_of_data={"test_sizes": {"seen": {"pen": 500}}})
+    RunFolder(path).append([line(4, "seen", "pen", 100, 100), line(4, "seen", "pen", 200, 400)])
+    run = gather.read_run(path)
+    assert run.tables["seen"][4]["pen"] == pytest.approx(300 / 500)
+    assert run.test_sizes == {("seen", "pen"): 500}
 
 
 def test_same_method_with_other_settings_is_not_averaged(tmp_path: Path) -> None:

@@ -17,12 +17,13 @@ from polyfed.data.federation import ArrayExamples, DataSet, Domain
 from polyfed.errors import DataError, OptionError, PolyfedError, SettingError
 from polyfed.experiment import Experiment
 from polyfed.folder import RunFolder
-from polyfed.method import parse
+from polyfed.method import Method, parse
 from polyfed.observers import record
 from polyfed.settings import Settings
 from polyfed.sweeps.data import ForbiddenExamples, ReadTooSoon, with_validation, without_tests
 from polyfed.sweeps.search import Searcher, Sweep, Watch
 from polyfed.sweeps.space import Axis, applied, check_axes, drawn, grid, planned, with_option
+from polyfed.sweeps.trials import name_of
 from test_cli import Command, images, polyfed, says
 
 __all__ = ["images", "polyfed"]
@@ -165,6 +166,26 @@ def test_a_run_taken_over_from_its_trial_is_the_run_itself(tmp_path: Path) -> No
     assert RunFolder(done["run"]).metrics() == RunFolder(tmp_path / "plain").metrics()
     snapshot, complaints = RunFolder(done["run"]).checkpoints.read()
     assert snapshot is not None and not complaints and digest(snapshot) == plain.digest and snapshot.notes["finished"]
+
+
+def test_a_range_too_narrow_for_so_many_trials_is_an_error() -> None:
+    with pytest.raises(SettingError, match=r"fedavg has only 2 combinations .* \(8\)\. Give --lr values that lie farther apart"):
+        planned(["fedavg"], [Axis("lr", (0.1, 0.101))], 8, seed=0)
+
+
+def test_a_trial_with_other_options_of_its_method_is_another_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {name_of(replace(SETTINGS, method="fedprox"), {}, "data")}
+    monkeypatch.setattr(Method, "full_text", property(lambda self: "fedprox(mu=0.5)"))
+    names.add(name_of(replace(SETTINGS, method="fedprox"), {}, "data"))
+    assert len(names) == 2
+
+
+def test_a_run_taken_over_from_its_trial_says_which_round_was_selected(tmp_path: Path) -> None:
+    done = sweep(tmp_path / "s", settings={"selection": "best_validation", "rounds": 3}).run()[0]
+    assert done.chosen is not None
+    trial, final = RunFolder(done.chosen.trial.folder).metrics(), RunFolder(done.outcomes[0]["run"]).metrics()
+    chosen_by_trial, told = ({line["selected_round"] for line in lines if "selected_round" in line} for lines in (trial, final))
+    assert told == chosen_by_trial and 0 not in told
 
 
 def test_training_that_fails_is_no_choice_and_is_remembered(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from polyfed.method import Method
 from polyfed.observers import record, resume
 from polyfed.settings import Settings
 from polyfed.simulate import workers as workers_module
+from polyfed.simulate.debug import Debug
 from polyfed.simulate.in_process import InProcess
 from polyfed.simulate.shared_memory import SharedMemory, joined, parted
 from polyfed.simulate.worker import forked
@@ -121,8 +122,12 @@ def test_the_setting_chooses() -> None:
     with pytest.raises(SettingError, match="one thread each, and --threads 2 was asked for"):
         chosen(workers="2", threads=2)
     assert type(chosen(workers="auto", threads=2)) is InProcess
-    with pytest.raises(SettingError, match="debug trains in this process"):
-        chosen(workers="2", deliver="debug")
+    for changes, said in (({"workers": "2"}, "--workers 2"), ({"compile": "on"}, "--compile on")):
+        with pytest.raises(SettingError, match=f"debug trains in this process.*{said} would not be used"):
+            chosen(deliver="debug", **changes)
+        with pytest.raises(SettingError, match=f"--deliver flower.*{said} would not be used"):
+            Experiment(Settings(data="digits-mini(per_domain=20)", deliver="flower", **changes))
+    assert type(chosen(workers="auto", compile="auto", deliver="debug")) is Debug
 
 
 def test_says_where_it_cannot_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,12 @@ def is_folder(text: str) -> bool:
     return Path(text).is_dir() and ("/" in text or text not in data_sets)
 
 
+def reads_files(text: str) -> bool:
+    """Whether the root of the settings says where these data are."""
+    name = text.split("(")[0].strip()
+    return not is_folder(text) and (name not in data_sets or "root" in data_sets.find(name).signature.parameters)
+
+
 def from_torch(data: Mapping[str, Any]) -> DataSet:
     """A data set from torch data sets (or pairs of tensors): ``{domain: (train, test)}`` or ``{domain: (train, validation, test)}``."""
     domains = []
@@ -89,8 +95,6 @@ def build_federation(data: Any, settings: Settings) -> Federation:
     from polyfed.data.partition import federate
 
     if isinstance(data, Federation):
-        if settings.unseen:
-            raise SettingError("A federation was given ready-made; set its unseen domains when it is made, not with unseen=.")
         return data
     dataset = build_data_set(data, settings)
     return federate(dataset, settings.partition, settings.unseen, settings.seed, settings.few_shot, settings.unseen_part)
@@ -232,6 +236,12 @@ def refuse_single_samples(bench: Workbench) -> None:
         )
 
 
+def refuse_absent(settings: Settings, method: Method, clients: int) -> None:
+    """Refuse to leave clients out of a round where the method needs all of them."""
+    if method.facts.full_participation and settings.sampled(clients) < clients:
+        raise SettingError(f"{method}: every client must take part in every round; leave --clients-per-round out.")
+
+
 def notices(settings: Settings, method: Method, bench: Workbench, clients: int) -> list[str]:
     """What a user should know before the run: contradictions that are allowed but cost something."""
     notes = {id(item): item.notice(bench, clients) for item in filled_slots(method) if hasattr(item, "notice")}
@@ -243,6 +253,10 @@ def notices(settings: Settings, method: Method, bench: Workbench, clients: int) 
         )
     if method.facts.leaves:
         told.append(f"{method} sends more than model entries: {method.facts.leaves}.")
+    if method.newcomer is not None and settings.newcomer != Settings().newcomer:
+        told.append(f"{method} decides itself what a newcomer gets; --newcomer {settings.newcomer} is not used.")
+    if settings.root is not None and not reads_files(settings.data):
+        told.append(f"--root {settings.root} is not used: {settings.data} is not read from the files of a data set.")
     smallest = method.facts.smallest_batch or (2 if bench.batch_norms else 1)
     if settings.batch_size < smallest:
         told.append(f"{method} is meant for batches of at least {smallest}; the batch size is {settings.batch_size}.")

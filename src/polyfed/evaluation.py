@@ -6,7 +6,7 @@ question of their own, only when a newcomer is asked for, and counted apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from polyfed.conversation import EVALUATION, NEWCOMER, Ask, Payload, Talk
 from polyfed.data.federation import Examples, in_batches
 from polyfed.device import CPU, sent_to
 from polyfed.entries import STATISTIC
-from polyfed.errors import TooFewReplies
+from polyfed.errors import DataError, TooFewReplies
 from polyfed.metrics import Scores
 from polyfed.reducers import Entries, Largest, Mean, Reducer
 from polyfed.server import Server
@@ -53,15 +53,15 @@ def seen(server: Server, split: str = "test") -> Talk[list[Row]]:
 
 
 def representatives(server: Server) -> list[str]:
-    """Clients to ask: all, or, where all models are the same, enough to cover every domain."""
+    """Clients to ask: all, or, where all models are the same, enough to cover all test data."""
     method = server.method
     if server.plan.has_local_entries or method.outgoing is not None or method.receiving:
         return [info.id for info in server.clients]
-    covered: set[str] = set()
+    covered: set[Hashable] = set()
     chosen = []
     for info in server.clients:
-        if not set(info.domains) <= covered:
-            covered |= set(info.domains)
+        if not info.tests <= covered:
+            covered |= info.tests
             chosen.append(info.id)
     return chosen
 
@@ -73,7 +73,7 @@ def newcomer(server: Server, bench: Workbench, choice: str, target: Callable[[],
         server: whose state it starts from.
         bench: where models are tried.
         choice: averaged, re-estimated, nearest or ensemble.
-        target: gives the newcomer's own inputs, prepared, without labels, a batch at a time.
+        target: gives the newcomer's own inputs on the bench's device, prepared, without labels, a batch at a time.
     """
     for prepare in server.method.before_evaluation:
         yield from prepare(server)
@@ -87,6 +87,16 @@ def newcomer(server: Server, bench: Workbench, choice: str, target: Callable[[],
     if choice == "nearest":
         return Newcomer([(1.0, states[nearest_client(bench, states, target)])])
     return Newcomer([(1.0 / len(states), state) for state in states.values()])
+
+
+def inputs_of(bench: Workbench, examples: Examples) -> Callable[[], Iterator[Tensor]]:
+    """Gives a newcomer's inputs, prepared, a batch at a time; none of one input, which some norms cannot take, if it can be helped."""
+
+    def target() -> Iterator[Tensor]:
+        batches = in_batches(examples, bench.settings.test_batch_size, least=2)
+        return (bench.preparation.for_testing(sent_to(x, bench.device)) for x, _ in batches)
+
+    return target
 
 
 def _ask_for_entries(server: Server, names: Sequence[str]) -> Ask:
@@ -130,23 +140,37 @@ def client_states(server: Server) -> Talk[dict[str, Entries]]:
 
 @torch.no_grad()
 def re_estimated(bench: Workbench, state: Mapping[str, Tensor], target: Iterator[Tensor]) -> Entries:
-    """The state with batch-norm statistics computed anew on the newcomer's own inputs (a plain mean over batches)."""
+    """The state with batch-norm statistics computed anew on the newcomer's own inputs (a mean over batches, by their sizes)."""
     bench.load(_model_entries(bench, state))
     bench.model.eval()
     layers = [m for m in bench.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
     momenta = [layer.momentum for layer in layers]
     for layer in layers:
         layer.reset_running_stats()
-        layer.momentum = None
         layer.train()
+    taken = 0
     try:
         for x in target:
-            bench.model(sent_to(x, bench.device))
+            taken += len(x)
+            for layer in layers:
+                layer.momentum = len(x) / taken
+            _pass(bench.model, x)
     finally:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
         bench.model.eval()
     return {name: value.detach().to(CPU, copy=True) for name, value in bench.live.items()}
+
+
+def _pass(model: nn.Module, x: Tensor) -> None:
+    try:
+        model(x)
+    except ValueError as error:
+        if len(x) > 1:
+            raise
+        raise DataError(
+            f"Statistics cannot be estimated from one input: {error} Give two or more, or choose --newcomer averaged or ensemble."
+        ) from error
 
 
 def nearest_client(bench: Workbench, states: Mapping[str, Mapping[str, Tensor]], target: Callable[[], Iterator[Tensor]]) -> str:
@@ -179,7 +203,7 @@ def _statistics_distance(bench: Workbench, state: Mapping[str, Tensor], target: 
 def _mean_entropy(bench: Workbench, state: Mapping[str, Tensor], target: Iterator[Tensor]) -> float:
     bench.load(_model_entries(bench, state))
     bench.model.eval()
-    entropies = [torch.special.entr(probabilities(bench, sent_to(x, bench.device))).sum(dim=1) for x in target]
+    entropies = [torch.special.entr(probabilities(bench, x)).sum(dim=1) for x in target]
     return float(torch.cat(entropies).mean())
 
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from polyfed import evaluation
-from polyfed.build import build_bench, build_federation, notices, prepared_model
+from polyfed.build import build_bench, build_federation, notices, prepared_model, refuse_absent
 from polyfed.checkpoint import Snapshot
 from polyfed.client import Workbench
 from polyfed.conversation import Deliver, Talk, converse
-from polyfed.data.federation import ClientData, Federation, in_batches
+from polyfed.data.federation import ClientData, Examples, Federation
 from polyfed.errors import ModelError, RunFolderError, SettingError
 from polyfed.evaluation import Row
 from polyfed.folder import RunFolder
@@ -25,11 +25,12 @@ from polyfed.method import Method, as_method, load_file
 from polyfed.result import Result
 from polyfed.run import Observer, hold
 from polyfed.selection import BEST_VALIDATION, require_validation
-from polyfed.server import Server
+from polyfed.server import ClientInfo, Server, in_fixed_order
 from polyfed.settings import Settings, with_changes
 from polyfed.simulate.chosen import delivery_for
 from polyfed.simulate.in_process import InProcess
 
+DEFAULTS = Settings()
 DeliveryFor: TypeAlias = Callable[[Workbench, Collection[ClientData]], InProcess]
 
 
@@ -46,6 +47,8 @@ class Experiment:
     ) -> None:
         if settings.deliver == "flower" and delivery is delivery_for:
             refuse_objects({"data": data, "model": model})
+        if isinstance(data, Federation) and delivery is delivery_for:
+            refuse_dealing(settings)
         for file in settings.load:
             load_file(file)
         self.given: list[str] = []
@@ -60,6 +63,7 @@ class Experiment:
         with threads(self.settings.threads):
             prepared = prepared_model(self.settings, self.method, self.federation, model, initial)
             self.bench: Workbench = build_bench(self.settings, self.method, self.federation, prepared)
+        refuse_absent(self.settings, self.method, len(self.federation.clients))
         self.delivery = delivery(self.bench, self.federation.clients)
         self.ledger = Ledger()
         self.server = Server(
@@ -95,11 +99,20 @@ class Experiment:
         """Score the newcomer on one unseen domain."""
         examples = self.federation.unseen[domain]
 
-        def target() -> Iterator[Tensor]:
-            return (self.bench.preparation.for_testing(x) for x, _ in in_batches(examples, self.settings.test_batch_size))
-
-        made = self.talk(evaluation.newcomer(self.server, self.bench, choice, target))
+        made = self.talk(evaluation.newcomer(self.server, self.bench, choice, evaluation.inputs_of(self.bench, examples)))
         return [Row("unseen", "newcomer", domain, evaluation.score_newcomer(self.bench, made, examples))]
+
+    def test_on(self, seen: Mapping[str, Examples], unseen: Mapping[str, Examples]) -> None:
+        """Put other test data by domain in the place of the run's own; clients that can be asked are tested on those of their domains."""
+        clients = tuple(
+            dataclasses.replace(
+                client, tests={name: seen[name] for name in client.domains if name in seen and self.delivery.holds(client.id)}
+            )
+            for client in self.federation.clients
+        )
+        self.federation = dataclasses.replace(self.federation, clients=clients, unseen=unseen)
+        self.delivery.data = {client.id: client for client in clients}
+        self.server.clients = in_fixed_order(map(ClientInfo.of, clients))
 
     def newcomer_state(self) -> dict[str, Tensor]:
         """The state of the averaged newcomer model."""
@@ -159,6 +172,17 @@ def refuse_objects(given: Mapping[str, Any]) -> None:
         )
 
 
+def refuse_dealing(settings: Settings) -> None:
+    """A federation that was given ready-made is not dealt again, so settings that say how would do nothing."""
+    names = ("partition", "few_shot", "unseen", "unseen_part", "root")
+    given = [name for name in names if getattr(settings, name) != getattr(DEFAULTS, name)]
+    if given:
+        raise SettingError(
+            f"A federation was given ready-made, and {' and '.join(f'{name}=' for name in given)} would change nothing in it. "
+            "Say so when it is made, or give a data set instead."
+        )
+
+
 def rounds_from_budget(settings: Settings, federation: Federation) -> Settings:
     """Turn a budget in passes over all data into rounds."""
     if settings.total_epochs is None:
@@ -214,6 +238,8 @@ def run_experiment(
     if isinstance(values.get("unseen"), str):
         values["unseen"] = (values["unseen"],)
     settings = with_changes(Settings(**texts), values)
+    if settings.root is not None and not isinstance(data, str | Path):
+        raise SettingError("root= names the folder of a data set's files, and the data were given ready-made. Leave it out.")
     experiment = Experiment(settings, data, method, model)
     objects = {"data": data, "method": method, "model": model}
     experiment.given = [name for name, value in objects.items() if value is not None and not isinstance(value, str | Path)]

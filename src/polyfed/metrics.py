@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +15,7 @@ BINS = 15
 
 @dataclass(eq=False)
 class Scores:
-    """Sums over test examples from which all measures follow; batches and clients add up.
+    """Sums over test examples from which all measures follow; batches add up.
 
     >>> scores = Scores(classes=2)
     >>> scores.add(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
@@ -63,22 +61,6 @@ class Scores:
         self.bin_confidence += torch.bincount(bins, weights=confidence, minlength=self.bins)
         self.confidence_right += float(confidence[right].sum())
         self.confidence_wrong += float(confidence[~right].sum())
-
-    def add_logits(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch of logits, shape (n, classes), with its labels, shape (n,)."""
-        self.add(logits.detach().softmax(dim=1), labels)
-
-    def __add__(self, other: Scores) -> Scores:
-        """The scores over both sets of examples."""
-        if (self.classes, self.bins) != (other.classes, other.bins):
-            raise DataError(
-                f"Scores over {self.classes} classes and {self.bins} bins cannot be added to scores over "
-                f"{other.classes} classes and {other.bins} bins."
-            )
-        both = Scores(self.classes, self.bins)
-        for name in ("confusion", "bin_counts", "bin_right", "bin_confidence", "confidence_right", "confidence_wrong"):
-            setattr(both, name, getattr(self, name) + getattr(other, name))
-        return both
 
     @property
     def count(self) -> int:
@@ -126,33 +108,6 @@ class Scores:
         }
         return {name: value for name, value in found.items() if not math.isnan(value)}
 
-    def to_plain(self) -> dict[str, Any]:
-        """The sums as plain numbers and lists, for JSON; confusion as (label, answer, count) where it is not 0."""
-        cells = self.confusion.nonzero()
-        return {
-            "classes": self.classes,
-            "bins": self.bins,
-            "confusion": [[*cell, int(self.confusion[cell[0], cell[1]])] for cell in cells.tolist()],
-            "bin_counts": self.bin_counts.tolist(),
-            "bin_right": self.bin_right.tolist(),
-            "bin_confidence": self.bin_confidence.tolist(),
-            "confidence_right": self.confidence_right,
-            "confidence_wrong": self.confidence_wrong,
-        }
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Scores:
-        """The scores that ``to_plain`` wrote."""
-        scores = cls(plain["classes"], plain["bins"])
-        for label, answer, count in plain["confusion"]:
-            scores.confusion[label, answer] = count
-        scores.bin_counts = torch.tensor(plain["bin_counts"], dtype=torch.int64)
-        scores.bin_right = torch.tensor(plain["bin_right"], dtype=torch.int64)
-        scores.bin_confidence = torch.tensor(plain["bin_confidence"], dtype=torch.float64)
-        scores.confidence_right = float(plain["confidence_right"])
-        scores.confidence_wrong = float(plain["confidence_wrong"])
-        return scores
-
     def _checked(self, probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The batch on the CPU in double precision; a batch that does not fit is refused."""
         if probabilities.shape != (len(labels), self.classes):
@@ -167,20 +122,10 @@ class Scores:
         if not bool(probabilities.isfinite().all()):
             raise NotFinite("Some predicted probabilities are NaN or infinite, so they cannot be scored: the model has diverged.")
         if len(labels) and (float(probabilities.min()) < 0 or float(probabilities.max()) > 1 + 1e-4):
-            raise DataError("Some predicted probabilities are outside 0 to 1. Give logits to add_logits.")
+            raise DataError(
+                "Some predicted probabilities are outside 0 to 1. A method's predict returns probabilities, not logits."
+            )
         return probabilities, labels
-
-
-def measure(probabilities: Tensor, labels: Tensor) -> dict[str, float | int]:
-    """All measures of one set of predictions.
-
-    Args:
-        probabilities: Predicted probabilities, shape (n, classes).
-        labels: Right answers, shape (n,).
-    """
-    scores = Scores(probabilities.shape[1])
-    scores.add(probabilities, labels)
-    return scores.results()
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -257,6 +257,7 @@ def facts_of(experiment: Experiment) -> dict[str, Any]:
             "all_options": experiment.method.full_text,
             "leaves": experiment.method.facts.leaves,
             "grain": experiment.method.facts.grain,
+            "pools_data": experiment.method.population is not None,
         },
         "data": identity_of(experiment.federation),
         "model": {

@@ -26,11 +26,6 @@ class Recorded(Generic[T]):
     doc: str
     extra: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def summary(self) -> str:
-        """The first sentence of the documentation."""
-        return self.doc.strip().split("\n\n")[0].replace("\n", " ").strip()
-
     def bind(self, call: Call) -> dict[str, Option]:
         """Match written options with the factory's own; wrong ones name the nearest right one."""
         parameters = self.signature.parameters

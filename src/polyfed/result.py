@@ -12,7 +12,7 @@ from torch import nn
 from polyfed.checkpoint import joint_digest
 from polyfed.client import Client
 from polyfed.errors import DataError, nearest
-from polyfed.evaluation import Row, mean_numbers
+from polyfed.evaluation import Row
 
 if TYPE_CHECKING:
     from polyfed.experiment import Experiment
@@ -63,12 +63,13 @@ class Result:
             "seed": self.experiment.settings.seed,
             "rounds": self.experiment.server.round,
             "accuracy": self.accuracy,
+            "test_sizes": self.experiment.federation.test_sizes(),
             "scores": [{"view": r.view, "client": r.client, "domain": r.domain, **r.numbers} for r in self.rows],
             "bytes_up": ledger.total("up"),
             "bytes_down": ledger.total("down"),
             "bytes": ledger.bytes,
             "messages": ledger.messages,
-            "seconds": sum(ledger.seconds.values()),
+            "seconds": ledger.seconds.get("training", 0.0),
             "seconds_by": ledger.seconds,
             "digest": self.digest,
             "run": self.path,
@@ -89,16 +90,25 @@ class Result:
 
 
 def accuracy_table(rows: Sequence[Row], measure: str = "accuracy") -> dict[str, Any]:
-    """Both views by domain; mean, worst and spread over seen domains (over unseen ones where nothing else was scored)."""
+    """Both views by domain, clients of a domain by the sizes of their tests; mean, worst and spread over seen domains (over unseen ones where nothing else was scored)."""
     by: dict[str, dict[str, list[Mapping[str, float]]]] = {"seen": {}, "unseen": {}}
     for row in rows:
         if row.view in by:
             by[row.view].setdefault(row.domain, []).append(row.numbers)
     table: dict[str, Any] = {
-        view: {domain: mean_numbers(many)[measure] for domain, many in found.items()} for view, found in by.items()
+        view: {domain: over_examples(many, measure) for domain, many in found.items()} for view, found in by.items()
     }
     values = list((table["seen"] or table["unseen"]).values())
     table["mean"] = sum(values) / len(values) if values else math.nan
     table["worst"] = min(values) if values else math.nan
     table["spread"] = max(values) - min(values) if values else math.nan
     return table
+
+
+def over_examples(many: Sequence[Mapping[str, float]], measure: str) -> float:
+    """The mean of several clients' scores on one domain, each by the number of its test examples."""
+    largest = max(numbers["count"] for numbers in many) or 1
+    # Shares of the largest: with tests of one size this is the plain mean to the bit.
+    weights = [numbers["count"] / largest for numbers in many]
+    total = sum(weight * float(numbers[measure]) for weight, numbers in zip(weights, many, strict=True) if weight)
+    return total / sum(weights) if sum(weights) else math.nan

@@ -33,10 +33,25 @@ def chooser(seed: int, *names: str | int) -> random.Random:
 @contextmanager
 def default_stream(seed: int, *names: str | int, device: torch.device | None = None) -> Iterator[None]:
     """Seed torch's default generator inside the block (dropout, augmentation), and a GPU's with it; put them back after."""
-    gpus = [device] if device is not None and device.type == "cuda" else []
-    with torch.random.fork_rng(devices=gpus):
-        torch.default_generator.manual_seed(derive(seed, *names))
-        for gpu in gpus:
-            with torch.cuda.device(gpu):
-                torch.cuda.manual_seed(derive(seed, *names))
+    own = derive(seed, *names)
+    with torch.random.fork_rng(devices=[]), _gpu_stream(own, device):
+        torch.default_generator.manual_seed(own)
+        yield
+
+
+@contextmanager
+def _gpu_stream(seed: int, device: torch.device | None) -> Iterator[None]:
+    if device is not None and device.type == "cuda":
+        with torch.random.fork_rng(devices=[device]):
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+            yield
+    elif device is not None and device.type == "mps":
+        before = torch.mps.get_rng_state()
+        torch.mps.manual_seed(seed)
+        try:
+            yield
+        finally:
+            torch.mps.set_rng_state(before)
+    else:
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -14,12 +14,13 @@ from torch import Tensor
 
 from polyfed.conversation import TRAINING, Ask, Payload, Reply
 from polyfed.entries import Entry
-from polyfed.errors import SettingError, TooFewReplies
+from polyfed.errors import TooFewReplies
 from polyfed.seeds import chooser
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from polyfed.data.federation import ClientData
     from polyfed.method import Method
     from polyfed.settings import Settings
     from polyfed.sharing import Phase, Plan
@@ -36,6 +37,13 @@ class ClientInfo:
     id: str
     domains: tuple[str, ...]
     samples: int
+    tests: frozenset[Hashable] = frozenset()
+
+    @classmethod
+    def of(cls, data: ClientData) -> ClientInfo:
+        """What is told of this client's data. ``tests`` are marks: equal ones stand for the same examples of the same domain."""
+        tests = frozenset((domain, id(examples)) for domain, examples in data.tests.items())
+        return cls(data.id, data.domains, len(data.train), tests)
 
 
 def in_fixed_order(clients: Iterable[ClientInfo]) -> list[ClientInfo]:
@@ -98,8 +106,6 @@ class Server:
         count = self.settings.sampled(len(self.clients))
         if count == len(self.clients):
             return [info.id for info in self.clients]
-        if self.method.facts.full_participation:
-            raise SettingError(f"{self.method}: every client must take part in every round; leave --clients-per-round out.")
         chosen = chooser(self.settings.seed, "sample", self.round).sample(self.ids, count)
         return sorted(chosen, key=self.place.__getitem__)
 

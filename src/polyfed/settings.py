@@ -177,16 +177,18 @@ def problems_of(settings: Settings) -> Iterable[str]:
     if settings.local_steps is not None and settings.local_steps < 1:
         yield f"local_steps must be at least 1, found {settings.local_steps}."
     for name in ("lr", "momentum", "weight_decay", "few_shot", "evaluate_every", "retries", "seed", "flower_cpus", "flower_gpus"):
-        if getattr(settings, name) < 0 or not math.isfinite(getattr(settings, name)):
+        if not math.isfinite(getattr(settings, name)):
+            yield f"{name} must be a finite number, found {getattr(settings, name)}."
+        elif getattr(settings, name) < 0:
             yield f"{name} must not be negative, found {getattr(settings, name)}."
     for name in ("drop", "min_share"):
         if not 0 <= getattr(settings, name) <= 1:
             yield f"{name} must lie between 0 and 1, found {getattr(settings, name)}."
     wanted = settings.clients_per_round
-    if wanted is not None and (wanted <= 0 or (wanted > 1 and wanted != int(wanted))):
+    if wanted is not None and not (math.isfinite(wanted) and (0 < wanted < 1 or (wanted >= 1 and wanted == int(wanted)))):
         yield f"clients_per_round must be a positive number of clients or a share below 1, found {wanted}."
-    if settings.total_epochs is not None and settings.total_epochs <= 0:
-        yield f"total_epochs must be positive, found {settings.total_epochs}."
+    if settings.total_epochs is not None and not 0 < settings.total_epochs < math.inf:
+        yield f"total_epochs must be positive and finite, found {settings.total_epochs}."
     if settings.momentum and settings.optimizer != "sgd":
         yield f"momentum is for sgd: {settings.optimizer} has its own. Use --optimizer sgd, or leave momentum out."
     if not re.fullmatch(r"auto|[1-9]\d*", settings.workers):

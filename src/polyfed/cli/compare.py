@@ -92,7 +92,7 @@ def compare(
         by_method = {one.method: one for one in besides}
         shown = [row_told(row, by_method.get(row.method)) for row in rows]
         notes = {"note": note, "costs_note": NOTE}
-        print_json({**told, "rounds": settings.rounds, "methods": shown, **notes, "out": str(folder)})
+        print_json({**told, "rounds": comparison.rounds or settings.rounds, "methods": shown, **notes, "out": str(folder)})
     if any(row.problem for row in rows):
         raise typer.Exit(BAD_INPUT)
 

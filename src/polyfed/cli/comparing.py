@@ -112,18 +112,21 @@ class Comparison:
         experiment = Experiment(job.settings, self.data)
         self.tell(experiment.notices)
         folder, exists = self.place(job, experiment)
+        held: list[int] = []
+        watching = (advance, lambda server: held.append(server.round))
         result: Result = (
-            resume(folder.path, self.data, notify=warn, observers=(advance,))
+            resume(folder.path, self.data, notify=warn, observers=watching)
             if exists
-            else record(experiment, folder, observers=(advance,))
+            else record(experiment, folder, observers=watching)
         )
-        self.reused += exists
+        self.reused += exists and not held
         made = outcome(result)
         self.rounds = result.experiment.server.round
         scored = [row for row in domain_rows(made) if job.left_out is None or row.view == "unseen"]
         self.test_sizes |= {row.domain: row.count for row in scored}
         if not self.quiet and not show_progress(self.quiet):
-            print(f"{job.words}: mean {100 * made['accuracy']['mean']:.1f} %, {'reused' if exists else 'trained'}", file=sys.stderr)
+            done = "trained" if not exists else "resumed" if held else "reused"
+            print(f"{job.words}: mean {100 * made['accuracy']['mean']:.1f} %, {done}", file=sys.stderr)
         return made
 
     def tell(self, notices: Sequence[str]) -> None:

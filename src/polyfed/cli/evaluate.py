@@ -75,6 +75,8 @@ def evaluate(
         unseen = {choice: newcomer_rows(experiment, choice) if split == "test" else [] for choice in choices}
     if newcomer is not None and not experiment.federation.unseen and not quiet:
         warn("There is no unseen domain, so there is no newcomer. Give other DATA, or train with --unseen.")
+    if newcomer is not None and experiment.method.newcomer is not None and not quiet:
+        warn(f"{experiment.method} decides itself what a newcomer gets; --newcomer {newcomer} changes nothing.")
     told = summary_of(experiment, path, data, split, seen, unseen)
     if not quiet:
         _print(told, choices, experiment)
@@ -95,14 +97,14 @@ def _checked_choices(newcomer: str | None) -> list[str]:
 
 def refuse_idle_options(data: str | None, root: str | None, part: str | None, split: str) -> None:
     """Refuse options that would change nothing."""
-    from polyfed.build import is_folder
+    from polyfed.build import reads_files
 
     if data is None and part is not None:
         raise SettingError("--part is about other DATA, and none were given; of its own data the run has set aside what is tested.")
     if data is not None and split != "test":
         raise SettingError("--split validation is about the run's own data; leave DATA out, or use --part with them.")
-    if data is not None and root is not None and is_folder(data):
-        raise SettingError(f"{data} is a folder of images, so --root has nothing to say; it is for data sets by name.")
+    if data is not None and root is not None and not reads_files(data):
+        raise SettingError(f"--root {root} would not be used: {data} is not read from files named here. Leave it out.")
 
 
 def seen_rows(experiment: Experiment, split: str) -> list[Row]:
@@ -140,11 +142,9 @@ def with_other_data(experiment: Experiment, data: str, root: str | None, part: s
     by_name = {domain.name: domain for domain in other.domains}
     if any(domain in by_name and domain not in known for client in federation.clients for domain in client.domains):
         warn("What the run's clients keep stayed at their nodes, so the newcomer's model is scored on their domains too.")
-    for client in held:
-        tests = {name: fitted(experiment, by_name[name].test) for name in client.domains if name in by_name}
-        experiment.delivery.data[client.id] = dataclasses.replace(client, tests=tests)
+    seen = {name: fitted(experiment, domain.test) for name, domain in by_name.items() if name in known}
     unseen = {name: fitted(experiment, _part_of(domain, part)) for name, domain in by_name.items() if name not in known}
-    experiment.federation = dataclasses.replace(federation, unseen=unseen)
+    experiment.test_on(seen, unseen)
 
 
 def other_data_set(experiment: Experiment, data: str, root: str | None) -> DataSet:
@@ -216,6 +216,7 @@ def summary_of(
         "split": split,
         "accuracy": accuracy_table([*as_seen, *shown]),
         "newcomer": {choice: {row.domain: row.numbers["accuracy"] for row in found} for choice, found in unseen.items()},
+        "test_sizes": experiment.federation.test_sizes(),
         "scores": [{"view": row.view, "client": row.client, "domain": row.domain, **row.numbers} for row in rows],
     }
 
@@ -225,7 +226,8 @@ def _print(told: dict[str, Any], choices: list[str], experiment: Experiment) -> 
 
     title = f"{told['method']} after {rounds_words(told['rounds'])}, on {told['data']}"
     if len(choices) == 1:
-        print_scores(told, f"{title} (newcomer: {choices[0]})" if experiment.federation.unseen else title)
+        chosen = experiment.federation.unseen and experiment.method.newcomer is None
+        print_scores(told, f"{title} (newcomer: {choices[0]})" if chosen else title)
     else:
         print_scores(
             {**told, "scores": [s for s in told["scores"] if s["view"] != "unseen"]} if told["accuracy"]["seen"] else told, title
@@ -237,5 +239,3 @@ def _print(told: dict[str, Any], choices: list[str], experiment: Experiment) -> 
                 shown.add_row(domain, str(row.count), *(percent(told["newcomer"][choice][domain]) for choice in choices))
             console().print()
             print_table("newcomer on unseen domains, accuracy %", shown)
-    if experiment.method.newcomer is not None and len(choices) > 1:
-        warn(f"{experiment.method} decides itself what a newcomer gets, so the choices do not differ.")

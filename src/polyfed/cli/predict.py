@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,6 +48,7 @@ def predict(
         from polyfed.opened import open_experiment
 
         experiment = open_experiment(path, device=device or "auto", load=load or None, notify=warn)
+        whose = model_words(experiment, client, newcomer)
         newcomer = newcomer or experiment.settings.newcomer
         shape = input_shape(experiment)
         read, problems = read_images(files, shape)
@@ -56,11 +57,22 @@ def predict(
         warn(problem)
     told = [told_of(file, scores[place], experiment.federation.classes) for place, file in enumerate(read)]
     if not quiet:
-        _print(told, f"{experiment.method}, {f'client {client}' if client else f'newcomer, {newcomer}'}")
+        _print(told, f"{experiment.method}, {whose}")
     if as_json:
         print_json({"run": path, "client": client, "predictions": told, "unreadable": problems})
     if problems:
         raise typer.Exit(BAD_INPUT)
+
+
+def model_words(experiment: Experiment, client: str | None, newcomer: str | None) -> str:
+    """Whose model answers; a choice of newcomer that nobody makes use of is refused."""
+    unused = client is not None or experiment.method.newcomer is not None
+    if newcomer is not None and unused:
+        why = f"client {client} answers" if client is not None else f"{experiment.method} decides itself what a newcomer gets"
+        raise SettingError(f"--newcomer {newcomer} would not be used: {why}. Leave it out.")
+    if client is not None:
+        return f"client {client}"
+    return "newcomer" if unused else f"newcomer, {newcomer or experiment.settings.newcomer}"
 
 
 def files_of(images: Sequence[str]) -> list[str]:
@@ -116,20 +128,19 @@ def predicted(experiment: Experiment, read: dict[str, Tensor], client: str | Non
     import torch
 
     from polyfed.client import probabilities
+    from polyfed.data.federation import ArrayExamples
+    from polyfed.device import CPU
+    from polyfed.evaluation import inputs_of
     from polyfed.experiment import threads
 
-    bench, size = experiment.bench, experiment.settings.test_batch_size
-    stacked = torch.stack(list(read.values()))
-
-    def batches() -> Iterator[Tensor]:
-        return (bench.preparation.for_testing(batch) for batch in torch.split(stacked, size))
-
+    bench = experiment.bench
+    batches = inputs_of(bench, ArrayExamples(torch.stack(list(read.values())), torch.zeros(len(read))))
     with threads(experiment.settings.threads), torch.no_grad():
-        total = torch.zeros(len(stacked), bench.classes)
+        total = torch.zeros(len(read), bench.classes)
         for weight, load in models_of(experiment, client, newcomer, batches):
             load()
             bench.model.eval()
-            total += weight * torch.cat([probabilities(bench, x) for x in batches()])
+            total += weight * torch.cat([probabilities(bench, x).to(CPU) for x in batches()])
     return list(total)
 
 

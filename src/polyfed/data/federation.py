@@ -218,14 +218,24 @@ class Federation:
         shown = ", ".join(lacking[:NAMED_CLIENTS]) + more
         return f"{len(lacking)} of {len(self.clients)} clients of {self.name} have none ({shown})"
 
-    def pooled(self) -> Federation:
-        """The same data with all training examples at one client, tests kept by domain."""
-        tests: dict[str, list[Examples]] = {}
+    def tests(self) -> dict[str, list[Examples]]:
+        """The test data of seen domains; what several clients share is there once."""
+        found: dict[str, dict[int, Examples]] = {}
         for client in self.clients:
             for domain, examples in client.tests.items():
-                held = tests.setdefault(domain, [])
-                if not any(examples is other for other in held):
-                    held.append(examples)
+                found.setdefault(domain, {})[id(examples)] = examples
+        return {domain: list(held.values()) for domain, held in found.items()}
+
+    def test_sizes(self) -> dict[str, dict[str, int]]:
+        """Numbers of test examples by view and domain."""
+        return {
+            "seen": {domain: sum(map(len, parts)) for domain, parts in self.tests().items()},
+            "unseen": {domain: len(examples) for domain, examples in self.unseen.items()},
+        }
+
+    def pooled(self) -> Federation:
+        """The same data with all training examples at one client, tests kept by domain."""
+        tests = self.tests()
         validations = [client.validation for client in self.clients if client.validation is not None]
         union = ClientData(
             id="pooled",
@@ -237,10 +247,14 @@ class Federation:
         return replace(self, clients=(union,))
 
 
-def in_batches(examples: Examples, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Examples in order, a batch at a time."""
-    for start in range(0, len(examples), size):
-        yield examples.batch(slice(start, start + size))
+def in_batches(examples: Examples, size: int, least: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+    """Examples in order, a batch at a time; a last batch of fewer than ``least`` is merged into the one before."""
+    size, count = max(size, least), len(examples)
+    starts = list(range(0, count, size))
+    if len(starts) > 1 and count - starts[-1] < least:
+        starts.pop()
+    for start, stop in zip(starts, [*starts[1:], count], strict=True):
+        yield examples.batch(slice(start, stop))
 
 
 data_sets: Registry[DataSet] = Registry("data set", "polyfed.data.sets")

@@ -25,6 +25,7 @@ def identity_of(federation: Federation) -> dict[str, Any]:
         "clients": len(samples),
         "training_samples": sum(samples.values()),
         "unseen": sorted(federation.unseen),
+        "test_sizes": federation.test_sizes(),
         "digest": _digest(federation),
         **({"samples": samples} if len(samples) <= LISTED_CLIENTS else {}),
     }

@@ -170,7 +170,7 @@ def own_client(federation: Federation, config: Mapping[str, Any]) -> ClientData:
 def virtual_client(federation: Federation, number: int) -> ClientData:
     """The client of a virtual node: by its place in the fixed order."""
     by_id = {client.id: client for client in federation.clients}
-    order = in_fixed_order(ClientInfo(client.id, client.domains, len(client.train)) for client in federation.clients)
+    order = in_fixed_order(map(ClientInfo.of, federation.clients))
     return by_id[order[number].id]
 
 

@@ -43,12 +43,14 @@ def run_on_grid(grid: Grid, settings: Settings, config: Mapping[str, object]) ->
     from polyfed.flower.roster import Roster
     from polyfed.flower.stand_ins import federation_of
     from polyfed.method import as_method, load_file
+    from polyfed.simulate.chosen import refuse_unused
 
     for file in settings.load:
         load_file(file)
     if as_method(settings.method).population is not None:
         raise SettingError(f"{settings.method} brings the data of all clients together; over Flower they stay where they are.")
     settings = dataclasses.replace(settings, deliver="flower")
+    refuse_unused(settings)
     if settings.unseen:
         log.warning("Unseen domains (%s) are not tested over Flower: no node is asked for them.", ", ".join(settings.unseen))
         settings = dataclasses.replace(settings, unseen=(), few_shot=0)

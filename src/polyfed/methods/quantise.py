@@ -79,8 +79,8 @@ class Quantise:
         low, high = flat.aminmax()
         levels = 2**self.bits - 1
         scale = (high - low) / levels
-        shift = torch.rand(flat.shape, generator=stream, dtype=flat.dtype) if self.stochastic else 0.5
-        exact = (flat - low) / scale if scale > 0 else torch.zeros_like(flat)
+        shift = torch.rand(flat.shape, generator=stream, dtype=flat.dtype).to(flat.device) if self.stochastic else 0.5
+        exact = torch.where(scale > 0, (flat - low) / scale, 0.0)
         codes = (exact + shift).floor().clamp(0, levels).to(torch.uint8)
         return torch.cat([torch.stack([low, scale]).view(torch.uint8), packed(codes, self.bits)])
 
@@ -101,12 +101,12 @@ def packed(codes: Tensor, bits: int) -> Tensor:
     """Codes of so many bits, several to a byte."""
     per = 8 // bits
     padded = torch.nn.functional.pad(codes, (0, -len(codes) % per)).view(-1, per).int()
-    return (padded << (bits * torch.arange(per, dtype=torch.int32))).sum(dim=1).to(torch.uint8)
+    return (padded << (bits * torch.arange(per, dtype=torch.int32, device=codes.device))).sum(dim=1).to(torch.uint8)
 
 
 def unpacked(value: Tensor, bits: int) -> Tensor:
     """The codes in some bytes, with those that fill the last byte."""
-    shifts = bits * torch.arange(8 // bits, dtype=torch.int32)
+    shifts = bits * torch.arange(8 // bits, dtype=torch.int32, device=value.device)
     codes: Tensor = (value.int()[:, None] >> shifts) & (2**bits - 1)
     return codes.flatten()
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.checkpoint import digest
-from polyfed.errors import RunFolderError, TextError
+from polyfed.errors import PolyfedError, RunFolderError
 from polyfed.evaluation import Row
 from polyfed.folder import RunFolder
+from polyfed.method import parse
 from polyfed.paths import is_path
 from polyfed.result import accuracy_table
 from polyfed.selection import BEST_VALIDATION
 from polyfed.settings import Settings
-from polyfed.text import read_sum
 
 DEFAULTS: Mapping[str, Any] = {item.name: item.default for item in fields(Settings)}
 VIEWS = ("seen", "unseen")
@@ -103,13 +103,14 @@ class Run:
 
     @cached_property
     def test_sizes(self) -> dict[tuple[str, str], int]:
-        """Test examples by view and domain; clients of one domain are tested on the same ones."""
+        """Test examples by view and domain: as the run wrote them down, else the most that one client was tested on."""
         sizes: dict[tuple[str, str], int] = {}
+        known = self.document.get("data", {}).get("test_sizes", {})
         for line in self.lines:
             view = line["view"].removeprefix(SELECTED)
             if view in VIEWS and "count" in line:
                 key = (view, line["domain"])
-                sizes[key] = max(sizes.get(key, 0), int(line["count"]))
+                sizes[key] = known.get(view, {}).get(line["domain"]) or max(sizes.get(key, 0), int(line["count"]))
         return sizes
 
     @cached_property
@@ -127,7 +128,7 @@ class Run:
 
 
 def _table(view: str, rows: Sequence[Row]) -> dict[Any, float]:
-    plain = [Row(row.view, row.client, row.domain, {"accuracy": row.numbers["accuracy"]}) for row in rows]
+    plain = [Row(row.view, row.client, row.domain, {key: row.numbers[key] for key in ("accuracy", "count")}) for row in rows]
     table = accuracy_table(plain)
     return {**table[view], **{key: table[key[1]] for key in (MEAN, WORST, SPREAD)}}
 
@@ -166,9 +167,12 @@ class Contestant:
     @cached_property
     def is_reference(self) -> bool:
         """Whether it pools all data, so that it is no federated method."""
+        written = self.first.document.get("method", {}).get("pools_data")
+        if written is not None:
+            return bool(written)
         try:
-            return any(call.name == "central" for call in read_sum(self.first.method))
-        except TextError:
+            return parse(self.first.method).population is not None
+        except PolyfedError:
             return False
 
     def rounds(self, view: str) -> list[int]:

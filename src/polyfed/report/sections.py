@@ -8,6 +8,7 @@ from typing import Any
 
 from polyfed.errors import PolyfedError
 from polyfed.ledger import Ledger
+from polyfed.method import parse
 from polyfed.report import costs
 from polyfed.report.byte_words import byte_words
 from polyfed.report.gather import DEFAULTS, MEAN, SPREAD, WORST, Arena, Contestant, Run, average, deviation, recipe
@@ -195,8 +196,6 @@ def leaves(contestant: Contestant) -> str:
 
 def declared_leaves(run: Run) -> tuple[str, str]:
     """What leaves a client, and its grain: as written in the run, or as the method itself says; nothing for one that is not installed here."""
-    from polyfed.method import parse
-
     written = run.document.get("method", {})
     if written.get("leaves") and "grain" in written:
         return str(written["leaves"]), str(written["grain"])
@@ -251,8 +250,11 @@ def beside_training(contestants: Sequence[Contestant]) -> list[str]:
 
 
 def command(run: Run) -> str:
-    """The command that repeats a run: its settings that are not the defaults, quoted for a shell."""
-    words = ["polyfed", "run", str(run.settings["data"]), "--method", run.method]
+    """The command that repeats a run, quoted for a shell; a comment where only Python or Flower's nodes can."""
+    given = run.document.get("given_in_python", [])
+    if given:
+        return f"# {run.method}, seed {run.seed}: begun in Python, with: {', '.join(given)}. It needs them again."
+    words = ["polyfed", "run", str(run.settings["data"]), "--method", method_then(run)]
     for name, default in DEFAULTS.items():
         value = run.settings[name]
         if (
@@ -265,6 +267,15 @@ def command(run: Run) -> str:
         for one in value if isinstance(value, list | tuple) else [value]:
             words += [f"--{name.replace('_', '-')}", str(one)]
     return shlex.join([*words, "--seed", str(run.seed)])
+
+
+def method_then(run: Run) -> str:
+    """The method's text; with all its options where the text alone means something else today."""
+    try:
+        same = parse(run.method).full_text == run.all_options
+    except PolyfedError:
+        same = False
+    return run.method if same or not run.all_options else run.all_options
 
 
 def provenance(run: Run) -> dict[str, Any]:

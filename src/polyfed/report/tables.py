@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from polyfed.report.costs import REFERENCE, Expense, Spent, expense_of, spent, totals
+from polyfed.result import over_examples
 
 if TYPE_CHECKING:
     from polyfed.result import Result
@@ -22,7 +23,7 @@ CLIENT_ROUNDS, TOTALS = "client_rounds", "totals"
 
 @dataclass(frozen=True)
 class DomainRow:
-    """The accuracy on one domain; over several clients' models, their mean."""
+    """The accuracy on one domain; over several clients' models, their mean by the sizes of their tests."""
 
     view: str
     domain: str
@@ -90,14 +91,20 @@ def domain_rows(summary: Summary) -> list[DomainRow]:
     grouped: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for score in summary["scores"]:
         grouped.setdefault((score["view"], score["domain"]), []).append(score)
+    sizes = summary["test_sizes"]
     return [
-        _domain_row(view, domain, many) for (view, domain), many in sorted(grouped.items(), key=lambda item: item[0][0] == "unseen")
+        _domain_row(view, domain, many, sizes.get(view, {}).get(domain))
+        for (view, domain), many in sorted(grouped.items(), key=lambda item: item[0][0] == "unseen")
     ]
 
 
-def _domain_row(view: str, domain: str, scores: Sequence[Mapping[str, Any]]) -> DomainRow:
-    accuracy, error, count = (statistics.fmean(s[key] for s in scores) for key in ("accuracy", "standard_error", "count"))
-    return DomainRow(view, domain, accuracy, error, round(count), len(scores))
+def _domain_row(view: str, domain: str, scores: Sequence[Mapping[str, Any]], size: int | None) -> DomainRow:
+    """The row of a domain with so many test examples; where that is not known, those of the clients are different ones."""
+    counts = [score["count"] for score in scores]
+    error = over_examples(scores, "standard_error")
+    if len(scores) > 1 and size in (None, sum(counts)):
+        error = math.hypot(*(score["standard_error"] * score["count"] for score in scores)) / sum(counts)
+    return DomainRow(view, domain, over_examples(scores, "accuracy"), error, sum(counts) if size is None else size, len(scores))
 
 
 def cost_rows(summary: Summary) -> list[CostRow]:
@@ -156,6 +163,7 @@ def left_out_in_turn(summaries: Sequence[Summary]) -> dict[str, Any]:
             "worst": min(values),
             "spread": max(values) - min(values),
         },
+        "test_sizes": {"seen": {}, "unseen": {d: n for one in summaries for d, n in one["test_sizes"]["unseen"].items()}},
         "scores": [score for one in summaries for score in one["scores"] if score["view"] == "unseen"],
         "bytes_up": sum(one["bytes_up"] for one in summaries),
         "bytes_down": sum(one["bytes_down"] for one in summaries),

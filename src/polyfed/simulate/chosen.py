@@ -7,19 +7,19 @@ from collections.abc import Collection
 from polyfed.client import Workbench
 from polyfed.data.federation import ClientData
 from polyfed.errors import SettingError
+from polyfed.settings import Settings
 from polyfed.simulate.debug import Debug
 from polyfed.simulate.in_process import InProcess
 
 
 def delivery_for(bench: Workbench, clients: Collection[ClientData]) -> InProcess:
     """The delivery of a run."""
+    refuse_unused(bench.settings)
     if bench.settings.deliver == "flower":
         from polyfed.flower.simulation import simulated
 
         return simulated(bench, clients)
     if bench.settings.deliver == "debug":
-        if bench.settings.workers not in ("1", "auto"):
-            raise SettingError(f"--deliver debug trains in this process, and --workers {bench.settings.workers} was asked for.")
         return Debug(bench, clients)
     if bench.settings.deliver == "fused":
         from polyfed.simulate.fused import Fused
@@ -34,6 +34,18 @@ def delivery_for(bench: Workbench, clients: Collection[ClientData]) -> InProcess
 
         compiled_steps(bench)
     return on_workers(InProcess, bench, clients)
+
+
+TRAINS = {"debug": "trains in this process, step by step", "flower": "lets Flower's nodes train"}
+
+
+def refuse_unused(settings: Settings) -> None:
+    """Refuse what a delivery would not use; ``auto`` leaves the choice to it."""
+    unused = [f"--workers {settings.workers}"] * (settings.workers not in ("1", "auto"))
+    unused += ["--compile on"] * (settings.compile == "on")
+    if unused and settings.deliver in TRAINS:
+        how = f"--deliver {settings.deliver} {TRAINS[settings.deliver]}"
+        raise SettingError(f"{how}, so {' and '.join(unused)} would not be used. Leave it out, or use another delivery.")
 
 
 def on_workers(base: type[InProcess], bench: Workbench, clients: Collection[ClientData]) -> InProcess:

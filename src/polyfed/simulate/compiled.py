@@ -1,7 +1,7 @@
 """Compiled steps: forward, loss, backward, the method's rules and the update of SGD as one program, made by torch's compiler.
 
-A step is first run once under a tracer, through the same code as ever, so that whatever a method does is in the program. What a trace
-would freeze (the number of the step or of the round) is found by tracing twice; a method that looks at it is not compiled. Compiled
+A step is first run once under a tracer, through the same code as ever, so that whatever a method does is in the program. A trace would
+freeze the number of the step or of the round, so a method whose parts look at them in a step is not compiled. Compiled
 programs lie in a folder of the user's cache and are used again by later runs. They round differently in the last bits.
 """
 
@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from polyfed.client import Client, Workbench
 from polyfed.errors import ClientFailure, SettingError
-from polyfed.simulate.stacked import CannotStack, Rows, Single, Stack, has_step_hooks
+from polyfed.simulate.stacked import Rows, Single, Stack
 
 log = logging.getLogger("polyfed")
 
@@ -183,13 +183,8 @@ class Traced:
         self.updates = whole and settings.optimizer == "sgd"
         self.momentum, self.decay = settings.momentum, settings.weight_decay
         self.trained: list[str] = []
-        graph = self.trace(rows, index, x, y)
-        if has_step_hooks(rows.bench.method):
-            if self.trace(rows, index + 1, x, y).code != graph.code:
-                raise CannotStack("it looks at the number of the step")
-            with rows.in_round(rows.like.round + 1):
-                if self.trace(rows, index, x, y).code != graph.code:
-                    raise CannotStack("it looks at the number of the round")
+        with rows.timeless():
+            graph = self.trace(rows, index, x, y)
         self.compiled: Program = prepared_compiler(settings.threads)(graph)
 
     def inputs(self, rows: Rows, x: Tensor, y: Tensor) -> tuple[Any, ...]:

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from polyfed.client import Client, Kept, Workbench, answer, batch_indices
 from polyfed.conversation import Ask, Payload
 from polyfed.data.federation import ClientData, Preparation
+from polyfed.device import sent_to
 from polyfed.errors import NotFinite, SettingError
 from polyfed.method import Method
 from polyfed.simulate.compiled import compiled_steps
@@ -166,7 +167,7 @@ def bytes_of_a_step(bench: Workbench, data: ClientData) -> int:
         return value
 
     with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
-        model(bench.preparation.for_testing(x))
+        model(bench.preparation.for_testing(sent_to(x, bench.device)))
     state = sum(value.nbytes for value in bench.live.values())
     return state * (4 + len(bench.settings.optimizer_buffers)) + 2 * sum(kept.values())
 

@@ -46,7 +46,7 @@ class InProcess:
     def __init__(self, bench: Workbench, clients: Collection[ClientData]) -> None:
         self.bench = bench
         self.data = {client.id: client for client in clients}
-        self.infos = in_fixed_order(ClientInfo(c.id, c.domains, len(c.train)) for c in clients)
+        self.infos = in_fixed_order(map(ClientInfo.of, clients))
         self.place = {info.id: place for place, info in enumerate(self.infos)}
         self.kept = {}
         self.staged = self._kept.beside()

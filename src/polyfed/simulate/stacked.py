@@ -149,6 +149,35 @@ class StandIn(Client):
         raise CannotStack(f"it reads client.{name}, which is another one for each client")
 
 
+class TimelessStep(Step):
+    """A step that does not tell its number."""
+
+    __slots__ = ()
+
+    @property
+    def index(self) -> int:
+        raise CannotStack("it looks at the number of the step")
+
+    @index.setter
+    def index(self, number: int) -> None:
+        pass
+
+
+class TimelessStandIn(StandIn):
+    """A stand-in that tells neither round nor step: what is done with it can be repeated in any other."""
+
+    @property
+    def round(self) -> int:
+        raise CannotStack("it looks at the number of the round")
+
+    @round.setter
+    def round(self, number: int) -> None:
+        pass
+
+    def step(self, index: int, x: Tensor, y: Tensor) -> Step:
+        return TimelessStep(self, index, x, y)
+
+
 def stacked_leaves(trainees: Sequence[Trainee]) -> tuple[list[Any], list[int | None], pytree.TreeSpec]:
     """What the hooks of all clients see, and along which axis: what differs is stacked, what all share is left as it is (None)."""
     flat = [pytree.tree_flatten(trainee.seen) for trainee in trainees]
@@ -180,12 +209,13 @@ class Rows:
     key: Key
     together: Callable[..., Tensor]
     ruled: Callable[..., dict[str, Tensor]]
+    kind_of_stand_in: type[StandIn] = StandIn
 
     def stand_in(self, tensors: dict[str, Tensor], parameters: dict[str, Tensor], leaves: list[Any]) -> StandIn:
         """The client that hooks see: its bench shows one row of each tensor."""
         bench = copy.copy(self.bench)
         bench.live, bench.parameters = tensors, parameters  # type: ignore[assignment]
-        return StandIn(bench, self.like, pytree.tree_unflatten(leaves, self.structure))
+        return self.kind_of_stand_in(bench, self.like, pytree.tree_unflatten(leaves, self.structure))
 
     def loss_of_one(
         self, parameters: dict[str, Tensor], others: dict[str, Tensor], leaves: list[Any], index: int, x: Tensor, y: Tensor
@@ -213,7 +243,7 @@ class Rows:
             parameters[name].grad = gradient
         with _reparametrize_module(self.bench.model, tensors, tie_weights=True):
             for rule in self.bench.method.gradients:
-                rule(Step(client, index, x, y))
+                rule(client.step(index, x, y))
         return {name: _present(parameters[name].grad, name) for name in gradients}
 
     @torch.no_grad()
@@ -225,13 +255,13 @@ class Rows:
             self.parameters[name].grad = changed
 
     @contextmanager
-    def in_round(self, number: int) -> Iterator[None]:
-        """Inside the block hooks see another round."""
-        before, self.like.round = self.like.round, number
+    def timeless(self) -> Iterator[None]:
+        """Inside the block a hook that looks at the number of the round or of the step is an error."""
+        self.kind_of_stand_in = TimelessStandIn
         try:
             yield
         finally:
-            self.like.round = before
+            self.kind_of_stand_in = StandIn
 
 
 class Single(Rows):
@@ -249,7 +279,7 @@ class Single(Rows):
     def apply_rules(self, index: int, x: Tensor, y: Tensor) -> None:
         """Change the gradients as the method says."""
         for rule in self.bench.method.gradients:
-            rule(Step(self.client, index, x, y))
+            rule(self.client.step(index, x, y))
 
 
 class Stack(Rows):

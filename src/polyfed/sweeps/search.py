@@ -259,4 +259,4 @@ def taken_over(trial: Trial, experiment: Experiment, folder: RunFolder) -> Resul
     with folder.held():
         folder.create(experiment.settings, facts_of(experiment))
         folder.append([line for line in RunFolder(trial.folder).metrics() if line["view"] == "training"])
-        return record(experiment, folder, resumed=True)
+        return record(experiment, folder, resumed=True, best=snapshot.notes.get("best"))

@@ -20,6 +20,7 @@ Values: TypeAlias = Mapping[str, Any]
 RATE = "lr"
 TASK = ("data", "root", "partition", "unseen", "unseen_part", "few_shot", "newcomer", "init", "head", "model", "load")
 BUDGET = ("rounds", "total_epochs")
+DRAWS_PER_TRIAL = 1000
 MACHINERY = ("seed", "threads", "deliver", "checkpoint_every", "evaluate_every", "test_batch_size")
 
 
@@ -144,18 +145,25 @@ def drawn(text: str, axes: Sequence[Axis], start: Sequence[Values], count: int, 
     if not any(axis.is_range for axis in axes):
         left = [values for values in possible if values not in found]
         if len(found) + len(left) < count:
-            raise SettingError(
-                f"{text} has only {len(possible)} combinations to try, and every method gets the same number of trials ({count}). "
-                "Give --lr two values or more, between which others can be drawn, or --random with a smaller number."
-            )
+            raise too_few(text, len(possible), count, "Give --lr two values or more, between which others can be drawn")
         return found + chooser(seed, "sweep").sample(left, count - len(found))
-    attempt = 0
-    while len(found) < count:
+    for attempt in range(DRAWS_PER_TRIAL * count):
+        if len(found) == count:
+            break
         values = {axis.name: _draw(axis, seed, attempt) for axis in axes}
-        attempt += 1
         if values not in found:
             found.append(values)
+    if len(found) < count:
+        raise too_few(text, len(found), count, "Give --lr values that lie farther apart")
     return found
+
+
+def too_few(text: str, found: int, count: int, advice: str) -> SettingError:
+    """The error that there is less to try than trials."""
+    return SettingError(
+        f"{text} has only {found} combinations to try, and every method gets the same number of trials ({count}). "
+        f"{advice}, or --random with a smaller number."
+    )
 
 
 def _draw(axis: Axis, seed: int, attempt: int) -> Any:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.folder import plain
+from polyfed.method import parse
 from polyfed.settings import Settings
 from polyfed.sweeps.space import Axis, Values
 
@@ -50,6 +51,7 @@ class Searched:
 def name_of(settings: Settings, values: Values, source: str) -> str:
     """A folder name that differs where the settings or the data do."""
     told = {name: value for name, value in plain(settings).items() if name != "checkpoint_every"}
+    told["method"] = parse(settings.method).full_text  # a default may change between two searches
     digest = hashlib.sha256(json.dumps([told, source], sort_keys=True).encode()).hexdigest()[:10]
     words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{settings.method} {said(values)} seed{settings.seed}").strip("-.")[:LONGEST_NAME]
     return f"{words.rstrip('-.')}-{digest}"

@@ -42,28 +42,25 @@ EXPECTED_WITH_LISTS: Mapping[str, Counts] = {
 }
 
 
-def pacs(root: str, size: int = 96, test: str = "held_out", augment: str = "flip", normalise: str = "half") -> DataSet:
+def pacs(root: str, size: int = 96, augment: str = "flip", normalise: str = "half") -> DataSet:
     """PACS: seven classes as art paintings, cartoons, photographs and sketches.
 
     The authors' lists part each domain about 90/10 into train and crossval; without them a stratified 90/10
-    split with seed 0 takes their place. The lists' test part is the whole domain, training images included,
-    and fits only a domain nobody trains on; ``test="whole"`` gives exactly that, with crossval for validation.
-    ``test="held_out"`` deals crossval in turn, class by class, to validation and test, so that no image is in two
-    parts; the one image the lists name twice then counts once, and the one they forget joins crossval.
+    split with seed 0 takes their place. Crossval is dealt in turn, class by class, to validation and test, so that
+    no image is in two parts; the one image the lists name twice counts once, and the one they forget joins crossval.
+    The lists' test part is the whole domain, training images included. It fits only a domain nobody trains on, which
+    ``--unseen-part all`` tests on all its images.
 
     Args:
         root: Folder of the files.
         size: Side of the images: 32 for hFedF, 224 for gPerXAN; the packed images have 96.
-        test: "held_out" or "whole".
         augment: Augmentation of training batches.
         normalise: "half" (hFedF) or "imagenet" (gPerXAN).
     """
-    if test not in ("held_out", "whole"):
-        raise OptionError(f"pacs: test is {test!r}; it must be 'held_out' or 'whole'.")
     if size < 1:
         raise OptionError(f"pacs: size is {size}; it must be at least 1.")
     prepared = preparation(normalise, augment)
-    parts = find(Path(root).expanduser(), size, test)
+    parts = find(Path(root).expanduser(), size, with_test=True)
     domains = domains_of(parts)
     return DataSet(
         name="PACS",
@@ -71,12 +68,12 @@ def pacs(root: str, size: int = 96, test: str = "held_out", augment: str = "flip
         domains=domains,
         preparation=prepared,
         default_model="hfedf_cnn",
-        source=source_of(parts, domains, f"{size}x{size} pixels", "test is the whole domain" if test == "whole" else ""),
+        source=source_of(parts, domains, f"{size}x{size} pixels"),
     )
 
 
-def find(root: Path, size: int = 96, test: str = "whole") -> list[Part]:
-    """The four domains under a folder."""
+def find(root: Path, size: int = 96, with_test: bool = False) -> list[Part]:
+    """The four domains under a folder, parted as the lists have it, or with crossval dealt to validation and test."""
     layout, found = _located(root)
     parts = []
     for domain in DOMAINS:
@@ -89,7 +86,7 @@ def find(root: Path, size: int = 96, test: str = "whole") -> list[Part]:
                 recipe={"set": "pacs", "size": size},
                 files=images.tree.identity(images.names),
                 read=partial(images.read, size),
-                split=partial(_split, images, named, test),
+                split=partial(_split, images, named, with_test),
                 problems=(*found.problems(domain, CLASSES), *images.missing(named)),
             )
         )
@@ -124,14 +121,14 @@ def _lists(root: Path, images: FileTree, domain: str) -> dict[str, list[str]]:
     return found
 
 
-def _split(images: ImageList, named: Mapping[str, list[str]], test: str, arrays: Arrays) -> Splits:
+def _split(images: ImageList, named: Mapping[str, list[str]], with_test: bool, arrays: Arrays) -> Splits:
     y = arrays["y"]
     if not named:
         train, held = stratified(y, 0.1, seed=0)
     else:
         train, held = (images.rows(named[kind], arrays) for kind in ("train", "crossval"))
-    if test == "whole":
-        return {"train": train, "validation": held, "test": np.arange(len(y))}
+    if not with_test:
+        return {"train": train, "validation": held}
     held = np.setdiff1d(np.arange(len(y)), train)
     return {"train": train, **_dealt(held, y)}
 
