@@ -22,6 +22,7 @@ from flower_fakes import TINY, FakeGrid, tiny_data, virtual_nodes
 from polyfed.data.federation import data_sets
 from polyfed.errors import DataError, SettingError
 from polyfed.experiment import Experiment
+from polyfed.flower.run_config import DEFAULTS, NEWCOMER
 from polyfed.flower.server_app import run_on_grid
 from polyfed.folder import RunFolder
 from polyfed.newcomer_file import FILE
@@ -51,7 +52,14 @@ def same(one: nn.Module, other: nn.Module) -> bool:
 def over_flower(settings: Settings, folder: Path, grid: FakeGrid | None = None, **config: Any) -> Result:
     """A run over fake nodes, with its run folder in ``folder/run``."""
     grid = grid or FakeGrid(settings, folder / "nodes", virtual_nodes(NODES))
-    told = {"out": str(folder / "run"), "min-nodes": len(grid.configs), "wait": 1.0, "timeout": 0.5, "patience": 0.0}
+    told = {
+        "out": str(folder / "run"),
+        "min-nodes": len(grid.configs),
+        "wait": 1.0,
+        "timeout": 0.5,
+        "patience": 0.0,
+        "newcomer-model": True,
+    }
     return run_on_grid(grid, settings, told | {key.replace("_", "-"): value for key, value in config.items()})  # type: ignore[arg-type]
 
 
@@ -89,10 +97,14 @@ def test_what_the_newcomer_cost_is_counted(tmp_path: Path) -> None:
     assert not (tmp_path / "shared" / "run" / FILE).exists(), "all of it is in the checkpoint"
 
 
-def test_local_layers_are_asked_for_only_if_the_run_may_and_later_if_it_may_then(tmp_path: Path) -> None:
+def test_local_layers_are_asked_for_only_if_the_run_may_and_later_if_it_may_then(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     grid = FakeGrid(SMALL, tmp_path / "nodes", virtual_nodes(NODES))
-    over_flower(SMALL, tmp_path, grid, newcomer_model=False)
+    with caplog.at_level(logging.INFO, "polyfed"):
+        over_flower(SMALL, tmp_path, grid, newcomer_model=DEFAULTS[NEWCOMER])
     assert not [message for message in grid.asked if is_about_entries(message)]
+    assert any("newcomer-model=true" in message for message in caplog.messages)
     with pytest.raises(DataError, match=f"if the server left a {FILE}"):
         open_run(tmp_path / "run").newcomer()
     before = len(grid.asked)

@@ -33,8 +33,7 @@ def leave_newcomer(experiment: Experiment, folder: Path, anew: bool = True) -> N
         folder: the run folder.
         anew: also where there is such a file already.
     """
-    needed = experiment.bench.plan.local_names and experiment.method.newcomer is None
-    if not (experiment.delivery.leaves_newcomer and needed) or ((folder / FILE).exists() and not anew):
+    if not (experiment.delivery.leaves_newcomer and needs_file(experiment)) or ((folder / FILE).exists() and not anew):
         return
     try:
         state = experiment.talk(evaluation.averaged_state(experiment.server))
@@ -44,6 +43,11 @@ def leave_newcomer(experiment: Experiment, folder: Path, anew: bool = True) -> N
         beside.replace(folder / FILE)
     except (PolyfedError, OSError) as error:
         log.warning("There is no model for newcomers (%s): %s", folder / FILE, error)
+
+
+def needs_file(experiment: Experiment) -> bool:
+    """Whether the checkpoint alone does not hold the newcomer's model."""
+    return bool(experiment.bench.plan.local_names) and experiment.method.newcomer is None
 
 
 def left_newcomer(folder: Path) -> dict[str, Tensor]:

@@ -240,6 +240,6 @@ The log ends with the accuracy of each domain and the run folder, which is on th
 * `min-nodes=3 wait=600.0`: how many nodes the run waits for, and for how many seconds at most;
 * `timeout=3600.0`: how many seconds a node may take to answer an ask;
 * `patience=120.0`: how many seconds a node that has gone is waited for;
-* `newcomer-model=false`: do not ask the nodes at the end for the layers that stayed local, so that no average of them is left;
+* `newcomer-model=true`: at the end, ask the nodes once for the layers that stayed local, so that the run folder has a model for newcomers;
 * `out="/srv/runs/trial"`: the run folder; if it holds a run with the same settings, that run goes on.
 """

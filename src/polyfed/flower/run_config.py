@@ -13,11 +13,12 @@ DEFAULTS: Mapping[str, str | int | float] = {
     WAIT: 600.0,
     TIMEOUT: 3600.0,
     PATIENCE: 120.0,
-    NEWCOMER: True,
+    NEWCOMER: False,
 }
 """``out``: run folder on the server (empty: a new one); a run that is in it is gone on with. ``min-nodes``: how many nodes the run waits
 for, ``wait`` seconds at most. ``timeout``: seconds a node may take to answer. ``patience``: seconds a node that has gone is waited for.
-``newcomer-model``: at the end, ask the nodes once for the layers that stayed local, and leave the newcomer's model in the run folder."""
+``newcomer-model``: at the end, ask the nodes once for the layers that stayed local, and leave the newcomer's model in the run folder.
+Not unless it is said: who chose a method that keeps layers local did not expect them to leave."""
 
 
 def switch(config: Mapping[str, object], key: str) -> bool:

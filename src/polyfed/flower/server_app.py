@@ -67,6 +67,7 @@ def recorded(settings: Settings, federation: Federation, roster: Roster, config:
     from polyfed.experiment import Experiment
     from polyfed.flower.delivery import GridDelivery
     from polyfed.folder import HELD_BY_NODES, RunFolder
+    from polyfed.newcomer_file import needs_file
     from polyfed.observers import record, resume
 
     out, timeout, leaves_newcomer = str(config.get(OUT, "")), number(config, TIMEOUT), switch(config, NEWCOMER)
@@ -77,12 +78,18 @@ def recorded(settings: Settings, federation: Federation, roster: Roster, config:
     if holds_run(out):
         refuse_other_settings(settings, RunFolder(out).settings(), out)
         log.info("Going on with the run in %s.", Path(out).resolve())
-        return resume(out, data=federation, notify=log.warning, delivery=delivery, load=settings.load)
-    experiment = Experiment(settings, federation, delivery=delivery)
-    experiment.given = [HELD_BY_NODES]
-    for notice in experiment.notices:
-        log.warning("%s", notice)
-    return record(experiment, RunFolder(out or fresh_folder(experiment.settings)))
+        ended = resume(out, data=federation, notify=log.warning, delivery=delivery, load=settings.load)
+    else:
+        experiment = Experiment(settings, federation, delivery=delivery)
+        experiment.given = [HELD_BY_NODES]
+        for notice in experiment.notices:
+            log.warning("%s", notice)
+        ended = record(experiment, RunFolder(out or fresh_folder(experiment.settings)))
+    if needs_file(ended.experiment) and not leaves_newcomer:
+        log.info(
+            "Layers stayed at the nodes, so there is no model for newcomers. --run-config 'newcomer-model=true' lets the server ask for them."
+        )
+    return ended
 
 
 def holds_run(out: str) -> bool:

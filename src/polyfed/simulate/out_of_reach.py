@@ -42,7 +42,7 @@ class OutOfReach(InProcess):
             raise DataError(
                 f"What client {client} keeps stayed at its node, so its own model cannot be put together here. The newcomer's can "
                 "(--newcomer averaged or re-estimated), if the server left a newcomer.safetensors in the run folder; "
-                "flwr run APP --run-config 'out=\"RUN\"' lets it do so while the nodes are there."
+                "flwr run APP --run-config 'out=\"RUN\" newcomer-model=true' lets it do so while the nodes are there."
             )
         return super().state_of(client)
 
