@@ -374,25 +374,27 @@ def test_a_run_that_goes_on_has_the_clients_it_was_begun_with(tmp_path: Path, ca
     assert found.digest == in_process(settings).digest
 
 
+def described(client: str, domain: str, files: str = "") -> Description:
+    """What a node says of itself: eight examples of two classes, five to test on."""
+    return Description(
+        client=client,
+        domains=(domain,),
+        name="toy",
+        source=files,
+        default_model="small_cnn",
+        classes=("0", "1"),
+        class_counts=(4, 4),
+        input_shape=(3, 8, 8),
+        input_type="uint8",
+        mean=(0.5,),
+        std=(0.5,),
+        tests={domain: 5},
+        validation=None,
+    )
+
+
 def test_the_order_in_which_nodes_come_changes_nothing_of_the_data() -> None:
-    told = [
-        Description(
-            client=client,
-            domains=(client,),
-            name=client,
-            source=f"files of {client}",
-            default_model="small_cnn",
-            classes=("a", "b"),
-            class_counts=(2, 3),
-            input_shape=(3, 8, 8),
-            input_type="uint8",
-            mean=(0.5,),
-            std=(0.5,),
-            tests={client: 4},
-            validation=None,
-        )
-        for client in ("north", "south")
-    ]
+    told = [described(client, client, files=f"files of {client}") for client in ("north", "south")]
     assert identity_of(federation_of(told)) == identity_of(federation_of(told[::-1]))
 
 
@@ -412,10 +414,7 @@ def test_a_question_without_entries_is_a_question_too(tmp_path: Path) -> None:
 
 
 def test_nodes_of_one_domain_have_tests_of_their_own() -> None:
-    told = [
-        Description(name, ("d",), "toy", "", "small_cnn", ("0", "1"), (4, 4), (3, 8, 8), {"d": 5}, None) for name in ("one", "two")
-    ]
-    federation = federation_of(told)
+    federation = federation_of([described(client, "d") for client in ("one", "two")])
     one, two = map(ClientInfo.of, federation.clients)
     assert one.tests and two.tests and not one.tests & two.tests
     assert federation.test_sizes()["seen"] == {"d": 10}

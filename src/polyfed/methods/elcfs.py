@@ -182,7 +182,7 @@ def elcfs(
             client_state=True,
             leaves=f"{'the mean of ' if aggregate else ''}amplitude spectra of {_share_in_words(share)} of its training images, once",
             grain="aggregate" if aggregate else "per sample",
-            extra_work="about 2x: a second pass" + ("" if first_order else ", and a gradient through a gradient"),
+            extra_work="a second pass and one more gradient" + ("" if first_order else ", taken through the first: about 5x"),
         ),
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -259,4 +260,6 @@ def taken_over(trial: Trial, experiment: Experiment, folder: RunFolder) -> Resul
     with folder.held():
         folder.create(experiment.settings, facts_of(experiment))
         folder.append([line for line in RunFolder(trial.folder).metrics() if line["view"] == "training"])
+        if snapshot.notes.get("best"):
+            shutil.copytree(RunFolder(trial.folder).best.folder, folder.best.folder)
         return record(experiment, folder, resumed=True, best=snapshot.notes.get("best"))
