@@ -24,16 +24,22 @@ def experiment(method: str = "fedavg", **settings: object) -> Experiment:
     return Experiment(Settings(method=method, **values), tiny_federation(), model=TinyNet())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "method", ["fedavg", "fedbn", "fedprox(mu=0.1)", "fedavg + agc(clip=0.1)", "fedwon", "fedstein", "fixbn", "gperxan"]
-)
-def test_a_step_runs_on_the_device_and_reads_no_number(method: str) -> None:
-    """On the meta device a tensor has no values: whatever asks for one (item, float, a branch on it) fails."""
+def at_work_on_meta(method: str) -> tuple[Experiment, Client]:
+    """A run on the meta device, and a client that has begun its first round."""
     made = experiment(method, device="meta")
     data = made.federation.clients[0]
     made.server.begin(1, 0)
     client = Client(data, made.bench, Kept(), 1)
     begin_training(client, made.server.message(data.id))
+    return made, client
+
+
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedbn", "fedprox(mu=0.1)", "fedavg + agc(clip=0.1)", "fedwon", "fedstein", "fixbn", "gperxan"]
+)
+def test_a_step_runs_on_the_device_and_reads_no_number(method: str) -> None:
+    """On the meta device a tensor has no values: whatever asks for one (item, float, a branch on it) fails."""
+    made, client = at_work_on_meta(method)
     for index, (x, y) in enumerate(client.batches()):
         assert x.device == y.device == META
         assert client.train_on(index, x, y).device == META
@@ -44,11 +50,7 @@ def test_a_step_runs_on_the_device_and_reads_no_number(method: str) -> None:
     "method", ["fedavg + quantise(bits=4)", "fedavg + quantise(bits=8, stochastic=False)", "fedavg + topk(share=0.1)"]
 )
 def test_uploads_are_made_on_the_device(method: str) -> None:
-    made = experiment(method, device="meta")
-    data = made.federation.clients[0]
-    made.server.begin(1, 0)
-    client = Client(data, made.bench, Kept(), 1)
-    begin_training(client, made.server.message(data.id))
+    made, client = at_work_on_meta(method)
     entries = {name: made.bench.live[name].detach().clone() for name in client.phase.up if name in made.bench.live}
     for change in made.method.uploads:
         entries = change(client, entries)

@@ -89,6 +89,17 @@ def in_round(asked: Message, number: int) -> bool:
     return asked.metadata.message_type == "train.polyfed" and asked.metadata.group_id == str(number)
 
 
+def killed_in(round_number: int) -> Callable[[Message, Message], Message | None]:
+    """The server dies when the first answer of a round comes in."""
+
+    def meddle(asked: Message, answered: Message) -> Message | None:
+        if in_round(asked, round_number):
+            raise Killed
+        return answered
+
+    return meddle
+
+
 def changed(answered: Message, name: str, value: torch.Tensor) -> Message:
     block = block_of(value)
     answered.content["entries"][name] = Array(dtype=block.dtype, shape=block.shape, stype=RAW, data=block.data)
@@ -281,13 +292,7 @@ def test_a_server_stopped_in_mid_round_and_resumed_ends_with_the_same_digest(met
 def test_checkpoints_far_apart_keep_their_versions_alive(tmp_path: Path) -> None:
     settings = dataclasses.replace(SMALL, method="fedbn", rounds=9, local_steps=1, checkpoint_every="4")
     out = tmp_path / "run"
-
-    def meddle(asked: Message, answered: Message) -> Message | None:
-        if in_round(asked, 8):
-            raise Killed
-        return answered
-
-    grid = grid_for(settings, tmp_path / "nodes", meddle)
+    grid = grid_for(settings, tmp_path / "nodes", killed_in(round_number=8))
     with pytest.raises(Killed):
         record(over(grid, settings), RunFolder(out))
     held = {len(list(folder.rglob("*.safetensors"))) for folder in (tmp_path / "nodes").iterdir()}
@@ -352,13 +357,7 @@ def test_the_server_app_runs_records_and_goes_on(tmp_path: Path) -> None:
 def test_a_run_that_goes_on_has_the_clients_it_was_begun_with(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = dataclasses.replace(SMALL, method="fedbn", rounds=3)
     config = {"out": str(tmp_path / "run"), "min-nodes": 2, "wait": 0.0, "patience": 0.0}
-
-    def meddle(asked: Message, answered: Message) -> Message | None:
-        if in_round(asked, 2):
-            raise Killed
-        return answered
-
-    grid = grid_for(settings, tmp_path / "nodes", meddle)
+    grid = grid_for(settings, tmp_path / "nodes", killed_in(round_number=2))
     with pytest.raises(Killed):
         run_on_grid(grid, settings, config)  # type: ignore[arg-type]
     grid.meddle = lambda asked, answered: answered

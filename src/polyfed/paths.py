@@ -58,15 +58,14 @@ def with_root(data: str, root: str) -> str:
 
 def relocated(settings: Settings, root: str) -> Settings:
     """The settings of a run whose data lie elsewhere: a folder of images, or the files of a data set by name."""
-    from polyfed.data.federation import data_sets
+    from polyfed.build import reads_files
 
     if is_path(settings.data):
         return dataclasses.replace(settings, data=absolute(root))
     if "root" in options_of(settings.data):
         return dataclasses.replace(settings, data=with_root(settings.data, root))
-    name = settings.data.split("(")[0]
-    if name in data_sets and "root" not in data_sets.find(name).signature.parameters:
-        raise SettingError(f"{name} is read from no folder, so --root has nothing to say. Leave it out.")
+    if not reads_files(settings.data):
+        raise SettingError(f"{settings.data.split('(')[0]} is read from no folder, so --root has nothing to say. Leave it out.")
     return dataclasses.replace(settings, root=absolute(root))
 
 
