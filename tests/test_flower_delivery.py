@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from polyfed.data.identity import identity_of
 from polyfed.errors import DataError, NotFinite, SettingError, TooFewReplies
 from polyfed.experiment import Experiment
 from polyfed.flower.codec import block_of
+from polyfed.flower.node import when_lost
 from polyfed.flower.records import RAW
 from polyfed.flower.roster import Description
 from polyfed.flower.server_app import run_on_grid
@@ -239,21 +240,45 @@ def test_a_stranger_is_not_let_in(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert found.digest == in_process(SMALL).digest
 
 
+def losing_its_state(settings: Settings, home: Path, config: Mapping[str, str]) -> FakeGrid:
+    """A grid whose first node, configured so, loses its files after round 1."""
+
+    def meddle(asked: Message, answered: Message) -> Message | None:
+        if in_round(asked, 1) and asked.metadata.dst_node_id == first:
+            for file in (home / str(first)).rglob("*.safetensors"):
+                file.unlink()
+        return answered
+
+    grid = grid_for(settings, home, meddle)
+    first = next(iter(grid.configs))
+    grid.configs = {**grid.configs, first: {**grid.configs[first], **config}}
+    return grid
+
+
 def test_a_client_whose_state_is_lost_is_left_out_and_the_version_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = dataclasses.replace(SMALL, method="fedbn")
-
-    def meddle(asked: Message, answered: Message) -> Message | None:
-        if in_round(asked, 1) and asked.metadata.dst_node_id == next(iter(grid.configs)):
-            for file in (tmp_path / str(asked.metadata.dst_node_id)).rglob("*.safetensors"):
-                file.unlink()
-        return answered
-
-    grid = grid_for(settings, tmp_path, meddle)
     with caplog.at_level(logging.WARNING, "polyfed"):
-        record(over(grid, settings), None)
-    assert any("the server goes on from version" in message and "-r1-a0" in message for message in caplog.messages)
+        record(over(losing_its_state(settings, tmp_path, {}), settings), None)
+    told = "\n".join(caplog.messages)
+    assert "the server goes on from version" in told and "-r1-a0" in told
+    assert 'lost-state="anew"' in told
+
+
+def test_a_node_may_begin_anew_when_its_state_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = dataclasses.replace(SMALL, method="fedbn", min_share=1.0)
+    grid = losing_its_state(settings, tmp_path, {"lost-state": "anew"})
+    with caplog.at_level(logging.WARNING, "polyfed"):
+        found = record(over(grid, settings), None)
+    assert sum("has lost what it kept, and begins anew" in message for message in caplog.messages) == 1
+    assert found.digest != in_process(settings).digest, "its batch norm began once more"
+    assert len(list((tmp_path / str(next(iter(grid.configs)))).rglob("*.safetensors"))) >= 1, "and is kept again"
+
+
+def test_a_node_that_does_not_know_what_to_do_when_its_state_is_lost_says_so() -> None:
+    with pytest.raises(SettingError, match="lost-state cannot be 'a-new'"):
+        when_lost({"lost-state": "a-new"})
 
 
 # ------------------------------------------------------------------------------------------------------ state that lasts

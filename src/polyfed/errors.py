@@ -71,6 +71,10 @@ class ClientFailure(PolyfedError, RuntimeError):
     inputs: Any = None
 
 
+class StateLost(ClientFailure):
+    """What a client keeps on its disk is missing, damaged, or not what the server knows."""
+
+
 class NotFinite(ClientFailure):
     """A loss or an entry became NaN or infinite."""
 

@@ -107,6 +107,8 @@ class GridDelivery(InProcess):
             loss, marker = loss_in(told.control), self.marker(told.control, version)
         except BadParcel as error:
             return Outcome(client, None, Kept(), problem=f"{error}.")
+        if told.control.get("begun_anew"):
+            log.warning("Client %s has lost what it kept, and begins anew.", client)
         return Outcome(client, payload, marker, loss)
 
     def refused(self, client: str, told: Mapping[str, Any]) -> Outcome:

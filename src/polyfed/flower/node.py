@@ -20,7 +20,7 @@ from polyfed.client import Client, Kept, Workbench, answer
 from polyfed.conversation import TRAINING
 from polyfed.data.federation import ClientData, Examples, Federation
 from polyfed.data.partition import federate
-from polyfed.errors import DataError, NotFinite, PolyfedError, SettingError, nearest
+from polyfed.errors import DataError, NotFinite, PolyfedError, SettingError, StateLost, nearest
 from polyfed.experiment import read_initial, threads
 from polyfed.flower.codec import Encoder, payload_of
 from polyfed.flower.node_state import NodeState
@@ -35,6 +35,9 @@ from polyfed.settings import Settings, with_changes
 log = logging.getLogger("polyfed")
 
 PARTITION = "partition-id"
+LOST_STATE = "lost-state"
+WHEN_LOST = ("refuse", "anew")
+"""What a node does when the server goes on from a state that it no longer has."""
 
 
 class Workplace:
@@ -67,8 +70,8 @@ class Workplace:
 class Node:
     """One client at its workplace."""
 
-    def __init__(self, workplace: Workplace, data: ClientData, home: Path) -> None:
-        self.workplace, self.data, self.home = workplace, data, home
+    def __init__(self, workplace: Workplace, data: ClientData, home: Path, when_lost: str = "refuse") -> None:
+        self.workplace, self.data, self.home, self.when_lost = workplace, data, home, when_lost
 
     def answer(self, parcel: Parcel) -> Parcel:
         """Answer an ask; what goes wrong here is said in the answer."""
@@ -90,16 +93,28 @@ class Node:
         if ask["client"] != self.data.id:
             raise SettingError(f"This node is client {self.data.id}, but was asked as client {ask['client']}.")
         state = NodeState(self.home, ask["run"], self.data.id)
-        kept = Kept() if ask["start"] is None else state.load(ask["start"]["version"], ask["start"]["digest"])
+        kept, begun_anew = self.starting_point(state, ask["start"])
         bench = self.workplace.bench(ask["facts"])
         client = Client(self.data, bench, kept, int(ask["round"]), int(ask["attempt"]))
         with threads(bench.settings.threads):
             payload = answer(client, ask["what"], payload_of(parcel))
-        told: dict[str, Any] = {"ok": True, "loss": client.loss, "version": None}
+        told: dict[str, Any] = {"ok": True, "loss": client.loss, "version": None, "begun_anew": begun_anew}
         if ask["purpose"] == TRAINING and (client.kept.entries or client.kept.memory or ask["start"] is not None):
             told |= {"version": ask["version"], "digest": state.store(ask["version"], client.kept)}
             state.tidy(ask["needed"], ask["version"])
         return Encoder().parcel(payload, told)
+
+    def starting_point(self, state: NodeState, start: Mapping[str, str] | None) -> tuple[Kept, bool]:
+        """What the client kept in the version it goes on from, and whether that is lost and the node begins anew."""
+        if start is None:
+            return Kept(), False
+        try:
+            return state.load(start["version"], start["digest"]), False
+        except StateLost as error:
+            if self.when_lost == "anew":
+                log.warning("%s It begins anew.", error)
+                return Kept(), True
+            raise StateLost(f"{error} To let it begin anew, start its node with --node-config '{LOST_STATE}=\"anew\"'.") from error
 
     def description(self) -> dict[str, Any]:
         """What the server learns of this client: names and numbers, no examples."""
@@ -179,7 +194,15 @@ def build_node(settings: Settings, config: Mapping[str, Any], home: Path | None 
     place = _workplace(json.dumps(dataclasses.asdict(settings)), json.dumps(_shared_by_clients(config), sort_keys=True))
     clients = place.federation
     data = virtual_client(clients, int(config[PARTITION])) if place.simulated else clients.clients[0]
-    return Node(place, data, home or home_of(config))
+    return Node(place, data, home or home_of(config), when_lost(config))
+
+
+def when_lost(config: Mapping[str, Any]) -> str:
+    """What this node does when its state is lost."""
+    told = str(config.get(LOST_STATE, WHEN_LOST[0]))
+    if told not in WHEN_LOST:
+        raise SettingError(f"--node-config: {LOST_STATE} cannot be {told!r}. {nearest(told, WHEN_LOST)}")
+    return told
 
 
 def _shared_by_clients(config: Mapping[str, Any]) -> dict[str, Any]:

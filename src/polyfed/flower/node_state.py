@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 
 from polyfed.checkpoint import client_digest
 from polyfed.client import Kept
-from polyfed.errors import ClientFailure
+from polyfed.errors import ClientFailure, StateLost
 from polyfed.trees import packed, unpacked
 
 VERSION = re.compile(r"[0-9a-f]{16}-\d{8}-r\d+-a\d+")
@@ -60,14 +60,14 @@ class NodeState:
             tree = unpacked(path.read_bytes())
             kept = Kept(tree["entries"], tree["memory"])
         except FileNotFoundError as error:
-            raise ClientFailure(
+            raise StateLost(
                 f"Client {self.client}: the server goes on from version {version}, which is not in {self.folder}. "
                 f"Versions there: {', '.join(self.versions()) or 'none'}."
             ) from error
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-            raise ClientFailure(f"Client {self.client}: {path} cannot be read ({type(error).__name__}: {error}).") from error
+            raise StateLost(f"Client {self.client}: {path} cannot be read ({type(error).__name__}: {error}).") from error
         if client_digest(kept) != digest:
-            raise ClientFailure(f"Client {self.client}: {path} is not what the server knows as this version (its digest differs).")
+            raise StateLost(f"Client {self.client}: {path} is not what the server knows as this version (its digest differs).")
         return kept
 
     def store(self, version: str, kept: Kept) -> str:
