@@ -93,7 +93,7 @@ class Node:
         if ask["client"] != self.data.id:
             raise SettingError(f"This node is client {self.data.id}, but was asked as client {ask['client']}.")
         state = NodeState(self.home, ask["run"], self.data.id)
-        kept, begun_anew = self.starting_point(state, ask["start"])
+        kept, begun_anew = self.starting_point(state, ask["start"], ask["purpose"])
         bench = self.workplace.bench(ask["facts"])
         client = Client(self.data, bench, kept, int(ask["round"]), int(ask["attempt"]))
         with threads(bench.settings.threads):
@@ -104,14 +104,14 @@ class Node:
             state.tidy(ask["needed"], ask["version"])
         return Encoder().parcel(payload, told)
 
-    def starting_point(self, state: NodeState, start: Mapping[str, str] | None) -> tuple[Kept, bool]:
-        """What the client kept in the version it goes on from, and whether that is lost and the node begins anew."""
+    def starting_point(self, state: NodeState, start: Mapping[str, str] | None, purpose: str) -> tuple[Kept, bool]:
+        """What the client kept in the version it goes on from, and whether that is lost and it begins to train anew."""
         if start is None:
             return Kept(), False
         try:
             return state.load(start["version"], start["digest"]), False
         except StateLost as error:
-            if self.when_lost == "anew":
+            if self.when_lost == "anew" and purpose == TRAINING:
                 log.warning("%s It begins anew.", error)
                 return Kept(), True
             raise StateLost(f"{error} To let it begin anew, start its node with --node-config '{LOST_STATE}=\"anew\"'.") from error
