@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from polyfed.method import register as register
     from polyfed.observers import resume as resume
     from polyfed.opened import open_run as open_run
+    from polyfed.rehearsal import estimate as estimate
     from polyfed.result import Result as Result
     from polyfed.server import Server as Server
     from polyfed.settings import Settings as Settings
@@ -45,6 +46,7 @@ _HOMES = {
     "method": ("Facts", "Method", "parse", "register"),
     "observers": ("resume",),
     "opened": ("open_run",),
+    "rehearsal": ("estimate",),
     "result": ("Result",),
     "server": ("Server",),
     "settings": ("Settings",),

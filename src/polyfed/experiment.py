@@ -31,6 +31,8 @@ from polyfed.simulate.chosen import delivery_for
 from polyfed.simulate.in_process import InProcess
 
 DEFAULTS = Settings()
+DEALING = ("partition", "few_shot", "unseen", "unseen_part", "root")
+"""Settings that say how data are dealt to clients, and from where."""
 DeliveryFor: TypeAlias = Callable[[Workbench, Collection[ClientData]], InProcess]
 
 
@@ -174,13 +176,17 @@ def refuse_objects(given: Mapping[str, Any]) -> None:
 
 def refuse_dealing(settings: Settings) -> None:
     """A federation that was given ready-made is not dealt again, so settings that say how would do nothing."""
-    names = ("partition", "few_shot", "unseen", "unseen_part", "root")
-    given = [name for name in names if getattr(settings, name) != getattr(DEFAULTS, name)]
+    given = [name for name in DEALING if getattr(settings, name) != getattr(DEFAULTS, name)]
     if given:
         raise SettingError(
             f"A federation was given ready-made, and {' and '.join(f'{name}=' for name in given)} would change nothing in it. "
             "Say so when it is made, or give a data set instead."
         )
+
+
+def already_dealt(settings: Settings) -> Settings:
+    """The settings for a federation that is given ready-made, made by those that are left out here."""
+    return dataclasses.replace(settings, **{name: getattr(DEFAULTS, name) for name in DEALING})
 
 
 def rounds_from_budget(settings: Settings, federation: Federation) -> Settings:
@@ -232,15 +238,19 @@ def run_experiment(
     """What ``polyfed.run`` does."""
     from polyfed.observers import record
 
-    texts: dict[str, Any] = {"data": str(data)} if isinstance(data, str | Path) else {"data": getattr(data, "name", "given data")}
-    if isinstance(model, str):
-        texts["model"] = model
-    if isinstance(values.get("unseen"), str):
-        values["unseen"] = (values["unseen"],)
-    settings = with_changes(Settings(**texts), values)
-    if settings.root is not None and not isinstance(data, str | Path):
-        raise SettingError("root= names the folder of a data set's files, and the data were given ready-made. Leave it out.")
-    experiment = Experiment(settings, data, method, model)
+    experiment = Experiment(settings_given(data, model, values), data, method, model)
     objects = {"data": data, "method": method, "model": model}
     experiment.given = [name for name, value in objects.items() if value is not None and not isinstance(value, str | Path)]
     return record(experiment, None if out is None else RunFolder(out), progress=progress)
+
+
+def settings_given(data: Any, model: Any, values: Mapping[str, Any]) -> Settings:
+    """The settings of what is given in Python: objects by their names, the rest by value."""
+    texts: dict[str, Any] = {"data": str(data) if isinstance(data, str | Path) else getattr(data, "name", "given data")}
+    if isinstance(model, str):
+        texts["model"] = model
+    unseen = values.get("unseen")
+    settings = with_changes(Settings(**texts), {**values, **({"unseen": (unseen,)} if isinstance(unseen, str) else {})})
+    if settings.root is not None and not isinstance(data, str | Path):
+        raise SettingError("root= names the folder of a data set's files, and the data were given ready-made. Leave it out.")
+    return settings

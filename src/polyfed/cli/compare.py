@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyfed.cli.comparing import Comparison, Job
+from polyfed.cli.estimating import print_estimate
 from polyfed.cli.guard import BAD_INPUT, stoppable
-from polyfed.cli.options import Changes, Json, Quiet, Recipe, chosen_settings, with_settings
+from polyfed.cli.options import Changes, EstimateOnly, Json, Quiet, Recipe, chosen_settings, with_settings
 from polyfed.cli.output import busy, console, listen, print_json, print_table, table
 from polyfed.cli.run import data_slug, rounds_words
 from polyfed.errors import SettingError, nearest
@@ -51,6 +52,7 @@ def compare(
             show_default=False,
         ),
     ] = None,
+    estimate: EstimateOnly = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -77,6 +79,9 @@ def compare(
     with busy("Preparing data", quiet):
         comparison = Comparison(settings, folder, quiet)
     jobs = jobs_of(texts, settings, seeds, comparison.domains if protocol == LEAVE_ONE_OUT else [None])
+    if estimate:
+        print_estimate(jobs, as_json, quiet, comparison.data)
+        return
     with stoppable("the same command goes on from here; finished runs are kept."):
         rows = comparison.rows(jobs)
     note = footnote(comparison, rows, settings, seeds, protocol)

@@ -22,6 +22,10 @@ REST = "values"
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing else: no table, progress or warnings.")]
+EstimateOnly = Annotated[
+    bool,
+    typer.Option("--estimate", help="Train nothing: rehearse a few batches, and print what it would cost (core-hours, MB)."),
+]
 Recipe = Annotated[
     str | None,
     typer.Option(

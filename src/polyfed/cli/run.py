@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyfed.cli.guard import stoppable
-from polyfed.cli.options import Changes, Device, Json, LoadElsewhere, Quiet, Recipe, chosen_settings, with_settings
+from polyfed.cli.options import Changes, Device, EstimateOnly, Json, LoadElsewhere, Quiet, Recipe, chosen_settings, with_settings
 from polyfed.cli.output import busy, console, listen, print_json, print_table, show_progress, table, warn
 
 if TYPE_CHECKING:
@@ -36,12 +36,19 @@ def run(
     ] = None,
     recipe: Recipe = None,
     changes: Changes = None,
+    estimate: EstimateOnly = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a federation, score it, and write a run folder."""
     listen(quiet)
     settings = chosen_settings(data, values, changes, recipe)
+    if estimate:
+        from polyfed.cli.comparing import Job
+        from polyfed.cli.estimating import print_estimate
+
+        print_estimate([Job(settings.method, settings.seed, None, settings)], as_json, quiet)
+        return
     from polyfed.folder import RunFolder
 
     if out is not None:

@@ -1,0 +1,325 @@
+"""What a run would cost, by a rehearsal: the run's own loop for two rounds, on a few batches of every client.
+
+It is held at two lengths. Processor time is taken to be a straight line over the examples trained or scored on, and the two lengths
+give the line; so a method's openings, questions and server steps are counted without a word about any method. What a method does
+only in later rounds is not seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from polyfed.build import build_federation
+from polyfed.conversation import TRAINING, Ask, Deliver, Replies
+from polyfed.data.federation import Examples, Federation
+from polyfed.experiment import Experiment, already_dealt, rounds_from_budget, settings_given, threads
+from polyfed.meter import forget_peak, give_back, load_libraries, peak_size
+from polyfed.method import Method, as_method, load_file
+from polyfed.run import hold
+from polyfed.selection import BEST_VALIDATION
+from polyfed.server import Server
+from polyfed.settings import Settings
+
+ROUNDS = 2
+SHORT, LEAST_LONG, MOST_LONG = 2, 4, 64
+"""Batches of every client: in the short rehearsal, and in the long one at least and at most."""
+SHORT_TEST, LONG_TEST = 1, 3
+"""Batches of the largest test set; the others are cut by the same share."""
+LEAST_SCORED = 2
+"""Statistics cannot be estimated from one example."""
+SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Line:
+    """CPU seconds over an amount of work."""
+
+    fixed: float
+    each: float
+
+    def at(self, amount: float) -> float:
+        """Seconds for so much."""
+        return self.fixed + self.each * amount
+
+    @classmethod
+    def through(cls, short: tuple[float, float], long: tuple[float, float]) -> Line:
+        """The line through two measurements (amount, seconds); neither part of it is negative, whatever the noise.
+
+        >>> Line.through((2, 5.0), (4, 6.0)), Line.through((2, 1.0), (4, 4.0)), Line.through((2, 5.0), (4, 4.0))
+        (Line(fixed=4.0, each=0.5), Line(fixed=0.0, each=1.0), Line(fixed=4.5, each=0.0))
+        """
+        (little, sooner), (much, later) = short, long
+        each = (later - sooner) / (much - little) if much > little else 0.0
+        if each <= 0:
+            return cls((sooner + later) / 2, 0.0)
+        fixed = sooner - each * little
+        return cls(fixed, each) if fixed >= 0 else cls(0.0, later / much)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What one rehearsal took: CPU seconds of its parts, over how much; bytes of the last round, by client.
+
+    ``asked`` are clients in the last round, ``trained`` the examples that one of them trained on, on average.
+    """
+
+    examples: int
+    opening: float
+    rounds: tuple[float, ...]
+    asked: int
+    trained: float
+    share_scored: float
+    scoring: float
+    validating: float
+    bytes_up: float
+    bytes_down: float
+    peak: int | None
+    phases: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one run would cost. Seconds are CPU seconds, on a GPU those of the clock; ``scoring`` is one scoring of all test data, ``validating`` one of all validation data.
+
+    ``later`` are rounds from which on other entries travel, so that the method may work in another way than was rehearsed.
+    """
+
+    method: str
+    rounds: int
+    once: float
+    round: float
+    scorings: int
+    scoring: float
+    validations: int
+    validating: float
+    bytes_up: float
+    bytes_down: float
+    clients: int
+    peak: int | None
+    later: tuple[int, ...]
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Of the whole run."""
+        return self.once + self.rounds * self.round + self.scorings * self.scoring + self.validations * self.validating
+
+    @property
+    def traffic(self) -> float:
+        """Bytes of the rounds in both directions, all clients together."""
+        return self.rounds * self.clients * (self.bytes_up + self.bytes_down)
+
+
+class Rehearsal:
+    """How fast one method is on some data; it tells what runs on these and similar data would cost.
+
+    Args:
+        settings: of the run.
+        federation: its data, dealt to clients.
+        method: its method, if not the one the settings name.
+        model: its model, if not the one the settings name.
+        seconds: about how long the long rehearsal may take.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        federation: Federation,
+        method: str | Method | None = None,
+        model: Any = None,
+        seconds: float = SECONDS,
+    ) -> None:
+        for file in settings.load:
+            load_file(file)
+        self.method = as_method(settings.method if method is None else method)
+        self.settings, self.model = settings, model
+        load_libraries()
+        self.short = self.rehearse(federation, SHORT, SHORT_TEST)
+        batches = int(seconds / max(self.short.rounds[-1], 1e-3))
+        self.long = self.rehearse(federation, min(max(batches, LEAST_LONG), MOST_LONG), LONG_TEST)
+
+    def held(self, federation: Federation) -> Federation:
+        """The data as the method's clients hold them."""
+        return federation if self.method.population is None else self.method.population(federation)
+
+    def rehearse(self, federation: Federation, batches: int, test_batches: int) -> Taken:
+        """Hold two rounds and score once, with so many batches of every client."""
+        settings = shorter(rounds_from_budget(self.settings, self.held(federation)), batches)
+        largest = max(map(len, scored_examples(federation)), default=1)
+        share = min(1.0, test_batches * settings.test_batch_size / largest)
+        give_back()
+        forget_peak()
+        cut = shortened(federation, batches * settings.batch_size, share)
+        experiment = Experiment(settings, cut, self.method, self.model)
+        watch = Watch(experiment)
+        with threads(settings.threads):
+            hold(self.method, experiment.server, experiment.delivery, watch.carry, ROUNDS, (watch.mark,))
+        asked = watch.asked[ROUNDS]
+        held = tuple(client for client in experiment.federation.clients if client.id in asked)
+        return Taken(
+            examples=examples_in(experiment.federation),
+            opening=watch.seconds[0],
+            rounds=tuple(watch.seconds[1:]),
+            asked=len(asked),
+            trained=trained_by_a_client(settings, dataclasses.replace(cut, clients=held)),
+            share_scored=share,
+            scoring=watch.scoring("test"),
+            validating=watch.scoring("validation") if settings.selection == BEST_VALIDATION else 0.0,
+            bytes_up=watch.travelled("up") / len(asked),
+            bytes_down=watch.travelled("down") / len(asked),
+            peak=peak_size(),
+            phases=tuple(experiment.bench.plan.phases),
+        )
+
+    def estimate(self, federation: Federation) -> Estimate:
+        """What a run on these data would cost."""
+        federation = self.held(federation)
+        settings = rounds_from_budget(self.settings, federation)
+        every, validated = settings.evaluate_every, settings.selection == BEST_VALIDATION
+        clients = settings.sampled(len(federation.clients))
+        short, long = self.short, self.long
+        opening = Line.through((short.examples, short.opening), (long.examples, long.opening))
+        training = Line.through((short.trained, short.rounds[-1] / short.asked), (long.trained, long.rounds[-1] / long.asked))
+        scoring = Line.through((short.share_scored, short.scoring), (long.share_scored, long.scoring))
+        validating = Line.through((short.share_scored, short.validating), (long.share_scored, long.validating))
+        return Estimate(
+            method=str(self.method),
+            rounds=settings.rounds,
+            # Where steps are compiled, that happens in the first round.
+            once=opening.at(examples_in(federation)) + max(0.0, short.rounds[0] - short.rounds[-1]),
+            round=clients * training.at(trained_by_a_client(settings, federation)),
+            scorings=(math.ceil(settings.rounds / every) if every else 0) + (validated or not every),
+            scoring=scoring.at(1),
+            validations=math.ceil(settings.rounds / (every or 1)) if validated else 0,
+            validating=validating.at(1),
+            bytes_up=long.bytes_up,
+            bytes_down=long.bytes_down,
+            clients=clients,
+            peak=long.peak,
+            later=tuple(start + 1 for start in long.phases if ROUNDS <= start < settings.rounds),
+        )
+
+
+def examples_in(federation: Federation) -> int:
+    """Training examples of all clients."""
+    return sum(len(client.train) for client in federation.clients)
+
+
+def trained_by_a_client(settings: Settings, federation: Federation) -> float:
+    """Examples an average client trains on in a round."""
+    if settings.local_steps is not None:
+        return settings.local_steps * settings.batch_size
+    return settings.local_epochs * examples_in(federation) / len(federation.clients)
+
+
+def shorter(settings: Settings, batches: int) -> Settings:
+    """The settings of a rehearsal: few steps, in this process, where processor time can be seen."""
+    return dataclasses.replace(
+        already_dealt(settings),
+        rounds=max(settings.rounds, ROUNDS),
+        local_steps=None if settings.local_steps is None else min(settings.local_steps, batches),
+        workers="1",
+        deliver="process" if settings.deliver == "flower" else settings.deliver,
+    )
+
+
+class Watch:
+    """Notes seconds and bytes at the marks of the loop, and which clients were asked in each round."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+        self.deliver: Deliver = experiment.carry
+        self.asked: dict[int, set[str]] = {}
+        self.seconds: list[float] = []
+        self.bytes: list[dict[str, int]] = []
+        # A processor waits for a GPU, so that its own time says nothing there; rounds and scores end with values on the CPU.
+        self.clock = time.process_time if experiment.bench.device.type == "cpu" else time.perf_counter
+        self.last = self.clock()
+
+    def carry(self, ask: Ask) -> Replies:
+        """Pass a question on."""
+        if ask.purpose == TRAINING:
+            self.asked.setdefault(ask.round, set()).update(ask.payloads)
+        return self.deliver(ask)
+
+    def mark(self, server: Server) -> None:
+        """After the openings, and after each round."""
+        now = self.clock()
+        self.seconds.append(now - self.last)
+        self.bytes.append({way: self.experiment.ledger.total(way) for way in ("up", "down")})
+        self.last = now
+
+    def scoring(self, split: str) -> float:
+        """Score once; how long it took."""
+        start = self.clock()
+        self.experiment.evaluate(split)
+        return self.clock() - start
+
+    def travelled(self, way: str) -> int:
+        """Bytes of the last round."""
+        return self.bytes[-1][way] - self.bytes[-2][way]
+
+
+def scored_examples(federation: Federation) -> list[Examples]:
+    """All that models are scored on."""
+    tests = [examples for parts in federation.tests().values() for examples in parts]
+    return [*tests, *federation.unseen.values(), *(c.validation for c in federation.clients if c.validation is not None)]
+
+
+def shortened(federation: Federation, most: int, share: float) -> Federation:
+    """The federation with at most so many training examples a client, and a share of what is scored; what clients share, they still share."""
+    done: dict[int, Examples] = {}
+
+    def part(examples: Examples) -> Examples:
+        if id(examples) not in done:
+            done[id(examples)] = spread(examples, max(LEAST_SCORED, math.ceil(share * len(examples))))
+        return done[id(examples)]
+
+    clients = tuple(
+        dataclasses.replace(
+            client,
+            train=spread(client.train, most),
+            tests={domain: part(examples) for domain, examples in client.tests.items()},
+            validation=None if client.validation is None else part(client.validation),
+        )
+        for client in federation.clients
+    )
+    return dataclasses.replace(federation, clients=clients, unseen={d: part(e) for d, e in federation.unseen.items()})
+
+
+def spread(examples: Examples, count: int) -> Examples:
+    """So many examples, evenly spread, so that sorted ones keep their classes."""
+    if count >= len(examples):
+        return examples
+    return examples.subset(torch.arange(count) * len(examples) // count)
+
+
+def estimate(
+    data: Any = "digits-mini",
+    method: str | Method | None = None,
+    model: str | nn.Module | Callable[..., nn.Module] | None = None,
+    seconds: float = SECONDS,
+    **settings: Any,
+) -> Estimate:
+    """What ``polyfed.run`` with the same arguments would cost.
+
+    Args:
+        data: as for ``polyfed.run``.
+        method: as for ``polyfed.run``.
+        model: as for ``polyfed.run``.
+        seconds: about how long it may take to find out.
+        settings: any field of ``polyfed.Settings``.
+
+    Returns:
+        CPU seconds (``cpu_seconds``: of the whole run), bytes by client and round, and the peak of memory.
+    """
+    given = settings_given(data, model, settings)
+    federation = build_federation(data, given)
+    return Rehearsal(given, federation, method, model, seconds).estimate(federation)
