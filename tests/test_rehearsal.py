@@ -20,7 +20,7 @@ from polyfed.server import Server
 from polyfed.settings import Settings
 from polyfed.testing import TinyNet, tiny_federation
 from test_cli import SHORT as SHORT_RUN
-from test_cli import Command, images, polyfed
+from test_cli import Command, images, polyfed, says
 
 __all__ = ["images", "polyfed"]
 
@@ -201,12 +201,13 @@ def test_the_long_rehearsal_keeps_to_its_seconds(clock: Clock, monkeypatch: pyte
 
 
 def test_run_estimates_instead_of_training(polyfed: Command, images: Path, tmp_path: Path) -> None:
-    ended = polyfed("run", images, *SHORT_RUN, "--method", "fedbn", "--estimate", "--json")
+    ended = polyfed("run", images, *SHORT_RUN, "--method", "fixbn", "--estimate", "--json")
     assert ended.code == 0
+    assert ended.err.count("polyfed: warning: fixbn freezes statistics at a constant learning rate") == 1
     for words in ("what it would cost", "1 run: ", "core-seconds", "of traffic"):
         assert words in ended.out
     told = ended.json
-    assert told["methods"][0]["method"] == "fedbn" and told["core_hours"] * 3600 == pytest.approx(told["methods"][0]["cpu_seconds"])
+    assert told["methods"][0]["method"] == "fixbn" and told["core_hours"] * 3600 == pytest.approx(told["methods"][0]["cpu_seconds"])
     assert not (tmp_path / "runs").exists()
 
 
@@ -218,3 +219,7 @@ def test_compare_estimates_every_run(polyfed: Command, images: Path, tmp_path: P
     assert "8 runs: " in ended.out and "on the clock with 2 workers" in ended.out
     assert [len(method["runs"]) for method in ended.json["methods"]] == [4, 0, 4]
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_method_that_cannot_be_built_is_one_sentence(polyfed: Command, images: Path) -> None:
+    says(polyfed("run", images, *SHORT_RUN, "--method", "fedavg + fixup", "--estimate"), "SmallCNN has no residual branch")

@@ -158,6 +158,7 @@ class Rehearsal:
         forget_peak()
         cut = shortened(federation, batches * settings.batch_size, share)
         experiment = Experiment(settings, cut, self.method, self.model)
+        self.notices = experiment.notices
         watch = Watch(experiment)
         with threads(settings.threads):
             hold(self.method, experiment.server, experiment.delivery, watch.carry, ROUNDS, (watch.mark,))

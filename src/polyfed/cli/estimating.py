@@ -33,6 +33,7 @@ class Price:
     method: str
     runs: list[Estimate] = field(default_factory=list)
     problem: str = ""
+    notices: list[str] = field(default_factory=list)
 
     @property
     def cpu_seconds(self) -> float:
@@ -45,6 +46,8 @@ def print_estimate(jobs: Sequence[Job], as_json: bool, quiet: bool, data: Any = 
     prices = prices_of(jobs, jobs[0].settings.data if data is None else data, quiet)
     settings = jobs[0].settings
     if not quiet:
+        for notice in dict.fromkeys(notice for price in prices for notice in price.notices):
+            warn(notice)
         show(prices, settings)
     if as_json:
         print_json(told(prices, settings))
@@ -53,7 +56,7 @@ def print_estimate(jobs: Sequence[Job], as_json: bool, quiet: bool, data: Any = 
 
 
 def prices_of(jobs: Sequence[Job], data: Any, quiet: bool) -> list[Price]:
-    """The price of each method; one that cannot be built has a problem instead."""
+    """The price of each method; one of several that cannot be built has a problem instead."""
     from polyfed.build import build_federation
     from polyfed.rehearsal import Rehearsal
 
@@ -69,7 +72,10 @@ def prices_of(jobs: Sequence[Job], data: Any, quiet: bool) -> list[Price]:
             try:
                 rehearsal = Rehearsal(its_jobs[0].settings, federations[its_jobs[0].left_out])
                 price.runs = [rehearsal.estimate(federations[job.left_out]) for job in its_jobs]
+                price.notices = rehearsal.notices
             except PolyfedError as error:
+                if len(by_method) == 1:
+                    raise
                 price.problem = str(error)
                 if not quiet:
                     warn(f"{method} cannot be run: {error}")
