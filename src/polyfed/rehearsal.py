@@ -8,6 +8,7 @@ only in later rounds is not seen.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 import time
 from collections.abc import Callable
@@ -154,6 +155,7 @@ class Rehearsal:
         settings = shorter(rounds_from_budget(self.settings, self.held(federation)), batches)
         largest = max(map(len, scored_examples(federation)), default=1)
         share = min(1.0, test_batches * settings.test_batch_size / largest)
+        gc.collect()  # a hypernetwork of the rehearsal before would count as memory that is taken
         give_back()
         forget_peak()
         cut = shortened(federation, batches * settings.batch_size, share)
