@@ -451,6 +451,26 @@ def test_embeddings_have_a_quarter_of_the_clients_dimensions(clients: int, dimen
     assert maker_of(wide).network.embedding.weight.shape == (clients, 6)
 
 
+@pytest.mark.parametrize("method", ["hfedf", "pfedhn"])
+def test_embeddings_are_drawn_as_far_apart_as_asked_for(method: str) -> None:
+    whole, tenth, none = (maker_of(experiment(f"{method}(embedding_scale={scale})")).network for scale in (1.0, 0.1, 0.0))
+    assert torch_equal(whole.state_dict(), maker_of(experiment(method)).network.state_dict())
+    assert torch.equal(tenth.embedding.weight, 0.1 * whole.embedding.weight)
+    assert torch_equal(tenth.trunk.state_dict(), whole.trunk.state_dict())
+    assert torch_equal(none(0), none(1)) and not torch_equal(whole(0), whole(1))
+    with pytest.raises(OptionError, match="embedding_scale must not be negative"):
+        parse(f"{method}(embedding_scale=-0.1)")
+
+
+def test_clients_with_near_embeddings_keep_nearly_one_model() -> None:
+    def apart(scale: float) -> float:
+        made = trained(f"hfedf(embedding_scale={scale}, server_lr=0.01)", rounds=4, lr=0.01)
+        models = [torch.cat([v.flatten() for v in made.server.outgoing(c).values()]) for c in ("big", "middle", "small")]
+        return float(torch.stack(models).std(dim=0).norm())
+
+    assert 0 < apart(0.01) < 0.3 * apart(1.0)
+
+
 def test_generated_tensors_start_near_the_models_own() -> None:
     made = experiment("hfedf")
     own = made.bench.initial
@@ -514,6 +534,13 @@ def test_random_embeddings_are_drawn_anew_after_every_round_and_never_learnt() -
     assert len({tuple(table.reshape(-1).tolist()) for table in drawn}) == 3
     for number, table in enumerate(drawn, start=1):
         assert torch.equal(table, torch.randn(3, 1, generator=generator(0, "embeddings", number)))
+    near = trained('hfedf(embedding="random", embedding_scale=0.5)', rounds=3)
+    assert torch.equal(maker_of(near).network.embedding.weight, 0.5 * drawn[-1])
+
+
+def test_embeddings_of_the_autoencoder_cannot_be_scaled() -> None:
+    with pytest.raises(OptionError, match="embedding_scale would be ignored"):
+        parse('hfedf(embedding="autoencoder", embedding_scale=0.1)')
 
 
 def test_autoencoder_embeddings_are_sent_once_standardised_and_fixed() -> None:

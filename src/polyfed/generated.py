@@ -82,6 +82,7 @@ class Generation:
     generate: str
     embedding: str
     embedding_dim: int
+    embedding_scale: float
     head_init: str
     width: int
     memory_share: float
@@ -95,6 +96,9 @@ class Generation:
                 f"{self.method}: width must be at least 1, embedding_dim not negative and memory_share between 0 and 1, "
                 f"found width={self.width}, embedding_dim={self.embedding_dim}, memory_share={self.memory_share}."
             )
+
+        if not (math.isfinite(self.embedding_scale) and self.embedding_scale >= 0):
+            raise OptionError(f"{self.method}: embedding_scale must not be negative, found {self.embedding_scale}.")
 
     def names(self, plan: Plan) -> list[str]:
         """The generated entries: trainable, exchanged in every round, and chosen."""
@@ -131,6 +135,7 @@ class Generation:
         self.require_memory(server.plan, len(ids))
         with default_stream(server.settings.seed, MEMORY):
             network = Hypernetwork(len(ids), {n: entries[n].shape for n in names}, self.dimension(len(ids)), self.width)
+        network.embedding.weight.data.mul_(self.embedding_scale)
         network.to(reduce(torch.promote_types, (entries[n].dtype for n in names), torch.float32))
         if embeddings is not None:
             network.embedding.weight.data.copy_(embeddings)

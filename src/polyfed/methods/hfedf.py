@@ -19,7 +19,7 @@ Differences from the paper:
 * ``generate`` limits generation to some entries, the rest being averaged (the paper's future work).
 
 Defaults: server_lr, server_weight_decay, ema_alpha from Table 10, PACS (Office-Home 1e-3, 1e-5, 0.75; VLCS 1e-3, 1e-3, 0.75); network from Table 8;
-embedding_dim floor(1 + N/4) from 4.1. Not printed, our choice: warmup, the auto-encoder's epochs.
+embedding_dim floor(1 + N/4) from 4.1. Not printed, our choice: warmup, the auto-encoder's epochs, embeddings drawn with deviation 1 (torch's default).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class JointRound:
         weights = maker.learn(deltas, self.align, self.ema_alpha if server.round > self.warmup else None)
         log.debug("Round %d: weights %s.", server.round, dict(zip(deltas, weights.tolist(), strict=True)))
         if self.generation.embedding == "random":
-            redraw(maker, server)
+            redraw(maker, server, self.generation.embedding_scale)
 
     def check(self, bench: Workbench) -> None:
         """Something must be left to generate."""
@@ -72,11 +72,11 @@ class JointRound:
 
 
 @torch.no_grad()
-def redraw(maker: Generator, server: Server) -> None:
+def redraw(maker: Generator, server: Server, scale: float) -> None:
     """Give every client a new random embedding."""
     stream = generator(server.settings.seed, "embeddings", server.round)
     table = maker.network.embedding.weight
-    table.copy_(torch.randn(table.shape, generator=stream))
+    table.copy_(torch.randn(table.shape, generator=stream)).mul_(scale)
 
 
 @register
@@ -89,6 +89,7 @@ def hfedf(
     warmup: int = 10,
     embedding: str = "learnt",
     embedding_dim: int = 0,
+    embedding_scale: float = 1.0,
     embedding_epochs: int = 50,
     generate: str = "all",
     head_init: str = "initial",
@@ -109,6 +110,7 @@ def hfedf(
         warmup: round in which the average starts.
         embedding: learnt; random: drawn anew after every round; autoencoder: learnt from images before round 1, then fixed.
         embedding_dim: length of a client's embedding; 0: floor(1 + clients / 4).
+        embedding_scale: deviation that embeddings are drawn with; the smaller, the more alike clients' models stay.
         embedding_epochs: epochs of the auto-encoder.
         generate: all, head, last_stage, or patterns over entry names such as "layer4.*, fc.*"; the rest is averaged.
         head_init: initial: heads start with the model's own initial values; match: with their spread; default: as torch starts them.
@@ -123,8 +125,14 @@ def hfedf(
             "hfedf: ema_alpha must lie between 0 and 1, warmup and embedding_epochs must be at least 1, "
             f"found ema_alpha={ema_alpha}, warmup={warmup}, embedding_epochs={embedding_epochs}."
         )
+    if embedding == "autoencoder" and embedding_scale != 1:
+        raise OptionError(
+            "hfedf: embeddings of the auto-encoder are standardised, so embedding_scale would be ignored. Leave it out."
+        )
     step = ServerOptimizer("hfedf", server_optimizer, server_lr, server_weight_decay, server_momentum, server_clip)
-    generation = Generation("hfedf", step, generate, embedding, embedding_dim, head_init, width, memory_share, int(ema))
+    generation = Generation(
+        "hfedf", step, generate, embedding, embedding_dim, embedding_scale, head_init, width, memory_share, int(ema)
+    )
     hold = JointRound(generation, gradalign, ema_alpha if ema else None, warmup)
     if embedding != "autoencoder":
         return generating_method(generation, hold)

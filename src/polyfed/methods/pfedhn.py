@@ -75,6 +75,7 @@ def pfedhn(
     server_lr: float = 1e-2,
     server_weight_decay: float = 1e-3,
     embedding_dim: int = 0,
+    embedding_scale: float = 1.0,
     generate: str = "all",
     head_init: str = "initial",
     width: int = 50,
@@ -90,6 +91,7 @@ def pfedhn(
         server_lr: learning rate of the hypernetwork.
         server_weight_decay: its weight decay.
         embedding_dim: length of a client's embedding; 0: floor(1 + clients / 4).
+        embedding_scale: deviation that embeddings are drawn with; the smaller, the more alike clients' models stay.
         generate: all, head, last_stage, or patterns over entry names such as "layer4.*, fc.*"; the rest is averaged.
         head_init: initial: heads start with the model's own initial values; match: with their spread; default: as torch starts them.
         width: width of the hypernetwork's layers.
@@ -103,7 +105,9 @@ def pfedhn(
     sequential = server_update == "sequential"
     step = ServerOptimizer("pfedhn", server_optimizer, server_lr, server_weight_decay, server_momentum, server_clip)
     copies = 1 + step.moments if sequential else 0
-    generation = Generation("pfedhn", step, generate, "learnt", embedding_dim, head_init, width, memory_share, copies)
+    generation = Generation(
+        "pfedhn", step, generate, "learnt", embedding_dim, embedding_scale, head_init, width, memory_share, copies
+    )
     if sequential:
         return generating_method(generation, SequentialRound(generation))
     return generating_method(generation, JointRound(generation, align=False, ema_alpha=None, warmup=1))
