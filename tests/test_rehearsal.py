@@ -201,8 +201,9 @@ def test_the_long_rehearsal_keeps_to_its_seconds(clock: Clock, monkeypatch: pyte
 
 
 def test_run_estimates_instead_of_training(polyfed: Command, images: Path, tmp_path: Path) -> None:
-    ended = polyfed("run", images, *SHORT_RUN, "--method", "fixbn", "--estimate", "--json")
+    ended = polyfed("run", images, *SHORT_RUN, "--method", "fixbn", "--rounds", "8", "--estimate", "--json")
     assert ended.code == 0
+    assert "other entries travel from round 5 on" in ended.out
     assert ended.err.count("polyfed: warning: fixbn freezes statistics at a constant learning rate") == 1
     for words in ("what it would cost", "1 run: ", "core-seconds", "of traffic"):
         assert words in ended.out
