@@ -96,7 +96,9 @@ def show(prices: Sequence[Price], settings: Settings) -> None:
         later = price.runs[0].later if price.runs else ()
         if later:
             starts = " and ".join(map(str, later))
-            out.print(f"{escape(price.method)}: other entries travel from round {starts} on; only rounds before that were rehearsed.")
+            out.print(
+                f"{escape(price.method)}: other entries travel from round {starts} on; only rounds before that were rehearsed."
+            )
     if settings.deliver == "flower":
         out.print("With Flower, exchanging messages comes on top: benchmarks/flower.md has what that takes.")
     out.print(f"[dim]{NOTE}[/dim]")
