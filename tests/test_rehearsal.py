@@ -217,9 +217,16 @@ def test_compare_estimates_every_run(polyfed: Command, images: Path, tmp_path: P
     ended = polyfed("compare", images, *SHORT_RUN, *options, "--estimate", "--json")
     assert ended.code == 2
     assert "fixup cannot be run: fixup: SmallCNN has no residual branch" in ended.err
-    assert "8 runs: " in ended.out and "on the clock with 2 workers" in ended.out
+    assert "8 runs: " in ended.out
+    assert "on the clock" not in ended.out, "one client is left in each run, and needs no second worker"
     assert [len(method["runs"]) for method in ended.json["methods"]] == [4, 0, 4]
     assert not (tmp_path / "runs").exists()
+
+
+def test_workers_share_the_clock(polyfed: Command, images: Path) -> None:
+    ended = polyfed("compare", images, *SHORT_RUN, "--methods", "fedavg; fedbn", "--workers", "8", "--estimate", "--json")
+    assert "2 runs: " in ended.out and "on the clock with 2 workers" in ended.out
+    assert [run["workers"] for method in ended.json["methods"] for run in method["runs"]] == [2, 2]
 
 
 def test_a_method_that_cannot_be_built_is_one_sentence(polyfed: Command, images: Path) -> None:

@@ -96,7 +96,6 @@ class Generation:
                 f"{self.method}: width must be at least 1, embedding_dim not negative and memory_share between 0 and 1, "
                 f"found width={self.width}, embedding_dim={self.embedding_dim}, memory_share={self.memory_share}."
             )
-
         if not (math.isfinite(self.embedding_scale) and self.embedding_scale >= 0):
             raise OptionError(f"{self.method}: embedding_scale must not be negative, found {self.embedding_scale}.")
 

@@ -93,18 +93,14 @@ class Recorder:
                 [{"round": server.round, "view": "training", "client": client, "loss": loss} for client, loss in losses.items()]
             )
         every = server.settings.evaluate_every
-        if self.selection is not None and self.is_turn(server, every or 1):
+        if self.selection is not None and is_turn(server.round, server.rounds, every or 1):
             self.write([as_line(server.round, row) for row in self.selection.look()])
-        if self.is_turn(server, every):
+        if is_turn(server.round, server.rounds, every):
             self.evaluate()
         if self.folder is not None and self.is_time(server):
             self.save()
         self.complete = server.round
         self.meter.go_on(measure_memory=not self.beside.busy or self.copied_bytes < LEFT_BEHIND)
-
-    def is_turn(self, server: Server, every: int) -> bool:
-        """Whether this round is scored; the last one always is."""
-        return bool(every and server.round) and (server.round % every == 0 or server.round == server.rounds)
 
     def is_time(self, server: Server) -> bool:
         """Whether a checkpoint is due; the state before round 1 is always saved. Seconds are no reason to wait for the one before."""
@@ -199,6 +195,11 @@ class Recorder:
             self.copied_bytes = draft.copied_bytes
             self.beside.start(functools.partial(self.folder.checkpoints.put, draft))
         self.last_saved = time.monotonic()
+
+
+def is_turn(number: int, rounds: int, every: int) -> bool:
+    """Whether a round is scored; the last one always is, unless only the end is (0)."""
+    return bool(every and number) and (number % every == 0 or number == rounds)
 
 
 def as_line(number: int, row: Row) -> dict[str, Any]:

@@ -24,10 +24,12 @@ from polyfed.data.federation import Examples, Federation
 from polyfed.experiment import Experiment, already_dealt, rounds_from_budget, settings_given, threads
 from polyfed.meter import forget_peak, give_back, load_libraries, peak_size
 from polyfed.method import Method, as_method, load_file
+from polyfed.observers import is_turn
 from polyfed.run import hold
 from polyfed.selection import BEST_VALIDATION
 from polyfed.server import Server
 from polyfed.settings import Settings
+from polyfed.simulate.workers import worker_count
 
 ROUNDS = 2
 SHORT, LEAST_LONG, MOST_LONG = 2, 4, 64
@@ -104,6 +106,7 @@ class Estimate:
     bytes_up: float
     bytes_down: float
     clients: int
+    workers: int
     peak: int | None
     later: tuple[int, ...]
 
@@ -141,18 +144,19 @@ class Rehearsal:
             load_file(file)
         self.method = as_method(settings.method if method is None else method)
         self.settings, self.model = settings, model
+        settled = rounds_from_budget(settings, self.held(federation))
         load_libraries()
-        self.short = self.rehearse(federation, SHORT, SHORT_TEST)
+        self.short = self.rehearse(settled, federation, SHORT, SHORT_TEST)
         batches = int(seconds / max(self.short.rounds[-1], 1e-3))
-        self.long = self.rehearse(federation, min(max(batches, LEAST_LONG), MOST_LONG), LONG_TEST)
+        self.long = self.rehearse(settled, federation, min(max(batches, LEAST_LONG), MOST_LONG), LONG_TEST)
 
     def held(self, federation: Federation) -> Federation:
         """The data as the method's clients hold them."""
         return federation if self.method.population is None else self.method.population(federation)
 
-    def rehearse(self, federation: Federation, batches: int, test_batches: int) -> Taken:
+    def rehearse(self, settled: Settings, federation: Federation, batches: int, test_batches: int) -> Taken:
         """Hold two rounds and score once, with so many batches of every client."""
-        settings = shorter(rounds_from_budget(self.settings, self.held(federation)), batches)
+        settings = shorter(settled, batches)
         largest = max(map(len, scored_examples(federation)), default=1)
         share = min(1.0, test_batches * settings.test_batch_size / largest)
         gc.collect()  # a hypernetwork of the rehearsal before would count as memory that is taken
@@ -160,7 +164,7 @@ class Rehearsal:
         forget_peak()
         cut = shortened(federation, batches * settings.batch_size, share)
         experiment = Experiment(settings, cut, self.method, self.model)
-        self.notices = experiment.notices
+        self.notices, self.bench = experiment.notices, experiment.bench
         watch = Watch(experiment)
         with threads(settings.threads):
             hold(self.method, experiment.server, experiment.delivery, watch.carry, ROUNDS, (watch.mark,))
@@ -198,16 +202,22 @@ class Rehearsal:
             # Where steps are compiled, that happens in the first round.
             once=opening.at(examples_in(federation)) + max(0.0, short.rounds[0] - short.rounds[-1]),
             round=clients * training.at(trained_by_a_client(settings, federation)),
-            scorings=(math.ceil(settings.rounds / every) if every else 0) + (validated or not every),
+            scorings=turns(settings.rounds, every) + (validated or not every),
             scoring=scoring.at(1),
-            validations=math.ceil(settings.rounds / (every or 1)) if validated else 0,
+            validations=turns(settings.rounds, every or 1) if validated else 0,
             validating=validating.at(1),
             bytes_up=long.bytes_up,
             bytes_down=long.bytes_down,
             clients=clients,
+            workers=1 if settings.workers == "1" else worker_count(self.bench, len(federation.clients), settings.workers),
             peak=long.peak,
             later=tuple(start + 1 for start in long.phases if ROUNDS <= start < settings.rounds),
         )
+
+
+def turns(rounds: int, every: int) -> int:
+    """How many rounds are scored."""
+    return sum(is_turn(number, rounds, every) for number in range(1, rounds + 1))
 
 
 def examples_in(federation: Federation) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from polyfed.errors import PolyfedError
 
 if TYPE_CHECKING:
     from polyfed.cli.comparing import Job
+    from polyfed.data.federation import Federation
     from polyfed.rehearsal import Estimate
     from polyfed.settings import Settings
 
@@ -61,14 +61,17 @@ def prices_of(jobs: Sequence[Job], data: Any, quiet: bool) -> list[Price]:
     from polyfed.rehearsal import Rehearsal
 
     by_method: dict[str, list[Job]] = {}
+    federations: dict[str | None, Federation] = {}
     for job in jobs:
         by_method.setdefault(job.method, []).append(job)
+        if job.left_out not in federations:
+            with busy("Preparing data", quiet):
+                federations[job.left_out] = build_federation(data, job.settings)
     prices = []
     for number, (method, its_jobs) in enumerate(by_method.items(), 1):
         price = Price(method)
         prices.append(price)
         with busy(f"Rehearsing {method} ({number} of {len(by_method)})", quiet):
-            federations = {job.left_out: build_federation(data, job.settings) for job in its_jobs}
             try:
                 rehearsal = Rehearsal(its_jobs[0].settings, federations[its_jobs[0].left_out])
                 price.runs = [rehearsal.estimate(federations[job.left_out]) for job in its_jobs]
@@ -91,7 +94,7 @@ def show(prices: Sequence[Price], settings: Settings) -> None:
         shown.add_row(escape(price.method), *(cells(price) if price.runs else ["-"] * (len(COLUMNS) - 1)))
     print_table(f"{settings.data}: what it would cost", shown)
     out = console()
-    out.print(f"[bold]{escape(sum_words(prices, settings))}[/bold]")
+    out.print(f"[bold]{escape(sum_words(prices))}[/bold]")
     for price in prices:
         later = price.runs[0].later if price.runs else ()
         if later:
@@ -125,21 +128,17 @@ def cells(price: Price) -> list[str]:
     ]
 
 
-def sum_words(prices: Sequence[Price], settings: Settings) -> str:
+def sum_words(prices: Sequence[Price]) -> str:
     """What all runs cost together, and how long they take on the clock."""
     from polyfed.report.byte_words import byte_words
 
     runs = sum(len(price.runs) for price in prices)
     seconds = sum(price.cpu_seconds for price in prices)
     traffic = sum(run.traffic for price in prices for run in price.runs)
-    workers = worker_count(settings)
-    clock = f", {time_words(seconds / workers)} on the clock with {workers} workers" if workers > 1 else ""
+    workers = max((run.workers for price in prices for run in price.runs), default=1)
+    beside = sum(run.cpu_seconds / run.workers for price in prices for run in price.runs)
+    clock = f", {time_words(beside)} on the clock with {workers} workers" if workers > 1 else ""
     return f"{runs} run{'s' * (runs != 1)}: {time_words(seconds, 'core-')}{clock}; {byte_words(traffic)} of traffic."
-
-
-def worker_count(settings: Settings) -> int:
-    """Processes the settings ask for."""
-    return (os.cpu_count() or 1) if settings.workers == "auto" else int(settings.workers)
 
 
 def time_words(seconds: float, kind: str = "") -> str:
@@ -168,7 +167,6 @@ def told(prices: Sequence[Price], settings: Settings) -> dict[str, Any]:
     return {
         "data": settings.data,
         "core_hours": seconds / 3600,
-        "workers": worker_count(settings),
         "methods": methods,
         "note": NOTE,
     }

@@ -363,9 +363,9 @@ def why_impossible(bench: Workbench) -> str:
     return ""
 
 
-def worker_count(bench: Workbench, clients: int) -> int:
-    """How many processes the settings ask for; no more than there are clients."""
-    wanted = bench.settings.workers
+def worker_count(bench: Workbench, clients: int, wanted: str | None = None) -> int:
+    """How many processes the settings ask for, or are wanted; no more than there are clients."""
+    wanted = bench.settings.workers if wanted is None else wanted
     if wanted != "auto":
         return min(int(wanted), clients) if int(wanted) > 1 and clients > 1 else 1
     if why_impossible(bench):
