@@ -6,7 +6,7 @@ DEMO_QUICK = compare digits-mini --methods "fedavg; fedbn" --rounds 1
 RIVALS     = 'pfl[pytorch]==0.6.0' 'flwr[simulation]==1.41.0'
 LEFT_OUT   = slow or flower or network
 # Those that need Flower but no processes of it are in `make test` too, and skipped there where it is not installed, as in CI.
-FLOWER     = tests/test_flower*.py tests/test_deploy.py
+FLOWER     = tests/flower
 WORKERS    = 2
 
 SHELL      := /bin/bash
@@ -51,10 +51,12 @@ test-flower-all: export OMP_NUM_THREADS = 1
 test-flower-all: $(VENV)/.installed-flower  ## run all Flower tests: every method and every fault
 	$(PY) -m pytest -m flower $(ARGS)
 
-check: $(VENV)/.installed-dev  ## lint, formatting and types, as in CI
+check: $(VENV)/.installed-dev  ## lint, formatting, types and layers, as in CI
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/lint-imports --config .importlinter-cycles
 
 format: $(VENV)/.installed-dev  ## mend what ruff can mend
 	$(PY) -m ruff check --fix .

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from works import WORKS, federation
 
-from polyfed.data.federation import Federation
-from polyfed.experiment import Experiment
-from polyfed.folder import RunFolder
-from polyfed.memory import keep_freed_pages
-from polyfed.observers import record
+from polyfed.core.data_types import Federation
+from polyfed.costs.malloc import keep_freed_pages
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.lifecycle import train_run
+from polyfed.runs.run_folder import RunFolder
 from polyfed.settings import Settings
 
 WORK = WORKS["e3"]
@@ -40,7 +40,7 @@ def seconds_a_round(method: str, data: Federation, every: str, rounds: int, fold
         experiment = Experiment(settings, data)
         train = experiment.train
         experiment.train = lambda observers=(): train([*observers, mark])  # type: ignore[method-assign]
-        record(experiment, RunFolder(Path(home) / "run"))
+        train_run(experiment, RunFolder(Path(home) / "run"))
     (wall, cpu), (last_wall, last_cpu) = marks[1], marks[-1]
     return (last_wall - wall) / (rounds - 1), (last_cpu - cpu) / (rounds - 1)
 

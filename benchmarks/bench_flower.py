@@ -33,12 +33,12 @@ from processes import PeakMemory  # noqa: E402
 from results import put, read  # noqa: E402
 from write_flower import DATA, TEXT, document  # noqa: E402
 
-from flower_harness import Trial  # noqa: E402
-from flower_runs import EXECUTOR, digest_in  # noqa: E402
-from polyfed.experiment import Experiment  # noqa: E402
+from helpers.flower_harness import Trial  # noqa: E402
+from helpers.flower_runs import EXECUTOR, digest_in  # noqa: E402
+from polyfed.core.server import Server  # noqa: E402
 from polyfed.flower.app_folder import write_app  # noqa: E402
-from polyfed.observers import record  # noqa: E402
-from polyfed.server import Server  # noqa: E402
+from polyfed.runs.experiment import Experiment  # noqa: E402
+from polyfed.runs.lifecycle import train_run  # noqa: E402
 from polyfed.settings import Settings  # noqa: E402
 
 MODELS = HERE / "flower_payloads.py"
@@ -49,7 +49,7 @@ RUN_LIMIT = 300.0
 NEVER = "1000000s"
 COMMON = Settings(
     data="digits-mini(per_domain=10)",
-    unseen=("post", "print", "street"),
+    unseen=("transport", "print", "street"),
     rounds=4,
     batch_size=8,
     local_steps=1,
@@ -128,7 +128,7 @@ def in_process(settings: Settings) -> dict[str, Any]:
         if server.round:
             moments.append(time.monotonic())
 
-    result = record(Experiment(settings), None, observers=[note])
+    result = train_run(Experiment(settings), None, observers=[note])
     return {"rounds": differences(moments), "digest": result.digest}
 
 

@@ -73,7 +73,7 @@ def one_count(clients: int, turns: int, quick: bool) -> None:
     import torch
     from side_polyfed import settings_for
 
-    from polyfed.experiment import Experiment
+    from polyfed.runs.experiment import Experiment
 
     torch.set_num_threads(1)
     work = growth_work(clients, quick)
@@ -148,7 +148,7 @@ def long_run(rounds: int, quick: bool) -> dict[str, Any]:
     """Memory over many rounds of fedbn, when every client has been seen: a line through the second half should be flat."""
     from side_polyfed import settings_for
 
-    from polyfed.experiment import Experiment
+    from polyfed.runs.experiment import Experiment
 
     work = growth_work(20, quick)
     experiment = Experiment(settings_for(work, rounds), federation(work), "fedbn", build_model(work))

@@ -33,11 +33,11 @@ CONTENDERS = {
         Contender("polyfed", "polyfed, in process", POLYFED, ALL + SIZES),
         Contender("polyfed_2_threads", "polyfed, in process, 2 threads", POLYFED, LARGE, threads=2),
         Contender("workers", "polyfed, 2 workers", POLYFED, ALL + SIZES, options={"workers": "2"}),
-        Contender("fused", "polyfed, fused", POLYFED, SMALL, options={"deliver": "fused"}),
-        Contender("fused_2_threads", "polyfed, fused, 2 threads", POLYFED, SMALL, threads=2, options={"deliver": "fused"}),
-        Contender("fused_workers", "polyfed, fused, 2 workers", POLYFED, SMALL, options={"deliver": "fused", "workers": "2"}),
+        Contender("fused", "polyfed, fused", POLYFED, SMALL, options={"backend": "fused"}),
+        Contender("fused_2_threads", "polyfed, fused, 2 threads", POLYFED, SMALL, threads=2, options={"backend": "fused"}),
+        Contender("fused_workers", "polyfed, fused, 2 workers", POLYFED, SMALL, options={"backend": "fused", "workers": "2"}),
         Contender(
-            "fused_compiled", "polyfed, fused, compiled", POLYFED, SMALL, options={"deliver": "fused", "compile": "on"}, twice=True
+            "fused_compiled", "polyfed, fused, compiled", POLYFED, SMALL, options={"backend": "fused", "compile": "on"}, twice=True
         ),
         Contender(
             "fused_compiled_2_threads",
@@ -45,14 +45,14 @@ CONTENDERS = {
             POLYFED,
             SMALL,
             threads=2,
-            options={"deliver": "fused", "compile": "on"},
+            options={"backend": "fused", "compile": "on"},
         ),
         Contender(
             "fused_workers_compiled",
             "polyfed, fused, 2 workers, compiled",
             POLYFED,
             SMALL,
-            options={"deliver": "fused", "workers": "2", "compile": "on"},
+            options={"backend": "fused", "workers": "2", "compile": "on"},
         ),
         Contender(
             "workers_compiled",

@@ -34,9 +34,9 @@ from works import Work, build_model, chosen, federation
 from write_results import PROFILES
 
 import polyfed
-from polyfed.experiment import Experiment
-from polyfed.memory import keep_freed_pages
-from polyfed.server import Server
+from polyfed.core.server import Server
+from polyfed.costs.malloc import keep_freed_pages
+from polyfed.runs.experiment import Experiment
 
 OTHER, PYTHON = "other operators (batches, copies, gradients, the mean)", "Python outside operators"
 KINDS = {
@@ -262,7 +262,7 @@ def profiled(case: Case, work: Work, contender: Contender) -> str:
     experiment = Experiment(settings, federation(work), "fedavg", build_model(work))
     require_own_path(experiment, dict(contender.options))
     experiment.train([watch])
-    experiment.delivery.close()
+    experiment.backend.close()
     statistics = pstats.Stats(watch.python)
     tables = [[f"{share:7.1%}  {name}" for name, share in by_owner(statistics).items()], [*python_rows(statistics)]]
     operators: Shares | None = None

@@ -10,12 +10,12 @@ from contenders import Contender
 from turns import CannotTakePart, Turns
 from works import LEARNING_RATE, Work, build_model, federation
 
+from polyfed.backends.in_process import InProcess
+from polyfed.core.server import Server
+from polyfed.costs.malloc import keep_freed_pages
 from polyfed.errors import SettingError
-from polyfed.experiment import Experiment
-from polyfed.memory import keep_freed_pages
-from polyfed.server import Server
+from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings, setting_names
-from polyfed.simulate.in_process import InProcess
 
 
 def settings_for(work: Work, rounds: int, threads: int = 1, **options: Any) -> Settings:
@@ -33,12 +33,12 @@ def settings_for(work: Work, rounds: int, threads: int = 1, **options: Any) -> S
 
 def require_own_path(experiment: Experiment, options: dict[str, str]) -> None:
     """Refuse a setting that is accepted but does nothing: the ordinary path must not be reported under another name."""
-    delivery = experiment.delivery
-    within = getattr(delivery, "inner", delivery)
-    if "workers" in options and within is delivery:
-        raise CannotTakePart(f"polyfed still uses one process ({type(delivery).__name__}) with workers {options['workers']}")
-    if options.get("deliver") == "fused" and type(within) is InProcess:
-        raise CannotTakePart("polyfed still uses the ordinary path with deliver fused")
+    backend = experiment.backend
+    within = getattr(backend, "inner", backend)
+    if "workers" in options and within is backend:
+        raise CannotTakePart(f"polyfed still uses one process ({type(backend).__name__}) with workers {options['workers']}")
+    if options.get("backend") == "fused" and type(within) is InProcess:
+        raise CannotTakePart("polyfed still uses the ordinary path with backend fused")
 
 
 def require_compiled(options: dict[str, str]) -> None:
@@ -49,7 +49,7 @@ def require_compiled(options: dict[str, str]) -> None:
 
 
 def run(work: Work, contender: Contender, turns: Turns) -> None:
-    """Train through the ordinary door; an observer waits for the driver after the openings and after each round."""
+    """Train through the ordinary door; an observer waits for the driver after the setup and after each round."""
     keep_freed_pages()  # as the command line does
     options = dict(contender.options)
     settings = settings_for(work, turns.rounds, contender.threads, **options)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from polyfed.data.federation import ArrayExamples, ClientData, Federation
+from polyfed.core.data_types import ArrayExamples, ClientData, Federation
 from polyfed.models import models
 
 CLASSES = 10

@@ -79,7 +79,7 @@ def circumstances(measured: Mapping[str, Any]) -> str:
 def document(everything: Mapping[str, Any]) -> str:
     """The page."""
     cases = ordered(everything["flower"])
-    lines = [*BEGINNING, *table(cases), "", *gains(cases), "", *LOWERED, "", "## Measured with", "", *provenance(cases), "", *HOW]
+    lines = [*BEGINNING, *table(cases), "", *gains(cases), "", *LOWERED, "", "## Auto with", "", *provenance(cases), "", *HOW]
     return "\n".join(lines).rstrip() + "\n"
 
 

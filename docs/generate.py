@@ -8,20 +8,23 @@ stand between "own-method" and "end".
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import inspect
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from polyfed.cli.docstrings import first_sentence
-from polyfed.cli.ls import registry_of, written
 from polyfed.cli.show import GIVEN_BY_RUN
-from polyfed.report import method_tables
-from polyfed.report.method_tables import table
+from polyfed.core.slots import SLOTS
+from polyfed.reports import method_tables
+from polyfed.reports.catalogue import registry_of, written
+from polyfed.reports.docstrings import first_sentence
+from polyfed.reports.method_tables import table
 from polyfed.settings import Settings
 from polyfed.text import write_option
 
@@ -30,6 +33,25 @@ BLOCK = re.compile(
     r"(?P<start><!-- (?:generated: (?P<name>[\w-]+)(?: (?P<about>\S+))?|(?P<bare>own-method)) -->\n).*?(?P<end><!-- end -->)",
     re.DOTALL,
 )
+PACKAGE = ROOT / "src" / "polyfed"
+WIDTH = 115
+UPWARDS = (
+    "core",
+    "layers",
+    "models",
+    "data",
+    "methods",
+    "costs",
+    "backends",
+    "runs",
+    "recipes",
+    "analysis",
+    "reports",
+    "sweeps",
+    "flower",
+    "cli",
+)
+"""The packages from the lowest layer to the highest, as they are listed; one that is missing here comes last."""
 
 
 def pages() -> list[Path]:
@@ -72,6 +94,65 @@ def shown_file(name: str) -> str:
     return f"```python\n{(ROOT / name).read_text(encoding='utf-8').rstrip()}\n```"
 
 
+def purpose(file: Path) -> str:
+    """The first sentence of a module's docstring."""
+    paragraph = first_sentence(ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "")
+    return re.split(r"\.\s+(?=[A-Z])", paragraph)[0].replace("``", "`")
+
+
+def packages() -> dict[str, list[Path]]:
+    """Every package below ``polyfed`` with its modules, the root first and then upwards; a package's own file is not among them."""
+    homes: dict[str, list[Path]] = {}
+    for file in sorted(PACKAGE.rglob("*.py")):
+        modules = homes.setdefault(file.parent.relative_to(PACKAGE).as_posix(), [])
+        if file.name != "__init__.py":
+            modules.append(file)
+
+    def height(home: str) -> tuple[int, str]:
+        first = home.split("/")[0]
+        return (-1 if home == "." else UPWARDS.index(first) if first in UPWARDS else len(UPWARDS)), home
+
+    return {home: homes[home] for home in sorted(homes, key=height)}
+
+
+def packages_tree() -> str:
+    """The root's modules and the packages, each with its purpose, as a tree."""
+    found = packages()
+    rows = [(f"  {file.name}", purpose(file)) for file in found.pop(".")]
+    for home in found:
+        depth = home.count("/") + 1
+        rows.append((f"{'  ' * depth}{home.split('/')[-1]}/", purpose(PACKAGE / home / "__init__.py")))
+    width = max(len(name) for name, _ in rows) + 2
+    return "\n".join(["```text", "polyfed/", *(f"{name:{width}}{about.replace('`', '')}" for name, about in rows), "```"])
+
+
+def modules_tables() -> str:
+    """Every module with its purpose, a table for each package."""
+    parts = []
+    for home, files in packages().items():
+        name = "polyfed/" if home == "." else f"{home}/"
+        rows = ([f"`{file.relative_to(PACKAGE).as_posix()}`", purpose(file)] for file in files)
+        about = textwrap.fill(purpose(PACKAGE / home / "__init__.py") + ".", WIDTH)
+        parts.append(f"### `{name}`\n\n{about}\n\n{table(('module', 'purpose'), rows)}")
+    return "\n\n".join(parts)
+
+
+def slots_table() -> str:
+    """Every slot as ``core/slots.py`` has it."""
+    rows = (
+        [
+            f"`{slot.name}`",
+            slot.side,
+            slot.meaning,
+            slot.join.value,
+            ", ".join(stage or "(unnamed)" for stage in slot.stages),
+            "yes" if slot.must_be_used else "",
+        ]
+        for slot in SLOTS.values()
+    )
+    return table(("slot", "side", "meaning", "two parts joined", "stages, in order", "named by `uses`"), rows)
+
+
 def linked_from(page: Path) -> method_tables.Link:
     """Addresses of methods' pages, relative to a page."""
     return lambda name: Path(os.path.relpath(ROOT / "docs" / "methods" / f"{name}.md", page.parent)).as_posix()
@@ -83,6 +164,9 @@ BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "fedwon-table-7": lambda _, __: method_tables.fedwon_table_7(),
     "hfedf-table-1": lambda _, __: method_tables.hfedf_table_1(),
     "gperxan-table-1": lambda _, __: method_tables.gperxan_table_1(),
+    "packages": lambda _, __: packages_tree(),
+    "modules": lambda _, __: modules_tables(),
+    "slots": lambda _, __: slots_table(),
     "settings": lambda _, __: settings_table(),
     "list": lambda _, about: listing(about),
     "file": lambda _, about: shown_file(about),
@@ -91,7 +175,7 @@ BLOCKS: dict[str, Callable[[Path, str], str]] = {
 
 
 def rewritten(page: Path, text: str) -> str:
-    """The text of a page with every generated block made anew."""
+    """The text of a page with every generated block written again."""
 
     def block(match: re.Match[str]) -> str:
         name, about = match["name"] or match["bare"], match["about"] or ""

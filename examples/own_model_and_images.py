@@ -16,7 +16,7 @@ BARS = {"lying": (18, 5), "standing": (5, 18)}
 
 
 def draw_images(root: Path, per_class: int = 30) -> None:
-    """Grey bars on three backgrounds, as stand-ins for your photographs."""
+    """Grey bars on three backgrounds, as placeholders for your photographs."""
     place = random.Random(0)
     for domain, background in BACKGROUNDS.items():
         for name, (width, height) in BARS.items():

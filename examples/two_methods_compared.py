@@ -5,15 +5,14 @@ from __future__ import annotations
 from statistics import mean, stdev
 
 import polyfed
-from polyfed.data.sets.digits_mini import digits_mini
 
+DATA = "digits-mini(per_domain=100)"
 METHODS = ("fedavg", "fedbn")
 SEEDS = (0, 1)
 
 if __name__ == "__main__":
-    data = digits_mini(per_domain=100)
     for method in METHODS:
-        runs = [polyfed.run(data, method=method, rounds=4, lr=0.1, batch_size=16, seed=seed) for seed in SEEDS]
+        runs = [polyfed.run(DATA, method=method, rounds=4, lr=0.1, batch_size=16, seed=seed) for seed in SEEDS]
         means = [run.accuracy["mean"] for run in runs]
         worst = mean(run.accuracy["worst"] for run in runs)
         sent = runs[0].summary()["bytes_up"] / 1e6

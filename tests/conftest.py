@@ -12,6 +12,13 @@ import hypothesis
 import pytest
 import torch
 
+pytest.register_assert_rewrite("helpers")
+
+from helpers.command_line import images, polyfed  # noqa: E402
+from helpers.paths import ROOT  # noqa: E402
+
+__all__ = ["images", "polyfed"]
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 torch.set_num_threads(1)
@@ -34,7 +41,7 @@ def logger_left_as_it_was() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real image data: POLYFED_DATA, or shared/data beside the checkout."""
-    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    beside = ROOT.parent / "shared" / "data"
     folder = Path(os.environ.get("POLYFED_DATA") or beside)
     if not folder.is_dir():
         pytest.skip(f"no real data: {folder} is not a folder; set POLYFED_DATA to one")

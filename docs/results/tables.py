@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polyfed.data.federation import data_sets
-from polyfed.method import parse
+from polyfed.core.method import parse
+from polyfed.data.registry import data_sets
 from polyfed.recipes import read
-from polyfed.report import costs as report_costs
-from polyfed.report.gather import DEFAULTS, INCIDENTAL, MEAN, WORST, Contestant, Run, read_run
-from polyfed.report.sections import declared_leaves, spent_by
+from polyfed.reports import costs as report_costs
+from polyfed.reports.gather import DEFAULTS, INCIDENTAL, MEAN, WORST, GroupEntry, Run, read_run
+from polyfed.reports.sections import declared_uploads, spent_by
 from polyfed.text import read_call
 
 HERE = Path(__file__).parent
@@ -75,22 +75,22 @@ def progress(rows: Sequence[Row]) -> list[str]:
 
 
 def costs(rows: Sequence[Row]) -> list[str]:
-    """Traffic by client and round, and cost and privacy beside the table's own FedAvg; the columns are those of the report."""
-    contestants = [Contestant(row.label, measured(row.runs)) for row in rows if row.runs]
-    reference = next((spent_by(one) for one in contestants if one.first.method == report_costs.REFERENCE), None)
+    """Traffic by client and round, and cost and privacy relative to the table's own FedAvg; the columns are those of the report."""
+    entries = [GroupEntry(row.label, measured(row.runs)) for row in rows if row.runs]
+    reference = next((spent_by(one) for one in entries if one.first.method == report_costs.REFERENCE), None)
     lines = _head(["method", "MB up", "MB down", *report_costs.HEADS])
-    for one in contestants:
+    for one in entries:
         run = one.first
         turns = run.rounds * int(run.settings["clients_per_round"] or run.document["data"]["clients"])
         traffic = [f"{sum(run.bytes(way, 'training').values()) / turns / 1e6:.2f}" for way in ("up", "down")]
-        own = report_costs.expense_of(one.label, *declared_leaves(run), spent_by(one), reference)
+        own = report_costs.expense_of(one.label, *declared_uploads(run), spent_by(one), reference)
         lines.append(_line([one.label, *traffic, *report_costs.cells(own)]))
     return lines
 
 
 def measured(runs: Sequence[Run]) -> Sequence[Run]:
     """The runs whose processor time was measured; all, where it was in none."""
-    return [run for run in runs if run.ledger.get("cpu_seconds")] or runs
+    return [run for run in runs if run.costs.get("cpu_seconds")] or runs
 
 
 def origins(rows: Sequence[Row]) -> list[str]:
@@ -99,8 +99,8 @@ def origins(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         for run in row.runs:
             layout = run.settings.get("layout", "channels_first")
-            told = "" if layout == "channels_first" else f" --layout {layout}"
-            command = f"`polyfed run --recipe {row.recipe} --root DATA --seed {run.seed}{told}`"
+            option = "" if layout == "channels_first" else f" --layout {layout}"
+            command = f"`polyfed run --recipe {row.recipe} --root DATA --seed {run.seed}{option}`"
             commit = str(run.document["made_with"].get("commit", ""))[:7]
             lines.append(_line([row.label, command, str(run.seed), f"`{run.digest[:16]}`", f"`{commit}`"]))
     return lines
@@ -121,7 +121,7 @@ def _line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def told_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What makes two runs runs of one recipe, with every option of the data written out."""
     call = read_call(str(settings["data"]))
     rest = {
@@ -140,7 +140,7 @@ def fits(run: Mapping[str, Any], recipe: Mapping[str, Any]) -> bool:
 def finished_runs(folder: Path) -> list[tuple[dict[str, Any], Run]]:
     """All finished runs below a folder, with what they are."""
     runs = [read_run(file.parent) for file in sorted(folder.rglob("run.toml"))]
-    return [({**told_of(run.settings), "method": run.all_options}, run) for run in runs if run.finished]
+    return [({**settings_of(run.settings), "method": run.all_options}, run) for run in runs if run.finished]
 
 
 def rows_of(recipes: Sequence[str], runs: Sequence[tuple[dict[str, Any], Run]]) -> list[Row]:
@@ -148,8 +148,8 @@ def rows_of(recipes: Sequence[str], runs: Sequence[tuple[dict[str, Any], Run]]) 
     rows = []
     for name in recipes:
         recipe = read(name)
-        told = {**told_of({**DEFAULTS, **recipe.values}), "method": parse(str(recipe.values["method"])).full_text}
-        by_seed = {run.seed: run for settings, run in runs if fits(settings, told)}
+        wanted = {**settings_of({**DEFAULTS, **recipe.values}), "method": parse(str(recipe.values["method"])).full_text}
+        by_seed = {run.seed: run for settings, run in runs if fits(settings, wanted)}
         rows.append(Row(name, recipe.title.split(" on ")[0], [by_seed[seed] for seed in sorted(by_seed)]))
     return rows
 
@@ -162,8 +162,8 @@ def main(folder: str) -> None:
 
         def written(match: re.Match[str]) -> str:
             rows = rows_of(match["recipes"].split(), runs)
-            told = TABLES[match["name"]]([row for row in rows if row.runs] or rows)
-            return match[1] + "\n".join(told) + "\n" + match[4]
+            lines = TABLES[match["name"]]([row for row in rows if row.runs] or rows)
+            return match[1] + "\n".join(lines) + "\n" + match[4]
 
         new = MARK.sub(written, text)
         if new != text:

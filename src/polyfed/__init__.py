@@ -5,57 +5,63 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-# Two names that are also files: importing the file first lets the name stand for what people want.
-from polyfed.conversation import conversation as conversation
+# run.py imports nothing heavy. "run" is its own name too: importing the file first lets the name stand for the function.
+from polyfed.run import compare as compare
+from polyfed.run import estimate as estimate
+from polyfed.run import open_run as open_run
+from polyfed.run import report as report
+from polyfed.run import resume as resume
 from polyfed.run import run as run
+from polyfed.run import sweep as sweep
 
 if TYPE_CHECKING:
-    from polyfed.client import Client as Client
-    from polyfed.client import Step as Step
-    from polyfed.conversation import Ask as Ask
-    from polyfed.conversation import Payload as Payload
-    from polyfed.conversation import Reply as Reply
-    from polyfed.data.federation import ArrayExamples as ArrayExamples
-    from polyfed.data.federation import ClientData as ClientData
-    from polyfed.data.federation import DataSet as DataSet
-    from polyfed.data.federation import Domain as Domain
-    from polyfed.data.federation import Federation as Federation
+    from polyfed.core.client import Client as Client
+    from polyfed.core.client import Step as Step
+    from polyfed.core.conversation import Ask as Ask
+    from polyfed.core.conversation import Payload as Payload
+    from polyfed.core.conversation import Reply as Reply
+    from polyfed.core.conversation import conversation as conversation
+    from polyfed.core.data_types import ArrayExamples as ArrayExamples
+    from polyfed.core.data_types import ClientData as ClientData
+    from polyfed.core.data_types import DataSet as DataSet
+    from polyfed.core.data_types import Domain as Domain
+    from polyfed.core.data_types import Federation as Federation
+    from polyfed.core.method import Facts as Facts
+    from polyfed.core.method import Method as Method
+    from polyfed.core.method import parse as parse
+    from polyfed.core.method import register as register
+    from polyfed.core.server import Server as Server
+    from polyfed.core.sharing import Rule as Rule
+    from polyfed.core.sharing import Select as Select
+    from polyfed.core.sharing import keep_local as keep_local
+    from polyfed.core.sharing import reduce_with as reduce_with
+    from polyfed.core.sharing import upload_only as upload_only
     from polyfed.errors import PolyfedError as PolyfedError
-    from polyfed.method import Facts as Facts
-    from polyfed.method import Method as Method
-    from polyfed.method import parse as parse
-    from polyfed.method import register as register
-    from polyfed.observers import resume as resume
-    from polyfed.opened import open_run as open_run
-    from polyfed.rehearsal import estimate as estimate
-    from polyfed.result import Result as Result
-    from polyfed.server import Server as Server
+    from polyfed.reports.comparison import Comparison as Comparison
+    from polyfed.runs.result import Result as Result
+    from polyfed.runs.watcher import Watcher as Watcher
     from polyfed.settings import Settings as Settings
-    from polyfed.sharing import Rule as Rule
-    from polyfed.sharing import Select as Select
-    from polyfed.sharing import keep_local as keep_local
-    from polyfed.sharing import reduce_with as reduce_with
-    from polyfed.sharing import upload_only as upload_only
     from polyfed.testing import check_method as check_method
 
 _HOMES = {
-    "client": ("Client", "Step"),
-    "conversation": ("Ask", "Payload", "Reply"),
-    "data.federation": ("ArrayExamples", "ClientData", "DataSet", "Domain", "Federation"),
+    "core.client": ("Client", "Step"),
+    "core.conversation": ("Ask", "Payload", "Reply", "conversation"),
+    "core.data_types": ("ArrayExamples", "ClientData", "DataSet", "Domain", "Federation"),
+    "core.method": ("Facts", "Method", "parse", "register"),
+    "core.server": ("Server",),
+    "core.sharing": ("Rule", "Select", "keep_local", "reduce_with", "upload_only"),
     "errors": ("PolyfedError",),
-    "method": ("Facts", "Method", "parse", "register"),
-    "observers": ("resume",),
-    "opened": ("open_run",),
-    "rehearsal": ("estimate",),
-    "result": ("Result",),
-    "server": ("Server",),
+    "reports.comparison": ("Comparison",),
+    "runs.result": ("Result",),
+    "runs.watcher": ("Watcher",),
     "settings": ("Settings",),
-    "sharing": ("Rule", "Select", "keep_local", "reduce_with", "upload_only"),
     "testing": ("check_method",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = ["conversation", "run", *sorted(_HOME_OF)]
+_DOORS = ("compare", "estimate", "open_run", "report", "resume", "run", "sweep")
+
+__all__ = [*_DOORS, *sorted(_HOME_OF)]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@ PolyfedError
 ├── DataError        (ValueError)    missing classes, unreadable images, empty clients
 ├── SettingError     (ValueError)    a setting of the run that cannot be used
 ├── ClientFailure    (RuntimeError)  a client's work failed; says which client, round and stage
+│   ├── StateLost                    what it keeps between rounds is missing or damaged
 │   └── NotFinite                    its loss or weights became NaN or infinite
 ├── TooFewReplies    (RuntimeError)  a round could not gather the share of clients it needs
 ├── RunFolderError   (OSError)       a run folder that cannot be read or written
@@ -35,7 +36,7 @@ class TextError(PolyfedError, ValueError):
 
 
 class UnknownName(PolyfedError, LookupError):
-    """A name that no registry holds."""
+    """A name that no registry knows."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
@@ -66,7 +67,7 @@ class SettingError(PolyfedError, ValueError):
 
 
 class ClientFailure(PolyfedError, RuntimeError):
-    """A client's work failed. ``inputs`` holds what it was asked, where the delivery keeps that (``deliver="debug"``)."""
+    """A client's work failed. ``inputs`` holds what it was asked, where the backend records that (``backend="debug"``)."""
 
     inputs: Any = None
 

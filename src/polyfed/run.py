@@ -1,94 +1,33 @@
-"""START HERE: the loop. It holds every conversation a method asks for, and knows nothing about any method.
+"""START HERE: the doors for Python, each as wide as the command of the same name.
 
-``hold`` is the loop; ``run`` is the door for Python: data and a method in, a result out.
-Nothing heavy is imported here, so that the command line answers at once.
+Where things are: the loop over rounds is ``core/loop.py``, a client at work ``core/client.py``, the server ``core/server.py``, and
+every method is a file in ``methods/``. ``runs/experiment.py`` puts data, model and method together; ``runs/lifecycle.py`` trains,
+saves and resumes.
+
+The functions import what they need when they are called, for start-up time only: ``polyfed --help`` answers without importing torch.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
-
-from polyfed.conversation import Ask, Deliver, Reply, converse, standard_round
-from polyfed.errors import TooFewReplies
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from polyfed.method import Method
-    from polyfed.result import Result
-    from polyfed.server import Server
+    from polyfed.core.method import Method
+    from polyfed.reports.comparison import Comparison
+    from polyfed.runs.estimate import Estimate
+    from polyfed.runs.result import Result
+    from polyfed.runs.watcher import Watcher
+    from polyfed.sweeps.search import Sweep
 
-log = logging.getLogger("polyfed")
-
-Observer: TypeAlias = "Callable[[Server], None]"
-
-
-class Delivery(Protocol):
-    """Carries asks to clients and keeps what they keep; committed only when a round has succeeded."""
-
-    def __call__(self, ask: Ask) -> Iterator[Reply]: ...
-
-    def commit(self, without: Mapping[str, str] | Collection[str] = ()) -> None: ...
-
-    def rollback(self) -> None: ...
+    Model: TypeAlias = str | nn.Module | Callable[..., nn.Module] | None
+    Methods: TypeAlias = str | Method | Sequence[str | Method]
 
 
-def hold(
-    method: Method, server: Server, delivery: Delivery, carry: Deliver, rounds: int, observers: Iterable[Observer] = ()
-) -> None:
-    """Hold the openings and the rounds that are still to come.
-
-    Args:
-        method: whose conversations are held.
-        server: the state; ``server.round`` says how far it is.
-        delivery: keeps what clients keep.
-        carry: the delivery, or a wrapper of it that counts what travels.
-        rounds: the last round.
-        observers: called after every round, and once after the openings.
-    """
-    watching = tuple(observers)
-    if server.round == 0:
-        for opening in method.opening:
-            converse(opening(server), carry)
-        delivery.commit()
-        for observer in watching:
-            observer(server)
-    for number in range(server.round + 1, rounds + 1):
-        hold_round(method, server, delivery, carry, number)
-        for observer in watching:
-            observer(server)
-
-
-def hold_round(method: Method, server: Server, delivery: Delivery, carry: Deliver, number: int) -> None:
-    """Hold one round; repeat it from the same state when too few clients answered."""
-    talk = method.round or standard_round
-    before = server.bookmark()
-    for attempt in range(server.settings.retries + 1):
-        server.begin(number, attempt)
-        try:
-            converse(talk(server), carry)
-        except TooFewReplies as error:
-            delivery.rollback()
-            server.go_back(before)
-            if attempt == server.settings.retries:
-                server.round = number - 1
-                raise TooFewReplies(
-                    f"{error} The round was tried {attempt + 1} times; everything up to round {number - 1} is kept."
-                ) from error
-            log.warning("%s The round is repeated.", error)
-        else:
-            delivery.commit(without=server.rejected)
-            return
-
-
-def run(
-    data: Any = "digits-mini",
-    method: str | Method | None = None,
-    model: str | nn.Module | Callable[..., nn.Module] | None = None,
-    **settings: Any,
-) -> Result:
+def run(data: Any = "digits-mini", method: str | Method | None = None, model: Model = None, **settings: Any) -> Result:
     """Train a federation and return what came out.
 
     Args:
@@ -101,7 +40,195 @@ def run(
 
     Returns:
         The accuracy table, the costs, ``model_for(client)`` and ``newcomer()``.
+
+    Example:
+        ``polyfed.run("digits-mini", "fedbn", rounds=5).accuracy["mean"]``
     """
-    from polyfed.experiment import run_experiment
+    from polyfed.runs.lifecycle import run_experiment
 
     return run_experiment(data, method, model, **settings)
+
+
+def compare(
+    data: Any = "digits-mini",
+    methods: Methods = (),
+    model: Model = None,
+    *,
+    seeds: int = 1,
+    protocol: str = "seen",
+    out: str | Path | None = None,
+    watcher: Watcher | None = None,
+    **settings: Any,
+) -> Comparison:
+    """Train several methods with the same data, seeds and settings, and put them in one table.
+
+    Args:
+        data: as for ``polyfed.run``. A Federation cannot be compared with ``protocol="leave-one-out"``, since it is dealt already.
+        methods: texts or Method values; one text may name several, apart by semicolons.
+        model: as for ``polyfed.run``.
+        seeds: runs of each method: ``seed``, ``seed + 1``, ...
+        protocol: ``seen``, or ``leave-one-out``: every domain unseen in turn, all its images tested.
+        out: folder of the run folders. Finished runs in it are reused, stopped ones resumed; a run with a model or method given as an
+            object is trained again. None: nothing is written.
+        watcher: hears of every run, round and notice; default: nobody.
+        settings: any field of ``polyfed.Settings`` except ``method``.
+
+    Returns:
+        A row for each method (``rows``), ``best()``, ``costs``, ``note`` and ``as_json()``. A method that cannot be run has a
+        ``problem`` in its row; the others go on.
+
+    Example:
+        ``polyfed.compare("digits-mini", ["fedavg", "fedbn"], seeds=3, rounds=5).best().method``
+    """
+    from polyfed.reports.comparison import compare_runs
+    from polyfed.runs.compare import ComparedRuns, settings_for
+
+    chosen = settings_for(data, model, protocol, settings)
+    runs = ComparedRuns(chosen, methods, data=data, model=model, seeds=seeds, protocol=protocol, folder=out, watcher=watcher)
+    return compare_runs(runs)
+
+
+def sweep(
+    data: Any = "digits-mini",
+    methods: Methods = (),
+    search: Mapping[str, Sequence[Any]] | None = None,
+    model: str | None = None,
+    *,
+    random: int | None = None,
+    seeds: int = 1,
+    hold_out: float | None = None,
+    out: str | Path | None = None,
+    watcher: Watcher | None = None,
+    **settings: Any,
+) -> Sweep:
+    """Search settings of each method on validation data only, with equal budgets, then test what was chosen.
+
+    Args:
+        data: as for ``polyfed.run``, but no Federation: a search deals the data itself, with every test set out of reach.
+        methods: texts, or Method values that their text stands for; one text may name several, apart by semicolons.
+        search: values to try, by the name of a setting (``lr``) or of an option (``fedprox.mu``).
+        model: a name, or ``module.path:function``; default: the data set's own.
+        random: the number of random trials for each method, learning rates log-uniform between those given; default: a grid.
+        seeds: final runs of the chosen settings: ``seed``, ``seed + 1``, ...
+        hold_out: share of the training data to validate on, where there is no validation part.
+        out: folder of ``sweep.json`` and the runs, which are reused or resumed; default: ``runs/sweep-<data>``.
+        watcher: hears of every run, round and notice; default: nobody.
+        settings: any field of ``polyfed.Settings`` except ``method``.
+
+    Returns:
+        The finished search: ``searched`` (trials and the chosen one of each method), ``rows()`` (their tests) and ``as_json()``.
+
+    Example:
+        ``polyfed.sweep("digits-mini", ["fedavg", "fedbn"], {"lr": [0.01, 0.03, 0.1]}, rounds=5).rows()``
+    """
+    from polyfed.sweeps.run_sweep import run_sweep
+
+    return run_sweep(
+        data, methods, search or {}, model, random=random, seeds=seeds, hold_out=hold_out, out=out, watcher=watcher, **settings
+    )
+
+
+def estimate(
+    data: Any = "digits-mini", method: str | Method | None = None, model: Model = None, seconds: float = 20.0, **settings: Any
+) -> Estimate:
+    """What ``polyfed.run`` with the same arguments would cost; nothing is trained to its end.
+
+    Args:
+        data: as for ``polyfed.run``.
+        method: as for ``polyfed.run``.
+        model: as for ``polyfed.run``.
+        seconds: about how long it may take to find out.
+        settings: any field of ``polyfed.Settings``.
+
+    Returns:
+        CPU seconds (``cpu_seconds``: of the whole run), bytes by client and round, and the peak of memory.
+
+    Example:
+        ``polyfed.estimate("digits-mini", "fedbn", rounds=100).cpu_seconds``
+    """
+    from polyfed.runs.estimate import estimate_run
+
+    return estimate_run(data, method, model, seconds, **settings)
+
+
+def resume(
+    path: str | Path,
+    data: Any = None,
+    model: Any = None,
+    *,
+    method: Method | None = None,
+    load: Sequence[str] | None = None,
+    root: str | None = None,
+    device: str | None = None,
+    progress: bool = False,
+    notify: Callable[[str], None] = print,
+) -> Result:
+    """Go on with a run from its last good checkpoint, to the same end as if it had never stopped.
+
+    Args:
+        path: the run folder.
+        data: the data, where the run was started from Python with data that have no name.
+        model: likewise.
+        method: the method, where it is a value of Python that is not registered.
+        load: the files of methods, where they lie elsewhere than when the run was begun.
+        root: the folder of the data set's files, or the folder of images, where it lies elsewhere.
+        device: where models are trained, if not as before; another one may round in another way.
+        progress: show a progress bar.
+        notify: called with a sentence for each damaged file.
+
+    Returns:
+        As ``polyfed.run``.
+
+    Example:
+        ``polyfed.resume("runs/digits-mini-fedbn-seed0").accuracy``
+    """
+    from polyfed.runs import lifecycle
+
+    return lifecycle.resume(path, data, model, progress=progress, notify=notify, method=method, load=load, root=root, device=device)
+
+
+def open_run(
+    path: str | Path,
+    model: Any = None,
+    method: Method | None = None,
+    device: str = "auto",
+    load: Sequence[str] | None = None,
+    notify: Callable[[str], None] = print,
+) -> Result:
+    """A run as it was left, on a machine that need not have its data.
+
+    Args:
+        path: the run folder.
+        model: the model, where the run was started from Python with one.
+        method: likewise.
+        device: where models are computed: cpu, cuda, or auto.
+        load: the files of methods, where they lie elsewhere than when the run was begun.
+        notify: called with a sentence for each damaged file, and where a run is not finished.
+
+    Returns:
+        As ``polyfed.run``; ``newcomer()`` and ``model_for(client)`` are ready to use.
+
+    Example:
+        ``polyfed.open_run("runs/digits-mini-fedbn-seed0").newcomer()``
+    """
+    from polyfed.runs import reopen
+
+    return reopen.open_run(path, model, method, device, load, notify)
+
+
+def report(runs: str | Path | Sequence[str | Path], out: str | Path = "report.html") -> Path:
+    """Write one self-contained page about one or several runs: who won and how surely, curves, costs, what travelled.
+
+    Args:
+        runs: run folders, or folders that hold run folders.
+        out: the file to write; it needs no other file and no network.
+
+    Returns:
+        The file.
+
+    Example:
+        ``polyfed.report("runs/compare-digits-mini", "report.html")``
+    """
+    from polyfed.reports.html import report_on
+
+    return report_on(runs, out)

@@ -10,13 +10,10 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyfed.errors import SettingError, nearest
 from polyfed.text import read_call
-
-if TYPE_CHECKING:
-    import torch
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "weights": ("samples", "uniform"),
@@ -26,7 +23,6 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "selection": ("last", "best_validation"),
     "newcomer": ("averaged", "re-estimated", "nearest", "ensemble"),
     "unseen_part": ("test", "all"),
-    "deliver": ("process", "fused", "auto", "flower", "debug"),
     "compile": ("off", "on", "auto"),
     "amp": ("off", "bfloat16"),
     "layout": ("channels_first", "channels_last"),
@@ -77,7 +73,7 @@ class Settings:
     last_batch: str = setting("merge", "a last batch of one sample under batch norm: merge, drop, keep or error")
     selection: str = setting("last", "which round's model counts: last, or best_validation (mean over source clients)")
     evaluate_every: int = setting(
-        0, "evaluate every so many rounds; 0: only at the end, and on validation data for best_validation every round"
+        0, "evaluate every n rounds; 0: only at the end, and on validation data for best_validation every round"
     )
     newcomer: str = setting("averaged", "local layers of the newcomer model: averaged, re-estimated, nearest or ensemble")
     test_batch_size: int = setting(256, "samples in a test batch")
@@ -85,7 +81,7 @@ class Settings:
     threads: int = setting(1, "torch threads; results are the same to the bit only for the same number")
     checkpoint_every: str = setting("60s", "rounds between checkpoints (10), or seconds (60s)")
     load: tuple[str, ...] = setting((), "files of methods of your own")
-    deliver: str = setting(
+    backend: str = setting(
         "process", "how asks reach clients: process, fused (small clients together), auto (by a measurement), flower, or debug"
     )
     workers: str = setting("1", "processes that train clients side by side, one thread each: a number, or auto (one a core)")
@@ -93,8 +89,8 @@ class Settings:
     device: str = setting("cpu", "where models are trained: cpu, cuda, cuda:1, mps, or auto")
     amp: str = setting("off", "mixed precision in training and testing: off or bfloat16")
     layout: str = setting("channels_first", "how images lie in memory: channels_first, or channels_last (faster for some CNNs)")
-    flower_cpus: float = setting(1.0, "CPUs for each client at work, with --deliver flower")
-    flower_gpus: float = setting(0.0, "GPUs for each client at work, with --deliver flower")
+    flower_cpus: float = setting(1.0, "CPUs for each client at work, with --backend flower")
+    flower_gpus: float = setting(0.0, "GPUs for each client at work, with --backend flower")
 
     def __post_init__(self) -> None:
         problems = list(problems_of(self))
@@ -110,15 +106,8 @@ class Settings:
         """Names of the optimizer's buffers."""
         return () if self.optimizer == "sgd" and self.momentum == 0 else OPTIMIZER_BUFFERS[self.optimizer]
 
-    def make_optimizer(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """A fresh optimizer for one client and round."""
-        from polyfed.optimizers import OPTIMIZERS
-
-        momentum = {"momentum": self.momentum} if self.optimizer == "sgd" else {}
-        return OPTIMIZERS[self.optimizer](parameters, lr=lr, weight_decay=self.weight_decay, **momentum)
-
     def sampled(self, clients: int) -> int:
-        """How many of so many clients take part in a round."""
+        """How many of ``clients`` clients take part in a round."""
         wanted = self.clients_per_round
         if wanted is None:
             return clients
@@ -128,7 +117,7 @@ class Settings:
         return count
 
     def needed(self, asked: int) -> int:
-        """How many of so many asked clients must answer; 0.07 of 100 are 7, not the 8 that the product of floats rounds up to."""
+        """How many of the asked clients must answer; 0.07 of 100 are 7, not the 8 that the product of floats rounds up to."""
         return max(1, math.ceil(self.min_share * asked - 1e-9))
 
 

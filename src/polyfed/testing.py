@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from polyfed.checkpoint import Snapshot, copied, digest
-from polyfed.conversation import TRAINING, Ask, Reply
-from polyfed.data.federation import ArrayExamples, ClientData, Federation
+from polyfed.core.conversation import TRAINING, Ask, AskClients, Reply
+from polyfed.core.data_types import ArrayExamples, ClientData, Federation
+from polyfed.core.method import Method, as_method, methods, parse
+from polyfed.core.server import Server
 from polyfed.errors import PolyfedError, TooFewReplies
-from polyfed.experiment import Experiment
-from polyfed.method import Method, as_method, methods, parse
-from polyfed.server import Server
+from polyfed.runs.checkpoint import Snapshot, copied, digest
+from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings
-from polyfed.simulate.in_process import InProcess
 
 
 class ContractBroken(PolyfedError, AssertionError):
@@ -74,15 +74,17 @@ def check_method(method: str | Method, model: Callable[[], nn.Module] = TinyNet)
         model: builds a model the method can work on.
     """
     value = as_method(method)
-    for promise in (
+    promises = (
         _is_written_and_read,
         _sends_what_the_plan_says,
         _repeats_to_the_bit,
         _resumes_to_the_bit,
         _declares_itself,
         _trains_as_declared,
-    ):
-        promise(value, model)
+    )
+    with _random_streams_restored():
+        for promise in promises:
+            promise(value, model)
 
 
 def _settings(**changes: Any) -> Settings:
@@ -97,13 +99,13 @@ def _experiment(method: Method, model: Callable[[], nn.Module], **changes: Any) 
     return Experiment(_settings(**changes), tiny_federation(), method, built)
 
 
-def _require(kept: bool, method: Method, broken: str) -> None:
-    if not kept:
+def _require(fulfilled: bool, method: Method, broken: str) -> None:
+    if not fulfilled:
         raise ContractBroken(f"{method}: {broken}")
 
 
 def _is_written_and_read(method: Method, _: Callable[[], nn.Module]) -> None:
-    if not all(atom.name in methods.names() for atom in method.atoms):
+    if not all(part.name in methods.names() for part in method.parts):
         return
     for text in (str(method), method.full_text):
         _require(str(parse(text)) == str(method), method, f"the text {text!r} reads back as {str(parse(text))!r}.")
@@ -114,18 +116,19 @@ def _is_written_and_read(method: Method, _: Callable[[], nn.Module]) -> None:
 def _watched(experiment: Experiment) -> list[tuple[Ask, list[Reply]]]:
     """Train, and note everything that travels."""
     seen: list[tuple[Ask, list[Reply]]] = []
-    deliver = InProcess.__call__
 
-    def watch(self: InProcess, ask: Ask) -> Iterator[Reply]:
-        replies: list[Reply] = []
-        seen.append((ask, replies))
-        for reply in deliver(self, ask):
-            replies.append(reply)
-            yield reply
+    def watching(ask_clients: AskClients) -> AskClients:
+        def watch(ask: Ask) -> Iterator[Reply]:
+            replies: list[Reply] = []
+            seen.append((ask, replies))
+            for reply in ask_clients(ask):
+                replies.append(reply)
+                yield reply
 
-    experiment.delivery.__class__ = type("Watched", (InProcess,), {"__call__": watch})
+        return watch
+
     try:
-        experiment.train()
+        experiment.train(through=watching)
     except TooFewReplies as error:
         refused = error
     else:
@@ -162,29 +165,42 @@ def _check_what_travels(experiment: Experiment, seen: list[tuple[Ask, list[Reply
                 _require(not strange, method, f"client {reply.client} uploads {strange[:1]}, which the plan does not say.")
 
 
+@contextmanager
+def _random_streams_restored() -> Iterator[None]:
+    """Leave the caller's random streams (Python's, NumPy's, torch's) as they were."""
+    python, numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(of_torch)
+
+
 def _repeats_to_the_bit(method: Method, model: Callable[[], nn.Module]) -> None:
-    outside = (random.getstate(), str(np.random.get_state()), torch.get_rng_state())
     digests = []
     for extra_draws in (0, 3):
         for _ in range(extra_draws):
             random.random()
             np.random.random()
+            torch.rand(())
         experiment = _experiment(method, model)
-        before = torch.get_rng_state()
-        if extra_draws:
-            torch.rand(extra_draws)
-            before = torch.get_rng_state()
+        before = _random_streams()
         experiment.train()
         experiment.evaluate()
-        _require(torch.equal(before, torch.get_rng_state()), method, "it draws from the user's own random numbers.")
+        _require(before == _random_streams(), method, "it draws from the user's own random numbers.")
         digests.append(digest(experiment.snapshot()))
-    random.setstate(outside[0])
-    torch.set_rng_state(outside[2])
     _require(
         digests[0] == digests[1],
         method,
         "the same run twice gives different weights; draw only from client.generator or torch's default stream.",
     )
+
+
+def _random_streams() -> tuple[object, ...]:
+    """Where the caller's random streams are."""
+    name, keys, *place = np.random.get_state()
+    return random.getstate(), name, np.asarray(keys).tobytes(), tuple(place), torch.get_rng_state().numpy().tobytes()
 
 
 def _resumes_to_the_bit(method: Method, model: Callable[[], nn.Module]) -> None:
@@ -199,57 +215,63 @@ def _resumes_to_the_bit(method: Method, model: Callable[[], nn.Module]) -> None:
     first.train([keep_round_one])
     resumed.restore(saved[0])
     both.restore(saved[0])
-    _answered_by_one_at_first(repeated)
-    _answered_by_one_at_first(both)
-    for experiment, happened, hint in (
-        (resumed, "a run resumed after round 1", "keep state in client.memory, server.remember or entries"),
+    for experiment, through, happened, hint in (
+        (resumed, None, "a run resumed after round 1", "keep state in client.memory, server.remember or entries"),
         (
             repeated,
+            _answered_by_one_at_first(),
             "a run whose round 2 is repeated",
             "put a new value into server.memory instead of changing the old one in place",
         ),
-        (both, "a run resumed after round 1, whose round 2 is repeated,", "keep the server's state in server.remember"),
+        (
+            both,
+            _answered_by_one_at_first(),
+            "a run resumed after round 1, whose round 2 is repeated,",
+            "keep the server's state in server.remember",
+        ),
     ):
-        experiment.train()
+        experiment.train(through=through)
         same = digest(whole.snapshot()) == digest(experiment.snapshot())
         _require(same, method, f"{happened} ends with other weights; {hint}.")
 
 
-def _answered_by_one_at_first(experiment: Experiment) -> None:
-    """Let only one client answer the first question to train of round 2, so that the round is repeated."""
-    deliver = InProcess.__call__
+def _answered_by_one_at_first() -> Callable[[AskClients], AskClients]:
+    """Lets only one client answer the first question to train of round 2, so that the round is repeated."""
     failed: list[Ask] = []
 
-    def fail_once(self: InProcess, ask: Ask) -> Iterator[Reply]:
-        replies = deliver(self, ask)
-        if ask.what == "train" and ask.round == 2 and not failed:
-            failed.append(ask)
-            replies = iter(list(replies)[:1])
-        yield from replies
+    def failing_once(ask_clients: AskClients) -> AskClients:
+        def ask_them(ask: Ask) -> Iterator[Reply]:
+            replies = ask_clients(ask)
+            if ask.what == "train" and ask.round == 2 and not failed:
+                failed.append(ask)
+                replies = iter(list(replies)[:1])
+            yield from replies
 
-    experiment.delivery.__class__ = type("FailingOnce", (InProcess,), {"__call__": fail_once})
+        return ask_them
+
+    return failing_once
 
 
 def _declares_itself(method: Method, model: Callable[[], nn.Module]) -> None:
     experiment = _experiment(method, model)
     seen = _watched(experiment)
-    keeps = any(kept.memory for kept in experiment.delivery.kept.values()) or experiment.bench.plan.has_local_entries
+    keeps = any(state.memory for state in experiment.backend.client_states.values()) or experiment.bench.plan.has_local_entries
     _require(method.facts.client_state or not keeps, method, "clients keep state, but facts.client_state is not declared.")
     extras = any(reply.extras for ask, replies in seen if ask.purpose == TRAINING for reply in replies)
     _require(
-        bool(method.facts.leaves) or not extras,
+        bool(method.facts.data_derived_uploads) or not extras,
         method,
-        "replies carry extras derived from data, but facts.leaves does not say what.",
+        "replies have extras derived from data, but facts.data_derived_uploads does not say what.",
     )
     _require(
-        extras or not method.facts.leaves or method.population is not None,
+        extras or not method.facts.data_derived_uploads or method.population is not None,
         method,
-        "facts.leaves says that something beyond model entries leaves a client, but no reply in training carries any.",
+        "facts.data_derived_uploads says that something beyond model entries leaves a client, but no reply in training has any.",
     )
     _require(
-        bool(method.facts.leaves) == bool(method.facts.grain),
+        bool(method.facts.data_derived_uploads) == bool(method.facts.granularity),
         method,
-        'facts.leaves and facts.grain belong together; grain is "per sample" or "aggregate".',
+        'facts.data_derived_uploads and facts.granularity belong together; granularity is "per sample" or "aggregate".',
     )
 
 

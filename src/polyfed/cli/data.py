@@ -27,8 +27,10 @@ def check(
 
         found = compared(name, root)
     if as_json:
-        told = {"name": found.name, "root": found.root, "ok": found.ok, "layouts": found.layouts, "problems": found.problems}
-        print_json(told | {"counts": {domain: {split: sum(n) for split, n in by.items()} for domain, by in found.counts.items()}})
+        described = {"name": found.name, "root": found.root, "ok": found.ok, "layouts": found.layouts, "problems": found.problems}
+        print_json(
+            described | {"counts": {domain: {split: sum(n) for split, n in by.items()} for domain, by in found.counts.items()}}
+        )
     else:
         splits = list(dict.fromkeys(split for by in found.counts.values() for split in by))
         shown = table(("domain", "layout", *splits), splits)

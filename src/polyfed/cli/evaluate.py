@@ -9,14 +9,14 @@ import typer
 
 from polyfed.cli.options import Device, Json, LoadElsewhere, Quiet
 from polyfed.cli.output import busy, console, listen, print_json, print_table, table, warn
-from polyfed.cli.run import RunFolderPath, print_scores, rounds_words
+from polyfed.cli.run import RunFolderPath, print_scores
 from polyfed.errors import DataError, SettingError, nearest
 from polyfed.settings import CHOICES
 
 if TYPE_CHECKING:
-    from polyfed.data.federation import DataSet, Domain, Examples
-    from polyfed.evaluation import Row
-    from polyfed.experiment import Experiment
+    from polyfed.core.data_types import DataSet, Domain, Examples
+    from polyfed.core.evaluation import Row
+    from polyfed.runs.experiment import Experiment
 
 EXAMPLE = (
     "Examples:\n\npolyfed evaluate runs/digits-mini-fedbn-seed0 --newcomer all\n\n"
@@ -53,12 +53,9 @@ def evaluate(
     """Score a run: each seen client's own model, and the newcomer model on unseen domains."""
     listen(quiet)
     choices = _checked_choices(newcomer)
-    for name, value, known in (("split", split, SPLITS), ("part", part or "test", PARTS)):
-        if value not in known:
-            raise SettingError(f"--{name} cannot be {value!r}. {nearest(value, known)}")
-    refuse_idle_options(data, root, part, split)
+    check_options(data, root, part, split)
     with busy("Opening the run", quiet):
-        from polyfed.opened import open_experiment
+        from polyfed.runs.reopen import open_experiment
 
         experiment = open_experiment(
             path,
@@ -73,15 +70,13 @@ def evaluate(
         seen = seen_rows(experiment, split)
         choices = choices or [experiment.settings.newcomer]
         unseen = {choice: newcomer_rows(experiment, choice) if split == "test" else [] for choice in choices}
-    if newcomer is not None and not experiment.federation.unseen and not quiet:
-        warn("There is no unseen domain, so there is no newcomer. Give other DATA, or train with --unseen.")
-    if newcomer is not None and experiment.method.newcomer is not None and not quiet:
-        warn(f"{experiment.method} decides itself what a newcomer gets; --newcomer {newcomer} changes nothing.")
-    told = summary_of(experiment, path, data, split, seen, unseen)
+    if newcomer is not None and not quiet:
+        warn_if_unused(experiment, newcomer)
+    summary = summary_of(experiment, path, data, split, seen, unseen)
     if not quiet:
-        _print(told, choices, experiment)
+        _print(summary, choices, experiment)
     if as_json:
-        print_json(told)
+        print_json(summary)
 
 
 def _checked_choices(newcomer: str | None) -> list[str]:
@@ -95,10 +90,21 @@ def _checked_choices(newcomer: str | None) -> list[str]:
     return [newcomer]
 
 
-def refuse_idle_options(data: str | None, root: str | None, part: str | None, split: str) -> None:
-    """Refuse options that would change nothing."""
-    from polyfed.build import reads_files
+def warn_if_unused(experiment: Experiment, newcomer: str) -> None:
+    """Say that the choice of a newcomer changes nothing, where it does not."""
+    if not experiment.federation.unseen:
+        warn("There is no unseen domain, so there is no newcomer. Give other DATA, or train with --unseen.")
+    if experiment.method.newcomer is not None:
+        warn(f"{experiment.method} decides itself what a newcomer gets; --newcomer {newcomer} changes nothing.")
 
+
+def check_options(data: str | None, root: str | None, part: str | None, split: str) -> None:
+    """Refuse options that are unknown, or would change nothing."""
+    from polyfed.runs.assemble import reads_files
+
+    for name, value, known in (("split", split, SPLITS), ("part", part or "test", PARTS)):
+        if value not in known:
+            raise SettingError(f"--{name} cannot be {value!r}. {nearest(value, known)}")
     if data is None and part is not None:
         raise SettingError("--part is about other DATA, and none were given; of its own data the run has set aside what is tested.")
     if data is not None and split != "test":
@@ -109,10 +115,10 @@ def refuse_idle_options(data: str | None, root: str | None, part: str | None, sp
 
 def seen_rows(experiment: Experiment, split: str) -> list[Row]:
     """Scores of the clients' own models; clients without such images are not asked."""
-    from polyfed import evaluation
-    from polyfed.experiment import threads
+    from polyfed.core import evaluation
+    from polyfed.runs.experiment import threads
 
-    if split == "test" and not any(client.tests for client in experiment.delivery.data.values()):
+    if split == "test" and not any(client.tests for client in experiment.backend.data.values()):
         return []
     with threads(experiment.settings.threads):
         rows: list[Row] = experiment.talk(evaluation.seen(experiment.server, split))
@@ -121,7 +127,7 @@ def seen_rows(experiment: Experiment, split: str) -> list[Row]:
 
 def newcomer_rows(experiment: Experiment, choice: str) -> list[Row]:
     """Scores of the newcomer on every unseen domain."""
-    from polyfed.experiment import threads
+    from polyfed.runs.experiment import threads
 
     with threads(experiment.settings.threads):
         return [row for domain in experiment.federation.unseen for row in experiment.unseen_rows(domain, choice)]
@@ -137,8 +143,8 @@ def with_other_data(experiment: Experiment, data: str, root: str | None, part: s
         )
     if other.classes != federation.classes:
         warn(f"The classes of {other.name} have other names than those of the run; they are matched in their order.")
-    held = [client for client in federation.clients if experiment.delivery.holds(client.id)]
-    known = {domain for client in held for domain in client.domains}
+    readable = [client for client in federation.clients if experiment.backend.can_read(client.id)]
+    known = {domain for client in readable for domain in client.domains}
     by_name = {domain.name: domain for domain in other.domains}
     if any(domain in by_name and domain not in known for client in federation.clients for domain in client.domains):
         warn("What the run's clients keep stayed at their nodes, so the newcomer's model is scored on their domains too.")
@@ -149,8 +155,8 @@ def with_other_data(experiment: Experiment, data: str, root: str | None, part: s
 
 def other_data_set(experiment: Experiment, data: str, root: str | None) -> DataSet:
     """A data set by name or folder; a folder is read at the size of the run's inputs."""
-    from polyfed.build import build_data_set, is_folder
-    from polyfed.data.folder import image_folder
+    from polyfed.data.sets.image_folder import image_folder
+    from polyfed.runs.assemble import build_data_set, is_folder
 
     height, width = input_shape(experiment)[1:]
     if is_folder(data) and height == width:
@@ -170,7 +176,7 @@ def input_shape(experiment: Experiment) -> tuple[int, int, int]:
 
 
 def _part_of(domain: Domain, part: str) -> Examples:
-    from polyfed.data.federation import joined
+    from polyfed.core.data_types import joined
 
     if part == "test":
         return domain.test
@@ -184,7 +190,7 @@ def fitted(experiment: Experiment, examples: Examples) -> Examples:
     import torch
     from torch.nn.functional import interpolate
 
-    from polyfed.data.federation import ArrayExamples
+    from polyfed.core.data_types import ArrayExamples
 
     channels, height, width = input_shape(experiment)
     x, y = examples.batch(slice(None))
@@ -202,7 +208,7 @@ def summary_of(
     experiment: Experiment, path: str, data: str | None, split: str, seen: list[Row], unseen: dict[str, list[Row]]
 ) -> dict[str, Any]:
     """What was found as one JSON object; ``accuracy`` has the run's own newcomer choice, or the only one asked for."""
-    from polyfed.result import accuracy_table
+    from polyfed.runs.result import accuracy_table
 
     own = experiment.settings.newcomer
     shown = unseen.get(own, next(iter(unseen.values())))
@@ -221,21 +227,24 @@ def summary_of(
     }
 
 
-def _print(told: dict[str, Any], choices: list[str], experiment: Experiment) -> None:
-    from polyfed.report.tables import domain_rows, percent
+def _print(summary: dict[str, Any], choices: list[str], experiment: Experiment) -> None:
+    from polyfed.reports.tables import domain_rows, percent, rounds_words
 
-    title = f"{told['method']} after {rounds_words(told['rounds'])}, on {told['data']}"
+    title = f"{summary['method']} after {rounds_words(summary['rounds'])}, on {summary['data']}"
     if len(choices) == 1:
         chosen = experiment.federation.unseen and experiment.method.newcomer is None
-        print_scores(told, f"{title} (newcomer: {choices[0]})" if chosen else title)
+        print_scores(summary, f"{title} (newcomer: {choices[0]})" if chosen else title)
     else:
         print_scores(
-            {**told, "scores": [s for s in told["scores"] if s["view"] != "unseen"]} if told["accuracy"]["seen"] else told, title
+            {**summary, "scores": [s for s in summary["scores"] if s["view"] != "unseen"]}
+            if summary["accuracy"]["seen"]
+            else summary,
+            title,
         )
-        sizes = {row.domain: row for row in domain_rows(told) if row.view == "unseen"}
+        sizes = {row.domain: row for row in domain_rows(summary) if row.view == "unseen"}
         if sizes:
             shown = table(("domain", "test images", *choices), ("test images", *choices))
             for domain, row in sizes.items():
-                shown.add_row(domain, str(row.count), *(percent(told["newcomer"][choice][domain]) for choice in choices))
+                shown.add_row(domain, str(row.count), *(percent(summary["newcomer"][choice][domain]) for choice in choices))
             console().print()
             print_table("newcomer on unseen domains, accuracy %", shown)

@@ -11,7 +11,7 @@ from polyfed.cli import compare, cp, digest, evaluate, ls, predict, report, run,
 from polyfed.cli.data import data_app
 from polyfed.cli.deploy import deploy_app
 from polyfed.cli.guard import Guarded
-from polyfed.memory import keep_freed_pages
+from polyfed.costs.malloc import keep_freed_pages
 
 app = typer.Typer(
     name="polyfed",

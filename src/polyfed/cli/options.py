@@ -24,7 +24,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing else: no table, progress or warnings.")]
 EstimateOnly = Annotated[
     bool,
-    typer.Option("--estimate", help="Train nothing: rehearse a few batches, and print what it would cost (core-hours, MB)."),
+    typer.Option("--estimate", help="Train nothing: measure a few batches, and print what it would cost (core-hours, MB)."),
 ]
 Recipe = Annotated[
     str | None,
@@ -107,6 +107,11 @@ def chosen_settings(
     if "data" not in chosen:
         raise SettingError("Name the data to train on: a data set (polyfed ls data) or a folder root/<domain>/<class>/*.")
     return with_changes(Settings(), chosen)
+
+
+def arguments(settings: Settings) -> dict[str, Any]:
+    """Settings as the functions of ``run.py`` that take several methods take them."""
+    return {name: getattr(settings, name) for name in setting_names() if name != "method"}
 
 
 def read_change(text: str) -> tuple[str, Any]:

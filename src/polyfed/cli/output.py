@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from polyfed.reports.json_values import json_values
+
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.status import Status
     from rich.table import Table
 
 WIDTH_OF_FILES = 120
@@ -59,27 +61,25 @@ def show_progress(quiet: bool) -> bool:
 
 
 @contextmanager
+def status(text: str, quiet: bool) -> Iterator[Status | None]:
+    """Show what is being done, if somebody is there to see it; the text can be changed."""
+    if not show_progress(quiet):
+        yield None
+        return
+    with console(stderr=True).status(text) as shown:
+        yield shown
+
+
+@contextmanager
 def busy(text: str, quiet: bool) -> Iterator[None]:
     """Show that something is being prepared."""
-    if show_progress(quiet):
-        with console(stderr=True).status(text):
-            yield
-    else:
+    with status(text, quiet):
         yield
-
-
-def plain(tree: Any) -> Any:
-    """The tree as JSON can hold it: what is not a finite number is null."""
-    if isinstance(tree, Mapping):
-        return {str(key): plain(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [plain(value) for value in tree]
-    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
 def print_json(tree: Any) -> None:
     """Print one JSON object as one line."""
-    print(json.dumps(plain(tree), allow_nan=False, ensure_ascii=False), flush=True)
+    print(json.dumps(json_values(tree), allow_nan=False, ensure_ascii=False), flush=True)
 
 
 class _ToStandardError(logging.Handler):

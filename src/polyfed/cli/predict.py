@@ -19,7 +19,7 @@ from polyfed.settings import CHOICES
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from polyfed.experiment import Experiment
+    from polyfed.runs.experiment import Experiment
 
 EXAMPLE = "Example: polyfed predict runs/digits-mini-fedbn-seed0 seven.png --client pen"
 
@@ -45,7 +45,7 @@ def predict(
         raise SettingError(f"--newcomer cannot be {newcomer!r}. {nearest(newcomer, CHOICES['newcomer'])}")
     files = files_of(images)
     with busy("Opening the run", quiet):
-        from polyfed.opened import open_experiment
+        from polyfed.runs.reopen import open_experiment
 
         experiment = open_experiment(path, device=device or "auto", load=load or None, notify=warn)
         whose = model_words(experiment, client, newcomer)
@@ -55,11 +55,11 @@ def predict(
         scores = predicted(experiment, read, client, newcomer) if read else []
     for problem in problems:
         warn(problem)
-    told = [told_of(file, scores[place], experiment.federation.classes) for place, file in enumerate(read)]
+    predictions = [prediction_json(file, scores[place], experiment.federation.classes) for place, file in enumerate(read)]
     if not quiet:
-        _print(told, f"{experiment.method}, {whose}")
+        _print(predictions, f"{experiment.method}, {whose}")
     if as_json:
-        print_json({"run": path, "client": client, "predictions": told, "unreadable": problems})
+        print_json({"run": path, "client": client, "predictions": predictions, "unreadable": problems})
     if problems:
         raise typer.Exit(BAD_INPUT)
 
@@ -127,11 +127,11 @@ def predicted(experiment: Experiment, read: dict[str, Tensor], client: str | Non
     """Probabilities of each image, by a client's own model or by the newcomer's."""
     import torch
 
-    from polyfed.client import probabilities
-    from polyfed.data.federation import ArrayExamples
-    from polyfed.device import CPU
-    from polyfed.evaluation import inputs_of
-    from polyfed.experiment import threads
+    from polyfed.core.client import probabilities
+    from polyfed.core.data_types import ArrayExamples
+    from polyfed.core.device import CPU
+    from polyfed.core.evaluation import inputs_of
+    from polyfed.runs.experiment import threads
 
     bench = experiment.bench
     batches = inputs_of(bench, ArrayExamples(torch.stack(list(read.values())), torch.zeros(len(read))))
@@ -146,35 +146,35 @@ def predicted(experiment: Experiment, read: dict[str, Tensor], client: str | Non
 
 def models_of(experiment: Experiment, client: str | None, newcomer: str, batches: Any) -> list[tuple[float, Any]]:
     """Weights, and functions that put each model on the bench."""
-    from polyfed import evaluation
-    from polyfed.client import Client
+    from polyfed.core import evaluation
+    from polyfed.core.client import Client
 
-    server, bench, delivery = experiment.server, experiment.bench, experiment.delivery
+    server, bench, backend = experiment.server, experiment.bench, experiment.backend
     if client is None:
         made = experiment.talk(evaluation.newcomer(server, bench, newcomer, batches))
         whole = sum(weight for weight, _ in made.models)
         states = [(weight / whole, {n: v for n, v in state.items() if n in bench.live}) for weight, state in made.models]
         return [(weight, lambda state=state: bench.load(state)) for weight, state in states]
-    if client not in delivery.data:
-        raise DataError(f"There is no client {client!r}. {nearest(client, delivery.data)}")
+    if client not in backend.data:
+        raise DataError(f"There is no client {client!r}. {nearest(client, backend.data)}")
     for prepare in experiment.method.before_evaluation:
         experiment.talk(prepare(server))
-    at_work = Client(delivery.data[client], bench, delivery.state_of(client), server.round)
+    at_work = Client(backend.data[client], bench, backend.state_of(client), server.round)
     return [(1.0, lambda: at_work.receive(server.outgoing(client)))]
 
 
-def told_of(file: str, scores: Tensor, classes: Sequence[str]) -> dict[str, Any]:
+def prediction_json(file: str, scores: Tensor, classes: Sequence[str]) -> dict[str, Any]:
     """The answer for one image."""
     place = int(scores.argmax())
     by_class = {name: round(float(score), 6) for name, score in zip(classes, scores, strict=True)}
     return {"image": file, "class": classes[place], "probability": float(scores[place]), "probabilities": by_class}
 
 
-def _print(told: list[dict[str, Any]], title: str) -> None:
+def _print(predictions: list[dict[str, Any]], title: str) -> None:
     from rich.markup import escape
 
     shown = table(("image", "class", "probability"), ("probability",))
-    for row in told:
+    for row in predictions:
         shown.add_row(escape(row["image"]), escape(row["class"]), f"{row['probability']:.3f}")
-    if told:
+    if predictions:
         print_table(title, shown)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,14 +10,14 @@ import typer
 from polyfed.cli.guard import stoppable
 from polyfed.cli.options import Changes, Device, EstimateOnly, Json, LoadElsewhere, Quiet, Recipe, chosen_settings, with_settings
 from polyfed.cli.output import busy, console, listen, print_json, print_table, show_progress, table, warn
+from polyfed.run import resume as go_on
 
 if TYPE_CHECKING:
-    from polyfed.result import Result
+    from polyfed.runs.result import Result
     from polyfed.settings import Settings
 
 EXAMPLE = "Examples:\n\npolyfed run digits-mini --method fedbn --rounds 20 --unseen street\n\npolyfed run my_images/ --method 'fedbn + agc(clip=1.28)' --json"
 RESUME_EXAMPLE = "Example: polyfed resume runs/digits-mini-fedbn-seed0"
-LONGEST_SLUG = 60
 
 RunFolderPath = Annotated[str, typer.Argument(metavar="RUN", help="A run folder.")]
 Root = Annotated[
@@ -44,18 +43,16 @@ def run(
     listen(quiet)
     settings = chosen_settings(data, values, changes, recipe)
     if estimate:
-        from polyfed.cli.comparing import Job
-        from polyfed.cli.estimating import print_estimate
-
-        print_estimate([Job(settings.method, settings.seed, None, settings)], as_json, quiet)
+        print_estimate_of(settings, as_json, quiet)
         return
-    from polyfed.folder import RunFolder
+    from polyfed.runs.run_folder import RunFolder
 
     if out is not None:
         RunFolder(out).refuse_to_overwrite()
     with busy("Preparing data and model", quiet):
-        from polyfed.experiment import Experiment
-        from polyfed.observers import record
+        from polyfed.runs.experiment import Experiment
+        from polyfed.runs.folder_names import default_name, free_folder
+        from polyfed.runs.lifecycle import train_run
 
         experiment = Experiment(settings)
     folder = Path(out) if out is not None else free_folder(Path("runs") / default_name(experiment.settings))
@@ -63,7 +60,7 @@ def run(
         for notice in experiment.notices:
             warn(notice)
     with stoppable(f"go on with: polyfed resume {folder}"):
-        result = record(experiment, RunFolder(folder), show_progress(quiet))
+        result = train_run(experiment, RunFolder(folder), show_progress(quiet))
     report(result, as_json, quiet)
 
 
@@ -77,41 +74,17 @@ def resume(
 ) -> None:
     """Go on with a run that was stopped; the end is the same as if it never had been."""
     listen(quiet)
-    from polyfed.observers import resume as go_on
-
     with stoppable(f"go on with: polyfed resume {path}"):
         result = go_on(path, progress=show_progress(quiet), notify=warn, load=load or None, root=root, device=device)
     report(result, as_json, quiet)
 
 
-def slug(text: str) -> str:
-    """Text as a part of a file's name.
+def print_estimate_of(settings: Settings, as_json: bool, quiet: bool) -> None:
+    """What one run would cost."""
+    from polyfed.cli.estimating import print_estimate
+    from polyfed.runs.compare import ComparisonRun
 
-    >>> slug("fedbn + agc(clip=1.28)")
-    'fedbn-agc-clip-1.28'
-    """
-    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.")[:LONGEST_SLUG].rstrip("-.")
-
-
-def data_slug(data: str) -> str:
-    """The name of a data set without its options, or the last part of a folder."""
-    from polyfed.build import is_folder
-
-    return slug(Path(data).resolve().name if is_folder(data) else data.split("(")[0].replace("_", "-")) or "data"
-
-
-def default_name(settings: Settings) -> str:
-    """The name of a run folder."""
-    return f"{data_slug(settings.data)}-{slug(settings.method)}-seed{settings.seed}"
-
-
-def free_folder(wanted: Path) -> Path:
-    """The folder, or the first with a number added that is free."""
-    number, folder = 1, wanted
-    while folder.exists():
-        number += 1
-        folder = wanted.with_name(f"{wanted.name}-{number}")
-    return folder
+    print_estimate([ComparisonRun(settings.method, settings.seed, None, settings)], settings.data, as_json, quiet)
 
 
 def report(result: Result, as_json: bool, quiet: bool) -> None:
@@ -125,16 +98,11 @@ def report(result: Result, as_json: bool, quiet: bool) -> None:
         print_json({**summary, "notices": result.experiment.notices})
 
 
-def rounds_words(count: int) -> str:
-    """So many rounds."""
-    return f"{count} round{'s' * (count != 1)}"
-
-
 def print_scores(summary: dict[str, Any], title: str | None = None) -> None:
     """Accuracy by domain, seen and unseen apart."""
     from rich.markup import escape
 
-    from polyfed.report.tables import domain_rows, percent
+    from polyfed.reports.tables import domain_rows, percent, rounds_words
 
     rows = domain_rows(summary)
     shown = table(("view", "domain", "accuracy %", "test images"), ("accuracy %", "test images"))
@@ -159,8 +127,8 @@ def print_scores(summary: dict[str, Any], title: str | None = None) -> None:
 
 def print_costs(summary: dict[str, Any]) -> None:
     """Bytes by class of entry, and seconds."""
-    from polyfed.report.byte_words import byte_words
-    from polyfed.report.tables import cost_rows
+    from polyfed.reports.byte_words import byte_words
+    from polyfed.reports.tables import cost_rows
 
     rows = cost_rows(summary)
     shown = table(("for", "class of entry", "up", "down"), ("up", "down"))

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyfed.cli.docstrings import options_of, reflowed, text_of
-from polyfed.cli.ls import KINDS, fact_values, load_files, registry_of, written
+from polyfed.cli.ls import load_files
 from polyfed.cli.options import Changes, Json, Load, read_change
 from polyfed.cli.output import busy, console, print_json, print_table, table
 from polyfed.errors import PolyfedError, UnknownName, nearest
+from polyfed.reports.docstrings import options_of, reflowed, text_of
+from polyfed.reports.kinds import KINDS
 
 if TYPE_CHECKING:
-    from polyfed.registry import Recorded
+    from polyfed.core.registry import Recorded
 
 EXAMPLE = 'Examples: polyfed show "fedbn + agc(clip=1.28)"   polyfed show fedbn --model resnet20   polyfed show digits-mini'
 GIVEN_BY_RUN = {
@@ -43,24 +44,27 @@ def show(
 ) -> None:
     """Show the idea, formula, reference, options and facts of something, and what travels."""
     with busy("Looking", as_json):
+        from polyfed.reports.catalogue import written
+
         load_files(load)
         kind, record = found_as(name)
-    told: dict[str, Any] = {"kind": SINGULAR[kind], "name": written(kind, record.name)}
+    found: dict[str, Any] = {"kind": SINGULAR[kind], "name": written(kind, record.name)}
     settings = {"data": data or USUAL_DATA, "model": model} | dict(read_change(text) for text in changes or ())
     asked_for_plan = model is not None or data is not None
     if kind == "methods":
-        told |= method_told(name, settings, asked_for_plan)
+        found |= method_json(name, settings, asked_for_plan)
     else:
-        told |= {"documentation": text_of(record.doc), "options": options_of(record.signature, record.doc, GIVEN_BY_RUN[kind])}
-        told |= model_told(name, settings) if kind == "models" else {}
+        found |= {"documentation": text_of(record.doc), "options": options_of(record.signature, record.doc, GIVEN_BY_RUN[kind])}
+        found |= model_json(name, settings) if kind == "models" else {}
     if as_json:
-        print_json(told)
+        print_json(found)
     else:
-        _print(told)
+        _print(found)
 
 
 def found_as(name: str) -> tuple[str, Recorded[Any]]:
     """The kind of thing a name stands for; a sum is a method."""
+    from polyfed.reports.catalogue import registry_of, written
     from polyfed.text import read_call, read_sum
 
     first = (read_sum(name)[0] if "+" in name else read_call(name)).name
@@ -72,42 +76,43 @@ def found_as(name: str) -> tuple[str, Recorded[Any]]:
     raise UnknownName(f"Nothing is called {first!r}. {nearest(first, known)} See polyfed ls {'|'.join(KINDS)}.")
 
 
-def method_told(text: str, settings: dict[str, Any], asked_for_plan: bool) -> dict[str, Any]:
+def method_json(text: str, settings: dict[str, Any], asked_for_plan: bool) -> dict[str, Any]:
     """All about a method: its parts, its facts, and the plan of what travels on a model."""
-    from polyfed.method import methods, parse
+    from polyfed.core.method import methods, parse
+    from polyfed.reports.catalogue import fact_values
 
     method = parse(text)
     parts = []
-    for atom in method.atoms:
-        record = methods.find(atom.name)
+    for part in method.parts:
+        record = methods.find(part.name)
         home = inspect.getdoc(sys.modules[record.build.__module__]) or record.doc
         options = options_of(record.signature, record.doc, ())
-        now = dict(atom.options)
+        now = dict(part.options)
         parts.append(
-            {"name": atom.name, "documentation": home, "options": [{**o, "value": now.get(str(o["name"]))} for o in options]}
+            {"name": part.name, "documentation": home, "options": [{**o, "value": now.get(str(o["name"]))} for o in options]}
         )
-    told: dict[str, Any] = {"name": str(method), "text": method.full_text, "parts": parts, "facts": fact_values(method.facts)}
+    found: dict[str, Any] = {"name": str(method), "text": method.full_text, "parts": parts, "facts": fact_values(method.facts)}
     try:
-        return told | plan_told(settings | {"method": str(method)})
+        return found | plan_json(settings | {"method": str(method)})
     except PolyfedError as error:
         if asked_for_plan:
             raise
-        return told | {"plan": None, "no_plan": str(error)}
+        return found | {"plan": None, "no_plan": str(error)}
 
 
-def plan_told(settings: dict[str, Any]) -> dict[str, Any]:
+def plan_json(settings: dict[str, Any]) -> dict[str, Any]:
     """What travels, on which model."""
-    from polyfed.experiment import Experiment
+    from polyfed.runs.experiment import Experiment
     from polyfed.settings import Settings, with_changes
 
     experiment = Experiment(with_changes(Settings(), settings))
     return {"on": f"{type(experiment.bench.model).__name__}, {experiment.federation.name}", "plan": experiment.plan_table()}
 
 
-def model_told(text: str, settings: dict[str, Any]) -> dict[str, Any]:
+def model_json(text: str, settings: dict[str, Any]) -> dict[str, Any]:
     """How many parameters a model has, and its entries by kind."""
-    from polyfed.build import build_federation, build_model, check_output
-    from polyfed.entries import entries_of, find_head
+    from polyfed.core.entries import entries_of, find_head
+    from polyfed.runs.assemble import build_federation, build_model, check_output
     from polyfed.settings import Settings, with_changes
 
     federation = build_federation(settings["data"], with_changes(Settings(), settings | {"model": text}))
@@ -128,28 +133,28 @@ def model_told(text: str, settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _print(told: dict[str, Any]) -> None:
+def _print(found: dict[str, Any]) -> None:
     from rich.markup import escape
 
     out = console()
-    out.print(f"[bold]{escape(told['name'])}[/bold] [dim]{told['kind']}[/dim]\n")
-    for part in told.get("parts", [told]):
+    out.print(f"[bold]{escape(found['name'])}[/bold] [dim]{found['kind']}[/dim]\n")
+    for part in found.get("parts", [found]):
         out.print(escape(reflowed(part["documentation"])) + "\n")
         _print_options(part["name"], part["options"])
-    if "facts" in told:
+    if "facts" in found:
         shown = table(("fact", "value"))
-        for name, value in told["facts"].items():
+        for name, value in found["facts"].items():
             word = {True: "yes", False: "no", None: "what the model allows", "": "none worth naming"}.get(value, value)
             shown.add_row(name.replace("_", " "), escape(str(word)))
         print_table("facts", shown)
-    if "parameters" in told:
-        out.print(f"{told['parameters']:,} parameters on {escape(told['on'])}; head: {escape(told['head'])}\n")
-        _print_rows("entries", told["entries"], ("kind", "entries", "bytes"))
-    if told.get("plan"):
-        _print_rows(f"what travels ({told['on']}; bytes per client and round, each way)", told["plan"])
-    elif "no_plan" in told:
+    if "parameters" in found:
+        out.print(f"{found['parameters']:,} parameters on {escape(found['on'])}; head: {escape(found['head'])}\n")
+        _print_rows("entries", found["entries"], ("kind", "entries", "bytes"))
+    if found.get("plan"):
+        _print_rows(f"what travels ({found['on']}; bytes per client and round, each way)", found["plan"])
+    elif "no_plan" in found:
         out.print(
-            f"No plan of what travels on {USUAL_DATA}: {escape(told['no_plan'])} (--model, --data and --set choose another run.)"
+            f"No plan of what travels on {USUAL_DATA}: {escape(found['no_plan'])} (--model, --data and --set choose another run.)"
         )
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from polyfed.data.federation import Augmentation, Preparation
+from polyfed.core.data_types import Augmentation, Preparation
 from polyfed.errors import OptionError, nearest
 
 NORMALISATIONS: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -108,14 +108,14 @@ def holes(x: Tensor, side: int, most: int = 1, least: int = 1) -> Tensor:
     """Black out squares with random centres in each image; a square may reach over the edge."""
     count, _, height, width = x.shape
     number = torch.randint(least, most + 1, (count,))
-    kept = torch.ones(count, height, width, dtype=torch.bool)
+    visible = torch.ones(count, height, width, dtype=torch.bool)
     for hole in range(most):
         top = torch.randint(0, height, (count, 1)) - side // 2
         left = torch.randint(0, width, (count, 1)) - side // 2
         rows = (torch.arange(height) >= top) & (torch.arange(height) < top + side)
         columns = (torch.arange(width) >= left) & (torch.arange(width) < left + side)
-        kept &= ~(rows[:, :, None] & columns[:, None, :] & (number > hole)[:, None, None])
-    return x * kept[:, None].to(x.device)
+        visible &= ~(rows[:, :, None] & columns[:, None, :] & (number > hole)[:, None, None])
+    return x * visible[:, None].to(x.device)
 
 
 def light(x: Tensor, brightness: float, contrast: float, saturation: float = 0.0) -> Tensor:

@@ -1,9 +1,9 @@
-"""Decoded arrays kept on disk, so that images are decoded once and memory-mapped ever after.
+"""Decoded arrays stored on disk, so that images are decoded once and memory-mapped ever after.
 
 An entry is a folder ``<key>/`` with one ``.npy`` file per array and ``about.json``, which holds their
 checksums. The key is a sha256 over the recipe and the identity (path, bytes, time of change) of every
-file it was made from, so a changed file makes a new entry. An entry is written beside its place and
-renamed; one whose checksums do not fit is made again.
+file it was made from, so a changed file makes a new entry. An entry is written to a temporary
+folder and renamed; one whose checksums do not fit is made again.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
-    """Where decoded arrays are kept: ``POLYFED_CACHE``, else ``~/.cache/polyfed``."""
+    """Where decoded arrays are stored: ``POLYFED_CACHE``, else ``~/.cache/polyfed``."""
     chosen = os.environ.get("POLYFED_CACHE")
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "polyfed"
 
 
 def cached(recipe: Mapping[str, object], files: Sequence[FileIdentity], build: Callable[[], Arrays]) -> Arrays:
-    """The arrays this recipe makes of these files: from the cache, or built and kept.
+    """The arrays this recipe makes of these files: from the cache, or built and stored.
 
     Large arrays are mapped copy-on-write: they can be read by many processes at the cost of one, and
     writing to them never reaches the disk.
@@ -93,22 +93,22 @@ def _array(path: Path) -> NDArray[Any]:
 def _store(entry: Path, arrays: Arrays) -> None:
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=".new-", dir=entry.parent))
+        temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=entry.parent))
         try:
             for name, values in arrays.items():
-                np.save(beside / f"{name}.npy", values, allow_pickle=False)
-            checksums = {name: _crc32(beside / f"{name}.npy") for name in arrays}
-            (beside / "about.json").write_text(json.dumps({"crc32": checksums}))
-            _put_in_place(beside, entry)
+                np.save(temporary / f"{name}.npy", values, allow_pickle=False)
+            checksums = {name: _crc32(temporary / f"{name}.npy") for name in arrays}
+            (temporary / "about.json").write_text(json.dumps({"crc32": checksums}))
+            _put_in_place(temporary, entry)
         finally:
-            shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise DataError(
-            f"Decoded images cannot be kept in {entry.parent}: {error}. Set POLYFED_CACHE to a writable folder with room."
+            f"Decoded images cannot be stored in {entry.parent}: {error}. Set POLYFED_CACHE to a writable folder with room."
         ) from error
 
 
-def _put_in_place(beside: Path, entry: Path) -> None:
+def _put_in_place(temporary: Path, entry: Path) -> None:
     """Rename the new entry into place; a sound one that another process made meanwhile stays."""
     if entry.is_dir() and not _is_sound(entry):
         damaged = Path(tempfile.mkdtemp(prefix=".old-", dir=entry.parent))
@@ -116,7 +116,7 @@ def _put_in_place(beside: Path, entry: Path) -> None:
             entry.rename(damaged / "entry")
         shutil.rmtree(damaged)
     try:
-        beside.rename(entry)
+        temporary.rename(entry)
     except OSError:
         if not _is_sound(entry):
             raise

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
-import numpy as np
-
 from polyfed.data.archives import sha256_of
-from polyfed.data.cache import Arrays
-from polyfed.data.federation import data_sets
-from polyfed.data.parts import Facts, Part
+from polyfed.data.declaration import Declaration
+from polyfed.data.domain_files import DomainSource
+from polyfed.data.registry import data_sets
 from polyfed.errors import DataError
 
 
@@ -49,72 +47,63 @@ class CheckResult:
 
 
 def check(name: str, root: str) -> CheckResult:
-    """Compare all files of a data set with the expected counts and checksums; every image is decoded afresh.
+    """Compare all files of a data set with the expected counts and checksums; every image is decoded again.
 
     Args:
         name: A registered data set.
         root: The folder of its files.
     """
     record = data_sets.find(name)
-    facts = record.extra.get("facts")
-    if not isinstance(facts, Facts):
+    declaration = record.extra.get("declaration")
+    if not isinstance(declaration, Declaration):
         raise DataError(f"{record.name} is not read from files, so there is nothing to check.")
-    folder = Path(root).expanduser()
-    problems = _wrong_archives(facts, folder)
+    problems = _wrong_archives(declaration, Path(root).expanduser())
+    sources: Sequence[DomainSource] = ()
     try:
-        parts = facts.find(folder)
+        sources = declaration.sources_to_check(root)
     except DataError as error:
         if not problems:
             raise
         # A wrong archive is the reason why nothing is found in it.
-        parts = []
         problems.append(str(error))
     counts: dict[str, dict[str, tuple[int, ...]]] = {}
-    for part in parts:
-        problems += part.problems
+    for source in sources:
+        problems += source.problems
         try:
-            unreadable: list[str] = []
-            arrays = part.read(unreadable)
-            problems += unreadable
-            counts[part.domain] = _counts(part, arrays, len(facts.classes))
+            counts[source.domain] = source.count(len(declaration.classes), problems)
         except DataError as error:
             problems.append(str(error))
         else:
-            problems += _wrong_counts(part, counts[part.domain], facts)
-    layouts = {part.domain: part.layout for part in parts}
-    return CheckResult(facts.title, root, facts.classes, layouts, counts, tuple(dict.fromkeys(problems)))
+            problems += _wrong_counts(source, counts[source.domain], declaration)
+    layouts = {source.domain: source.layout for source in sources}
+    return CheckResult(declaration.title, root, declaration.classes, layouts, counts, tuple(dict.fromkeys(problems)))
 
 
-def _wrong_archives(facts: Facts, root: Path) -> list[str]:
+def _wrong_archives(declaration: Declaration, root: Path) -> list[str]:
     sentences = []
-    for file, expected in facts.packed.items():
+    for file, expected in declaration.packed_sha256.items():
         for path in dict.fromkeys((root / file, root / Path(file).name)):
             if path.is_file() and (found := sha256_of(path)) != expected:
                 sentences.append(f"{path} is not the packed file of this name: its sha256 is {found}, expected {expected}.")
     return sentences
 
 
-def _counts(part: Part, arrays: Arrays, classes: int) -> dict[str, tuple[int, ...]]:
-    labels = arrays["y"]
-    rows = {"all": np.arange(len(labels)), **part.split(arrays)}
-    return {split: tuple(np.bincount(labels[chosen], minlength=classes).tolist()) for split, chosen in rows.items()}
-
-
-def _wrong_counts(part: Part, found: Mapping[str, tuple[int, ...]], facts: Facts) -> list[str]:
+def _wrong_counts(source: DomainSource, found: Mapping[str, tuple[int, ...]], declaration: Declaration) -> list[str]:
     sentences = []
-    for split, expected in facts.expected.get(part.layout, {}).get(part.domain, {}).items():
-        counts = found.get(split, (0,) * len(facts.classes))
-        where = part.domain if split == "all" else f"{part.domain}, {split}"
+    classes = declaration.classes
+    for split, expected in declaration.expected.get(source.layout, {}).get(source.domain, {}).items():
+        counts = found.get(split, (0,) * len(classes))
+        where = source.domain if split == "all" else f"{source.domain}, {split}"
         if isinstance(expected, int):
             if sum(counts) != expected:
                 sentences.append(f"{where}: {sum(counts)} images, expected {expected}.")
             continue
         sentences += [
             f"{where}: {number} images of the class {label}, expected {wanted}."
-            for label, number, wanted in zip(facts.classes, counts, expected, strict=True)
+            for label, number, wanted in zip(classes, counts, expected, strict=True)
             if number != wanted
         ]
-        sentences += _swapped(where, facts.classes, counts, expected)
+        sentences += _swapped(where, classes, counts, expected)
     return sentences
 
 

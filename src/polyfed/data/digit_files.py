@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from polyfed.data.digit_file_formats import read_idx, read_libsvm, read_mat
 from polyfed.data.images import opened
-from polyfed.data.rawfiles import read_idx, read_libsvm, read_mat
 from polyfed.data.unpickle import read_pickle
 from polyfed.errors import DataError
 
@@ -42,7 +42,7 @@ class DigitFiles:
         npz: The packed file.
         originals: The published files, all of which are needed.
         pooled: Reads the published files into all images and labels, training before test.
-        release: Names of the folders of images with a label list beside them, for training and test.
+        release: Names of the folders of images with a label list next to them, for training and test.
     """
 
     domain: str
@@ -125,7 +125,7 @@ class DigitFiles:
         return Digits(x[train], y[train], x[test], y[test])
 
     def read_released(self, paths: Sequence[Path]) -> Digits:
-        """Read folders of images by the lists beside them, each line a file and its label."""
+        """Read folders of images by the lists next to them, each line a file and its label."""
         (train_x, train_y), (test_x, test_y) = (_listed(path) for path in paths)
         return Digits(train_x, train_y, test_x, test_y)
 

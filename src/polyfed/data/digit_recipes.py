@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
 
 from polyfed.errors import MissingExtra
 
@@ -79,7 +80,6 @@ def load_material() -> Material:
     """Read scikit-learn's digits and photographs and matplotlib's fonts."""
     try:
         import matplotlib
-        from PIL import ImageFont
         from sklearn.datasets import load_digits, load_sample_images
     except ImportError as error:
         raise MissingExtra(
@@ -186,8 +186,6 @@ def _finished(picture: Ink) -> Picture:
 
 
 def _resized(values: Ink, side: int, smooth: bool = True) -> Ink:
-    from PIL import Image
-
     kind = Image.Resampling.BICUBIC if smooth else Image.Resampling.BILINEAR
     return np.asarray(Image.fromarray(values.astype(np.float32)).resize((side, side), kind), dtype=np.float32)
 
@@ -216,8 +214,6 @@ def _thickened(ink: Ink) -> Ink:
 
 def _crop(photographs: NDArray[np.uint8], blocks: list[Box], rng: np.random.Generator) -> Ink:
     """A square inside one block, reduced to the frame's size and perhaps mirrored."""
-    from PIL import Image
-
     photograph, top, left, bottom, right = blocks[rng.integers(len(blocks))]
     side = int(rng.integers(SIDE, min(bottom - top, right - left) + 1))
     y, x = int(rng.integers(top, bottom - side + 1)), int(rng.integers(left, right - side + 1))
@@ -247,8 +243,6 @@ def _painted(ink: Ink, ground: Ink, colour: Ink) -> Ink:
 
 def _printed(digit: int, font: Any, setting: Setting) -> Ink:
     """Ink of a digit (with its neighbours) as its setting places it in the frame."""
-    from PIL import Image, ImageDraw
-
     canvas = Image.new("L", _CANVAS)
     draw = ImageDraw.Draw(canvas)
     left, top, right, bottom = font.getbbox(str(digit), stroke_width=setting.stroke)

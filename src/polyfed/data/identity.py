@@ -1,4 +1,4 @@
-"""What a run writes down of its data, and how other data are noticed when it is to go on."""
+"""How a run recognises its data: what it records of them, and in what other data differ when it is resumed."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from polyfed.data.federation import Federation
+from polyfed.core.data_types import Federation
 
 LISTED_CLIENTS = 100
-"""Of so many clients each is written down; of more only their digest."""
-TOLD_DIFFERENCES = 3
+"""Up to this number of clients, the samples of each are recorded; of more only their digest."""
+NAMED_DIFFERENCES = 3
 COUNTED = {"clients": "clients", "training_samples": "training samples", "classes": "classes"}
 
 
 def identity_of(federation: Federation) -> dict[str, Any]:
-    """The facts by which data are known again, as plain values."""
+    """The facts by which data are recognised, as plain values."""
     samples = {client.id: len(client.train) for client in sorted(federation.clients, key=lambda client: client.id)}
     return {
         "name": federation.name,
@@ -46,26 +46,26 @@ def _digest(federation: Federation) -> str:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """In what the data of now differ from those a run was begun with, in words; a new name alone is no difference."""
+    """In what the data of now differ from those a run was started with, in words; a new name alone is no difference."""
     changed = {key for key in then if key != "name" and then[key] != now.get(key)}
-    told = _between_clients(then["samples"], now.get("samples", {})) if "samples" in changed and "samples" in now else []
-    told = told or [f"{now[key]} {words} instead of {then[key]}" for key, words in COUNTED.items() if key in changed]
+    found = _between_clients(then["samples"], now.get("samples", {})) if "samples" in changed and "samples" in now else []
+    found = found or [f"{now[key]} {words} instead of {then[key]}" for key, words in COUNTED.items() if key in changed]
     if "unseen" in changed:
-        told.append(f"unseen are {', '.join(now['unseen']) or 'none'} instead of {', '.join(then['unseen']) or 'none'}")
-    if not told and "source" in changed:
-        told.append(f"they are {now['source']!r} instead of {then['source']!r}")
-    if not told and "digest" in changed:
-        told.append("the names of classes, or the sizes of validation or test parts, are others")
-    return told
+        found.append(f"unseen are {', '.join(now['unseen']) or 'none'} instead of {', '.join(then['unseen']) or 'none'}")
+    if not found and "source" in changed:
+        found.append(f"they are {now['source']!r} instead of {then['source']!r}")
+    if not found and "digest" in changed:
+        found.append("the names of classes, or the sizes of validation or test parts, are others")
+    return found
 
 
 def _between_clients(then: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
-    told = [f"client {client} with {count} training samples is missing" for client, count in then.items() if client not in now]
-    told += [f"client {client} is new" for client in now if client not in then]
-    told += [
+    found = [f"client {client} with {count} training samples is missing" for client, count in then.items() if client not in now]
+    found += [f"client {client} is new" for client in now if client not in then]
+    found += [
         f"client {client} has {now[client]} training samples instead of {count}"
         for client, count in then.items()
         if client in now and now[client] != count
     ]
-    more = len(told) - TOLD_DIFFERENCES
-    return told[:TOLD_DIFFERENCES] + ([f"and {more} more differences"] if more > 0 else [])
+    more = len(found) - NAMED_DIFFERENCES
+    return found[:NAMED_DIFFERENCES] + ([f"and {more} more differences"] if more > 0 else [])

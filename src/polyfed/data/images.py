@@ -75,15 +75,15 @@ def decode_all(
         middle_square: As for ``decode``.
     """
     images = np.empty((len(names), 3, size, size), np.uint8)
-    kept: list[int] = []
+    readable: list[int] = []
     for position, name in enumerate(names):
         try:
-            images[len(kept)] = decode(tree.read(name), name, size, middle_square)
+            images[len(readable)] = decode(tree.read(name), name, size, middle_square)
         except DataError as error:
             unreadable.append(str(error))
         else:
-            kept.append(position)
-    return images[: len(kept)], np.array(kept, np.int64)
+            readable.append(position)
+    return images[: len(readable)], np.array(readable, np.int64)
 
 
 def tiles(content: bytes, name: str, side: int, count: int) -> NDArray[np.uint8]:

@@ -1,11 +1,11 @@
-"""Dealing examples to clients by label: how many of each class every client gets, then which ones."""
+"""Label skew: how many examples of each class every client gets, then which ones."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyfed.data.dealing import Positions
+from polyfed.data.splits import Positions
 from polyfed.errors import DataError
 
 Counts = NDArray[np.int64]
@@ -42,7 +42,7 @@ def per_class_counts(totals: Counts, clients: int, alpha: float, least: int, ran
         if counts.sum(axis=1).min() >= least:
             return counts
     raise DataError(
-        f"dirichlet: in {MOST_DRAWS} draws no deal of {totals.sum()} examples to {clients} clients with alpha={alpha} "
+        f"dirichlet: in {MOST_DRAWS} draws no split of {totals.sum()} examples among {clients} clients with alpha={alpha} "
         f"gave every client {least} examples. Use fewer clients, a larger alpha or a smaller least."
     )
 

@@ -13,10 +13,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from polyfed.data.dealing import Positions, at_least, by_domain, clients_of, cut, generator, numbered, pooled_labels
-from polyfed.data.federation import ClientData, DataSet, partitions
+from polyfed.core.data_types import ClientData, DataSet
+from polyfed.data.client_shares import at_least, by_domain, clients_of, cut, numbered, numpy_generator, pooled_labels
+from polyfed.data.federate import federate
 from polyfed.data.label_skew import per_class_counts, per_client_counts, positions_of, shard_counts
-from polyfed.data.unseen import federate
+from polyfed.data.registry import partitions
+from polyfed.data.splits import Positions, check_share
 from polyfed.errors import DataError, OptionError
 
 __all__ = ["dirichlet", "domain", "domain_even", "domain_parts", "domain_split", "federate", "iid", "natural", "shards"]
@@ -26,7 +28,7 @@ def domain(dataset: DataSet, seed: int) -> tuple[ClientData, ...]:
     """One client per domain, named like it.
 
     Args:
-        dataset: The data to deal.
+        dataset: The data to split.
         seed: Not used: nothing is drawn.
     """
     return tuple(
@@ -39,14 +41,14 @@ def domain_even(dataset: DataSet, seed: int, clients: int = 20) -> tuple[ClientD
     """Each domain shuffled and cut into equal clients, so that five domains with 20 clients each make 100.
 
     Args:
-        dataset: The data to deal.
+        dataset: The data to split.
         seed: Decides the shuffle.
         clients: Clients per domain.
     """
     at_least("domain_even", "clients", clients, 1)
     holdings = {}
     for part in dataset.domains:
-        shuffled = generator(seed, "domain_even", part.name).permutation(len(part.train))
+        shuffled = numpy_generator(seed, "domain_even", part.name).permutation(len(part.train))
         for client, piece in zip(numbered(part.name, clients), cut(shuffled, clients), strict=True):
             holdings[client] = {part.name: piece}
     return clients_of(dataset, holdings, seed)
@@ -59,7 +61,7 @@ def domain_parts(dataset: DataSet, seed: int, parts: int = 2, out_of: int = 0) -
     (743 or 744 examples), of which the first ``parts`` become clients and the rest stays unused.
 
     Args:
-        dataset: The data to deal.
+        dataset: The data to split.
         seed: Decides only who gets which validation example.
         parts: Clients per domain.
         out_of: Number of parts a domain is cut into; 0 means as many as there are clients, so that nothing is left over.
@@ -79,22 +81,22 @@ def iid(dataset: DataSet, seed: int, clients: int) -> tuple[ClientData, ...]:
     """All domains together, shuffled and cut into equal clients.
 
     Args:
-        dataset: The data to deal.
+        dataset: The data to split.
         seed: Decides the shuffle.
         clients: Number of clients.
     """
     at_least("iid", "clients", clients, 1)
     total = sum(len(part.train) for part in dataset.domains)
-    return _from_union(dataset, cut(generator(seed, "iid").permutation(total), clients), seed)
+    return _from_union(dataset, cut(numpy_generator(seed, "iid").permutation(total), clients), seed)
 
 
 def dirichlet(
     dataset: DataSet, seed: int, clients: int, alpha: float, rule: str = "per_class", least: int = 10
 ) -> tuple[ClientData, ...]:
-    """All domains together, dealt with label skew drawn from a Dirichlet distribution.
+    """All domains together, split with label skew drawn from a Dirichlet distribution.
 
     Args:
-        dataset: The data to deal.
+        dataset: The data to split.
         seed: Decides all draws.
         clients: Number of clients.
         alpha: Concentration; small values give few classes per client.
@@ -115,7 +117,7 @@ def dirichlet(
             f"with at least {least} each. Use fewer clients or a smaller least."
         )
     present, totals = np.unique(labels, return_counts=True)
-    random = generator(seed, "dirichlet", rule)
+    random = numpy_generator(seed, "dirichlet", rule)
     if rule == "per_class":
         counts = per_class_counts(totals, clients, alpha, least, random)
     else:
@@ -124,10 +126,10 @@ def dirichlet(
 
 
 def shards(dataset: DataSet, seed: int, clients: int, classes_per_client: int = 2) -> tuple[ClientData, ...]:
-    """All domains together, each class cut into shards; every client gets shards of exactly so many classes.
+    """All domains together, each class cut into shards; every client gets shards of the same number of classes.
 
     Args:
-        dataset: The data to deal.
+        dataset: The data to split.
         seed: Decides who gets which classes and examples.
         clients: Number of clients.
         classes_per_client: Number of classes each client sees.
@@ -141,7 +143,7 @@ def shards(dataset: DataSet, seed: int, clients: int, classes_per_client: int = 
             f"shards: {clients} clients with {classes_per_client} classes each cannot hold the {len(present)} classes "
             f"of {dataset.name}. Use 1 to {len(present)} classes per client, and clients x classes of at least {len(present)}."
         )
-    random = generator(seed, "shards")
+    random = numpy_generator(seed, "shards")
     counts = shard_counts(totals, clients, classes_per_client, random)
     return _from_union(dataset, positions_of(labels, counts, present, random), seed)
 
@@ -150,7 +152,7 @@ def natural(dataset: DataSet, seed: int) -> tuple[ClientData, ...]:
     """One client per natural id (patient, writer, device) of each domain.
 
     Args:
-        dataset: The data to deal; its domains need ``groups``.
+        dataset: The data to split; its domains need ``groups``.
         seed: Decides only who gets which validation example.
     """
     holdings = {}
@@ -173,41 +175,40 @@ def natural(dataset: DataSet, seed: int) -> tuple[ClientData, ...]:
 def domain_split(
     dataset: DataSet, seed: int, clients: int, domains_per_client: int = 1, held_out: float = 0.1
 ) -> tuple[ClientData, ...]:
-    """Every client gets parts of exactly so many different domains (Algorithm 5 of hFedF).
+    """Every client gets parts of the same number of domains (Algorithm 5 of hFedF).
 
     With N clients, d domains per client and Z domains, the ``N d mod Z`` largest domains are cut at random into
-    ``floor(N d / Z) + 1`` equal parts, the others into one part less. The parts are dealt domain by domain,
+    ``floor(N d / Z) + 1`` equal parts, the others into one part less. The parts are assigned domain by domain,
     in turn to all clients; domains and clients are put into a random order first.
 
     Args:
-        dataset: The data to deal.
+        dataset: The data to split.
         seed: Decides all draws.
         clients: Number of clients.
         domains_per_client: Number of domains each client sees: 1 is the strongest shift, all domains the weakest.
-        held_out: Share of each client's examples kept for validation if the domains come without a validation part.
+        held_out: Share of each client's examples set aside for validation if the domains come without a validation part.
     """
     at_least("domain_split", "clients", clients, 1)
     at_least("domain_split", "domains_per_client", domains_per_client, 1)
-    if not 0 <= held_out < 1:
-        raise OptionError(f"domain_split: held_out is {held_out}; it must be at least 0 and below 1.")
+    check_share("domain_split", "held_out", held_out)
     number = len(dataset.domains)
     if not domains_per_client <= number <= clients * domains_per_client:
         raise DataError(
             f"domain_split: {clients} clients with {domains_per_client} domains each cannot hold the {number} domains of "
             f"{dataset.name}. Use 1 to {number} domains per client, and clients x domains_per_client of at least {number}."
         )
-    random = generator(seed, "domain_split")
+    random = numpy_generator(seed, "domain_split")
     pieces, extra = divmod(clients * domains_per_client, number)
     largest = [part.name for part in sorted(dataset.domains, key=lambda part: -len(part.train))[:extra]]
     names = numbered("client", clients)
     order = [names[position] for position in random.permutation(clients)]
     holdings: dict[str, dict[str, Positions]] = {name: {} for name in names}
-    dealt = 0
+    turn = 0
     for position in random.permutation(number):
         part = dataset.domains[position]
         for piece in cut(random.permutation(len(part.train)), pieces + (part.name in largest)):
-            holdings[order[dealt % clients]][part.name] = piece
-            dealt += 1
+            holdings[order[turn % clients]][part.name] = piece
+            turn += 1
     made = clients_of(dataset, holdings, seed)
     if held_out == 0 or any(part.validation is not None for part in dataset.domains):
         return made
@@ -227,9 +228,9 @@ def _from_union(dataset: DataSet, pieces: Sequence[Positions], seed: int) -> tup
 def _with_held_out(client: ClientData, share: float, seed: int) -> ClientData:
     """The client with a random share of its training examples moved to validation."""
     total = len(client.train)
-    held = min(max(1, round(share * total)), total - 1)
-    if held == 0:
+    count = min(max(1, round(share * total)), total - 1)
+    if count == 0:
         return client
-    shuffled = torch.from_numpy(generator(seed, "held_out", client.id).permutation(total))
-    moved, kept = shuffled[:held].sort().values, shuffled[held:].sort().values
-    return replace(client, train=client.train.subset(kept), validation=client.train.subset(moved))
+    shuffled = torch.from_numpy(numpy_generator(seed, "held_out", client.id).permutation(total))
+    moved, rest = shuffled[:count].sort().values, shuffled[count:].sort().values
+    return replace(client, train=client.train.subset(rest), validation=client.train.subset(moved))

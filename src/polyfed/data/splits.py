@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polyfed.data.cache import Arrays
 from polyfed.errors import OptionError
 
 Positions: TypeAlias = NDArray[np.int64]
+
+Splits: TypeAlias = Mapping[str, Positions]
+"""Rows of a domain by split: train, test, and perhaps validation."""
 
 
 def check_share(owner: str, option: str, share: float) -> None:
@@ -23,6 +28,18 @@ def without_end(positions: Positions, share: float) -> tuple[Positions, Position
     """The positions without their last share, and that last share."""
     taken = round(len(positions) * share)
     return positions[: len(positions) - taken], positions[len(positions) - taken :]
+
+
+def with_validation(train: Positions, test: Positions, share: float) -> Splits:
+    """These splits, with the last share of the training rows for validation."""
+    train, validation = without_end(train, share)
+    return {"train": train, "validation": validation, "test": test}
+
+
+def split_at_test(validation: float, arrays: Arrays) -> Splits:
+    """Rows in the order train, test: the test starts at ``testing_from``, and the last share before it is for validation."""
+    boundary = int(arrays["testing_from"])
+    return with_validation(np.arange(boundary), np.arange(boundary, len(arrays["y"])), validation)
 
 
 def stratified(labels: NDArray[np.int64], share: float, seed: int) -> tuple[Positions, Positions]:

@@ -1,7 +1,7 @@
 """Reads published pickles without running anything that is in them.
 
 CIFAR-10's batches and FedBN's parts are pickles, and a pickle can call any function by name. Here every
-name but the few that rebuild numpy arrays is refused, and those few are stand-ins written below: not even
+name but the few that rebuild numpy arrays is refused, and those few are replacements written below: not even
 numpy's own code sees the content before it has been checked. Arrays of Python objects are refused.
 """
 
@@ -192,7 +192,7 @@ _ADMITTED: dict[tuple[str, str], _Admitted] = {
 
 
 def _finished(value: Any) -> Any:
-    """The value with every stand-in replaced by its array."""
+    """The value with every placeholder replaced by its array."""
     if isinstance(value, _Array):
         if value.value is None:
             raise DataError("A pickle holds an array without content.")

@@ -8,24 +8,21 @@ are copied into the folder, hence travel too; Flower puts the folder on ``sys.pa
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import shutil
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
 from polyfed.errors import SettingError
-from polyfed.flower.run_config import DEFAULTS
-from polyfed.settings import Settings, with_changes
+from polyfed.flower.new_files import refuse_existing, writing_to
+from polyfed.flower.run_config import DEFAULTS, SETTINGS_KEY, settings_text
+from polyfed.settings import Settings
 
-SETTINGS_KEY = "polyfed-settings"
 SERVER_APP, CLIENT_APP = "polyfed.flower.server_app:app", "polyfed.flower.client_app:app"
 PROJECT, RECIPE, README = "pyproject.toml", "recipe.toml", "README.md"
-ALWAYS_TOLD = ("data", "method", "rounds")
+ALWAYS_WRITTEN = ("data", "method", "rounds")
 LONGEST_NAME = 32
 # Flower leaves files of these names out of what it sends.
 NEVER_SENT = re.compile(r"test_.*\.py|.*_test\.py")
@@ -43,21 +40,19 @@ def write_app(folder: Path, settings: Settings, name: str) -> list[Path]:
         The files written.
     """
     own = own_files(settings.load)
-    _refuse_existing(folder, [PROJECT, RECIPE, README, *own])
+    refuse_existing(folder, [PROJECT, RECIPE, README, *own], "nothing is overwritten. Name another folder.")
     travelling = dataclasses.replace(settings, load=tuple(own))
     texts = {
         PROJECT: project_text(travelling, name),
         RECIPE: recipe_text(travelling, name),
         README: readme_text(name),
     }
-    try:
+    with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for file, text in texts.items():
             (folder / file).write_text(text, encoding="utf-8")
         for file, source in own.items():
             shutil.copyfile(source, folder / file)
-    except OSError as error:
-        raise SettingError(f"Cannot write to {folder}: {error.strerror or error}. Name another place.") from error
     return [folder / file for file in (*texts, *own)]
 
 
@@ -74,42 +69,6 @@ def own_files(load: Sequence[str]) -> dict[str, Path]:
             raise SettingError(f"Two files to load are called {file.name}. Give one of them another name.")
         found[file.name] = file
     return found
-
-
-def settings_text(settings: Settings) -> str:
-    """Settings as JSON text; every setting is written, so that no default of another version of polyfed slips in."""
-    return json.dumps(dataclasses.asdict(settings), sort_keys=True)
-
-
-def settings_from(run_config: Mapping[str, Any]) -> Settings:
-    """Settings from a run's configuration, where server or node runs.
-
-    Args:
-        run_config: ``context.run_config``.
-    """
-    text = run_config.get(SETTINGS_KEY)
-    if not isinstance(text, str):
-        raise SettingError(
-            f"The run's configuration has no {SETTINGS_KEY}. Make the app folder with: polyfed deploy init DIR --recipe NAME"
-        )
-    try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise SettingError(f"{SETTINGS_KEY} in the run's configuration is not JSON: {error}.") from error
-    if not isinstance(values, dict):
-        raise SettingError(f"{SETTINGS_KEY} in the run's configuration is not a table of settings.")
-    settings = with_changes(Settings(), {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
-    return dataclasses.replace(settings, load=tuple(_arrived(file) for file in settings.load))
-
-
-def _arrived(name: str) -> str:
-    """Where a file of the app folder lies on this machine."""
-    for place in sys.path:
-        if (Path(place) / name).is_file():
-            return str(Path(place) / name)
-    raise SettingError(
-        f"The app folder that arrived here holds no {name}. Make it again with: polyfed deploy init DIR --recipe NAME"
-    )
 
 
 def project_text(settings: Settings, name: str) -> str:
@@ -137,11 +96,11 @@ def project_text(settings: Settings, name: str) -> str:
 
 def recipe_text(settings: Settings, name: str) -> str:
     """The settings that are not at their defaults as a recipe, to read, and to make the folder again from."""
-    plain = {item.name: item.default for item in dataclasses.fields(Settings) if item.name not in ALWAYS_TOLD}
-    told = {key: value for key, value in dataclasses.asdict(settings).items() if key not in plain or value != plain[key]}
+    plain = {item.name: item.default for item in dataclasses.fields(Settings) if item.name not in ALWAYS_WRITTEN}
+    written = {key: value for key, value in dataclasses.asdict(settings).items() if key not in plain or value != plain[key]}
     if settings.total_epochs is not None:
-        told.pop("rounds")
-    values = {key: list(value) if isinstance(value, tuple) else value for key, value in told.items()}
+        written.pop("rounds")
+    values = {key: list(value) if isinstance(value, tuple) else value for key, value in written.items()}
     document = {"title": f"{name}, as deployed", "settings": values}
     return f"# polyfed run --recipe {RECIPE}\n" + tomli_w.dumps(document)
 
@@ -154,14 +113,6 @@ def app_name(name: str) -> str:
     """
     plain = re.sub(r"[^a-z0-9]+", "-", Path(name).name.removesuffix(".toml").lower()).strip("-")
     return plain[:LONGEST_NAME].strip("-") or "polyfed-app"
-
-
-def _refuse_existing(folder: Path, names: Sequence[str]) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise SettingError(f"{folder} is a file. Name a folder.")
-    found = [name for name in names if (folder / name).exists()]
-    if found:
-        raise SettingError(f"{folder} already holds {', '.join(found)}, and nothing is overwritten. Name another folder.")
 
 
 def readme_text(name: str) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from polyfed.errors import MissingExtra, SettingError
+from polyfed.flower.new_files import refuse_existing, writing_to
 
 try:
     from cryptography import x509
@@ -44,7 +45,7 @@ class Signed(NamedTuple):
 
 
 def node_name(number: int) -> str:
-    """The file of a node's private key; its public key lies beside it and ends in ``.pub``."""
+    """The file of a node's private key; its public key lies next to it and ends in ``.pub``."""
     return f"node-{number}"
 
 
@@ -54,7 +55,7 @@ def make_certificates(folder: Path, nodes: int, hosts: Sequence[str] = (), days:
     Args:
         folder: where the files go; made if it does not exist, then readable by its owner only.
         nodes: how many key pairs.
-        hosts: names and addresses by which nodes reach the server, beside localhost and 127.0.0.1.
+        hosts: names and addresses by which nodes reach the server, in addition to localhost and 127.0.0.1.
         days: how long the certificates are valid.
 
     Returns:
@@ -63,7 +64,7 @@ def make_certificates(folder: Path, nodes: int, hosts: Sequence[str] = (), days:
     _check(nodes, hosts, days)
     names = [CA_CERTIFICATE, CA_KEY, SERVER_CERTIFICATE, SERVER_KEY]
     names += [name for number in range(1, nodes + 1) for name in (node_name(number), node_name(number) + PUBLIC_SUFFIX)]
-    _refuse_existing(folder, names)
+    refuse_existing(folder, names, "keys are never overwritten. Name another folder, or remove the old files.")
     authority = _authority(days)
     server = _server(authority, [*LOOPBACK, *hosts], days)
     contents = {
@@ -104,16 +105,6 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _refuse_existing(folder: Path, names: Sequence[str]) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise SettingError(f"{folder} is a file. Name a folder.")
-    found = [name for name in names if (folder / name).exists()]
-    if found:
-        raise SettingError(
-            f"{folder} already holds {', '.join(found)}, and keys are never overwritten. Name another folder, or remove the old files."
-        )
 
 
 def _authority(days: int) -> Signed:
@@ -176,13 +167,11 @@ def _pem_key(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _written(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
     """Write the files; what is private is so from its first byte on."""
-    try:
+    with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, content in contents.items():
             mode = PUBLIC if name.endswith((".crt", PUBLIC_SUFFIX)) else PRIVATE
             with os.fdopen(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
                 os.fchmod(file.fileno(), mode)
                 file.write(content)
-    except OSError as error:
-        raise SettingError(f"Cannot write to {folder}: {error.strerror or error}. Name another place.") from error
     return [folder / name for name in contents]

@@ -1,4 +1,4 @@
-"""Payloads as parcels and back, exact to the bit: entries by their names, extras as a tree of plain values with tensors beside it."""
+"""Payloads as wire messages and back, exact to the bit: entries by their names, extras as a tree of plain values, with their tensors as blocks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.conversation import Payload
-from polyfed.flower.parcel import BadParcel, Block, Parcel
-from polyfed.trees import flattened, rebuilt
+from polyfed.core.conversation import Payload
+from polyfed.core.trees import flattened, rebuilt
+from polyfed.flower.wire_message import BadMessage, Block, WireMessage
 
 ENTRIES, EXTRAS = "entries", "extras"
 DTYPES: Mapping[str, torch.dtype] = {
@@ -23,18 +23,18 @@ DTYPES: Mapping[str, torch.dtype] = {
 
 
 class Encoder:
-    """Turns payloads into parcels; a tensor that several payloads share is encoded once."""
+    """Turns payloads into wire messages; a tensor that several payloads share is encoded once."""
 
     def __init__(self) -> None:
-        # The tensor is held beside its block, so that its id stays its own.
+        # The tensor is stored with its block, so that its id stays its own.
         self.done: dict[int, tuple[Tensor, Block]] = {}
 
-    def parcel(self, payload: Payload, control: Mapping[str, Any]) -> Parcel:
-        """The parcel of a payload, with what else is to be said."""
+    def encode(self, payload: Payload, control: Mapping[str, Any]) -> WireMessage:
+        """The wire message of a payload and of further plain values."""
         tree, tensors = flattened(dict(payload.extras))
         entries = {name: self.block(value) for name, value in payload.entries.items()}
         extras = {name: self.block(value) for name, value in tensors.items()}
-        return Parcel({**control, EXTRAS: tree}, {ENTRIES: entries, EXTRAS: extras})
+        return WireMessage({**control, EXTRAS: tree}, {ENTRIES: entries, EXTRAS: extras})
 
     def block(self, value: Tensor) -> Block:
         """The bytes of a tensor."""
@@ -57,33 +57,33 @@ def tensor_of(block: Block) -> Tensor:
     """The tensor that a block holds; a block that does not fit its own shape is refused."""
     dtype = DTYPES.get(block.dtype)
     if dtype is None:
-        raise BadParcel(f"there is no type {block.dtype!r}")
+        raise BadMessage(f"there is no type {block.dtype!r}")
     if any(not isinstance(side, int) or side < 0 for side in block.shape):
-        raise BadParcel(f"{block.shape} is no shape")
+        raise BadMessage(f"{block.shape} is no shape")
     if math.prod(block.shape) * dtype.itemsize != len(block.data):
-        raise BadParcel(f"{len(block.data)} bytes do not make the shape {block.shape} of {block.dtype}")
+        raise BadMessage(f"{len(block.data)} bytes do not make the shape {block.shape} of {block.dtype}")
     _require_little_endian()
     if not block.data:
         return torch.empty(block.shape, dtype=dtype)
     raw = torch.frombuffer(bytearray(block.data), dtype=torch.uint8)
     if dtype is torch.bool and bool((raw > 1).any()):
-        raise BadParcel("a truth value is neither 0 nor 1")
+        raise BadMessage("a truth value is neither 0 nor 1")
     return raw.view(dtype).reshape(block.shape)
 
 
-def payload_of(parcel: Parcel) -> Payload:
-    """The payload that a parcel holds."""
-    entries = {name: tensor_of(block) for name, block in parcel.blocks.get(ENTRIES, {}).items()}
-    tensors = {name: tensor_of(block) for name, block in parcel.blocks.get(EXTRAS, {}).items()}
+def payload_of(wire_message: WireMessage) -> Payload:
+    """The payload that a wire message holds."""
+    entries = {name: tensor_of(block) for name, block in wire_message.blocks.get(ENTRIES, {}).items()}
+    tensors = {name: tensor_of(block) for name, block in wire_message.blocks.get(EXTRAS, {}).items()}
     try:
-        extras = rebuilt(parcel.control[EXTRAS], tensors)
+        extras = rebuilt(wire_message.control[EXTRAS], tensors)
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise BadParcel(f"its extras cannot be put together ({type(error).__name__}: {error})") from error
+        raise BadMessage(f"its extras cannot be put together ({type(error).__name__}: {error})") from error
     if not isinstance(extras, dict):
-        raise BadParcel("its extras are no table")
+        raise BadMessage("its extras are no table")
     return Payload(entries, extras)
 
 
 def _require_little_endian() -> None:
     if sys.byteorder != "little":
-        raise BadParcel("machines that store the high byte first are not supported")
+        raise BadMessage("machines that store the high byte first are not supported")

@@ -1,4 +1,4 @@
-"""A warm executor: runs the ClientApps of a SuperNode without starting Python anew for every message.
+"""A warm executor: runs the ClientApps of a SuperNode without starting Python again for every message.
 
     flower-supernode ... --isolation process --host 127.0.0.1 --port 9094
     python -m polyfed.flower.executor 127.0.0.1:9094
@@ -47,9 +47,9 @@ def run(address: str) -> None:
     wanted, wish = os.pipe()
     log.info("Ready.")
     while True:
-        told = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
-        if told.HasField("task") and told.token:
-            forked(lambda token=told.token: answer(address, token, wish))  # type: ignore[misc]
+        acquired = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
+        if acquired.HasField("task") and acquired.token:
+            forked(lambda token=acquired.token: answer(address, token, wish))  # type: ignore[misc]
         ready, _, _ = select.select([wanted], [], [], PAUSE)
         if ready:
             for line in os.read(wanted, select.PIPE_BUF).decode().splitlines():
@@ -94,7 +94,7 @@ def reside(address: Path) -> None:
 def main() -> None:
     """The executor of one node."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    # It would tell every look for work.
+    # It would log every look for work.
     logging.getLogger("httpx").setLevel(logging.WARNING)
     run(sys.argv[1])
 

@@ -1,6 +1,6 @@
-"""A node at work: its own data, the bench built from the run's settings, what it keeps on its disk, and its answers.
+"""A node at work: its own data, the bench built from the run's settings, its state on its disk, and its answers.
 
-Knows nothing of Flower: parcels come in, parcels go out, whether by a short-lived process, a resident one or Flower's simulation.
+It knows nothing of Flower: wire messages come in and go out, whether by a short-lived process, a resident one or Flower's simulation.
 """
 
 from __future__ import annotations
@@ -15,28 +15,31 @@ from typing import Any
 
 import torch
 
-from polyfed.build import build_bench, build_data_set, prepared_model
-from polyfed.client import Client, Kept, Workbench, answer
-from polyfed.conversation import TRAINING
-from polyfed.data.federation import ClientData, Examples, Federation
+from polyfed.core.client import Client, answer
+from polyfed.core.conversation import TRAINING
+from polyfed.core.data_types import ClientData, Examples, Federation
+from polyfed.core.load_methods import load_file
+from polyfed.core.losses import losses
+from polyfed.core.method import Method, as_method
+from polyfed.core.server import ClientInfo, in_fixed_order
+from polyfed.core.workbench import ClientState, Workbench
+from polyfed.data.federation_summary import input_type
 from polyfed.data.partition import federate
 from polyfed.errors import DataError, NotFinite, PolyfedError, SettingError, StateLost, nearest
-from polyfed.experiment import read_initial, threads
 from polyfed.flower.codec import Encoder, payload_of
-from polyfed.flower.node_state import NodeState
-from polyfed.flower.parcel import DESCRIBE, BadParcel, Parcel, refusal
-from polyfed.flower.places import home_of
-from polyfed.losses import losses
-from polyfed.method import Method, as_method, load_file
-from polyfed.outline import input_type
-from polyfed.server import ClientInfo, in_fixed_order
+from polyfed.flower.node_folders import home_of
+from polyfed.flower.run_config import read_settings, settings_text
+from polyfed.flower.wire_message import DESCRIBE, BadMessage, WireMessage, refusal
+from polyfed.runs.assemble import build_bench, build_data_set, build_federation, prepared_model
+from polyfed.runs.client_state_files import ClientStateFiles
+from polyfed.runs.experiment import read_initial, threads
 from polyfed.settings import Settings, with_changes
 
 log = logging.getLogger("polyfed")
 
 PARTITION = "partition-id"
 LOST_STATE = "lost-state"
-WHEN_LOST = ("refuse", "anew")
+REFUSE, RESTART = "refuse", "restart"
 """What a node does when the server goes on from a state that it no longer has."""
 
 
@@ -51,70 +54,72 @@ class Workplace:
         self.simulated = PARTITION in config
         self.federation = whole_federation(settings, self.method) if self.simulated else own_federation(settings, config)
         self.initial = None if settings.init is None else read_initial(settings.init)
-        self.told = ""
+        self.facts = ""
         self.made: Workbench | None = None
 
     def bench(self, facts: Mapping[str, Any]) -> Workbench:
         """The bench for what the server says of the whole federation: rounds, and numbers of examples by class."""
-        told = json.dumps(facts, sort_keys=True)
-        if self.made is None or told != self.told:
+        text = json.dumps(facts, sort_keys=True)
+        if self.made is None or text != self.facts:
             settings = dataclasses.replace(self.settings, rounds=int(facts["rounds"]), total_epochs=None)
             with threads(settings.threads):
                 model = prepared_model(settings, self.method, self.federation, None, self.initial)
                 self.made = build_bench(settings, self.method, self.federation, model)
             self.made.loss = losses.build(settings.loss, class_counts=list(facts["class_counts"]))
-            self.told = told
+            self.facts = text
         return self.made
 
 
 class Node:
     """One client at its workplace."""
 
-    def __init__(self, workplace: Workplace, data: ClientData, home: Path, when_lost: str = "refuse") -> None:
+    def __init__(self, workplace: Workplace, data: ClientData, home: Path, when_lost: str = REFUSE) -> None:
         self.workplace, self.data, self.home, self.when_lost = workplace, data, home, when_lost
 
-    def answer(self, parcel: Parcel) -> Parcel:
+    def answer(self, wire_message: WireMessage) -> WireMessage:
         """Answer an ask; what goes wrong here is said in the answer."""
         try:
-            if parcel.control.get("what") == DESCRIBE:
-                return Parcel({"ok": True, "description": self.description()})
-            return self.work(parcel)
+            if wire_message.control.get("what") == DESCRIBE:
+                return WireMessage({"ok": True, "description": self.description()})
+            return self.work(wire_message)
         except NotFinite as error:
             return refusal(str(error), "not_finite")
         except PolyfedError as error:
             log.warning("%s", error)
             return refusal(str(error))
-        except BadParcel as error:
+        except BadMessage as error:
             return refusal(f"Client {self.data.id} cannot read what it was asked: {error}.")
 
-    def work(self, parcel: Parcel) -> Parcel:
-        """Start from the version the ask names, answer, and write down what is kept."""
-        ask = parcel.control
+    def work(self, wire_message: WireMessage) -> WireMessage:
+        """Start from the version the ask names, answer, and store what the client keeps."""
+        ask = wire_message.control
         if ask["client"] != self.data.id:
             raise SettingError(f"This node is client {self.data.id}, but was asked as client {ask['client']}.")
-        state = NodeState(self.home, ask["run"], self.data.id)
-        kept, begun_anew = self.starting_point(state, ask["start"], ask["purpose"])
+        files = ClientStateFiles(self.home, ask["run"], self.data.id)
+        state, restarted = self.starting_point(files, ask["start"], ask["purpose"])
         bench = self.workplace.bench(ask["facts"])
-        client = Client(self.data, bench, kept, int(ask["round"]), int(ask["attempt"]))
+        client = Client(self.data, bench, state, int(ask["round"]), int(ask["attempt"]))
         with threads(bench.settings.threads):
-            payload = answer(client, ask["what"], payload_of(parcel))
-        told: dict[str, Any] = {"ok": True, "loss": client.loss, "version": None, "begun_anew": begun_anew}
-        if ask["purpose"] == TRAINING and (client.kept.entries or client.kept.memory or ask["start"] is not None):
-            told |= {"version": ask["version"], "digest": state.store(ask["version"], client.kept)}
-            state.tidy(ask["needed"], ask["version"])
-        return Encoder().parcel(payload, told)
+            payload = answer(client, ask["what"], payload_of(wire_message))
+        control: dict[str, Any] = {"ok": True, "loss": client.loss, "version": None, "restarted": restarted}
+        if ask["purpose"] == TRAINING and (client.state.entries or client.state.memory or ask["start"] is not None):
+            control |= {"version": ask["version"], "digest": files.store(ask["version"], client.state)}
+            files.tidy(ask["needed"], ask["version"])
+        return Encoder().encode(payload, control)
 
-    def starting_point(self, state: NodeState, start: Mapping[str, str] | None, purpose: str) -> tuple[Kept, bool]:
-        """What the client kept in the version it goes on from, and whether that is lost and it begins to train anew."""
+    def starting_point(self, files: ClientStateFiles, start: Mapping[str, str] | None, purpose: str) -> tuple[ClientState, bool]:
+        """What the client kept in the version it goes on from, and whether that is lost and it starts again."""
         if start is None:
-            return Kept(), False
+            return ClientState(), False
         try:
-            return state.load(start["version"], start["digest"]), False
+            return files.load(start["version"], start["digest"]), False
         except StateLost as error:
-            if self.when_lost == "anew" and purpose == TRAINING:
-                log.warning("%s It begins anew.", error)
-                return Kept(), True
-            raise StateLost(f"{error} To let it begin anew, start its node with --node-config '{LOST_STATE}=\"anew\"'.") from error
+            if self.when_lost == RESTART and purpose == TRAINING:
+                log.warning("%s It starts again.", error)
+                return ClientState(), True
+            raise StateLost(
+                f"{error} To let it start again, start its node with --node-config '{LOST_STATE}=\"{RESTART}\"'."
+            ) from error
 
     def description(self) -> dict[str, Any]:
         """What the server learns of this client: names and numbers, no examples."""
@@ -145,14 +150,12 @@ def counts_of(examples: Examples, classes: int) -> list[int]:
 
 def whole_federation(settings: Settings, method: Method) -> Federation:
     """The federation of the settings, as the server of a simulation sees it."""
-    from polyfed.build import build_federation
-
     federation = build_federation(settings.data, settings)
     return federation if method.population is None else method.population(federation)
 
 
 def own_federation(settings: Settings, config: Mapping[str, Any]) -> Federation:
-    """A federation of this node alone, from the data its own configuration names."""
+    """A federation of only this node, from the data its own configuration names."""
     changes = {"root": str(config["root"])} if "root" in config else {}
     dataset = build_data_set(str(config.get("data", settings.data)), with_changes(settings, changes))
     # Another node may hold the domain that nobody trains on.
@@ -173,7 +176,7 @@ def own_client(federation: Federation, config: Mapping[str, Any]) -> ClientData:
         found = [client for client in found if client.domains == (domain,)]
         if not found:
             domains = [name for client in known.values() for name in client.domains]
-            raise DataError(f"{federation.name} has no client of domain {domain!r} alone. {nearest(domain, domains)}")
+            raise DataError(f"{federation.name} has no client of domain {domain!r} only. {nearest(domain, domains)}")
     if len(found) != 1:
         raise DataError(
             f"{federation.name} holds {len(found)} clients ({', '.join(client.id for client in found)}). Say which one this node is: "
@@ -191,7 +194,7 @@ def virtual_client(federation: Federation, number: int) -> ClientData:
 
 def build_node(settings: Settings, config: Mapping[str, Any], home: Path | None = None) -> Node:
     """A node from the run's settings and its own configuration."""
-    place = _workplace(json.dumps(dataclasses.asdict(settings)), json.dumps(_shared_by_clients(config), sort_keys=True))
+    place = _workplace(settings_text(settings), json.dumps(_shared_by_clients(config), sort_keys=True))
     clients = place.federation
     data = virtual_client(clients, int(config[PARTITION])) if place.simulated else clients.clients[0]
     return Node(place, data, home or home_of(config), when_lost(config))
@@ -199,10 +202,10 @@ def build_node(settings: Settings, config: Mapping[str, Any], home: Path | None 
 
 def when_lost(config: Mapping[str, Any]) -> str:
     """What this node does when its state is lost."""
-    told = str(config.get(LOST_STATE, WHEN_LOST[0]))
-    if told not in WHEN_LOST:
-        raise SettingError(f"--node-config: {LOST_STATE} cannot be {told!r}. {nearest(told, WHEN_LOST)}")
-    return told
+    wanted = str(config.get(LOST_STATE, REFUSE))
+    if wanted not in (REFUSE, RESTART):
+        raise SettingError(f"--node-config: {LOST_STATE} cannot be {wanted!r}. {nearest(wanted, (REFUSE, RESTART))}")
+    return wanted
 
 
 def _shared_by_clients(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -213,9 +216,3 @@ def _shared_by_clients(config: Mapping[str, Any]) -> dict[str, Any]:
 @functools.lru_cache(maxsize=1)
 def _workplace(settings: str, config: str) -> Workplace:
     return Workplace(read_settings(settings), json.loads(config))
-
-
-def read_settings(text: str) -> Settings:
-    """Settings from JSON text."""
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(text).items()}
-    return with_changes(Settings(), values)

@@ -1,10 +1,10 @@
-"""Parcels as Flower's records and back: an ArrayRecord for each group of tensors, a ConfigRecord for the rest."""
+"""Wire messages as Flower's records and back: an ArrayRecord for each group of tensors, a ConfigRecord for the rest."""
 
 from __future__ import annotations
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from polyfed.flower.parcel import BadParcel, Block, Parcel, control_of, text_of
+from polyfed.flower.wire_message import BadMessage, Block, WireMessage, control_of, text_of
 
 CONTROL, TEXT = "polyfed", "control"
 RAW = "polyfed.raw"
@@ -16,36 +16,36 @@ class Arrays:
     def __init__(self) -> None:
         self.done: dict[int, tuple[Block, Array]] = {}
 
-    def records(self, parcel: Parcel) -> RecordDict:
-        """A parcel as the content of a message."""
-        content = RecordDict({CONTROL: ConfigRecord({TEXT: text_of(parcel.control)})})
-        for group, held in parcel.blocks.items():
+    def records(self, wire_message: WireMessage) -> RecordDict:
+        """A wire message as the content of a Flower message."""
+        content = RecordDict({CONTROL: ConfigRecord({TEXT: text_of(wire_message.control)})})
+        for group, named in wire_message.blocks.items():
             record = ArrayRecord()
             # One by one: the constructor would copy the arrays, and each copy would be cut and hashed again.
-            for name, block in held.items():
+            for name, block in named.items():
                 record[name] = self.array(block)
             content[group] = record
         return content
 
     def array(self, block: Block) -> Array:
-        """A block as Flower holds it."""
+        """A block as one of Flower's arrays."""
         if id(block) not in self.done:
             array = Array(dtype=block.dtype, shape=block.shape, stype=RAW, data=block.data)
             self.done[id(block)] = (block, array)
         return self.done[id(block)][1]
 
 
-def parcel_of(content: RecordDict) -> Parcel:
-    """The parcel in the content of a message."""
-    told = content.get(CONTROL)
-    if not isinstance(told, ConfigRecord):
-        raise BadParcel("it was not written by polyfed")
+def wire_message_of(content: RecordDict) -> WireMessage:
+    """The wire message in the content of a Flower message."""
+    control = content.get(CONTROL)
+    if not isinstance(control, ConfigRecord):
+        raise BadMessage("it was not written by polyfed")
     blocks = {
         str(group): {str(name): _block(array) for name, array in record.items()}
         for group, record in content.items()
         if isinstance(record, ArrayRecord)
     }
-    return Parcel(control_of(told.get(TEXT)), blocks)
+    return WireMessage(control_of(control.get(TEXT)), blocks)
 
 
 def size_of(content: RecordDict) -> int:
@@ -59,5 +59,5 @@ def size_of(content: RecordDict) -> int:
 
 def _block(array: Array) -> Block:
     if array.stype != RAW:
-        raise BadParcel(f"an array is written as {array.stype!r}")
+        raise BadMessage(f"an array is written as {array.stype!r}")
     return Block(array.dtype, tuple(array.shape), array.data)

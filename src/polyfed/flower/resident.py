@@ -1,7 +1,7 @@
 """A resident process on a node: holds data, model and torch, and answers over a unix socket what short-lived processes pass on.
 
 It is started by the first message, ends by itself when nothing was asked for some minutes or when the process that runs ClientApps is
-gone, and is started anew when it died: all that must last is on disk. The socket lies in a folder that only this user may enter.
+gone, and is started again when it died: all that must last is on disk. The socket lies in a folder that only this user may enter.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.errors import ClientFailure
-from polyfed.flower.parcel import BadParcel, Parcel, receive, refusal, send
-from polyfed.flower.places import home_of
+from polyfed.flower.node_folders import home_of
+from polyfed.flower.run_config import read_settings
+from polyfed.flower.wire_message import BadMessage, WireMessage, receive, refusal, send
 
 log = logging.getLogger("polyfed")
 
@@ -39,16 +40,16 @@ STARTED: list[subprocess.Popen[bytes]] = []
 
 
 # ------------------------------------------------------------------------------------------------ the short-lived side
-def ask_resident(settings: str, config: Mapping[str, Any], parcel: Parcel) -> Parcel:
-    """Pass an ask on to the resident process, which is started where there is none; one that dies meanwhile is started anew."""
+def ask_resident(settings: str, config: Mapping[str, Any], wire_message: WireMessage) -> WireMessage:
+    """Pass an ask on to the resident process, which is started where there is none; one that dies meanwhile is started again."""
     address = socket_path(settings, config)
     problem = ""
     for _ in range(TRIES):
         try:
             with connected(address, settings, config) as connection:
-                send(connection, parcel)
+                send(connection, wire_message)
                 return receive(connection)
-        except (ConnectionError, BadParcel) as error:
+        except (ConnectionError, BadMessage) as error:
             problem = f"{type(error).__name__}: {error}"
     return refusal(f"The resident process of this node ended twice while it worked ({problem}); see {log_path(address)}.")
 
@@ -142,10 +143,10 @@ def log_path(address: Path) -> Path:
 def process_mark(number: int) -> str:
     """A process by its number and when it began, so that another one with the same number is not taken for it; empty: none."""
     try:
-        told = Path(f"/proc/{number}/stat").read_text()
+        line = Path(f"/proc/{number}/stat").read_text()
     except OSError:
         return ""
-    state, *others = told.rsplit(")", 1)[1].split()
+    state, *others = line.rsplit(")", 1)[1].split()
     return "" if state in "ZX" else f"{number}:{others[18]}"
 
 
@@ -200,12 +201,13 @@ def serve_one(connection: socket.socket, job: Mapping[str, Any]) -> None:
         log.warning("The process that asked has gone (%s).", error)
 
 
-def answer(parcel: Parcel, job: Mapping[str, Any]) -> Parcel:
-    """The node's answer; whatever fails is written to the log and told."""
-    from polyfed.flower.node import build_node, read_settings
+def answer(wire_message: WireMessage, job: Mapping[str, Any]) -> WireMessage:
+    """The node's answer; whatever fails is written to the log and reported."""
+    # Imports torch, so not at the top: the short-lived side of this module must start fast.
+    from polyfed.flower.node import build_node
 
     try:
-        return build_node(read_settings(job[SETTINGS]), job[CONFIG]).answer(parcel)
+        return build_node(read_settings(job[SETTINGS]), job[CONFIG]).answer(wire_message)
     except Exception as error:
         log.exception("An ask could not be answered.")
         return refusal(f"{type(error).__name__}: {error}")

@@ -11,11 +11,11 @@ from typing import Any
 
 from flwr.app import Message
 
+from polyfed.data.federation_summary import INPUT_TYPES
 from polyfed.errors import DataError
-from polyfed.flower.parcel import DESCRIBE, BadParcel, Parcel, refusal
-from polyfed.flower.post import Post
-from polyfed.flower.records import parcel_of
-from polyfed.outline import INPUT_TYPES
+from polyfed.flower.records import wire_message_of
+from polyfed.flower.transport import Transport
+from polyfed.flower.wire_message import DESCRIBE, BadMessage, WireMessage, refusal
 
 log = logging.getLogger("polyfed")
 
@@ -42,28 +42,28 @@ class Description:
     validation: int | None
 
     @classmethod
-    def read(cls, told: object) -> Description:
+    def read(cls, values: object) -> Description:
         """A description as it came over the wire."""
-        if not isinstance(told, dict):
-            raise BadParcel("it does not describe itself")
+        if not isinstance(values, dict):
+            raise BadMessage("it does not describe itself")
         try:
             return cls(
-                client=str(told["client"]),
-                domains=tuple(str(name) for name in told["domains"]),
-                name=str(told["name"]),
-                source=str(told["source"]),
-                default_model=str(told["default_model"]),
-                classes=tuple(str(name) for name in told["classes"]),
-                class_counts=tuple(_count(number) for number in told["class_counts"]),
-                input_shape=tuple(_count(side) for side in told["input_shape"]),
-                input_type=_known_type(told["input_type"]),
-                mean=tuple(_finite(number) for number in told["mean"]),
-                std=tuple(_finite(number) for number in told["std"]),
-                tests={str(domain): _count(number) for domain, number in told["tests"].items()},
-                validation=None if told["validation"] is None else _count(told["validation"]),
+                client=str(values["client"]),
+                domains=tuple(str(name) for name in values["domains"]),
+                name=str(values["name"]),
+                source=str(values["source"]),
+                default_model=str(values["default_model"]),
+                classes=tuple(str(name) for name in values["classes"]),
+                class_counts=tuple(_count(number) for number in values["class_counts"]),
+                input_shape=tuple(_count(side) for side in values["input_shape"]),
+                input_type=_known_type(values["input_type"]),
+                mean=tuple(_finite(number) for number in values["mean"]),
+                std=tuple(_finite(number) for number in values["std"]),
+                tests={str(domain): _count(number) for domain, number in values["tests"].items()},
+                validation=None if values["validation"] is None else _count(values["validation"]),
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise BadParcel(f"its description lacks something ({type(error).__name__}: {error})") from error
+            raise BadMessage(f"its description lacks something ({type(error).__name__}: {error})") from error
 
 
 def _count(number: object) -> int:
@@ -89,12 +89,12 @@ class Roster:
     """Clients by node, and what they said of themselves.
 
     Args:
-        post: how nodes are reached.
+        transport: how nodes are reached.
         timeout: seconds a node may take to describe itself.
         patience: seconds to wait for a node that has gone.
     """
 
-    post: Post
+    transport: Transport
     timeout: float = 300.0
     patience: float = 120.0
     nodes: dict[str, int] = field(default_factory=dict)
@@ -103,10 +103,10 @@ class Roster:
     given_up: set[str] = field(default_factory=set)
 
     def gather(self, least: int, limit: float, wanted: Collection[str] = ()) -> list[Description]:
-        """Wait until so many nodes are there, and let every connected one describe itself.
+        """Wait until enough nodes are there, and let every connected one describe itself.
 
         Args:
-            least: how many.
+            least: how many are enough.
             limit: seconds to wait.
             wanted: clients that are waited for as well, where a run goes on; then no others take part.
         """
@@ -115,14 +115,14 @@ class Roster:
             log.warning("Node %d cannot take part: %s", node, problem)
         if len(found) < least:
             raise DataError(f"{len(found)} of {least} nodes can take part. {' '.join(problems.values())}")
-        for node, told in found.items():
-            if wanted and told.client not in wanted:
+        for node, described in found.items():
+            if wanted and described.client not in wanted:
                 self.refused.add(node)
-                log.warning("Node %d is not let in: %s is no client of the run that goes on.", node, told.client)
-        chosen = {node: told for node, told in found.items() if node not in self.refused}
+                log.warning("Node %d is not let in: %s is no client of the run that goes on.", node, described.client)
+        chosen = {node: described for node, described in found.items() if node not in self.refused}
         check_together(list(chosen.values()))
-        self.nodes = {told.client: node for node, told in chosen.items()}
-        self.described = {told.client: told for told in chosen.values()}
+        self.nodes = {described.client: node for node, described in chosen.items()}
+        self.described = {described.client: described for described in chosen.values()}
         return list(chosen.values())
 
     def _await(self, least: int, limit: float, wanted: Collection[str]) -> tuple[dict[int, Description], dict[int, str]]:
@@ -131,13 +131,13 @@ class Roster:
         known: dict[int, Description] = {}
         problems: dict[int, str] = {}
         while True:
-            online = sorted(self.post.grid.get_node_ids())
+            online = sorted(self.transport.grid.get_node_ids())
             strangers = [node for node in online if node not in known and node not in problems]
             if strangers and len(online) >= least:
                 met, failed = self.describe(strangers)
                 known, problems = known | met, problems | failed
             found = {node: known[node] for node in online if node in known}
-            absent = sorted(set(wanted) - {told.client for told in found.values()})
+            absent = sorted(set(wanted) - {described.client for described in found.values()})
             if len(online) >= least and not absent:
                 return found, problems
             if time.monotonic() > end:
@@ -155,16 +155,16 @@ class Roster:
 
     def describe(self, nodes: Sequence[int]) -> tuple[dict[int, Description], dict[int, str]]:
         """Ask nodes who they are; those that cannot say so come with the reason."""
-        sent = self.post.send({node: Parcel({"what": DESCRIBE}) for node in nodes}, "query", "describe", self.timeout)
+        sent = self.transport.send({node: WireMessage({"what": DESCRIBE}) for node in nodes}, "query", "describe", self.timeout)
         found: dict[int, Description] = {}
         problems: dict[int, str] = {}
         for node in nodes:
             try:
-                told = opened(self.post.wait(sent[node]), node, self.timeout)
-                if not told.control.get("ok"):
-                    raise BadParcel(str(told.control.get("problem"))[:LONGEST_REASON])
-                found[node] = Description.read(told.control.get("description"))
-            except BadParcel as error:
+                answer = read_answer(self.transport.wait(sent[node]), node, self.timeout)
+                if not answer.control.get("ok"):
+                    raise BadMessage(str(answer.control.get("problem"))[:LONGEST_REASON])
+                found[node] = Description.read(answer.control.get("description"))
+            except BadMessage as error:
                 problems[node] = str(error)
         return found, problems
 
@@ -175,7 +175,7 @@ class Roster:
         """
         end = time.monotonic() + self.patience
         while True:
-            online = set(self.post.grid.get_node_ids())
+            online = set(self.transport.grid.get_node_ids())
             self._meet(online - set(self.nodes.values()) - self.refused)
             self.refused &= online
             absent = {client for client in clients if self.nodes[client] not in online}
@@ -196,37 +196,39 @@ class Roster:
             return
         found, problems = self.describe(sorted(strangers))
         for node in strangers:
-            told = found.get(node)
-            if told is not None and self.described.get(told.client) == told:
-                log.info("Client %s is back.", told.client)
-                self.nodes[told.client] = node
+            described = found.get(node)
+            if described is not None and self.described.get(described.client) == described:
+                log.info("Client %s is back.", described.client)
+                self.nodes[described.client] = node
             else:
                 self.refused.add(node)
-                why = problems.get(node, f"{told.client} is no client of this run, or its data have changed" if told else "")
+                why = problems.get(
+                    node, f"{described.client} is no client of this run, or its data have changed" if described else ""
+                )
                 log.warning("Node %d is not let in: %s", node, why)
 
 
-def opened(message: Message | None, node: int, timeout: float) -> Parcel:
-    """The parcel in an answer of this node; anything else is said why."""
+def read_answer(message: Message | None, node: int, timeout: float) -> WireMessage:
+    """The wire message in an answer of this node; an error says why there is none."""
     if message is None:
-        raise BadParcel(f"it gave no answer within {timeout:g} seconds")
+        raise BadMessage(f"it gave no answer within {timeout:g} seconds")
     if message.has_error():
         return refusal(f"it answered with an error ({message.error.code}): {str(message.error.reason)[:LONGEST_REASON]}")
     if message.metadata.src_node_id != node:
-        raise BadParcel("the answer came from another node")
-    return parcel_of(message.content)
+        raise BadMessage("the answer came from another node")
+    return wire_message_of(message.content)
 
 
-def check_together(told: Sequence[Description]) -> None:
+def check_together(nodes: Sequence[Description]) -> None:
     """Refuse nodes that cannot train one model."""
-    first = told[0]
-    names = [one.client for one in told]
+    first = nodes[0]
+    names = [node.client for node in nodes]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise DataError(
             f"Two nodes call themselves {', '.join(twice)}. Give each a name of its own: --node-config 'client=\"NAME\"'."
         )
-    for other in told[1:]:
+    for other in nodes[1:]:
         if other.classes != first.classes:
             raise DataError(
                 f"{first.client} has the classes {_few(first.classes)}, {other.client} has {_few(other.classes)}. "

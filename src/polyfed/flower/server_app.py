@@ -6,85 +6,81 @@ import dataclasses
 import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from polyfed.backends.base import Backend
+from polyfed.backends.choose import refuse_unused
+from polyfed.core.data_types import ClientData, Federation
+from polyfed.core.load_methods import load_file
+from polyfed.core.method import as_method
+from polyfed.core.workbench import Workbench
 from polyfed.errors import SettingError
-from polyfed.flower.app_folder import settings_from
-from polyfed.flower.run_config import MIN_NODES, NEWCOMER, OUT, PATIENCE, TIMEOUT, WAIT, number, switch
-
-if TYPE_CHECKING:
-    from polyfed.client import Workbench
-    from polyfed.data.federation import ClientData, Federation
-    from polyfed.flower.delivery import GridDelivery
-    from polyfed.flower.roster import Roster
-    from polyfed.result import Result
-    from polyfed.settings import Settings
+from polyfed.flower.backend import FlowerBackend
+from polyfed.flower.placeholder_federation import federation_of
+from polyfed.flower.roster import Roster
+from polyfed.flower.run_config import MIN_NODES, NEWCOMER, OUT, PATIENCE, TIMEOUT, WAIT, number, settings_from, switch
+from polyfed.flower.transport import Transport
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder_names import default_name, free_folder
+from polyfed.runs.lifecycle import resume, train_run
+from polyfed.runs.newcomer_file import needs_file
+from polyfed.runs.portable_paths import anchored
+from polyfed.runs.result import Result
+from polyfed.runs.run_folder import HELD_BY_NODES, RunFolder
+from polyfed.settings import Settings
 
 log = logging.getLogger("polyfed")
 app = ServerApp()
 
 # What the server works out for itself, or what only says where files are.
-MAY_DIFFER = ("rounds", "total_epochs", "method", "load", "root", "unseen", "deliver")
+MAY_DIFFER = ("rounds", "total_epochs", "method", "load", "root", "unseen", "backend")
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train what the run's configuration says."""
-    speak()
-    tell(run_on_grid(grid, settings_from(context.run_config), context.run_config))
+    show_log()
+    log_result(run_on_grid(grid, settings_from(context.run_config), context.run_config))
 
 
 def run_on_grid(grid: Grid, settings: Settings, config: Mapping[str, object]) -> Result:
-    """Train over a Grid; a run folder that holds a run is gone on with."""
-    from polyfed.flower.post import Post
-    from polyfed.flower.roster import Roster
-    from polyfed.flower.stand_ins import federation_of
-    from polyfed.method import as_method, load_file
-    from polyfed.simulate.chosen import refuse_unused
-
+    """Train over a Grid; where the run folder holds a run, that run goes on."""
     for file in settings.load:
         load_file(file)
     if as_method(settings.method).population is not None:
         raise SettingError(f"{settings.method} brings the data of all clients together; over Flower they stay where they are.")
-    settings = dataclasses.replace(settings, deliver="flower")
+    settings = dataclasses.replace(settings, backend="flower")
     refuse_unused(settings)
     if settings.unseen:
         log.warning("Unseen domains (%s) are not tested over Flower: no node is asked for them.", ", ".join(settings.unseen))
         settings = dataclasses.replace(settings, unseen=(), few_shot=0)
-    roster = Roster(Post(grid), patience=number(config, PATIENCE))
+    roster = Roster(Transport(grid), patience=number(config, PATIENCE))
     out = str(config.get(OUT, ""))
-    told = roster.gather(max(1, int(number(config, MIN_NODES))), number(config, WAIT), clients_before(out))
-    for one in told:
-        log.info("Client %s: %s, %d training examples.", one.client, ", ".join(one.domains), sum(one.class_counts))
-    return recorded(settings, federation_of(told), roster, config)
+    nodes = roster.gather(max(1, int(number(config, MIN_NODES))), number(config, WAIT), clients_before(out))
+    for node in nodes:
+        log.info("Client %s: %s, %d training examples.", node.client, ", ".join(node.domains), sum(node.class_counts))
+    return recorded(settings, federation_of(nodes), roster, config)
 
 
 def recorded(settings: Settings, federation: Federation, roster: Roster, config: Mapping[str, object]) -> Result:
     """Train and write a run folder, or go on with the run that is in it."""
-    from polyfed.experiment import Experiment
-    from polyfed.flower.delivery import GridDelivery
-    from polyfed.folder import HELD_BY_NODES, RunFolder
-    from polyfed.newcomer_file import needs_file
-    from polyfed.observers import record, resume
-
     out, timeout, leaves_newcomer = str(config.get(OUT, "")), number(config, TIMEOUT), switch(config, NEWCOMER)
 
-    def delivery(bench: Workbench, clients: Collection[ClientData]) -> GridDelivery:
-        return GridDelivery(bench, clients, roster, timeout, leaves_newcomer)
+    def backend(bench: Workbench, clients: Collection[ClientData]) -> Backend:
+        return FlowerBackend(bench, clients, roster, timeout, leaves_newcomer)
 
     if holds_run(out):
         refuse_other_settings(settings, RunFolder(out).settings(), out)
         log.info("Going on with the run in %s.", Path(out).resolve())
-        ended = resume(out, data=federation, notify=log.warning, delivery=delivery, load=settings.load)
+        ended = resume(out, data=federation, notify=log.warning, backend=backend, load=settings.load)
     else:
-        experiment = Experiment(settings, federation, delivery=delivery)
+        experiment = Experiment(settings, federation, backend=backend)
         experiment.given = [HELD_BY_NODES]
         for notice in experiment.notices:
             log.warning("%s", notice)
-        ended = record(experiment, RunFolder(out or fresh_folder(experiment.settings)))
+        ended = train_run(experiment, RunFolder(out or fresh_folder(experiment.settings)))
     if needs_file(ended.experiment) and not leaves_newcomer:
         log.info(
             "Layers stayed at the nodes, so there is no model for newcomers. --run-config 'newcomer-model=true' lets the server ask for them."
@@ -94,28 +90,21 @@ def recorded(settings: Settings, federation: Federation, roster: Roster, config:
 
 def holds_run(out: str) -> bool:
     """Whether there is a run to go on with."""
-    return bool(out) and (Path(out) / "run.toml").exists()
+    return bool(out) and RunFolder(out).holds_run
 
 
 def clients_before(out: str) -> list[str]:
     """The clients of the run that is to go on: with fewer, or others, it would be another run."""
-    from polyfed.folder import RunFolder
-
     return list(RunFolder(out).document().get("data", {}).get("samples", ())) if holds_run(out) else []
 
 
 def fresh_folder(settings: Settings) -> Path:
     """A new run folder where the server runs, named as ``polyfed run`` would name it."""
-    from polyfed.cli.run import default_name, free_folder
-
     return free_folder(Path("runs") / default_name(settings)).resolve()
 
 
 def refuse_other_settings(asked: Settings, found: Settings, out: str) -> None:
-    """A run is gone on with under its own settings only, since the nodes use those that are asked for now."""
-    from polyfed.method import as_method
-    from polyfed.paths import anchored
-
+    """A run goes on with its own settings only, since the nodes use those that are asked for now."""
     asked = anchored(asked)
     names = [item.name for item in dataclasses.fields(asked) if item.name not in MAY_DIFFER]
     other = [name for name in names if getattr(asked, name) != getattr(found, name)]
@@ -127,8 +116,8 @@ def refuse_other_settings(asked: Settings, found: Settings, out: str) -> None:
         raise SettingError(f"{out} holds a run with other settings ({', '.join(other)}). Name another out, or use its settings.")
 
 
-def speak() -> None:
-    """Let what polyfed has to say appear in the run's log."""
+def show_log() -> None:
+    """Let polyfed's messages appear in the run's log."""
     if not log.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("polyfed: %(message)s"))
@@ -136,7 +125,7 @@ def speak() -> None:
         log.setLevel(logging.INFO)
 
 
-def tell(result: Result) -> None:
+def log_result(result: Result) -> None:
     """The end of the run in its log."""
     summary = result.summary()
     for view in ("seen", "unseen"):

@@ -1,8 +1,8 @@
-"""``--deliver flower``: virtual nodes on Flower's simulation runtime (Ray), for clusters that have one.
+"""``--backend flower``: virtual nodes on Flower's simulation runtime (Ray), for clusters that have one.
 
 Flower wants to be the caller: its runtime starts a ServerApp and ends with it, and ``flwr run`` on a local profile does so in processes
 of its own behind a SuperLink that stays, so that no result could come back. polyfed's loop is the caller here as everywhere: the
-runtime runs in a thread, its ServerApp does nothing but lend the Grid out, and returns when the delivery is closed. The entry used is
+runtime runs in a thread, its ServerApp does nothing but lend the Grid out, and returns when the backend is closed. The entry used is
 the one that ``flwr-simulation`` itself uses in 1.41 (``run_simulation``, the public one, is deprecated and only wraps it).
 
 What clients keep lies in the run folder, which all machines of the cluster must share, or in a temporary folder without one.
@@ -18,15 +18,14 @@ import queue
 import shutil
 import tempfile
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from polyfed.errors import ClientFailure, DataError, MissingExtra, PolyfedError, SettingError
 
 if find_spec("flwr") is None or find_spec("ray") is None:
-    raise MissingExtra("--deliver flower needs Flower with its simulation. Install it with: pip install 'polyfed[flower]'")
+    raise MissingExtra("--backend flower needs Flower with its simulation. Install it with: pip install 'polyfed[flower]'")
 # Nothing is reported to anybody unless the user wants it.
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 # What Ray will do by itself in later versions; it warns until it is set.
@@ -38,22 +37,18 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation.run_simulation import _run_simulation
 from flwr.supercore.telemetry import EventType
 
-from polyfed.client import Kept, Workbench
-from polyfed.conversation import Ask
-from polyfed.data.federation import ClientData
+from polyfed.backends.base import Backend, Outcome
+from polyfed.core.conversation import Ask
+from polyfed.core.data_types import ClientData
+from polyfed.core.workbench import ClientState, Workbench
+from polyfed.flower.backend import FlowerBackend
 from polyfed.flower.client_app import make_app
-from polyfed.flower.delivery import GridDelivery
 from polyfed.flower.node import build_node, counts_of
-from polyfed.flower.node_state import NODES, brought_home
-from polyfed.flower.parcel import Parcel
-from polyfed.flower.post import Post
 from polyfed.flower.roster import Description, Roster
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from polyfed.settings import Settings
-    from polyfed.simulate.in_process import Outcome
+from polyfed.flower.transport import Transport
+from polyfed.flower.wire_message import WireMessage
+from polyfed.runs.client_state_files import NODES, read_states
+from polyfed.settings import Settings
 
 log = logging.getLogger("polyfed")
 START_LIMIT = 300.0
@@ -108,8 +103,8 @@ class Runtime:
             log.warning("Flower's simulation did not end within %g s.", END_LIMIT)
 
 
-class RuntimePost(Post):
-    """The post to virtual nodes; it knows when their runtime has ended by itself."""
+class RuntimeTransport(Transport):
+    """The transport to virtual nodes; it knows when their runtime has ended by itself."""
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime.grid)
@@ -122,11 +117,11 @@ class RuntimePost(Post):
             )
 
 
-class Simulated(GridDelivery):
-    """A delivery to virtual nodes. The runtime starts with the first ask and ends with ``close``; the next ask starts it again."""
+class Simulated(FlowerBackend):
+    """A backend to virtual nodes. The runtime starts with the first ask and ends with ``close``; the next ask starts it again."""
 
     def __init__(self, bench: Workbench, clients: Collection[ClientData]) -> None:
-        super().__init__(bench, clients, Roster(_Nowhere()))
+        super().__init__(bench, clients, Roster(_NotStarted()))
         self.home: Path | None = None
         self.runtime: Runtime | None = None
 
@@ -144,26 +139,26 @@ class Simulated(GridDelivery):
             self.home = Path(tempfile.mkdtemp(prefix="polyfed-nodes-"))
             atexit.register(shutil.rmtree, self.home, ignore_errors=True)
         self.runtime = Runtime(virtual_app(self.bench.settings, self.home), len(self.data), self.bench.settings)
-        self.roster = Roster(RuntimePost(self.runtime))
+        self.roster = Roster(RuntimeTransport(self.runtime))
         try:
-            for told in self.roster.gather(len(self.data), START_LIMIT):
-                self.check(told)
+            for described in self.roster.gather(len(self.data), START_LIMIT):
+                self.check(described)
         except PolyfedError:
             self.close()
             raise
 
-    def check(self, told: Description) -> None:
+    def check(self, described: Description) -> None:
         """Refuse a node that built something else than the server."""
-        known = self.data.get(told.client)
-        if known is None or counts_of(known.train, self.bench.classes) != list(told.class_counts):
+        known = self.data.get(described.client)
+        if known is None or counts_of(known.train, self.bench.classes) != list(described.class_counts):
             raise DataError(
-                f"A virtual node built other data for client {told.client} than the server has. Do all machines see the same files?"
+                f"A virtual node built other data for client {described.client} than the server has. Do all machines see the same files?"
             )
 
-    def state_of(self, client: str) -> Kept:
-        if self.home is None or client not in self.kept:
+    def state_of(self, client: str) -> ClientState:
+        if self.home is None or client not in self.client_states:
             return super().state_of(client)
-        return brought_home(self.home, {client: self.kept[client]})[client]
+        return read_states(self.home, {client: self.client_states[client]})[client]
 
     def close(self) -> None:
         if self.runtime is not None:
@@ -171,25 +166,25 @@ class Simulated(GridDelivery):
             self.runtime = None
 
 
-class _Nowhere(Post):
-    """The post before the runtime has started."""
+class _NotStarted(Transport):
+    """The transport before the runtime has started."""
 
     def __init__(self) -> None:
         pass
 
 
-def simulated(bench: Workbench, clients: Collection[ClientData]) -> Simulated:
-    """The delivery of ``--deliver flower``."""
+def simulated(bench: Workbench, clients: Collection[ClientData]) -> Backend:
+    """The backend of ``--backend flower``."""
     if bench.settings.flower_cpus <= 0:
-        raise SettingError("--flower-cpus must be more than 0 with --deliver flower: it decides how many clients train at a time.")
+        raise SettingError("--flower-cpus must be more than 0 with --backend flower: it decides how many clients train at a time.")
     return Simulated(bench, clients)
 
 
 def virtual_app(settings: Settings, home: Path) -> ClientApp:
     """A ClientApp whose nodes build what the settings say, and keep their state in one folder."""
-    plain = dataclasses.replace(settings, deliver="process", load=tuple(str(Path(file).resolve()) for file in settings.load))
+    plain = dataclasses.replace(settings, backend="process", load=tuple(str(Path(file).resolve()) for file in settings.load))
 
-    def work(parcel: Parcel, context: Context) -> Parcel:
-        return build_node(plain, context.node_config, home).answer(parcel)
+    def work(wire_message: WireMessage, context: Context) -> WireMessage:
+        return build_node(plain, context.node_config, home).answer(wire_message)
 
     return make_app(work)

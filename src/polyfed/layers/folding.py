@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, fx, nn
 
+from polyfed.core.batch_norm import BatchNorm
 from polyfed.errors import ModelError
-from polyfed.layers.swap import BatchNorm
 
 
 def convolution_before(model: nn.Module, norms: Sequence[nn.Module], part: str) -> dict[nn.Module, nn.modules.conv._ConvNd]:

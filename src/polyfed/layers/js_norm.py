@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyfed.core.batch_norm import BatchNorm
 from polyfed.errors import ModelError
-from polyfed.layers.running import track
-from polyfed.layers.swap import BatchNorm
+from polyfed.layers.running_statistics import track
 
 
 def james_stein_factor(values: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class JSBatchNorm(BatchNorm):
         self.shrink_train, self.shrink_eval = shrink_train, shrink_eval
 
     @classmethod
-    def like(cls, norm: nn.modules.batchnorm._BatchNorm, shrink_train: bool = True, shrink_eval: bool = True) -> JSBatchNorm:
+    def like(cls, norm: BatchNorm, shrink_train: bool = True, shrink_eval: bool = True) -> JSBatchNorm:
         """A layer with the affine, statistics and settings of a batch norm."""
         made = cls(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats, shrink_train, shrink_eval)
         for name, tensor in (*norm.named_parameters(), *norm.named_buffers()):

@@ -13,7 +13,7 @@ from polyfed.errors import ModelError
 
 
 def groups_for(channels: int, wanted: int) -> int:
-    """The number of groups for so many channels.
+    """The number of groups for a number of channels.
 
     The wanted number where it divides the channels; else 8 where there are fewer channels than groups and 8 divides them
     (FedWon A.2); else the largest divisor below the wanted number (24 for 144 channels).

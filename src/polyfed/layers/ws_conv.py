@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.errors import ModelError
-from polyfed.layers.swap import replace_modules
+from polyfed.layers.replace_modules import replace_modules
 
 FLOOR = 1e-4
 """The least value of N * var, so that a constant filter gives zeros and not NaN."""

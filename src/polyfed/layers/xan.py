@@ -14,26 +14,27 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from polyfed.entries import MIX
+from polyfed.core.batch_norm import BatchNorm
+from polyfed.core.entries import MIX
 from polyfed.errors import ModelError
+from polyfed.layers.choose_layers import Where, modules_at, plain_batch_norm
 from polyfed.layers.norms import InstanceNorm
-from polyfed.layers.places import Where, modules_at, plain_batch_norm
-from polyfed.layers.swap import replace_modules
+from polyfed.layers.replace_modules import replace_modules
 
 
 class XAN(nn.Module):
-    """A batch norm with an instance norm beside it.
+    """A batch norm with an instance norm next to it.
 
     The batch norm is taken over as it is, so pretrained affine and statistics are kept. ``in_init`` is what the affine of the instance norm
     starts from: ``copy_bn`` or ``ones``. A map of one position has no spread, so the instance norm is undefined there: ``tiny_maps="error"``
-    says so, ``"skip"`` uses the batch norm alone on such maps.
+    says so, ``"skip"`` uses only the batch norm on such maps.
     """
 
     entry_kinds: ClassVar[dict[str, str]] = {"score_in": MIX, "score_bn": MIX}
 
     def __init__(
         self,
-        norm: nn.modules.batchnorm._BatchNorm,
+        norm: BatchNorm,
         in_init: str = "copy_bn",
         instance_score: float = 1.0,
         tiny_maps: str = "error",

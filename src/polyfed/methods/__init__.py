@@ -1,1 +1,10 @@
-"""One file per method or part; discovered, so there is no list to maintain."""
+"""One file per method or part. Importing the folder registers them all, so there is no list to maintain.
+
+polyfed declares this folder as an entry point of the group ``polyfed.methods``, as any package with methods of its own may.
+"""
+
+from __future__ import annotations
+
+from polyfed.core.registry import import_all
+
+import_all(__name__)

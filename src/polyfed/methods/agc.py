@@ -18,9 +18,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyfed.client import Step, Workbench
-from polyfed.errors import ModelError, OptionError, nearest
-from polyfed.method import Facts, Method, register
+from polyfed.core.client import Step
+from polyfed.core.entries import HEAD
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.workbench import Workbench
+from polyfed.errors import OptionError
+from polyfed.methods._shared.options import require_choice
 
 
 def unit_norms(x: Tensor) -> Tensor:
@@ -49,15 +52,15 @@ class AdaptiveClip:
 
     def __call__(self, step: Step) -> None:
         bench = step.client.bench
-        spared = f"{bench.head}." if self.exclude == "head" else None
         for name, parameter in bench.parameters.items():
-            if parameter.grad is not None and not (spared and name.startswith(spared)):
+            spared = self.exclude == "head" and bench.plan.entries[name].kind == HEAD
+            if parameter.grad is not None and not spared:
                 clip_units(parameter, parameter.grad, self.clip, self.eps)
 
     def check(self, bench: Workbench) -> None:
         """The head must be known to be spared."""
-        if self.exclude == "head" and bench.head is None:
-            raise ModelError("agc: exclude='head' needs the model's head, which is in doubt. Name it with --head NAME.")
+        if self.exclude == "head":
+            bench.require_head("agc: exclude='head'")
 
 
 @register(shows=("clip",))
@@ -71,8 +74,10 @@ def agc(clip: float = 1.28, eps: float = 1e-3, exclude: str = "nothing") -> Meth
     """
     if clip <= 0 or eps <= 0:
         raise OptionError(f"agc: clip and eps must be positive, found clip={clip}, eps={eps}.")
-    if exclude not in ("nothing", "head"):
-        raise OptionError(f"agc: exclude cannot be {exclude!r}. {nearest(exclude, ('nothing', 'head'))}")
+    require_choice("agc", "exclude", exclude, ("nothing", "head"))
     return Method(
-        "agc", gradients=(AdaptiveClip(clip, eps, exclude),), alone=False, facts=Facts(extra_work="two norms per unit and step")
+        "agc",
+        gradients=(AdaptiveClip(clip, eps, exclude),),
+        standalone=False,
+        facts=Facts(extra_work="two norms per unit and step"),
     )

@@ -24,15 +24,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyfed.client import Client, Workbench
-from polyfed.conversation import Payload
-from polyfed.data.federation import in_batches
-from polyfed.errors import OptionError, nearest
-from polyfed.exchange import Exchange, pixel_range, require_images
-from polyfed.method import Facts, Method, register
+from polyfed.core.client import Client
+from polyfed.core.conversation import Payload
+from polyfed.core.data_types import in_batches
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.workbench import Workbench
+from polyfed.errors import OptionError
+from polyfed.methods._shared.client_exchange import Exchange, pixel_range, require_images
+from polyfed.methods._shared.options import require_choice
 
 EPS = 1e-5
-LEAVES = {
+UPLOADS = {
     "overall": "channel mean and std of its images, once",
     "single": "channel mean and std of each of its images, once",
 }
@@ -139,21 +141,20 @@ def ccst(style: str = "pixel", mode: str = "overall", copies: int = 0, alpha: fl
         raise OptionError(
             f'ccst: style cannot be {style!r}. Only "pixel" is there: the AdaIN weights of the paper cannot be had with polyfed.'
         )
-    if mode not in LEAVES:
-        raise OptionError(f"ccst: mode cannot be {mode!r}. {nearest(mode, LEAVES)}")
+    require_choice("ccst", "mode", mode, UPLOADS)
     if copies < 0 or not 0 <= alpha <= 1:
         raise OptionError(f"ccst: copies must not be negative and alpha lies between 0 and 1, found {copies} and {alpha}.")
     if alpha == 0:
         return Method("ccst")
     return Method(
         "ccst",
-        opening=(EXCHANGE,),
+        setup=(EXCHANGE,),
         answers={EXCHANGE.collect: Measure(mode), EXCHANGE.hand_out: EXCHANGE.keep},
         inputs=(Restyle(copies, alpha),),
         facts=Facts(
             client_state=True,
-            leaves=LEAVES[mode],
-            grain="per sample" if mode == "single" else "aggregate",
+            data_derived_uploads=UPLOADS[mode],
+            granularity="per sample" if mode == "single" else "aggregate",
             extra_work=f"images times {copies or 'the number of clients'}",
         ),
     )

@@ -7,9 +7,9 @@ Differences: the same number of epochs (T * E) and the same settings as FedAvg; 
 
 from __future__ import annotations
 
-from polyfed.data.federation import Federation
-from polyfed.method import Facts, Method, register
-from polyfed.sharing import Rule, momentum_buffers
+from polyfed.core.data_types import Federation
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.sharing import Rule, momentum_buffers
 
 
 def pool(federation: Federation) -> Federation:
@@ -24,5 +24,5 @@ def central() -> Method:
         "central",
         population=pool,
         sharing=(Rule(momentum_buffers, keep=True, optional=True),),
-        facts=Facts(leaves="all training data, pooled in one place", grain="per sample"),
+        facts=Facts(data_derived_uploads="all training data, pooled in one place", granularity="per sample"),
     )

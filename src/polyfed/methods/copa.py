@@ -26,20 +26,23 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from polyfed.client import Step, Workbench
-from polyfed.conversation import Replies, Reply, Talk, standard_round
-from polyfed.entries import HEAD, MIX
-from polyfed.errors import JoinError, ModelError, OptionError, nearest
-from polyfed.evaluation import Newcomer, averaged_state
-from polyfed.layers.places import plain_batch_norm
-from polyfed.layers.swap import BatchNorm, replace_modules
-from polyfed.method import Facts, Method, register
+from polyfed.core.batch_norm import BatchNorm
+from polyfed.core.client import Step
+from polyfed.core.conversation import Replies, Reply, Talk, standard_round
+from polyfed.core.entries import HEAD, MIX
+from polyfed.core.evaluation import Newcomer, averaged_state
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.server import Server
+from polyfed.core.sharing import head, upload_only
+from polyfed.core.workbench import Workbench
+from polyfed.errors import JoinError, ModelError, OptionError
+from polyfed.layers.choose_layers import plain_batch_norm
+from polyfed.layers.replace_modules import replace_modules
+from polyfed.methods._shared.options import require_choice
 from polyfed.methods.guiding import received_head
-from polyfed.server import Server
-from polyfed.sharing import head, upload_only
 
 Heads: TypeAlias = "dict[str, dict[str, Tensor]]"
-FILE, BRIEF = "copa_heads", "other_heads"
+FILE, OTHERS = "copa_heads", "other_heads"
 NORMS = ("batch_instance", "keep")
 
 
@@ -50,7 +53,7 @@ class BatchInstanceNorm(BatchNorm):
     rho: nn.Parameter
 
     @classmethod
-    def like(cls, norm: nn.modules.batchnorm._BatchNorm) -> BatchInstanceNorm:
+    def like(cls, norm: BatchNorm) -> BatchInstanceNorm:
         """A layer with the affine, statistics and settings of a batch norm."""
         made = cls(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
         made._parameters, made._buffers = dict(norm._parameters), dict(norm._buffers)
@@ -108,12 +111,12 @@ class OtherHeads:
     needs_features = True
 
     def __call__(self, step: Step) -> Tensor:
-        bench, others = step.client.bench, step.client.extras.get(BRIEF, ())
+        bench, others = step.client.bench, step.client.extras.get(OTHERS, ())
         own = received_head(step.client) if others else {}
         total = step.task_loss.new_zeros(())
         for entries in others:
-            held = own | {name.removeprefix(f"{bench.head}."): value for name, value in entries.items()}
-            total = total + bench.loss(functional_call(bench.head_module, held, (step.features,)), step.y)
+            other = own | {bench.head_entries[name]: value for name, value in entries.items()}
+            total = total + bench.loss(functional_call(bench.head_module, other, (step.features,)), step.y)
         return self.weight * total
 
 
@@ -132,8 +135,7 @@ class FilingRound:
 
     def check(self, bench: Workbench) -> None:
         """The head must be known."""
-        if bench.head is None:
-            raise ModelError(f"{bench.method}: copa needs the model's head, which is in doubt. Name it with --head NAME.")
+        bench.require_head(f"{bench.method}: copa")
 
     def notice(self, bench: Workbench, clients: int) -> str:
         """One client has no other heads, so copa would be ignored."""
@@ -181,15 +183,14 @@ def copa(weight: float = 1.0, norm: str = "batch_instance") -> Method:
     """
     if weight < 0:
         raise OptionError(f"copa: weight must not be negative, found {weight}.")
-    if norm not in NORMS:
-        raise OptionError(f"copa: norm cannot be {norm!r}. {nearest(norm, NORMS)}")
+    require_choice("copa", "norm", norm, NORMS)
     replaces = norm == "batch_instance"
     return Method(
         "copa",
         surgery=(ToBatchInstanceNorm(),) if replaces else (),
         sharing=(upload_only(head),),
         objective=(OtherHeads(weight),) if weight else (),
-        briefing={BRIEF: other_heads} if weight else {},
+        send_extras={OTHERS: other_heads} if weight else {},
         round=FilingRound(),
         newcomer=every_head,
         facts=Facts(

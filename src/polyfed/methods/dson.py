@@ -24,13 +24,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from polyfed.entries import MIX
+from polyfed.core.batch_norm import BatchNorm
+from polyfed.core.entries import MIX
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.sharing import batch_norm, keep_local
 from polyfed.errors import ModelError
-from polyfed.layers.places import plain_batch_norm
-from polyfed.layers.running import track
-from polyfed.layers.swap import BatchNorm, replace_modules
-from polyfed.method import Facts, Method, register
-from polyfed.sharing import batch_norm, keep_local
+from polyfed.layers.choose_layers import plain_batch_norm
+from polyfed.layers.replace_modules import replace_modules
+from polyfed.layers.running_statistics import track
 
 MAPS = (nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -40,7 +41,7 @@ class DSON(BatchNorm):
 
     entry_kinds: ClassVar[dict[str, str]] = {"score": MIX}
 
-    def __init__(self, norm: nn.modules.batchnorm._BatchNorm, score: float = 0.0, exact: bool = True) -> None:
+    def __init__(self, norm: BatchNorm, score: float = 0.0, exact: bool = True) -> None:
         super().__init__(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
         anchor = next((tensor for tensor in (*norm.parameters(), *norm.buffers())), torch.empty(0))
         self.to(device=anchor.device, dtype=anchor.dtype)
@@ -116,8 +117,8 @@ def dson(domain_specific: bool = False, score: float = 0.0, exact: bool = True) 
         "dson",
         surgery=(ToDSON(score, exact),),
         sharing=(keep_local(batch_norm),) if domain_specific else (),
-        alone=False,
+        standalone=False,
         facts=Facts(
-            batch_norm=True, client_state=domain_specific, extra_work="statistics of each sample beside those of the batch"
+            batch_norm=True, client_state=domain_specific, extra_work="statistics of each sample, next to those of the batch"
         ),
     )

@@ -9,9 +9,9 @@ Reference: Liu et al., FedDG: Federated Domain Generalization on Medical Image S
 CVPR 2021.
 
 Differences from the paper: it segments; for classification its boundary term (weight 0.1) is left out. Spectra are exchanged once, before
-round 1, and the other's spectrum is drawn anew for every image and step: first a client, then one of its spectra. Values are cut to the range of
+round 1, and the other's spectrum is drawn again for every image and step: first a client, then one of its spectra. Values are cut to the range of
 pixels. The second pass leaves the running statistics of batch norm as they are (not stated). L = 0.01 is the paper's; the authors' program and
-CCST's re-implementation call theirs with L = 0, the mean colour alone, and below 100 pixels L = 0.01 is the same (b = 0). The re-implementation's
+CCST's re-implementation call theirs with L = 0, only the mean colour, and below 100 pixels L = 0.01 is the same (b = 0). The re-implementation's
 outer loss is taken on a copy of the model and gives it no gradient: not copied.
 
 Defaults: share = 1/8 (programs), beta = 1e-3, c = 1 (CCST's classification program; the original: 100). weight and first_order are ours.
@@ -26,11 +26,12 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from polyfed.client import Client, Step, Workbench
-from polyfed.conversation import Payload
+from polyfed.core.client import Client, Step
+from polyfed.core.conversation import Payload
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.workbench import Workbench
 from polyfed.errors import ClientFailure, DataError, OptionError
-from polyfed.exchange import Exchange, pixel_range, require_images
-from polyfed.method import Facts, Method, register
+from polyfed.methods._shared.client_exchange import Exchange, pixel_range, require_images
 
 EXCHANGE = Exchange("elcfs")
 IMAGE_AXES = (-2, -1)
@@ -159,7 +160,7 @@ def elcfs(
     """Exchange amplitude spectra, and step so that images with others' low frequencies are classified too.
 
     Args:
-        low: L: half-width of the exchanged square of low frequencies, as a share of the smaller side; 0: the mean colour alone.
+        low: L: half-width of the exchanged square of low frequencies, as a share of the smaller side; 0: only the mean colour.
         beta: size of the inner step.
         clip: largest value of its gradient.
         share: share of its training images whose spectra a client sends, one image at least (two with aggregate, else an error).
@@ -175,13 +176,13 @@ def elcfs(
         return Method("elcfs")
     return Method(
         "elcfs",
-        opening=(EXCHANGE,),
+        setup=(EXCHANGE,),
         answers={EXCHANGE.collect: Give(share, aggregate), EXCHANGE.hand_out: EXCHANGE.keep},
         objective=(OuterLoss(low, beta, clip, weight, first_order),),
         facts=Facts(
             client_state=True,
-            leaves=f"{'the mean of ' if aggregate else ''}amplitude spectra of {_share_in_words(share)} of its training images, once",
-            grain="aggregate" if aggregate else "per sample",
+            data_derived_uploads=f"{'the mean of ' if aggregate else ''}amplitude spectra of {_share_in_words(share)} of its training images, once",
+            granularity="aggregate" if aggregate else "per sample",
             extra_work="a second pass and one more gradient" + ("" if first_order else ", taken through the first: about 5x"),
         ),
     )

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyfed.client import Workbench
+from polyfed.core.method import Method, register
+from polyfed.core.server import Server
+from polyfed.core.workbench import Workbench
 from polyfed.errors import OptionError
-from polyfed.method import Method, register
 from polyfed.methods.fedavgm import pseudo_gradient, require_exchange
-from polyfed.server import Server
 
 
 def decaying_mean(v: Tensor, squared: Tensor, beta2: float) -> Tensor:

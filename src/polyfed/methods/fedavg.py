@@ -12,10 +12,10 @@ Counters take the maximum and stay integers.
 
 from __future__ import annotations
 
-from polyfed.errors import OptionError, nearest
-from polyfed.method import Facts, Method, register
-from polyfed.reducers import First
-from polyfed.sharing import Rule, bn_statistics, keep_local, reduce_with
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.reducers import First
+from polyfed.core.sharing import Rule, bn_statistics, keep_local, reduce_with
+from polyfed.methods._shared.options import require_choice
 
 STATISTICS: dict[str, tuple[Rule, ...]] = {
     "average": (),
@@ -25,13 +25,12 @@ STATISTICS: dict[str, tuple[Rule, ...]] = {
 }
 
 
-@register(foundation=True)
+@register(base=True)
 def fedavg(statistics: str = "average") -> Method:
     """Average everything, weighted by samples.
 
     Args:
         statistics: what happens to batch-norm statistics: average, local, first or drop.
     """
-    if statistics not in STATISTICS:
-        raise OptionError(f"fedavg: statistics cannot be {statistics!r}. {nearest(statistics, STATISTICS)}")
+    require_choice("fedavg", "statistics", statistics, STATISTICS)
     return Method("fedavg", sharing=STATISTICS[statistics], facts=Facts(client_state=statistics == "local"))

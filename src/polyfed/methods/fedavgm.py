@@ -19,11 +19,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from polyfed.client import Workbench
+from polyfed.core.method import Method, register
+from polyfed.core.server import Server
+from polyfed.core.sharing import Plan
+from polyfed.core.workbench import Workbench
 from polyfed.errors import JoinError, OptionError
-from polyfed.method import Method, register
-from polyfed.server import Server
-from polyfed.sharing import Plan
 
 
 def exchanged_parameters(plan: Plan, round_number: int) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ A newcomer gets the average of the clients' batch-norm affine and statistics (Fe
 
 from __future__ import annotations
 
-from polyfed.method import Facts, Method, register
-from polyfed.sharing import batch_norm, keep_local
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.sharing import batch_norm, keep_local
 
 
 @register

@@ -7,7 +7,7 @@
 Reference: Zhang et al., Federated Domain Generalization with Generalization Adjustment, CVPR 2023.
 
 Differences from the paper: the gap of round t needs the averaged model, which clients meet, and score, at the start of round t+1; the weights learnt from
-it hold in the aggregation of round t+1, whose replies are held until all scores are in: one model a client in the server's memory. The published formula
+it hold in the aggregation of round t+1, whose replies wait until all scores are in: one model a client in the server's memory. The published formula
 centres the gaps by their mean and the authors' program does not: ``center``. Where no gap differs from the others, weights stay. With clients sampled, gaps
 come from those that took part in both rounds; the others keep their weight, before dividing by the sum. The authors' program keeps the optimizer between rounds: add
 ``momentum(keep="local")``. Defaults: step = 0.2 and its decay from the authors' program (40 rounds of 5 epochs, SGD 1e-3, momentum 0.9).
@@ -21,38 +21,39 @@ from typing import Any, ClassVar
 
 import torch
 
-from polyfed.client import Client
-from polyfed.conversation import Reply, Talk, standard_round
-from polyfed.data.federation import in_batches
-from polyfed.errors import DataError, OptionError, nearest
-from polyfed.method import Facts, Method, register
-from polyfed.server import Server
+from polyfed.core.client import Client
+from polyfed.core.conversation import Reply, Talk, standard_round
+from polyfed.core.data_types import in_batches
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.server import Server
+from polyfed.errors import DataError, OptionError
+from polyfed.methods._shared.options import require_choice
 
 KEY = "feddg_ga"
 BEFORE, AFTER = "feddg_ga_averaged", "feddg_ga_own"
 METRICS = ("loss", "accuracy")
-# Keeps a mean defined where all clients of a round have lost their weight; beside any other weight it is nothing.
+# Keeps a mean defined where all clients of a round have lost their weight; next to any other weight it is negligible.
 FLOOR = 1e-9
 
 
 @torch.no_grad()
 def badness(client: Client, metric: str) -> float:
     """The loss, or the share of errors, of the model as it is now on the client's validation data. Leaves every module's mode as it was."""
-    held, bench = client.data.validation, client.bench
-    if held is None or not len(held):
+    validation, bench = client.data.validation, client.bench
+    if validation is None or not len(validation):
         raise DataError(
             f"Client {client.id} has no validation data, which feddg_ga needs. Use a data set or a partition with a validation part."
         )
     modes = {module: module.training for module in bench.model.modules()}
     bench.model.eval()
     total = 0.0
-    for x, y in in_batches(held, bench.settings.test_batch_size):
+    for x, y in in_batches(validation, bench.settings.test_batch_size):
         y = y.to(bench.device)
         logits = bench.model(bench.preparation.for_testing(x.to(bench.device)))
         total += float((logits.argmax(1) != y).sum()) if metric == "accuracy" else float(bench.loss(logits, y)) * len(y)
     for module, training in modes.items():
         module.training = training
-    return total / len(held)
+    return total / len(validation)
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,11 @@ class AdjustedRound:
     def moved(self, server: Server, old: Mapping[str, Any], extras: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """The weights after these scores, and the scores of the clients' own models to compare the next ones with."""
         last = server.round - 1
-        gaps = {c: told[BEFORE] - old["own"][c] for c, told in extras.items() if old["round"].get(c) == last}
+        gaps = {c: losses[BEFORE] - old["own"][c] for c, losses in extras.items() if old["round"].get(c) == last}
         step = self.step * (1 - (last - 1) / server.rounds)
         return {
             "weights": adjusted(old["weights"], gaps, step, self.center),
-            "own": {**old["own"], **{client: told[AFTER] for client, told in extras.items()}},
+            "own": {**old["own"], **{client: losses[AFTER] for client, losses in extras.items()}},
             "round": {**old["round"], **dict.fromkeys(extras, server.round)},
         }
 
@@ -135,8 +136,7 @@ def feddg_ga(step: float = 0.2, center: bool = True, metric: str = "loss") -> Me
     """
     if not 0 <= step <= 1:
         raise OptionError(f"feddg_ga: step lies between 0 and 1, found {step}.")
-    if metric not in METRICS:
-        raise OptionError(f"feddg_ga: metric cannot be {metric!r}. {nearest(metric, METRICS)}")
+    require_choice("feddg_ga", "metric", metric, METRICS)
     if step == 0:
         return Method(KEY, weighting=equal_weight)
     return Method(
@@ -146,8 +146,8 @@ def feddg_ga(step: float = 0.2, center: bool = True, metric: str = "loss") -> Me
         round=AdjustedRound(step, center),
         weighting=learnt_weight,
         facts=Facts(
-            leaves="two validation scores per client and round",
-            grain="aggregate",
+            data_derived_uploads="two validation scores per client and round",
+            granularity="aggregate",
             extra_work="two passes over the validation data per round",
         ),
     )

@@ -22,11 +22,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyfed.entries import STATISTIC
-from polyfed.errors import OptionError, nearest
-from polyfed.method import Facts, Method, register
-from polyfed.reducers import CollectedReducer, Entries
-from polyfed.sharing import Select, reduce_with
+from polyfed.core.entries import STATISTIC
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.reducers import CollectedReducer, Entries
+from polyfed.core.sharing import Select, reduce_with
+from polyfed.errors import OptionError
+from polyfed.methods._shared.options import require_choice
 
 MERGES = ("importance", "moments")
 EPS = 1e-5
@@ -49,6 +50,12 @@ def mixed(clients: Sequence[Mapping[str, Tensor]], weights: Tensor) -> Entries:
     return {name: torch.einsum("k,k...->...", weights, torch.stack([c[name] for c in clients])) for name in clients[0]}
 
 
+def in_double(clients: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> tuple[list[Entries], Tensor]:
+    """The clients' values and their shares of the weight, in double precision."""
+    shares = torch.tensor(weights, dtype=torch.float64)
+    return [{name: value.double() for name, value in client.items()} for client in clients], shares / shares.sum()
+
+
 @dataclass(frozen=True)
 class Importance(CollectedReducer):
     """Weights by nearness to the statistics they give."""
@@ -60,9 +67,8 @@ class Importance(CollectedReducer):
         self, clients: Sequence[Mapping[str, Tensor]], weights: Sequence[float], reference: Mapping[str, Tensor]
     ) -> Entries:
         """The statistics after some rounds of weighing and averaging."""
-        exact = [{name: value.double() for name, value in client.items()} for client in clients]
-        shares = torch.tensor(weights, dtype=torch.float64)
-        merged = mixed(exact, shares / shares.sum())
+        exact, shares = in_double(clients, weights)
+        merged = mixed(exact, shares)
         for _ in range(self.iterations):
             merged = mixed(exact, torch.softmax(-torch.stack([self.distance(c, merged) for c in exact]) / self.tau, dim=0))
         return merged
@@ -81,11 +87,10 @@ class Moments(CollectedReducer):
         self, clients: Sequence[Mapping[str, Tensor]], weights: Sequence[float], reference: Mapping[str, Tensor]
     ) -> Entries:
         """The merged moments of every layer."""
-        exact = [{name: value.double() for name, value in client.items()} for client in clients]
-        shares = torch.tensor(weights, dtype=torch.float64)
-        merged = mixed(exact, shares / shares.sum())
+        exact, shares = in_double(clients, weights)
+        merged = mixed(exact, shares)
         for mean, variance in pairs(list(merged)):
-            spread = mixed([{mean: (client[mean] - merged[mean]).square()} for client in exact], shares / shares.sum())
+            spread = mixed([{mean: (client[mean] - merged[mean]).square()} for client in exact], shares)
             merged[variance] = merged[variance] + spread[mean]
         return merged
 
@@ -99,8 +104,7 @@ def feddna(merge: str = "importance", tau: float = 1.0, iterations: int = 3) -> 
         tau: temperature of the importance weights; large is uniform.
         iterations: how often weights and statistics are computed in turn; 0 is FedAvg.
     """
-    if merge not in MERGES:
-        raise OptionError(f"feddna: merge cannot be {merge!r}. {nearest(merge, MERGES)}")
+    require_choice("feddna", "merge", merge, MERGES)
     if tau <= 0:
         raise OptionError(f"feddna: tau must be positive, found {tau}.")
     if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 0:

@@ -22,11 +22,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyfed.entries import AFFINE, HEAD, MIX, WEIGHT
-from polyfed.errors import OptionError, nearest
-from polyfed.method import Facts, Method, register
-from polyfed.reducers import Entries, Folding, Largest, Mean
-from polyfed.sharing import Select, reduce_with
+from polyfed.core.entries import AFFINE, HEAD, MIX, WEIGHT
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.reducers import Entries, Folding, Largest, Mean
+from polyfed.core.sharing import Select, reduce_with
+from polyfed.errors import OptionError
+from polyfed.methods._shared.options import require_choice
 
 VARIANTS = ("masked_delta", "average_plus_step")
 PARAMETERS = Select("parameters", kinds=frozenset({WEIGHT, HEAD, AFFINE, MIX}))
@@ -94,8 +95,7 @@ def fedgma(tau: float = 0.7, server_lr: float = 1.0, variant: str = "masked_delt
         raise OptionError(f"fedgma: tau lies between 0 and 1, found {tau}.")
     if server_lr < 0:
         raise OptionError(f"fedgma: server_lr must not be negative, found {server_lr}.")
-    if variant not in VARIANTS:
-        raise OptionError(f"fedgma: variant cannot be {variant!r}. {nearest(variant, VARIANTS)}")
+    require_choice("fedgma", "variant", variant, VARIANTS)
     neutral = (tau == 0 and server_lr == 1) if variant == "masked_delta" else server_lr == 0
     rules = () if neutral else (reduce_with(PARAMETERS, MaskedMean(tau, server_lr, variant)),)
     return Method("fedgma", sharing=rules, facts=Facts(extra_work="" if neutral else "one sum of signs at the server"))

@@ -22,11 +22,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyfed.client import Client, Workbench, batch_indices
-from polyfed.conversation import Reply
-from polyfed.method import Facts, Method, register
+from polyfed.core.client import Client, batch_indices
+from polyfed.core.conversation import Reply
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.server import Server
+from polyfed.core.workbench import Workbench
 from polyfed.methods.fedavgm import exchanged_parameters, require_exchange
-from polyfed.server import Server
 from polyfed.settings import Settings
 
 STEPS, REFERENCE, SUMS = "fednova_steps", "fednova_reference", "fednova"
@@ -110,10 +111,10 @@ def fednova() -> Method:
     """Average changes per step, so that clients with many steps do not pull more."""
     return Method(
         "fednova",
-        briefing={REFERENCE: reference},
+        send_extras={REFERENCE: reference},
         after_training=(tell_steps,),
         uploads=(Normalise(),),
         weighting=weigh,
         server_step=step_on,
-        facts=Facts(leaves="the number of local steps (one number per round)", grain="aggregate"),
+        facts=Facts(data_derived_uploads="the number of local steps (one number per round)", granularity="aggregate"),
     )

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyfed.client import Step, Workbench
+from polyfed.core.client import Step
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.workbench import Workbench
 from polyfed.errors import JoinError, OptionError
-from polyfed.method import Facts, Method, register
 
 
 @dataclass(frozen=True)

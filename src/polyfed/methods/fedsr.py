@@ -1,4 +1,4 @@
-"""FedSR: a probabilistic representation, kept short and kept from telling more about the input than the label does.
+"""FedSR: a probabilistic representation, short, and with no more information about the input than the label gives.
 
     (mu, s) = layer(g(x)),   sigma = softplus(s),   z = mu + sigma * eps,   logits = h(z);   one sample of eps in training
     loss = l(h(z), y) + l2r * mean_i ||z_i|| + cmi * mean_i KL( N(C mu_i, (C sigma_i)^2) || N(r_mu[y_i], softplus(r_sigma[y_i])^2) )
@@ -20,17 +20,17 @@ Table 10: l2r 0.1, 0.1, 0.01 for PACS, Office-Home, VLCS; cmi is not listed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyfed.client import Step, Workbench
+from polyfed.core.client import Step
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.seeds import generator
+from polyfed.core.sharing import Select, keep_local
 from polyfed.errors import ModelError, OptionError
-from polyfed.method import Facts, Method, register
-from polyfed.seeds import generator
-from polyfed.sharing import Select, keep_local
 
 CLASS_REFERENCE = "class_reference"
 NAME = "fedsr"
@@ -98,21 +98,6 @@ class Before:
         return (self.representation(inputs[0]),)
 
 
-def head_of(model: nn.Module) -> str:
-    """The path of the linear head: the model's own ``get_classifier()``, else the last linear layer in the order of the model."""
-    paths: dict[nn.Module, str] = {module: path for path, module in model.named_modules()}
-    own = getattr(model, "get_classifier", None)
-    named = own() if callable(own) else None
-    if named is None:
-        named = next((m for m in reversed(list(model.modules())) if isinstance(m, nn.Linear)), None)
-    if not isinstance(named, nn.Linear) or not paths.get(named):
-        found = "none" if named is None else type(named).__name__
-        raise ModelError(
-            f"fedsr: {type(model).__name__} needs a linear layer as its head, found {found}. Use a model that ends with one."
-        )
-    return paths[named]
-
-
 @dataclass(frozen=True)
 class PutRepresentation:
     """Put the probabilistic layer in front of the head."""
@@ -121,12 +106,15 @@ class PutRepresentation:
     records: bool
     stage = "features"
     commutes = True
+    needs_head: ClassVar[Literal[True]] = True
 
-    def __call__(self, model: nn.Module) -> nn.Module:
-        path = head_of(model)
+    def __call__(self, model: nn.Module, path: str) -> nn.Module:
         parent, _, own = path.rpartition(".")
         holder, head = model.get_submodule(parent), model.get_submodule(path)
-        assert isinstance(head, nn.Linear)
+        if not isinstance(head, nn.Linear):
+            raise ModelError(
+                f"fedsr: {type(model).__name__} needs a linear layer as its head, found {type(head).__name__}. Use a model that ends with one."
+            )
         width = self.width or head.in_features
         made = Representation(head.in_features, width, head.out_features, self.records).to(head.weight)
         if width != head.in_features:
@@ -143,16 +131,6 @@ class PutRepresentation:
             model.register_forward_pre_hook(before.begin)
             head.register_forward_pre_hook(before)
         return model
-
-    def check(self, bench: Workbench) -> None:
-        """The layer must have come in front of what makes the logits."""
-        found = next(path for path, module in bench.model.named_modules() if isinstance(module, Representation))
-        expected = found.rpartition(".")[0]
-        if bench.head is None or bench.head.rpartition(".")[0] != expected or not isinstance(bench.head_module, nn.Linear):
-            raise ModelError(
-                f"fedsr: the head of {type(bench.model).__name__} is in doubt: its last linear layer is beside {found!r}, and the logits are made by "
-                f"{bench.head or 'no single layer'!r}. Use a model that ends with a linear layer, or that has get_classifier()."
-            )
 
 
 def representation_of(model: nn.Module) -> Representation:
@@ -207,7 +185,7 @@ class MeanOfSamples:
 
 @register(shows=("l2r", "cmi"))
 def fedsr(l2r: float = 0.01, cmi: float = 0.001, squared: bool = False, width: int = 0, samples: int = 20) -> Method:
-    """Learn a simple probabilistic representation: short, and no more telling than the label.
+    """Learn a simple probabilistic representation: short, and no more informative about the input than the label.
 
     Args:
         l2r: weight of the length of the representation.

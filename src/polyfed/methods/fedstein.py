@@ -23,15 +23,16 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from polyfed.client import Workbench
-from polyfed.entries import STATISTIC
-from polyfed.errors import JoinError, OptionError, nearest
+from polyfed.core.entries import STATISTIC
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.server import Server
+from polyfed.core.sharing import Select, bn_affine, keep_local
+from polyfed.core.workbench import Workbench
+from polyfed.errors import JoinError
+from polyfed.layers.choose_layers import plain_batch_norm
 from polyfed.layers.js_norm import JSBatchNorm, james_stein
-from polyfed.layers.places import plain_batch_norm
-from polyfed.layers.swap import replace_batch_norms
-from polyfed.method import Facts, Method, register
-from polyfed.server import Server
-from polyfed.sharing import Select, bn_affine, keep_local
+from polyfed.layers.replace_modules import replace_batch_norms
+from polyfed.methods._shared.options import require_choice
 
 VARIANTS = ("jsnorm", "server", "eval_only")
 SHRUNK = Select("batch-norm means and variances", kinds=frozenset({STATISTIC}), layers=frozenset({"batch_norm"}))
@@ -78,8 +79,7 @@ def fedstein(variant: str = "jsnorm", shrink: bool = True) -> Method:
         variant: jsnorm (shrink where statistics are used), server (Algorithm 1 to the letter) or eval_only.
         shrink: False switches the shrinkage off: FedAvg with the batch-norm affine kept local.
     """
-    if variant not in VARIANTS:
-        raise OptionError(f"fedstein: variant cannot be {variant!r}. {nearest(variant, VARIANTS)}")
+    require_choice("fedstein", "variant", variant, VARIANTS)
     at_server = shrink and variant == "server"
     in_layers = shrink and variant != "server"
     return Method(

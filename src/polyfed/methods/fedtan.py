@@ -12,7 +12,7 @@ Running statistics follow (mu, v * m/(m - 1)) with m = sum_k m_k. Later steps ar
 Reference: Wang et al., Why Batch Normalization Damage Federated Learning on Non-IID Data?, 2023.
 
 Differences from the paper: none known. The authors' program weighs clients equally (``--weights uniform``) and takes 5 local steps. No graph is kept
-between messages: a client computes its first step anew for each, with the same batch and dropout masks. The model is sent once a round and remembered
+between messages: a client computes its first step again for each, with the same batch and dropout masks. The model is sent once a round and remembered
 by the client until the round ends. The number of values m_k travels too, for the variance.
 """
 
@@ -26,14 +26,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyfed.client import Client, Workbench, train
-from polyfed.conversation import TRAINING, Ask, Payload, Replies, Talk, conversation
+from polyfed.core.batch_norm import BatchNorm
+from polyfed.core.client import Client, train
+from polyfed.core.conversation import TRAINING, Ask, Payload, Replies, Talk, conversation
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.server import Server
+from polyfed.core.workbench import Workbench
 from polyfed.errors import JoinError, ModelError, SettingError, TooFewReplies
-from polyfed.layers.places import plain_batch_norm
-from polyfed.layers.running import track
-from polyfed.layers.swap import BatchNorm, replace_batch_norms
-from polyfed.method import Facts, Method, register
-from polyfed.server import Server
+from polyfed.layers.choose_layers import plain_batch_norm
+from polyfed.layers.replace_modules import replace_batch_norms
+from polyfed.layers.running_statistics import track
 
 STEP, LAST = "fedtan_step", "fedtan_train"
 MEMORY = "fedtan"
@@ -86,13 +88,13 @@ class Pass:
 
 
 class UnionBatchNorm(BatchNorm):
-    """Batch norm whose next training pass can be told the statistics; otherwise it is plain batch norm."""
+    """Batch norm whose next training pass can be given the statistics; otherwise it is plain batch norm."""
 
     path = ""
-    told: Pass | None = None
+    current: Pass | None = None
 
     @classmethod
-    def like(cls, norm: nn.modules.batchnorm._BatchNorm) -> UnionBatchNorm:
+    def like(cls, norm: BatchNorm) -> UnionBatchNorm:
         """A layer with the affine, statistics and settings of a batch norm."""
         made = cls(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
         made._parameters, made._buffers = norm._parameters, norm._buffers
@@ -103,41 +105,41 @@ class UnionBatchNorm(BatchNorm):
             raise ModelError(f"Batch norm takes inputs of shape (N, C) or (N, C, ...), found {tuple(input.shape)}.")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise; with statistics from outside where they are told."""
-        told = self.told
-        if told is None or not self.training:
+        """Normalise; with statistics from outside where they are given."""
+        current = self.current
+        if current is None or not self.training:
             return super().forward(x)
-        if self.path in told.order:
+        if self.path in current.order:
             raise ModelError(f"fedtan: the batch norm {self.path} is used twice in a step. Use a model where each is used once.")
-        told.order.append(self.path)
-        facts = told.known.get(self.path, {})
-        if told.last:
-            self.told = None
+        current.order.append(self.path)
+        facts = current.known.get(self.path, {})
+        if current.last:
+            self.current = None
             count = facts["count"]
             track(self, facts["mean"], facts["variance"] * (count / max(count - 1, 1)))
         if "variance" not in facts:
-            raise self._statistics(x.detach(), facts, told)
+            raise self._statistics(x.detach(), facts, current)
         mean, variance = facts["mean"], facts["variance"]
         if "mean_gradient" in facts:
             x = _UnionGradient.apply(x, mean, facts["mean_gradient"], facts["variance_gradient"])
-        elif told.target(self.path):
-            return self._watched(x, mean, variance, told)
+        elif current.target(self.path):
+            return self._watched(x, mean, variance, current)
         return F.batch_norm(x, mean, variance, self.weight, self.bias, False, 0.0, self.eps)
 
-    def _statistics(self, x: Tensor, facts: Mapping[str, Any], told: Pass) -> _Enough:
+    def _statistics(self, x: Tensor, facts: Mapping[str, Any], current: Pass) -> _Enough:
         """Find the mean, or with the mean known the variance about it."""
-        told.found["layer"] = self.path
+        current.found["layer"] = self.path
         if "mean" in facts:
-            told.found["variance"] = over_channels((x - facts["mean"].view(channels_of(x))).square())
+            current.found["variance"] = over_channels((x - facts["mean"].view(channels_of(x))).square())
         else:
-            told.found |= {"mean": over_channels(x), "count": x.numel() // x.shape[1]}
+            current.found |= {"mean": over_channels(x), "count": x.numel() // x.shape[1]}
         return _Enough()
 
-    def _watched(self, x: Tensor, mean: Tensor, variance: Tensor, told: Pass) -> Tensor:
+    def _watched(self, x: Tensor, mean: Tensor, variance: Tensor, current: Pass) -> Tensor:
         """Normalise so that gradients reach mean and variance."""
         shape = channels_of(x)
         mean, variance = mean.clone().requires_grad_(), variance.clone().requires_grad_()
-        told.found |= {"layer": self.path, "leaves": (mean, variance)}
+        current.found |= {"layer": self.path, "leaves": (mean, variance)}
         y = (x - mean.view(shape)) * torch.rsqrt(variance + self.eps).view(shape)
         y = y if self.weight is None else y * self.weight.view(shape)
         return y if self.bias is None else y + self.bias.view(shape)
@@ -145,7 +147,7 @@ class UnionBatchNorm(BatchNorm):
 
 @dataclass(frozen=True)
 class ToUnion:
-    """Replace every batch norm by one that can be told its statistics."""
+    """Replace every batch norm by one that can be given its statistics."""
 
     stage = "norm"
 
@@ -160,7 +162,7 @@ class ToUnion:
         """The step of the union exists only where all clients hold the same model, and a compiled step would hold its numbers for good."""
         if bench.settings.compile != "off":
             raise SettingError(
-                "fedtan tells its batch norms other statistics in each round, which a compiled step cannot hear. Use --compile off."
+                "fedtan gives its batch norms other statistics in each round, which a compiled step cannot take. Use --compile off."
             )
         if any(getattr(term, "runs_the_model", False) for term in bench.method.objective):
             raise JoinError(
@@ -172,15 +174,15 @@ class ToUnion:
             )
 
 
-def tell(model: nn.Module, told: Pass | None) -> None:
-    """Tell every batch norm of the model."""
+def set_pass(model: nn.Module, current: Pass | None) -> None:
+    """Give every batch norm of the model the pass that begins; None: plain batch norm."""
     for module in model.modules():
         if isinstance(module, UnionBatchNorm):
-            module.told = told
+            module.current = current
 
 
 def remembered(client: Client, payload: Payload) -> dict[str, Any]:
-    """The model and all that was told in this round, with what this message adds."""
+    """The model and all statistics of this round, with what this message adds."""
     if "layer" not in payload.extras:
         return {"entries": payload.entries, "extras": payload.extras, "layers": {}}
     before: dict[str, Any] = client.memory[MEMORY]
@@ -190,27 +192,27 @@ def remembered(client: Client, payload: Payload) -> dict[str, Any]:
 
 
 def answer_step(client: Client, payload: Payload) -> Payload:
-    """One exchange: the first step anew, up to what is not known yet."""
+    """One exchange: the first step again, up to what is not known yet."""
     memory = client.memory[MEMORY] = remembered(client, payload)
     client.extras = memory["extras"]
     client.receive(memory["entries"])
     client.model.train()
-    told = Pass(memory["layers"], [], {})
-    tell(client.model, told)
+    current = Pass(memory["layers"], [], {})
+    set_pass(client.model, current)
     try:
         x, y = next(client.batches())
         loss = client.full_loss(client.forward(0, x, y))
-        if "leaves" not in told.found:
+        if "leaves" not in current.found:
             raise ModelError(
                 "fedtan: a batch norm of the model takes no part in its forward pass. Remove the layer, or use another model."
             )
-        gradients = torch.autograd.grad(loss, told.found.pop("leaves"))
+        gradients = torch.autograd.grad(loss, current.found.pop("leaves"))
     except _Enough:
-        told.found.pop("leaves", None)
-        return Payload(extras=told.found)
+        current.found.pop("leaves", None)
+        return Payload(extras=current.found)
     finally:
-        tell(client.model, None)
-    return Payload(extras=told.found | {"mean_gradient": gradients[0], "variance_gradient": gradients[1]})
+        set_pass(client.model, None)
+    return Payload(extras=current.found | {"mean_gradient": gradients[0], "variance_gradient": gradients[1]})
 
 
 def train_with_union(client: Client, payload: Payload) -> Payload:
@@ -218,25 +220,25 @@ def train_with_union(client: Client, payload: Payload) -> Payload:
     memory = remembered(client, payload)
     # In the place of the whole model, which the messages before left here.
     client.memory[MEMORY] = client.round
-    tell(client.model, Pass(memory["layers"], [], {}, last=True))
+    set_pass(client.model, Pass(memory["layers"], [], {}, last=True))
     try:
         return train(client, Payload(memory["entries"], memory["extras"]))
     finally:
-        tell(client.model, None)
+        set_pass(client.model, None)
 
 
 def fitting(server: Server, replies: Replies) -> Replies:
-    """The replies that tell of one layer, all the same things, a finite number for each channel; others are rejected with who and why."""
+    """The replies that are about one layer and have the same statistics, a finite number for each channel; others are rejected with who and why."""
     channels = {module.path: module.num_features for module in server.blueprint.modules() if isinstance(module, UnionBatchNorm)}
     expected: tuple[str, set[str]] | None = None
     for reply in server.sound(replies, "layer"):
-        layer, told = reply.extras["layer"], set(reply.extras)
+        layer, statistics = reply.extras["layer"], set(reply.extras)
         vectors = [value for value in reply.extras.values() if isinstance(value, Tensor)]
-        fits = layer in channels and told in FORMS and all(tuple(vector.shape) == (channels[layer],) for vector in vectors)
-        if not fits or expected not in (None, (layer, told)):
-            server.reject(reply.client, f"{sorted(told)} of {layer!r} are not the statistics that were asked for")
+        fits = layer in channels and statistics in FORMS and all(tuple(vector.shape) == (channels[layer],) for vector in vectors)
+        if not fits or expected not in (None, (layer, statistics)):
+            server.reject(reply.client, f"{sorted(statistics)} of {layer!r} are not the statistics that were asked for")
             continue
-        expected = (layer, told)
+        expected = (layer, statistics)
         yield reply
 
 
@@ -260,7 +262,7 @@ def averaged(server: Server, replies: Replies) -> dict[str, Any]:
 
 @conversation(
     uses=("sharing", "receiving", "inputs", "after_training", "objective", "task_loss", "gradients", "uploads")
-    + ("briefing", "server_step", "after_round")
+    + ("send_extras", "server_step", "after_round")
 )
 def layerwise_round(server: Server) -> Talk[None]:
     """Two exchanges per batch norm forwards, one backwards, then the usual training."""
@@ -286,8 +288,8 @@ def fedtan() -> Method:
             batch_norm=True,
             client_state=True,
             full_participation=True,
-            leaves="for each batch norm and round: mean, variance and their gradients of one batch, and its number of values",
-            grain="aggregate",
+            data_derived_uploads="for each batch norm and round: mean, variance and their gradients of one batch, and its number of values",
+            granularity="aggregate",
             messages="3L + 1 (L batch norms)",
             extra_work="the first step computed 3L more times",
         ),

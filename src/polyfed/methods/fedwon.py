@@ -23,12 +23,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from polyfed.entries import AFFINE, NORM_FAMILIES, STATISTIC, layer_family
+from polyfed.core.batch_norm import BatchNorm
+from polyfed.core.entries import AFFINE, NORM_FAMILIES, STATISTIC, layer_family
+from polyfed.core.method import Facts, Method, register
 from polyfed.errors import ModelError, OptionError, nearest
 from polyfed.layers.folding import absorb, convolution_before, scale_and_shift
-from polyfed.layers.swap import BatchNorm, replace_modules
+from polyfed.layers.replace_modules import replace_modules
 from polyfed.layers.ws_conv import KINDS, fold, is_plain, is_standardised, standardised, standardised_from
-from polyfed.method import Facts, Method, register
+from polyfed.methods._shared.options import require_choice
 
 __all__ = ["RemoveNorms", "Standardise", "fedwon", "fold", "is_norm"]
 
@@ -47,8 +49,8 @@ def is_norm(module: nn.Module) -> bool:
 
 def without_norm(norm: nn.Module) -> nn.Module:
     """What stays of a norm: nothing, or the layers it holds besides (timm's norms hold their activation)."""
-    held = list(norm.children())
-    return nn.Sequential(*held) if held else nn.Identity()
+    inside = list(norm.children())
+    return nn.Sequential(*inside) if inside else nn.Identity()
 
 
 @dataclass(frozen=True)
@@ -91,10 +93,10 @@ class Standardise:
         had = convolution.bias is not None
         if self.init == "xavier":
             return standardised(convolution, bias=had or self.bias == "on", **form)
-        kept = convolution.bias if shift is None else shift
-        if kept is None and self.bias == "on":
-            kept = torch.zeros(convolution.out_channels, dtype=convolution.weight.dtype, device=convolution.weight.device)
-        return standardised_from(convolution, scale, kept, **form)
+        bias = convolution.bias if shift is None else shift
+        if bias is None and self.bias == "on":
+            bias = torch.zeros(convolution.out_channels, dtype=convolution.weight.dtype, device=convolution.weight.device)
+        return standardised_from(convolution, scale, bias, **form)
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ def fedwon(
 
     Args:
         bias: on gives a bias to convolutions that had none, keep leaves them without.
-        init: xavier starts anew; keep takes the model's weights and folds each batch norm into the convolution before it.
+        init: xavier starts from fresh weights; keep takes the model's weights and folds each batch norm into the convolution before it.
         gamma: constant factor of every standardised weight; 1.7139 keeps variance through ReLU.
         norms: which norms go: all (batch, group, instance, layer), or batch.
         form: listing (learnt gain, unbiased variance, floor 1e-4), or equation (Eq. 3: none of these).
@@ -150,8 +152,7 @@ def fedwon(
     """
     values = {"bias": bias, "init": init, "norms": norms, "form": form}
     for option, known in CHOICES.items():
-        if values[option] not in known:
-            raise OptionError(f"fedwon: {option} cannot be {values[option]!r}. {nearest(values[option], known)}")
+        require_choice("fedwon", option, values[option], known)
     if gamma <= 0:
         raise OptionError(f"fedwon: gamma must be positive, found {gamma}.")
     if not isinstance(plain, tuple) or not all(isinstance(path, str) for path in plain):

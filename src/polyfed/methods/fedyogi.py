@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from polyfed.method import Method, register
+from polyfed.core.method import Method, register
 from polyfed.methods.fedadam import AdaptiveStep, refuse_options
 
 

@@ -7,7 +7,7 @@ With frozen statistics the gradient of a sample no longer depends on the rest of
 
 Reference: Zhong et al., Making Batch Normalization Great in Federated Deep Learning, 2023. Defaults: T* = T/2 (Table G, all classification tasks;
 Cityscapes: round 90 of 100). ``freeze`` holds the rows of Table H. ``stage_one="decoupled"`` is the probe of section 3.3; that of section 3.4 is
-``polyfed.probes.union_statistics``.
+``polyfed.methods._shared.batch_norm_statistics.union_statistics``.
 
 Differences from the paper: none known; no code of the authors was available to check against. The paper decays the learning rate by 0.1 at T* and
 at 3T/4: a setting of the run (``--schedule "steps(at=(0.5, 0.75), factor=0.1)"``). Freezing without the decay can diverge.
@@ -19,12 +19,14 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from polyfed.client import Client, Workbench
-from polyfed.errors import ModelError, OptionError, nearest
-from polyfed.layers.swap import BatchNorm
-from polyfed.method import Facts, Method, register
-from polyfed.probes import STATISTICS_QUESTION, Decoupled, last_round, measure_statistics
-from polyfed.sharing import Rule, Select, bn_affine, bn_statistics
+from polyfed.core.batch_norm import BatchNorm
+from polyfed.core.client import Client
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.sharing import Rule, Select, bn_affine, bn_statistics
+from polyfed.core.workbench import Workbench
+from polyfed.errors import ModelError, OptionError
+from polyfed.methods._shared.batch_norm_statistics import STATISTICS_QUESTION, Decoupled, last_round, measure_statistics
+from polyfed.methods._shared.options import require_choice
 
 FROZEN: dict[str, tuple[Select, ...]] = {
     "statistics": (bn_statistics,),
@@ -144,10 +146,8 @@ def _refuse_options(freeze_at: int | float, freeze: str, stage_one: str) -> None
         raise OptionError(
             f"fixbn: freeze_at as a share lies between 0.0 and 1.0, found {freeze_at}. Write a round as a whole number."
         )
-    if freeze not in FROZEN:
-        raise OptionError(f"fixbn: freeze cannot be {freeze!r}. {nearest(freeze, FROZEN)}")
-    if stage_one not in STAGE_ONE:
-        raise OptionError(f"fixbn: stage_one cannot be {stage_one!r}. {nearest(stage_one, STAGE_ONE)}")
+    require_choice("fixbn", "freeze", freeze, FROZEN)
+    require_choice("fixbn", "stage_one", stage_one, STAGE_ONE)
     if stage_one == "decoupled" and freeze in ("affine", "nothing"):
         raise OptionError(
             f'fixbn: stage_one="decoupled" freezes statistics or both, found {freeze!r}. For the probe all along, write freeze_at=1.0.'

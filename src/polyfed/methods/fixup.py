@@ -24,12 +24,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx, nn
 
-from polyfed.client import Step, Workbench
+from polyfed.core.batch_norm import BatchNorm
+from polyfed.core.client import Step
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.workbench import Workbench
 from polyfed.errors import ModelError, OptionError
-from polyfed.layers.places import plain_batch_norm
-from polyfed.layers.swap import BatchNorm, replace_modules
+from polyfed.layers.choose_layers import plain_batch_norm
+from polyfed.layers.replace_modules import replace_modules
 from polyfed.layers.ws_conv import description, plain_kind
-from polyfed.method import Facts, Method, register
 
 ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
 
@@ -75,7 +77,7 @@ class FixupLinear(nn.Linear):
 
 @dataclass(frozen=True)
 class Branch:
-    """The layers of one residual branch, in order, and those of the shortcut beside it."""
+    """The layers of one residual branch, in order, and those of its shortcut."""
 
     convolutions: list[nn.Module]
     last_norm: nn.Module
@@ -184,13 +186,15 @@ class ToFixup:
             for parameter in head.parameters():
                 parameter.zero_()
         last = {branch.last_norm for branch in branches}
-        beside = {layer for branch in branches for layer in branch.shortcut}
-        inside = {layer for branch in branches for layer in branch.convolutions} | {c for c in beside if isinstance(c, nn.Conv2d)}
+        shortcuts = {layer for branch in branches for layer in branch.shortcut}
+        inside = {layer for branch in branches for layer in branch.convolutions} | {
+            c for c in shortcuts if isinstance(c, nn.Conv2d)
+        }
 
         def without_norm(norm: nn.Module) -> nn.Module:
             weight = plain_batch_norm(norm, "fixup").running_mean
             like = head.weight if weight is None else weight
-            return nn.Identity() if norm in beside else ScalarShift(like, multiply=norm in last)
+            return nn.Identity() if norm in shortcuts else ScalarShift(like, multiply=norm in last)
 
         replace_modules(model, lambda module: isinstance(module, BatchNorm), without_norm)
         replace_modules(model, lambda module: module in inside or module is head, with_input_shift)
@@ -238,4 +242,4 @@ def fixup(scalar_lr: float = 0.1) -> Method:
     if scalar_lr <= 0:
         raise OptionError(f"fixup: scalar_lr must be positive, found {scalar_lr}.")
     slow = (SlowScalars(scalar_lr),) if scalar_lr != 1.0 else ()
-    return Method("fixup", surgery=(ToFixup(),), gradients=slow, alone=False, facts=Facts(smallest_batch=1))
+    return Method("fixup", surgery=(ToFixup(),), gradients=slow, standalone=False, facts=Facts(smallest_batch=1))

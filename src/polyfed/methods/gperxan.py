@@ -1,4 +1,4 @@
-"""gPerXAN: PerXAN (instance norm beside personal batch norm) with the guiding regulariser.
+"""gPerXAN: PerXAN (instance norm next to personal batch norm) with the guiding regulariser.
 
     XAN(x) = w_in * IN(x) + w_bn * BN(x);   loss_i = l(h_i(g_i(x)), y) + guide * l(h_received(g_i(x)), y)
 
@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from polyfed.core.method import Method, register
 from polyfed.errors import OptionError
-from polyfed.method import Method, register
 from polyfed.methods.guiding import Guide
-from polyfed.methods.perxan import assembled
+from polyfed.methods.perxan import XAN_OPTIONS, assembled
 
 
-@register
-def gperxan(
+@register(shared_options=XAN_OPTIONS)
+def gperxan(  # noqa: D417 (the other options: XAN_OPTIONS)
     guide: float = 0.5,
     where: str | tuple[str, ...] = "all",
     rest: str = "local",
@@ -35,12 +35,6 @@ def gperxan(
 
     Args:
         guide: weight of the guiding loss; 0 is perxan.
-        where: all, first_two (ResNet), first_dense (DenseNet), a stage, or a list of stages or name patterns.
-        rest: batch norms that are not replaced: local or shared.
-        mix_local: scores that are personal: bn_only, both or none.
-        in_init: what the affine of instance norm starts from: copy_bn or ones.
-        instance_score: initial score of the instance side; that of the batch side is 1.
-        tiny_maps: maps of one position, where instance norm is undefined: error or skip.
     """
     if guide < 0:
         raise OptionError(f"gperxan: guide must not be negative, found {guide}.")

@@ -17,19 +17,19 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.func import functional_call
 
-from polyfed.client import Client, Step, Workbench
-from polyfed.errors import JoinError, ModelError, OptionError
-from polyfed.method import Facts, Method, register
+from polyfed.core.client import Client, Step
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.workbench import Workbench
+from polyfed.errors import JoinError, OptionError
 
 
 def received_head(client: Client) -> dict[str, Tensor]:
     """The head's state as it was received, by name inside the head. Buffers are copies, since layers write into them."""
-    bench, prefix = client.bench, f"{client.bench.head}."
-    names = [name for name in bench.live if name.startswith(prefix)]
-    # A part that mixes what was sent with the client's own (partialfed_adaptive) keeps what was sent beside it.
+    bench = client.bench
+    # A part that mixes what was sent with the client's own (partialfed_adaptive) remembers what was sent.
     sent = getattr(client.received, "sent", client.received)
-    held = {name: sent.get(name, bench.live[name]).detach() for name in names}
-    return {name.removeprefix(prefix): value if name in bench.parameters else value.clone() for name, value in held.items()}
+    values = {name: sent.get(name, bench.live[name]).detach() for name in bench.head_entries}
+    return {bench.head_entries[name]: value if name in bench.parameters else value.clone() for name, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,14 @@ class Guide:
 
     def check(self, bench: Workbench) -> None:
         """The head must be known and sent in every round, and guided by once."""
-        if bench.head is None:
-            raise ModelError(f"{bench.method}: guiding needs the model's head, which is in doubt. Name it with --head NAME.")
+        bench.require_head(f"{bench.method}: guiding")
         if sum(isinstance(term, Guide) for term in bench.method.objective) > 1:
             raise JoinError(f"{bench.method}: gperxan has the guiding term already. Leave guiding out, or use perxan + guiding.")
         sent = [set(phase.down) for phase in bench.plan.phases.values()]
-        own = [name for name in bench.parameters if name.startswith(f"{bench.head}.") and not all(name in down for down in sent)]
-        if own:
+        unsent = [name for name in bench.parameters if name in bench.head_entries and not all(name in down for down in sent)]
+        if unsent:
             raise JoinError(
-                f"{bench.method}: {own[0]} of the head is not sent to clients, so there is no received head to guide by. Leave guiding out."
+                f"{bench.method}: {unsent[0]} of the head is not sent to clients, so there is no received head to guide by. Leave guiding out."
             )
 
 
@@ -68,5 +67,8 @@ def guiding(weight: float = 0.5) -> Method:
     if weight < 0:
         raise OptionError(f"guiding: weight must not be negative, found {weight}.")
     return Method(
-        "guiding", objective=(Guide(weight),) if weight else (), alone=False, facts=Facts(extra_work="one more head pass per step")
+        "guiding",
+        objective=(Guide(weight),) if weight else (),
+        standalone=False,
+        facts=Facts(extra_work="one more head pass per step"),
     )

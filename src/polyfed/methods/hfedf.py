@@ -29,15 +29,21 @@ from dataclasses import dataclass
 
 import torch
 
-from polyfed.client import Workbench
-from polyfed.conversation import Talk
+from polyfed.core.conversation import Talk
+from polyfed.core.method import Method, register
+from polyfed.core.seeds import generator
+from polyfed.core.server import Server
+from polyfed.core.workbench import Workbench
 from polyfed.errors import OptionError
-from polyfed.generated import USED_SLOTS, Generation, ServerOptimizer, generating_method
-from polyfed.hypernetwork import Generator
-from polyfed.method import Method, register
-from polyfed.methods.autoencoder_embeddings import QUESTION, Collect, Describe
-from polyfed.seeds import generator
-from polyfed.server import Server
+from polyfed.methods._shared.autoencoder_embeddings import QUESTION, Collect, Describe
+from polyfed.methods._shared.generated_weights import (
+    HYPERNETWORK_OPTIONS,
+    USED_SLOTS,
+    Generation,
+    ServerOptimizer,
+    generating_method,
+)
+from polyfed.methods._shared.hypernetwork import Generator
 
 log = logging.getLogger("polyfed")
 
@@ -67,7 +73,7 @@ class JointRound:
         self.generation.check(bench)
 
     def notice(self, bench: Workbench, clients: int) -> str:
-        """The size of the hypernetwork, told before it is built."""
+        """The size of the hypernetwork, said before it is built."""
         return self.generation.notice(bench, clients)
 
 
@@ -79,8 +85,8 @@ def redraw(maker: Generator, server: Server, scale: float) -> None:
     table.copy_(torch.randn(table.shape, generator=stream)).mul_(scale)
 
 
-@register
-def hfedf(
+@register(shared_options=HYPERNETWORK_OPTIONS)
+def hfedf(  # noqa: D417 (the other options: HYPERNETWORK_OPTIONS)
     server_lr: float = 1e-3,
     server_weight_decay: float = 1e-5,
     gradalign: bool = True,
@@ -102,23 +108,12 @@ def hfedf(
     """Make every client's model by a hypernetwork, learnt from all clients at once.
 
     Args:
-        server_lr: learning rate of the hypernetwork.
-        server_weight_decay: its weight decay.
         gradalign: weigh clients by how well their gradients agree with the mean, else equally.
         ema: smooth the hypernetwork by a moving average.
         ema_alpha: share of the new state in the average.
         warmup: round in which the average starts.
-        embedding: learnt; random: drawn anew after every round; autoencoder: learnt from images before round 1, then fixed.
-        embedding_dim: length of a client's embedding; 0: floor(1 + clients / 4).
-        embedding_scale: deviation that embeddings are drawn with; the smaller, the more alike clients' models stay.
+        embedding: learnt; random: drawn again after every round; autoencoder: learnt from images before round 1, then fixed.
         embedding_epochs: epochs of the auto-encoder.
-        generate: all, head, last_stage, or patterns over entry names such as "layer4.*, fc.*"; the rest is averaged.
-        head_init: initial: heads start with the model's own initial values; match: with their spread; default: as torch starts them.
-        width: width of the hypernetwork's layers.
-        server_optimizer: adam or sgd.
-        server_momentum: momentum of sgd.
-        server_clip: largest norm of the hypernetwork's gradient; 0: any.
-        memory_share: share of free memory the hypernetwork may take.
     """
     if not 0 < ema_alpha <= 1 or warmup < 1 or embedding_epochs < 1:
         raise OptionError(

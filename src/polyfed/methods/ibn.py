@@ -20,11 +20,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from polyfed.core.batch_norm import BatchNorm
+from polyfed.core.method import Facts, Method, register
 from polyfed.errors import ModelError
+from polyfed.layers.choose_layers import modules_at, places_named, plain_batch_norm, stages_of
 from polyfed.layers.norms import InstanceNorm
-from polyfed.layers.places import modules_at, places_named, plain_batch_norm, stages_of
-from polyfed.layers.swap import BatchNorm, replace_modules
-from polyfed.method import Facts, Method, register
+from polyfed.layers.replace_modules import replace_modules
 
 RESNET_STAGES = ("layer1", "layer2", "layer3")
 MAPS = (nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -33,7 +34,7 @@ MAPS = (nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 class IBN(nn.Module):
     """Instance norm on the first channels, batch norm on the rest, taken from a batch norm."""
 
-    def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
+    def __init__(self, norm: BatchNorm) -> None:
         super().__init__()
         self.split = norm.num_features // 2
         anchor = next((tensor for tensor in (*norm.parameters(), *norm.buffers())), torch.empty(0))
@@ -97,4 +98,4 @@ def ibn(where: str | tuple[str, ...] = "auto") -> Method:
             stages or name patterns, of which every batch norm is split.
     """
     places_named(where, "ibn")
-    return Method("ibn", surgery=(ToIBN(where),), alone=False, facts=Facts(batch_norm=True))
+    return Method("ibn", surgery=(ToIBN(where),), standalone=False, facts=Facts(batch_norm=True))

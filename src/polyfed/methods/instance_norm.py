@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from polyfed.core.method import Facts, Method, register
 from polyfed.layers.norms import InstanceNorm
-from polyfed.layers.swap import replace_batch_norms
-from polyfed.method import Facts, Method, register
+from polyfed.layers.replace_modules import replace_batch_norms
 
 
 @dataclass(frozen=True)
@@ -31,4 +31,4 @@ class ToInstanceNorm:
 @register
 def instance_norm() -> Method:
     """Replace batch norm by instance norm."""
-    return Method("instance_norm", surgery=(ToInstanceNorm(),), alone=False, facts=Facts(smallest_batch=1))
+    return Method("instance_norm", surgery=(ToInstanceNorm(),), standalone=False, facts=Facts(smallest_batch=1))

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyfed.client import Workbench
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.reducers import CollectedReducer, Entries, Reduction, by_type
+from polyfed.core.sharing import Rule
+from polyfed.core.workbench import Workbench
 from polyfed.errors import OptionError
-from polyfed.method import Facts, Method, register
 from polyfed.methods.median import counting, every_upload
-from polyfed.reducers import CollectedReducer, Entries, Largest, Mean
-from polyfed.sharing import Rule
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,14 @@ class Krum(CollectedReducer):
         self, clients: Sequence[Mapping[str, Tensor]], weights: Sequence[float], reference: Mapping[str, Tensor]
     ) -> Entries:
         """Mean of real numbers and maximum of integers, over the chosen clients."""
-        held = counting(clients, weights)
-        mean, largest = Mean().start(reference), Largest().start(reference)
-        for place in self.chosen([entries for entries, _ in held]):
-            entries, weight = held[place]
-            mean.add({name: value for name, value in entries.items() if value.is_floating_point()}, weight)
-            largest.add({name: value for name, value in entries.items() if not value.is_floating_point()}, weight)
-        return mean.finish() | largest.finish()
+        counted = counting(clients, weights)
+        reduction = Reduction(by_type({name: value.dtype for entries, _ in counted for name, value in entries.items()}))
+        for place in self.chosen([entries for entries, _ in counted]):
+            reduction.add(*counted[place])
+        return reduction.finish()
 
     def chosen(self, clients: Sequence[Mapping[str, Tensor]]) -> list[int]:
-        """Places of the clients kept, in the order they came."""
+        """Places of the chosen clients, in the order they came."""
         if len(clients) <= self.keep:
             return list(range(len(clients)))
         scores = self.scores(squared_distances(clients))
@@ -95,4 +93,4 @@ def krum(faulty: int = 1, keep: int = 1) -> Method:
         raise OptionError(f"krum: faulty is 0 or more and keep 1 or more, found faulty={faulty}, keep={keep}.")
     rule = ChooseClients(every_upload, reduce=Krum(faulty, keep))
     facts = Facts(extra_work="the server holds every reply and compares all pairs")
-    return Method("krum", sharing=(rule,), alone=False, facts=facts)
+    return Method("krum", sharing=(rule,), standalone=False, facts=facts)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from polyfed.layers.swap import replace_batch_norms
-from polyfed.method import Facts, Method, register
+from polyfed.core.method import Facts, Method, register
+from polyfed.layers.replace_modules import replace_batch_norms
 
 
 @dataclass(frozen=True)
@@ -30,4 +30,4 @@ class ToLayerNorm:
 @register
 def layer_norm() -> Method:
     """Replace batch norm by layer norm."""
-    return Method("layer_norm", surgery=(ToLayerNorm(),), alone=False, facts=Facts(smallest_batch=1))
+    return Method("layer_norm", surgery=(ToLayerNorm(),), standalone=False, facts=Facts(smallest_batch=1))

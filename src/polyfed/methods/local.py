@@ -1,4 +1,4 @@
-"""Local (SingleSet, Standalone): every client trains alone.
+"""Local (SingleSet, Standalone): every client trains by itself.
 
 Nothing is sent or uploaded; model and optimizer state stay at the client, so it is one uninterrupted training of T * E epochs from the
 common initial weights. Lower reference for collaboration.
@@ -11,11 +11,11 @@ scored on the unseen domain and the scores are averaged (hFedF).
 
 from __future__ import annotations
 
-from polyfed.conversation import Talk, conversation
-from polyfed.evaluation import Newcomer, client_states
-from polyfed.method import Facts, Method, register
-from polyfed.server import Server
-from polyfed.sharing import Rule, everything, keep_local, momentum_buffers
+from polyfed.core.conversation import Talk, conversation
+from polyfed.core.evaluation import Newcomer, client_states
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.server import Server
+from polyfed.core.sharing import Rule, everything, keep_local, momentum_buffers
 
 
 @conversation(uses=("inputs", "before_training", "after_training", "objective", "task_loss", "gradients"))
@@ -32,6 +32,6 @@ def every_model(server: Server) -> Talk[Newcomer]:
 
 @register
 def local() -> Method:
-    """Train every client alone."""
+    """Train every client by itself."""
     rules = (keep_local(everything), Rule(momentum_buffers, keep=True, optional=True))
     return Method("local", sharing=rules, round=train_alone, newcomer=every_model, facts=Facts(client_state=True, messages="0"))

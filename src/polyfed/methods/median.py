@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyfed.entries import Entry
-from polyfed.method import Facts, Method, register
-from polyfed.reducers import CollectedReducer, Entries
-from polyfed.sharing import Select, reduce_with
+from polyfed.core.entries import Entry
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.reducers import CollectedReducer, Entries
+from polyfed.core.sharing import Select, reduce_with
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,6 @@ def median() -> Method:
     return Method(
         "median",
         sharing=(reduce_with(every_upload, Median()),),
-        alone=False,
+        standalone=False,
         facts=Facts(extra_work="the server holds every reply"),
     )

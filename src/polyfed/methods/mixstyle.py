@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyfed.entries import NORM_FAMILIES, layer_family
+from polyfed.core.entries import NORM_FAMILIES, layer_family
+from polyfed.core.method import Facts, Method, register
 from polyfed.errors import ModelError, OptionError, nearest
-from polyfed.layers.places import stages_of
-from polyfed.method import Facts, Method, register
+from polyfed.layers.choose_layers import stages_of
 
 EPS = 1e-6
 RESNET_STAGES = ("layer1", "layer2", "layer3")
@@ -135,4 +135,6 @@ def mixstyle(p: float = 0.5, alpha: float = 0.1, after: str | tuple[str, ...] = 
     if not after or not isinstance(after, str | tuple | list) or not all(isinstance(name, str) and name for name in after):
         raise OptionError(f'mixstyle: after takes auto, a module, or a list such as ("layer1", "layer2"), found {after!r}.')
     surgery = (InsertMixStyle(after, p, alpha),) if p else ()
-    return Method("mixstyle", surgery=surgery, alone=False, facts=Facts(extra_work="one mixing per place and step" if p else ""))
+    return Method(
+        "mixstyle", surgery=surgery, standalone=False, facts=Facts(extra_work="one mixing per place and step" if p else "")
+    )

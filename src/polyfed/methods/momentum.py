@@ -13,9 +13,9 @@ Differences from the paper: works with any optimizer of the run; Adam's buffers 
 
 from __future__ import annotations
 
-from polyfed.errors import OptionError, nearest
-from polyfed.method import Facts, Method, register
-from polyfed.sharing import Rule, momentum_buffers
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.sharing import Rule, momentum_buffers
+from polyfed.methods._shared.options import require_choice
 
 RULES: dict[str, tuple[Rule, ...]] = {
     "none": (),
@@ -31,6 +31,5 @@ def momentum(keep: str = "none") -> Method:
     Args:
         keep: none, local or global.
     """
-    if keep not in RULES:
-        raise OptionError(f"momentum: keep cannot be {keep!r}. {nearest(keep, RULES)}")
-    return Method("momentum", sharing=RULES[keep], alone=False, facts=Facts(client_state=keep == "local"))
+    require_choice("momentum", "keep", keep, RULES)
+    return Method("momentum", sharing=RULES[keep], standalone=False, facts=Facts(client_state=keep == "local"))

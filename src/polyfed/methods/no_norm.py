@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from polyfed.layers.swap import add_missing_biases, replace_batch_norms
-from polyfed.method import Facts, Method, register
+from polyfed.core.method import Facts, Method, register
+from polyfed.layers.replace_modules import add_missing_biases, replace_batch_norms
 
 
 @dataclass(frozen=True)
@@ -30,4 +30,4 @@ class DropNorm:
 @register
 def no_norm() -> Method:
     """Take batch norm out."""
-    return Method("no_norm", surgery=(DropNorm(),), alone=False, facts=Facts(smallest_batch=1))
+    return Method("no_norm", surgery=(DropNorm(),), standalone=False, facts=Facts(smallest_batch=1))

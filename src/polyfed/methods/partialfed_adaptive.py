@@ -10,7 +10,7 @@ Reference: Sun et al., PartialFed: Cross-Domain Personalized Federated Learning 
 
 Differences from the paper: no code of the authors was available, and how the strategy is trained is our reconstruction: phase, temperature, learning rate of
 the logits. The steps of the strategy come before the usual local training and are not taken off it. A layer is a module with entries of its own; its
-parameters and buffers are loaded or kept together. A newcomer gets the average.
+parameters and buffers are loaded or left together. A newcomer gets the average.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from polyfed.client import Client
+from polyfed.core.client import Client
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.sharing import Rule, everything
 from polyfed.errors import OptionError
-from polyfed.method import Facts, Method, register
-from polyfed.sharing import Rule, everything
 
 MEMORY = "partialfed_logits"
 LOAD = 0
@@ -52,11 +52,11 @@ def layers_of(client: Client) -> list[str]:
 
 def mix(client: Client, entries: Mapping[str, Tensor]) -> Mixed:
     """What was sent, with layers the client keeps replaced by its own last ones."""
-    logits, kept = client.memory.get(MEMORY), client.kept.entries
+    logits, own = client.memory.get(MEMORY), client.state.entries
     made = Mixed(entries)
     if logits is not None:
         loads = dict(zip(layers_of(client), (logits.argmax(dim=1) == LOAD).tolist(), strict=True))
-        made |= {name: kept[name] for name in entries if name in kept and not loads.get(layer_of(name), True)}
+        made |= {name: own[name] for name in entries if name in own and not loads.get(layer_of(name), True)}
     made.sent = entries
     return made
 
@@ -73,7 +73,7 @@ class LearnStrategy:
 
     def __call__(self, client: Client) -> None:
         received = client.received
-        own = client.brought({name: value for name, value in client.kept.entries.items() if name in client.bench.live})
+        own = client.brought({name: value for name, value in client.state.entries.items() if name in client.bench.live})
         if not isinstance(received, Mixed) or not own:
             return
         before = client.memory.get(MEMORY)

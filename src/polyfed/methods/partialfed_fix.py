@@ -11,9 +11,9 @@ and statistics) and the classifier. The paper broadcasts the whole model; layers
 
 from __future__ import annotations
 
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.sharing import Select, batch_norm, bn_affine, bn_statistics, head, upload_only
 from polyfed.errors import OptionError
-from polyfed.method import Facts, Method, register
-from polyfed.sharing import Select, batch_norm, bn_affine, bn_statistics, head, upload_only
 
 PARTS: dict[str, Select] = {"batch_norm": batch_norm, "head": head, "bn_affine": bn_affine, "bn_statistics": bn_statistics}
 

@@ -1,4 +1,4 @@
-"""PerXAN: instance norm beside batch norm (XAN); the batch side is personal, the instance side is shared.
+"""PerXAN: instance norm next to batch norm (XAN); the batch side is personal, the instance side is shared.
 
     XAN(x) = w_in * IN(x) + w_bn * BN(x),   (w_in, w_bn) = softmax(score_in, score_bn), scores start equal
 
@@ -17,16 +17,17 @@ vectors has no positions and is never replaced. How the affine of IN starts is n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import nn
 
-from polyfed.entries import MIX
-from polyfed.errors import OptionError, nearest
-from polyfed.layers.places import Where, places_named
+from polyfed.core.entries import MIX
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.sharing import Rule, Select, batch_norm, upload_only
+from polyfed.layers.choose_layers import Where, places_named
 from polyfed.layers.xan import put_xan
-from polyfed.method import Facts, Method, register
-from polyfed.sharing import Rule, Select, batch_norm, upload_only
+from polyfed.methods._shared.options import require_choice
 
 # The names below are attributes of polyfed's own XAN layer, so no name of a user's model decides anything.
 batch_sides = Select("batch side of XAN", layers=frozenset({"batch_norm"}), names=("*batch_side.*",))
@@ -41,6 +42,15 @@ CHOICES = {
     "in_init": ("copy_bn", "ones"),
     "tiny_maps": ("error", "skip"),
 }
+XAN_OPTIONS: Mapping[str, str] = {
+    "where": "all, first_two (ResNet), first_dense (DenseNet), a stage, or a list of stages or name patterns.",
+    "rest": "batch norms that are not replaced: local or shared.",
+    "mix_local": "scores that are personal: bn_only, both or none.",
+    "in_init": "what the affine of instance norm starts from: copy_bn or ones.",
+    "instance_score": "initial score of the instance side; that of the batch side is 1.",
+    "tiny_maps": "maps of one position, where instance norm is undefined: error or skip.",
+}
+"""What perxan and gperxan say about the options they share."""
 
 
 @dataclass(frozen=True)
@@ -63,18 +73,17 @@ def assembled(
 ) -> Method:
     """The method of that name: XAN at some places, and the batch side uploaded but never sent back."""
     for option, value in {"rest": rest, "mix_local": mix_local, "in_init": in_init, "tiny_maps": tiny_maps}.items():
-        if value not in CHOICES[option]:
-            raise OptionError(f"{name}: {option} cannot be {value!r}. {nearest(value, CHOICES[option])}")
+        require_choice(name, option, value, CHOICES[option])
     places_named(where, name)
     return Method(
         name,
         surgery=(ToXAN(where, in_init, instance_score, tiny_maps, name),),
         sharing=(upload_only(batch_norm if rest == "local" else batch_sides), *MIXING[mix_local]),
-        facts=Facts(batch_norm=True, client_state=True, extra_work="an instance norm beside each replaced batch norm"),
+        facts=Facts(batch_norm=True, client_state=True, extra_work="an instance norm next to each replaced batch norm"),
     )
 
 
-@register
+@register(shared_options=XAN_OPTIONS)
 def perxan(
     where: str | tuple[str, ...] = "all",
     rest: str = "local",
@@ -83,14 +92,5 @@ def perxan(
     instance_score: float = 1.0,
     tiny_maps: str = "error",
 ) -> Method:
-    """Mix instance norm and batch norm; share the instance side, keep the batch side personal.
-
-    Args:
-        where: all, first_two (ResNet), first_dense (DenseNet), a stage, or a list of stages or name patterns.
-        rest: batch norms that are not replaced: local or shared.
-        mix_local: scores that are personal: bn_only, both or none.
-        in_init: what the affine of instance norm starts from: copy_bn or ones.
-        instance_score: initial score of the instance side; that of the batch side is 1.
-        tiny_maps: maps of one position, where instance norm is undefined: error or skip.
-    """
+    """Mix instance norm and batch norm; share the instance side, keep the batch side personal."""
     return assembled("perxan", where, rest, mix_local, in_init, instance_score, tiny_maps)

@@ -6,7 +6,7 @@
 Reference: Shamsian et al., Personalized Federated Learning using Hypernetworks, ICML 2021.
 
 Differences from the paper: it takes one random client at a time, without rounds; here a round is every sampled client once, in an order drawn
-anew each round. ``server_update="joint"`` takes one step along the mean of all gradients instead: hFedF without alignment and moving average.
+again each round. ``server_update="joint"`` takes one step along the mean of all gradients instead: hFedF without alignment and moving average.
 The network is that of hFedF's comparison (its Table 8: width 50, LeakyReLU), not the authors' (width 100, ReLU). Clients' gradients are not clipped.
 The variant with private heads is not here. Batch-norm statistics and counters stay at the client; affine parameters are generated.
 
@@ -19,14 +19,22 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 
-from polyfed.client import Workbench
-from polyfed.conversation import Reply, Talk
-from polyfed.errors import OptionError, TooFewReplies, nearest
-from polyfed.generated import USED_SLOTS, Generation, ServerOptimizer, generating_method
-from polyfed.method import Method, register
+from polyfed.core.conversation import Reply, Talk
+from polyfed.core.method import Method, register
+from polyfed.core.reply_checks import problem_with
+from polyfed.core.seeds import chooser
+from polyfed.core.server import Server
+from polyfed.core.workbench import Workbench
+from polyfed.errors import TooFewReplies
+from polyfed.methods._shared.generated_weights import (
+    HYPERNETWORK_OPTIONS,
+    USED_SLOTS,
+    Generation,
+    ServerOptimizer,
+    generating_method,
+)
+from polyfed.methods._shared.options import require_choice
 from polyfed.methods.hfedf import JointRound
-from polyfed.seeds import chooser
-from polyfed.server import Server, problem_with
 
 UPDATES = ("sequential", "joint")
 
@@ -65,12 +73,12 @@ class SequentialRound:
         self.generation.check(bench)
 
     def notice(self, bench: Workbench, clients: int) -> str:
-        """The size of the hypernetwork, told before it is built."""
+        """The size of the hypernetwork, said before it is built."""
         return self.generation.notice(bench, clients)
 
 
-@register
-def pfedhn(
+@register(shared_options=HYPERNETWORK_OPTIONS)
+def pfedhn(  # noqa: D417 (the other options: HYPERNETWORK_OPTIONS)
     server_update: str = "sequential",
     server_lr: float = 1e-2,
     server_weight_decay: float = 1e-3,
@@ -88,20 +96,8 @@ def pfedhn(
 
     Args:
         server_update: sequential: a step after each client; joint: one step a round along the mean of all gradients.
-        server_lr: learning rate of the hypernetwork.
-        server_weight_decay: its weight decay.
-        embedding_dim: length of a client's embedding; 0: floor(1 + clients / 4).
-        embedding_scale: deviation that embeddings are drawn with; the smaller, the more alike clients' models stay.
-        generate: all, head, last_stage, or patterns over entry names such as "layer4.*, fc.*"; the rest is averaged.
-        head_init: initial: heads start with the model's own initial values; match: with their spread; default: as torch starts them.
-        width: width of the hypernetwork's layers.
-        server_optimizer: adam or sgd.
-        server_momentum: momentum of sgd.
-        server_clip: largest norm of the hypernetwork's gradient; 0: any.
-        memory_share: share of free memory the hypernetwork may take.
     """
-    if server_update not in UPDATES:
-        raise OptionError(f"pfedhn: server_update cannot be {server_update!r}. {nearest(server_update, UPDATES)}")
+    require_choice("pfedhn", "server_update", server_update, UPDATES)
     sequential = server_update == "sequential"
     step = ServerOptimizer("pfedhn", server_optimizer, server_lr, server_weight_decay, server_momentum, server_clip)
     copies = 1 + step.moments if sequential else 0

@@ -21,12 +21,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyfed.client import Client, Workbench
-from polyfed.entries import Entry
+from polyfed.core.client import Client
+from polyfed.core.entries import Entry
+from polyfed.core.method import Method, register
+from polyfed.core.server import Server
+from polyfed.core.workbench import Workbench
 from polyfed.errors import JoinError, OptionError
-from polyfed.method import Method, register
 from polyfed.methods.fedavgm import exchanged_parameters, require_exchange
-from polyfed.server import Server
 
 WIDTHS = (1, 2, 4, 8)
 
@@ -98,7 +99,7 @@ class Quantise:
 
 
 def packed(codes: Tensor, bits: int) -> Tensor:
-    """Codes of so many bits, several to a byte."""
+    """Codes of a given number of bits, several to a byte."""
     per = 8 // bits
     padded = torch.nn.functional.pad(codes, (0, -len(codes) % per)).view(-1, per).int()
     return (padded << (bits * torch.arange(per, dtype=torch.int32, device=codes.device))).sum(dim=1).to(torch.uint8)
@@ -121,4 +122,4 @@ def quantise(bits: int = 8, stochastic: bool = True) -> Method:
     """
     if bits not in (*WIDTHS, 32):
         raise OptionError(f"quantise: bits can be 1, 2, 4, 8, or 32 for no change, found {bits}.")
-    return Method("quantise", uploads=(Quantise(bits, stochastic),) if bits < 32 else (), alone=False)
+    return Method("quantise", uploads=(Quantise(bits, stochastic),) if bits < 32 else (), standalone=False)

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from polyfed.client import Step, Workbench
-from polyfed.errors import ModelError, OptionError
-from polyfed.method import Facts, Method, register
+from polyfed.core.client import Step
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.workbench import Workbench
+from polyfed.errors import OptionError
 
 
 def challenge(head: nn.Module, features: Tensor, y: Tensor, feature_share: float, batch_share: float) -> Tensor:
@@ -37,11 +38,11 @@ def challenge(head: nn.Module, features: Tensor, y: Tensor, feature_share: float
     with torch.no_grad():
         # In double, so that a rank that is a whole number meets its value exactly, as numpy.percentile does.
         flat = gradient.flatten(1).double()
-        kept = (flat < torch.quantile(flat, 1 - feature_share, dim=1, keepdim=True)).view_as(z)
-        muted = head(z.detach() * kept)
+        unmuted = (flat < torch.quantile(flat, 1 - feature_share, dim=1, keepdim=True)).view_as(z)
+        muted = head(z.detach() * unmuted)
         change = (logits.softmax(1)[rows, y] - muted.softmax(1)[rows, y]).double()
         whole = change < torch.quantile(change, 1 - batch_share)
-        mask: Tensor = kept | whole.view(-1, *([1] * (z.dim() - 1)))
+        mask: Tensor = unmuted | whole.view(-1, *([1] * (z.dim() - 1)))
         return mask.to(z.dtype)
 
 
@@ -61,8 +62,7 @@ class SelfChallenging:
 
     def check(self, bench: Workbench) -> None:
         """The head must be known."""
-        if bench.head is None:
-            raise ModelError(f"{bench.method}: rsc needs the model's head, which is in doubt. Name it with --head NAME.")
+        bench.require_head(f"{bench.method}: rsc")
 
 
 @register
@@ -78,4 +78,6 @@ def rsc(features: float = 1 / 3, batch: float = 1 / 3) -> Method:
             f"rsc: features lies between 0 and 1 (less than 1), batch between 0 and 1, found features={features}, batch={batch}."
         )
     loss = SelfChallenging(features, batch) if features and batch else None
-    return Method("rsc", task_loss=loss, alone=False, facts=Facts(extra_work="three more head passes per step" if loss else ""))
+    return Method(
+        "rsc", task_loss=loss, standalone=False, facts=Facts(extra_work="three more head passes per step" if loss else "")
+    )

@@ -22,13 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.client import Client, Step, Workbench
-from polyfed.entries import MOMENTUM
+from polyfed.core.client import Client, Step
+from polyfed.core.entries import MOMENTUM
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.server import Server
+from polyfed.core.workbench import Workbench
 from polyfed.errors import JoinError, OptionError, SettingError
-from polyfed.method import Facts, Method, register
 from polyfed.methods.fedavgm import ServerMomentum, exchanged_parameters, require_exchange
 from polyfed.methods.fednova import own_steps
-from polyfed.server import Server
 
 CONTROL, CHANGE, MEMORY = "scaffold_control", "scaffold_change", "scaffold"
 
@@ -59,7 +60,7 @@ class CorrectDrift:
                 parameter.grad.sub_(own[name])
 
     def check(self, bench: Workbench) -> None:
-        """The change of a model tells its mean gradient only under SGD that starts afresh."""
+        """The change of a model shows its mean gradient only under SGD that starts afresh."""
         require_exchange(bench, "scaffold")
         if bench.settings.optimizer != "sgd":
             raise SettingError(
@@ -113,15 +114,15 @@ def scaffold(server_lr: float = 1.0) -> Method:
         raise OptionError(f"scaffold: server_lr must be positive, found {server_lr}.")
     return Method(
         "scaffold",
-        briefing={CONTROL: send_control},
+        send_extras={CONTROL: send_control},
         gradients=(CorrectDrift(),),
         after_training=(renew_control,),
         after_round=(update_control,),
         server_step=None if server_lr == 1 else ServerMomentum(0.0, server_lr, "scaffold"),
         facts=Facts(
             client_state=True,
-            leaves="changes of control variates (model-shaped mean gradients, each round)",
-            grain="aggregate",
+            data_derived_uploads="changes of control variates (model-shaped mean gradients, each round)",
+            granularity="aggregate",
             extra_work="one addition per gradient and step",
         ),
     )

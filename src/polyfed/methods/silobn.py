@@ -10,8 +10,8 @@ The default newcomer gets averaged statistics. No code of the authors was availa
 
 from __future__ import annotations
 
-from polyfed.method import Facts, Method, register
-from polyfed.sharing import bn_statistics, keep_local
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.sharing import bn_statistics, keep_local
 
 
 @register

@@ -1,4 +1,4 @@
-"""Static batch norm (HeteroFL): statistics are never part of training; they are estimated anew for every evaluation.
+"""Static batch norm (HeteroFL): statistics are never part of training; they are estimated for every evaluation.
 
     training:     y = gamma * (x - mu_batch) / sqrt(sigma2_batch + eps) + beta;   w, gamma, beta <- sum_k p_k (w, gamma, beta)_k
     evaluation:   each client passes its training data once through the server's model, B_k batches, cumulative means mu_k and sigma2_k;
@@ -8,7 +8,7 @@ Reference: Diao et al., HeteroFL: Computation and Communication Efficient Federa
 
 Differences from the paper: only the normaliser is here: no scaler, no slicing of widths, no masked cross-entropy. The authors' program passes over
 the pooled training data; here each client passes over its own (in shuffled batches of the run's batch size, not augmented) and the server merges by
-the number of batches, which is the cumulative mean over all batches. ``polyfed.probes.union_statistics(..., average="plain")`` is the pooled pass.
+the number of batches, which is the cumulative mean over all batches. ``polyfed.analysis.union_statistics`` with ``average="plain"`` is the pooled pass.
 Statistics are not uploaded in training; the latest ones travel down with the model and are not used there.
 """
 
@@ -19,36 +19,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyfed.client import Client, Workbench
-from polyfed.conversation import EVALUATION, Ask, Payload, Replies, Talk
-from polyfed.device import CPU
-from polyfed.entries import COUNTER, STATISTIC
+from polyfed.core.batch_norm import estimate_statistics
+from polyfed.core.client import Client
+from polyfed.core.conversation import EVALUATION, Ask, Payload, Replies, Talk
+from polyfed.core.device import CPU
+from polyfed.core.entries import COUNTER, STATISTIC
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.reply_checks import problem_with
+from polyfed.core.server import Server
+from polyfed.core.sharing import Rule, bn_statistics
+from polyfed.core.workbench import Workbench
 from polyfed.errors import JoinError, TooFewReplies
-from polyfed.method import Facts, Method, register
-from polyfed.probes import only_batch_norm_learns
-from polyfed.server import Server, problem_with
-from polyfed.sharing import Rule, bn_statistics
 
 QUESTION = "static_bn_statistics"
 
 
-@torch.no_grad()
-def estimate_statistics(client: Client, payload: Payload) -> Payload:
+def own_statistics(client: Client, payload: Payload) -> Payload:
     """The mean over batches of the batch statistics of this client's training data, and the number of batches."""
     client.receive(payload.entries)
-    layers = [layer for layer in client.bench.batch_norms if layer.track_running_stats]
-    momenta = [layer.momentum for layer in layers]
-    only_batch_norm_learns(client.model)
-    for layer in layers:
-        layer.reset_running_stats()
-        layer.momentum = None
-    try:
-        for chunk in _chunks(client):
-            client.model(client.bench.preparation.for_testing(client.data.train.batch(chunk)[0].to(client.bench.device)))
-    finally:
-        for layer, momentum in zip(layers, momenta, strict=True):
-            layer.momentum = momentum
-        client.model.eval()
+    images = (client.data.train.batch(chunk)[0].to(client.bench.device) for chunk in _chunks(client))
+    estimate_statistics(client.model, map(client.bench.preparation.for_testing, images), "batches")
     entries = client.bench.plan.entries
     return Payload({n: v.detach().to(CPU, copy=True) for n, v in client.bench.live.items() if bn_statistics.matches(entries[n])})
 
@@ -115,11 +105,11 @@ class ReEstimate:
 
 @register
 def static_bn() -> Method:
-    """Train without running statistics; estimate them anew for every evaluation."""
+    """Train without running statistics; estimate them for every evaluation."""
     return Method(
         "static_bn",
         sharing=(Rule(bn_statistics, up=False),),
         before_evaluation=(ReEstimate(),),
-        answers={QUESTION: estimate_statistics},
+        answers={QUESTION: own_statistics},
         facts=Facts(batch_norm=True, extra_work="one pass over the training data for each evaluation"),
     )

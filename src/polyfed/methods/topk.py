@@ -22,13 +22,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyfed.client import Client, Workbench
-from polyfed.entries import Entry
+from polyfed.core.client import Client
+from polyfed.core.entries import Entry
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.server import Server
+from polyfed.core.workbench import Workbench
 from polyfed.errors import OptionError
-from polyfed.method import Facts, Method, register
 from polyfed.methods.fedavgm import exchanged_parameters
 from polyfed.methods.quantise import refuse_unknown_start
-from polyfed.server import Server
 
 POSITION = torch.int32
 
@@ -66,7 +67,7 @@ class LargestChanges:
         return restored
 
     def count(self, values: int) -> int:
-        """How many of so many values are sent."""
+        """How many of n values are sent."""
         return max(1, math.ceil(self.share * values - 1e-9))
 
     def size(self, entry: Entry) -> int:
@@ -106,4 +107,4 @@ def topk(share: float = 0.01, memory: bool = True) -> Method:
         raise OptionError(f"topk: share lies in (0, 1], found {share}.")
     acts = share < 1
     uploads = (LargestChanges(share, memory),) if acts else ()
-    return Method("topk", uploads=uploads, alone=False, facts=Facts(client_state=acts and memory))
+    return Method("topk", uploads=uploads, standalone=False, facts=Facts(client_state=acts and memory))

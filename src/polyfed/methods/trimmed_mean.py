@@ -19,11 +19,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.reducers import CollectedReducer, Entries
+from polyfed.core.sharing import reduce_with
 from polyfed.errors import OptionError
-from polyfed.method import Facts, Method, register
 from polyfed.methods.median import counting, every_upload
-from polyfed.reducers import CollectedReducer, Entries
-from polyfed.sharing import reduce_with
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class TrimmedMean(CollectedReducer):
         chosen = counting(clients, weights)
         reduced = {}
         for name in dict.fromkeys(name for entries, _ in chosen for name in entries):
-            held = [(entries[name], weight) for entries, weight in chosen if name in entries]
-            rows = torch.stack([value for value, _ in held])
-            reduced[name] = self.trimmed(rows, [weight for _, weight in held]) if rows.is_floating_point() else rows.amax(0)
+            present = [(entries[name], weight) for entries, weight in chosen if name in entries]
+            rows = torch.stack([value for value, _ in present])
+            reduced[name] = self.trimmed(rows, [weight for _, weight in present]) if rows.is_floating_point() else rows.amax(0)
         return reduced
 
     def trimmed(self, rows: Tensor, weights: Sequence[float]) -> Tensor:
@@ -69,4 +69,4 @@ def trimmed_mean(share: float = 0.1) -> Method:
     if not 0 <= share < 0.5:
         raise OptionError(f"trimmed_mean: share lies in [0, 0.5), found {share}. For the most that can be cut, use median.")
     rules = (reduce_with(every_upload, TrimmedMean(share)),) if share else ()
-    return Method("trimmed_mean", sharing=rules, alone=False, facts=Facts(extra_work="the server holds every reply"))
+    return Method("trimmed_mean", sharing=rules, standalone=False, facts=Facts(extra_work="the server holds every reply"))

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from polyfed.core.method import Facts, Method, register
 from polyfed.errors import ModelError
-from polyfed.layers.swap import replace_modules
+from polyfed.layers.replace_modules import replace_modules
 from polyfed.layers.ws_conv import description, is_plain, plain_kind
-from polyfed.method import Facts, Method, register
 
 EPS = 1e-5
 
@@ -92,5 +92,8 @@ class StandardiseWeights:
 def weight_standard() -> Method:
     """Standardise the weights of every convolution, for a norm to follow: group_norm(groups=2) + weight_standard."""
     return Method(
-        "weight_standard", surgery=(StandardiseWeights(),), alone=False, facts=Facts(extra_work="weights standardised each step")
+        "weight_standard",
+        surgery=(StandardiseWeights(),),
+        standalone=False,
+        facts=Facts(extra_work="weights standardised each step"),
     )

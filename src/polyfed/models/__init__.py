@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from polyfed.registry import Registry
+from polyfed.core.registry import Registry
 
 models: Registry[nn.Module] = Registry("model", "polyfed.models")
 """``classes`` and ``input_shape`` (channels, height, width) are given by the run, other options by the text."""

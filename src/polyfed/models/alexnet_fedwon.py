@@ -7,7 +7,7 @@ from collections import OrderedDict
 from torch import nn
 
 from polyfed.models import models
-from polyfed.models.parts import Headed, need_choice, need_size
+from polyfed.models.blocks import Headed, need_choice, need_size
 from polyfed.models.six_layer_cnn import VARIANTS, add_hidden_layer
 
 CONVOLUTIONS = ((64, 11, 4, 2), (192, 5, 1, 2), (384, 3, 1, 1), (256, 3, 1, 1), (256, 3, 1, 1))

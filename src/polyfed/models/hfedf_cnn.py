@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.models import models
-from polyfed.models.parts import Headed, need_choice, need_size, norm_or_not
+from polyfed.models.blocks import Headed, need_choice, need_size, norm_or_not
 
 
 class Inception(nn.Module):

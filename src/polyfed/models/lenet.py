@@ -7,7 +7,7 @@ from collections import OrderedDict
 from torch import nn
 
 from polyfed.models import models
-from polyfed.models.parts import Headed, need_choice, need_size, norm_or_not
+from polyfed.models.blocks import Headed, need_choice, need_size, norm_or_not
 
 
 def lenet(classes: int, input_shape: tuple[int, int, int], norm: str = "batch") -> nn.Module:

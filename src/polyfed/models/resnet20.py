@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.models import models
-from polyfed.models.parts import Headed, need_size
+from polyfed.models.blocks import Headed, need_size
 
 
 class BasicBlock(nn.Module):
@@ -28,10 +28,10 @@ class BasicBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Features, with half the side if the stride is 2."""
         change = self.bn2(self.conv2(self.relu1(self.bn1(self.conv1(x)))))
-        kept = x[:, :, :: self.stride, :: self.stride]
+        shortcut = x[:, :, :: self.stride, :: self.stride]
         # Half of the new channels goes before the old ones, half after, so that no position is favoured.
-        kept = F.pad(kept, (0, 0, 0, 0, self.added // 2, self.added - self.added // 2))
-        out: Tensor = self.relu2(change + kept)
+        shortcut = F.pad(shortcut, (0, 0, 0, 0, self.added // 2, self.added - self.added // 2))
+        out: Tensor = self.relu2(change + shortcut)
         return out
 
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from torch import nn
 
 from polyfed.models import models
-from polyfed.models.parts import Headed, need_choice, need_size
+from polyfed.models.blocks import Headed, need_choice, need_size
 
 VARIANTS = ("fedwon", "fedbn_original")
 

@@ -204,7 +204,7 @@ def copy(name: str, destination: str | None = None) -> Path:
 
 
 def command_of(file: Path) -> str:
-    """The command in a recipe's opening comment; empty where there is none."""
+    """The command in a recipe's first comment; empty where there is none."""
     for line in file.read_text(encoding="utf-8").splitlines():
         if line.startswith("#") and "polyfed run" in line:
             return line.lstrip("# ").strip()

@@ -1,7 +1,7 @@
 """Whether a recipe would run, found out without data and without training: names, options, joins, and what needs the model.
 
 The texts of a recipe are read with the same registries that a run uses. Where the data set's classes and domains are known,
-a stand-in of blank images takes the place of the data, so that the model, its head and the sharing rules are tried for real.
+blank images are the placeholder for the data, so that the model, its head and the sharing rules are tried for real.
 """
 
 from __future__ import annotations
@@ -12,16 +12,24 @@ import functools
 import inspect
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from polyfed.backends.choose import require_known
+from polyfed.core.data_types import DataSet, Federation
+from polyfed.core.load_methods import load_file
+from polyfed.core.losses import losses
+from polyfed.core.method import Method, join, methods, parse
+from polyfed.core.registry import Recorded, Registry
+from polyfed.data.declaration import Declaration
+from polyfed.data.federate import federate
+from polyfed.data.placeholders import blank_data, blank_federation
+from polyfed.data.registry import data_sets, partitions
 from polyfed.errors import DataError, OptionError, PolyfedError, nearest
+from polyfed.models import models
 from polyfed.recipes import SETTINGS, Problem, find, form_problems, line_of, parsed, usable
+from polyfed.runs.assemble import build_bench, build_loss, is_folder, prepared_model
 from polyfed.settings import Settings
-
-if TYPE_CHECKING:
-    from polyfed.data.federation import DataSet, Federation
-    from polyfed.registry import Recorded, Registry
-    from polyfed.text import Call
+from polyfed.text import Call, read_call, read_sum
 
 GIVEN_BY_RUN = ("root", "classes", "input_shape", "dataset", "seed", "class_counts")
 
@@ -63,9 +71,6 @@ class Findings:
 
 def check_texts(settings: Settings, found: Findings) -> None:
     """Names and options of everything that is written as text."""
-    from polyfed.data.federation import partitions
-    from polyfed.losses import losses
-
     check_method(settings, found)
     with found.about("data"):
         check_data(settings.data)
@@ -75,6 +80,8 @@ def check_texts(settings: Settings, found: Findings) -> None:
         check_call(partitions, settings.partition)
     with found.about("loss"):
         check_call(losses, settings.loss)
+    with found.about("backend"):
+        require_known(settings.backend)
     for domain in settings.unseen:
         with found.about("unseen"):
             check_domain(settings.data, domain)
@@ -82,28 +89,23 @@ def check_texts(settings: Settings, found: Findings) -> None:
 
 def check_method(settings: Settings, found: Findings) -> None:
     """Each part on its own, then all of them joined."""
-    from polyfed.method import Method, join, load_file, methods
-    from polyfed.text import read_sum
-
     for file in settings.load:
         with found.about("load"):
             load_file(file)
-    atoms: list[Method] = []
+    parts: list[Method] = []
     with found.about("method"):
         for call in read_sum(settings.method):
             with found.about("method"):
                 record = methods.find(call.name)
                 check_options(record, call)
-                atoms += record.extra["build_with"](*call.positional, **call.named).atoms
+                parts += record.extra["build_with"](*call.positional, **call.named).parts
     if not found.wrong & {"load", "method"}:
         with found.about("method"):
-            join(atoms)
+            join(parts)
 
 
 def check_call(registry: Registry[Any], text: str) -> Recorded[Any]:
     """A name that a registry knows, with options it has; what the run gives is left out."""
-    from polyfed.text import read_call
-
     call = read_call(text)
     record = registry.find(call.name)
     check_options(record, call)
@@ -122,8 +124,6 @@ def check_options(record: Recorded[Any], call: Call) -> None:
 
 def check_data(text: str) -> None:
     """A registered data set with options it can use; a folder is not looked at, and files are not needed."""
-    from polyfed.data.federation import data_sets
-
     if is_path(text):
         return
     if needs_no_files(check_call(data_sets, text)):
@@ -136,15 +136,11 @@ def check_data(text: str) -> None:
 
 def is_path(text: str) -> bool:
     """Whether data are written as a path, or are one."""
-    from polyfed import build
-
-    return "/" in text.split("(")[0] or build.is_folder(text)
+    return "/" in text.split("(")[0] or is_folder(text)
 
 
 def check_model(text: str | None) -> None:
     """A registered model; those of timm or of a user's module are found when the run starts."""
-    from polyfed.models import models
-
     if text is not None and ":" not in text.split("(")[0]:
         check_call(models, text)
 
@@ -163,22 +159,27 @@ def known_domains(data: str) -> tuple[str, ...]:
     record = record_of(data)
     if record is None:
         return ()
-    facts = record.extra.get("facts")
-    if facts is not None:
-        return tuple(dict.fromkeys([*facts.domains, *(name for domains in facts.expected.values() for name in domains)]))
+    declaration = declaration_of(record)
+    if declaration is not None:
+        expected = (name for domains in declaration.expected.values() for name in domains)
+        return tuple(dict.fromkeys([*declaration.domains, *expected]))
     return tuple(domain.name for domain in embedded(data).domains) if needs_no_files(record) else ()
 
 
 def record_of(data: str) -> Recorded[DataSet] | None:
     """The registered data set; None for a folder and for what check_data refuses."""
-    from polyfed.data.federation import data_sets
-
     if is_path(data):
         return None
     try:
         return check_call(data_sets, data)
     except PolyfedError:
         return None
+
+
+def declaration_of(record: Recorded[DataSet]) -> Declaration | None:
+    """What a data set that is read from files declares; None for others and for a folder of the user's own."""
+    declaration: Declaration | None = record.extra.get("declaration")
+    return declaration
 
 
 def needs_no_files(record: Recorded[DataSet]) -> bool:
@@ -189,17 +190,13 @@ def needs_no_files(record: Recorded[DataSet]) -> bool:
 @functools.cache
 def embedded(text: str) -> DataSet:
     """A data set that needs no files, built."""
-    from polyfed.data.federation import data_sets
-
     return data_sets.build(text)
 
 
 def check_together(settings: Settings, found: Findings) -> None:
-    """What needs several settings at once: the domains dealt to clients, and the loss, the model and the method on them."""
-    from polyfed.recipes.stand_ins import blank_data, blank_federation
-
+    """What needs several settings at once: the domains split among clients, and the loss, the model and the method on them."""
     record = record_of(settings.data)
-    if record is None or (record.extra.get("facts") is None and not needs_no_files(record)):
+    if record is None or (declaration_of(record) is None and not needs_no_files(record)):
         return
     real = needs_no_files(record)
     if real and "data" in found.wrong:
@@ -207,16 +204,16 @@ def check_together(settings: Settings, found: Findings) -> None:
     data = embedded(settings.data) if real else blank_data(settings.data, record, settings.unseen)
     if "unseen" not in found.wrong:
         with found.about("unseen"):
-            dealt(data, dataclasses.replace(settings, partition="domain"), real=True)
+            split_data(data, dataclasses.replace(settings, partition="domain"), real=True)
     if "unseen" in found.wrong:
         settings = dataclasses.replace(settings, unseen=(), few_shot=0)
     if "partition" not in found.wrong:
         with found.about("partition"):
-            clients = len(dealt(data, settings, real).clients)
+            clients = len(split_data(data, settings, real).clients)
             with found.about("clients_per_round"):
                 settings.sampled(clients)
     if real:
-        federation = dealt(data, dataclasses.replace(settings, partition="domain", few_shot=0), real)
+        federation = split_data(data, dataclasses.replace(settings, partition="domain", few_shot=0), real)
     else:
         federation = blank_federation(settings.data, record, settings.unseen)
     check_on_model(settings, federation, real, found)
@@ -224,9 +221,6 @@ def check_together(settings: Settings, found: Findings) -> None:
 
 def check_on_model(settings: Settings, federation: Federation, real: bool, found: Findings) -> None:
     """The loss with these classes, and the method on the model, where it is known which model that is."""
-    from polyfed.build import build_bench, build_loss, prepared_model
-    from polyfed.method import parse
-
     if "loss" not in found.wrong:
         with found.about("loss"):
             build_loss(settings.loss, federation)
@@ -241,10 +235,8 @@ def check_on_model(settings: Settings, federation: Federation, real: bool, found
         build_bench(settings, method, population, prepared_model(settings, method, population, None, None))
 
 
-def dealt(data: DataSet, settings: Settings, real: bool) -> Federation:
-    """The data dealt to clients."""
-    from polyfed.data.partition import federate
-
+def split_data(data: DataSet, settings: Settings, real: bool) -> Federation:
+    """The data split among clients."""
     try:
         return federate(data, settings.partition, settings.unseen, settings.seed, settings.few_shot, settings.unseen_part)
     except DataError:

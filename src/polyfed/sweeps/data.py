@@ -9,7 +9,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from polyfed.data.federation import DataSet, Domain, Examples, Federation
+from polyfed.core.data_types import DataSet, Domain, Examples, Federation
 from polyfed.data.splits import stratified
 from polyfed.errors import DataError, SettingError
 
@@ -67,15 +67,15 @@ def with_validation(data: DataSet, share: float, seed: int, unseen: Collection[s
 
 
 def _held_out(domain: Domain, share: float, seed: int) -> Domain:
-    rest, held = stratified(domain.train.labels.numpy(), share, seed)
-    kept, moved = torch.from_numpy(rest).sort().values, torch.from_numpy(held)
-    if not len(kept) or not len(moved):
+    rest, taken = stratified(domain.train.labels.numpy(), share, seed)
+    training, validation = torch.from_numpy(rest).sort().values, torch.from_numpy(taken)
+    if not len(training) or not len(validation):
         raise SettingError(
             f"--hold-out {share:g} leaves nothing to train or to validate on in {domain.name} ({len(domain.train)} images)."
         )
-    train: Examples = domain.train.subset(kept)
-    groups = None if domain.groups is None else domain.groups[kept]
-    return replace(domain, train=train, validation=domain.train.subset(moved), groups=groups)
+    train: Examples = domain.train.subset(training)
+    groups = None if domain.groups is None else domain.groups[training]
+    return replace(domain, train=train, validation=domain.train.subset(validation), groups=groups)
 
 
 def need_validation(federation: Federation) -> None:

@@ -12,44 +12,28 @@ import shutil
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from polyfed.build import build_data_set, build_federation
-from polyfed.conversation import EVALUATION
-from polyfed.data.federation import DataSet
-from polyfed.errors import ClientFailure, PolyfedError, RunFolderError, TooFewReplies
-from polyfed.experiment import Experiment
-from polyfed.folder import RunFolder, plain, versions
-from polyfed.observers import facts_of, record, resume
-from polyfed.report.tables import outcome
-from polyfed.result import Result
+from polyfed.core.conversation import EVALUATION
+from polyfed.core.data_types import DataSet
+from polyfed.errors import ClientFailure, PolyfedError, RunFolderError, SettingError, TooFewReplies
+from polyfed.reports.json_values import json_values
+from polyfed.reports.tables import MethodRow, method_row, outcome, percent, row_json
+from polyfed.runs.assemble import build_data_set, build_federation
+from polyfed.runs.atomic_write import write_atomically
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.lifecycle import facts_of, resume, train_run
+from polyfed.runs.result import Result
+from polyfed.runs.run_folder import RunFolder, plain, versions
+from polyfed.runs.watcher import Watcher
 from polyfed.settings import Settings
 from polyfed.sweeps.data import ReadTooSoon, need_validation, with_validation, without_tests
 from polyfed.sweeps.space import Axis, Values, applied, check_axes, planned
-from polyfed.sweeps.trials import Score, Searched, Trial, edges, name_of, said, score_told
-
-if TYPE_CHECKING:
-    from polyfed.server import Server
+from polyfed.sweeps.trials import Score, Searched, Trial, edges, name_of, score_json, values_words
 
 FORMAT = 1
 FILE = "sweep.json"
 VALIDATION = "validation"
-
-
-class Watch:
-    """Is told what goes on; by default it says nothing."""
-
-    def begin(self, words: str, number: int, total: int) -> None:
-        """A trial or a final run begins."""
-
-    def round(self, server: Server) -> None:
-        """A round is over."""
-
-    def end(self, words: str, said: str) -> None:
-        """It is over."""
-
-    def notice(self, text: str) -> None:
-        """Something a user should know."""
 
 
 class Sweep:
@@ -66,7 +50,7 @@ class Sweep:
         seeds: int = 1,
         hold_out: float | None = None,
         data: DataSet | None = None,
-        watch: Watch | None = None,
+        watcher: Watcher | None = None,
     ) -> None:
         """Prepare a search.
 
@@ -79,12 +63,14 @@ class Sweep:
             seeds: final runs of each method: the settings' seed, and the next ones.
             hold_out: share of the training data to validate on, where the data have no validation part.
             data: the data set; default: the one the settings name.
-            watch: is told what goes on.
+            watcher: hears of every trial and final run.
         """
+        if seeds < 1:
+            raise SettingError(f"seeds must be at least 1, found {seeds}.")
         check_axes(axes, methods, settings)
         self.settings, self.axes, self.folder, self.random = settings, list(axes), Path(folder), random
         self.seeds = [settings.seed + step for step in range(seeds)]
-        self.hold_out, self.watch = hold_out, watch or Watch()
+        self.hold_out, self.watcher = hold_out, watcher or Watcher()
         self.plans = planned(methods, axes, random, settings.seed)
         self.searched = [Searched(method) for method in methods]
         self.data_by_name = data is None
@@ -113,15 +99,15 @@ class Sweep:
         return data
 
     def begin(self, words: str) -> None:
-        """Tell that a run begins."""
+        """Report that a run begins."""
         self.begun += 1
-        self.watch.begin(words, self.begun, self.total)
+        self.watcher.begin(words, self.begun, self.total)
 
     def test(self, one: Searched) -> None:
         """Train the chosen setting once per seed, and test it."""
         assert one.chosen is not None
         for seed in self.seeds:
-            words = f"{one.chosen.trial.settings.method}, {said(one.chosen.trial.values)}, seed {seed}, test"
+            words = f"{one.chosen.trial.settings.method}, {values_words(one.chosen.trial.values)}, seed {seed}, test"
             self.begin(words)
             try:
                 result = self.final(one.chosen.trial, seed)
@@ -131,21 +117,20 @@ class Sweep:
                 one.problem = str(error)
                 return
             one.outcomes.append(outcome(result))
-            self.watch.end(words, f"mean {100 * result.accuracy['mean']:.1f} %")
+            self.watcher.end(words, f"mean {100 * result.accuracy['mean']:.1f} %")
 
     def final(self, trial: Trial, seed: int) -> Result:
         """The chosen setting with one seed: read, resumed, taken over from its trial, or trained."""
         settings = dataclasses.replace(trial.settings, seed=seed, unseen_part=self.settings.unseen_part)
         experiment = Experiment(settings, self.whole)
-        if self.data_by_name:
-            # The run folder holds the name, so polyfed resume can build the data again.
-            experiment.given = []
+        # A run folder that holds the name of its data needs nothing more: polyfed resume builds them again.
+        experiment.given = [] if self.data_by_name else ["data"]
         folder = RunFolder(self.folder / "final" / name_of(experiment.settings, {}, self.whole.source))
         if (folder.path / "run.toml").exists():
-            return resume(folder.path, self.whole, notify=self.watch.notice, observers=[self.watch.round])
+            return resume(folder.path, self.whole, notify=self.watcher.notice, observers=[self.watcher.round])
         if seed == trial.settings.seed and self.hold_out is None and not trial.settings.evaluate_every:
             return taken_over(trial, experiment, folder)
-        return record(experiment, folder, observers=[self.watch.round])
+        return train_run(experiment, folder, observers=[self.watcher.round])
 
     def document(self) -> dict[str, Any]:
         """Everything tried, the chosen values, and the results."""
@@ -159,16 +144,41 @@ class Sweep:
             "hold_out": self.hold_out,
             "trials_per_method": len(next(iter(self.plans.values()))),
             "final_seeds": self.seeds,
-            "methods": [self.told(one) for one in self.searched],
+            "methods": [self.method_json(one) for one in self.searched],
             "made_with": versions(),
         }
 
-    def told(self, one: Searched) -> dict[str, Any]:
+    def rows(self) -> list[MethodRow]:
+        """The tests of what was chosen, a row for each method."""
+        return [
+            MethodRow(one.method, problem=one.problem or "it was not searched")
+            if one.problem or one.chosen is None
+            else method_row(one.chosen.trial.settings.method, one.outcomes)
+            for one in self.searched
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """The search as ``polyfed sweep --json`` prints it."""
+        tests = [row_json(row) for row in self.rows()]
+        found: dict[str, Any] = json_values({**self.document(), "tests": tests, "out": str(self.folder)})
+        return found
+
+    def __repr__(self) -> str:
+        lines = [f"search of {', '.join(axis.name for axis in self.axes)} on {self.settings.data}, {FILE} in {self.folder}"]
+        for one, row in zip(self.searched, self.rows(), strict=True):
+            if one.chosen is None or row.mean is None:
+                lines.append(f"{one.method}: {row.problem}")
+            else:
+                values = values_words(one.chosen.trial.values)
+                lines.append(f"{one.method}: {values}, test mean {percent(row.mean.value, row.mean.error)} %")
+        return "\n".join(lines)
+
+    def method_json(self, one: Searched) -> dict[str, Any]:
         """One method as JSON."""
         return {
             "method": one.method,
-            "trials": [score_told(score, self.folder) for score in one.scores],
-            "chosen": None if one.chosen is None else score_told(one.chosen, self.folder),
+            "trials": [score_json(score, self.folder) for score in one.scores],
+            "chosen": None if one.chosen is None else score_json(one.chosen, self.folder),
             "at_the_edge": edges(one, self.axes),
             "tests": [
                 {key: made[key] for key in ("seed", "method", "rounds", "accuracy", "digest", "run")} for made in one.outcomes
@@ -177,12 +187,10 @@ class Sweep:
         }
 
     def write(self) -> None:
-        """Write sweep.json beside, and rename it."""
+        """Write sweep.json."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            beside = self.folder / f"{FILE}.part"
-            beside.write_text(json.dumps(self.document(), indent=1, allow_nan=False) + "\n")
-            beside.replace(self.folder / FILE)
+            write_atomically(self.folder / FILE, json.dumps(self.document(), indent=1, allow_nan=False) + "\n")
         except OSError as error:
             raise RunFolderError(f"Cannot write to {self.folder}: {error.strerror or error}. Choose another --out.") from error
 
@@ -192,12 +200,12 @@ class Searcher:
 
     def __init__(self, data: DataSet, sweep: Sweep) -> None:
         self.data, self.settings, self.plans = data, sweep.settings, sweep.plans
-        self.folder, self.watch, self.begin, self.write = sweep.folder / "trials", sweep.watch, sweep.begin, sweep.write
+        self.folder, self.watcher, self.begin, self.write = sweep.folder / "trials", sweep.watcher, sweep.begin, sweep.write
 
     def search(self, one: Searched) -> None:
         """Score every trial of a method and choose the best; the first of equals."""
         for values in self.plans[one.method]:
-            words = f"{one.method}, {said(values)}"
+            words = f"{one.method}, {values_words(values)}"
             self.begin(words)
             try:
                 score = self.score(one.method, values)
@@ -207,7 +215,7 @@ class Searcher:
                 one.problem = str(error)
                 return
             one.scores.append(score)
-            self.watch.end(words, score.problem or f"validation {100 * (score.validation or 0):.1f} %")
+            self.watcher.end(words, score.problem or f"validation {100 * (score.validation or 0):.1f} %")
             self.write()
         worked = [score for score in one.scores if score.validation is not None]
         if worked:
@@ -220,7 +228,7 @@ class Searcher:
         experiment = Experiment(trial_settings(applied(self.settings, method, values)), self.data)
         trial = Trial(values, experiment.settings, self.folder / name_of(experiment.settings, values, self.data.source))
         for notice in experiment.notices:
-            self.watch.notice(notice)
+            self.watcher.notice(notice)
         failure = trial.folder / "failed.json"
         if failure.exists():
             return Score(trial, None, problem=json.loads(failure.read_text())["problem"])
@@ -235,9 +243,9 @@ class Searcher:
     def trained(self, trial: Trial, experiment: Experiment) -> Result:
         """The trial's run, scored on validation data."""
         if (trial.folder / "run.toml").exists():
-            watching = [self.watch.round]
-            return resume(trial.folder, self.data, notify=self.watch.notice, observers=watching, split=VALIDATION)
-        return record(experiment, RunFolder(trial.folder), observers=[self.watch.round], split=VALIDATION)
+            watching = [self.watcher.round]
+            return resume(trial.folder, self.data, notify=self.watcher.notice, observers=watching, split=VALIDATION)
+        return train_run(experiment, RunFolder(trial.folder), observers=[self.watcher.round], split=VALIDATION)
 
 
 def trial_settings(settings: Settings) -> Settings:
@@ -249,17 +257,17 @@ def taken_over(trial: Trial, experiment: Experiment, folder: RunFolder) -> Resul
     """The end of a trial as a run of its own, tested: training it again would give the same bits."""
     snapshot, _ = RunFolder(trial.folder).checkpoints.read()
     if snapshot is None:
-        return record(experiment, folder)
+        return train_run(experiment, folder)
     experiment.restore(snapshot)
     # What validation cost belongs to the search, not to this run.
-    ledger = experiment.ledger
-    for direction in ledger.bytes.values():
+    costs = experiment.costs
+    for direction in costs.bytes.values():
         direction.pop(EVALUATION, None)
-    ledger.messages.pop(EVALUATION, None)
-    ledger.seconds.pop("evaluation", None)
-    with folder.held():
+    costs.messages.pop(EVALUATION, None)
+    costs.seconds.pop("evaluation", None)
+    with folder.locked():
         folder.create(experiment.settings, facts_of(experiment))
         folder.append([line for line in RunFolder(trial.folder).metrics() if line["view"] == "training"])
         if snapshot.notes.get("best"):
             shutil.copytree(RunFolder(trial.folder).best.folder, folder.best.folder)
-        return record(experiment, folder, resumed=True, best=snapshot.notes.get("best"))
+        return train_run(experiment, folder, resumed=True, best=snapshot.notes.get("best"))

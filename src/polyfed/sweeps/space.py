@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from polyfed.core.method import Method, join, methods, parse
+from polyfed.core.seeds import chooser
 from polyfed.errors import SettingError, nearest
-from polyfed.method import Method, join, methods, parse
-from polyfed.seeds import chooser
 from polyfed.settings import Settings, setting_names, with_changes
 from polyfed.text import Call
 
@@ -21,7 +21,7 @@ RATE = "lr"
 TASK = ("data", "root", "partition", "unseen", "unseen_part", "few_shot", "newcomer", "init", "head", "model", "load")
 BUDGET = ("rounds", "total_epochs")
 DRAWS_PER_TRIAL = 1000
-MACHINERY = ("seed", "threads", "deliver", "checkpoint_every", "evaluate_every", "test_batch_size")
+MACHINERY = ("seed", "threads", "backend", "checkpoint_every", "evaluate_every", "test_batch_size")
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _check_setting(axis: Axis, settings: Settings) -> None:
 
 
 def _check_option(axis: Axis, texts: Sequence[str]) -> None:
-    parts = sorted({atom.name for text in texts for atom in parse(text).atoms})
+    parts = sorted({one.name for text in texts for one in parse(text).parts})
     if axis.part not in parts:
         raise SettingError(f"{axis.name}: no method of the search has a part {axis.part!r}. {nearest(axis.part, parts)}")
     for text in texts:
@@ -84,15 +84,15 @@ def _check_option(axis: Axis, texts: Sequence[str]) -> None:
 
 def with_option(method: Method, part: str, option: str, value: Any) -> Method:
     """The method with one option of one of its parts replaced; unchanged if it has no such part."""
-    atoms: list[Method] = []
-    for atom in method.atoms:
-        if atom.name == part:
+    joined: list[Method] = []
+    for one in method.parts:
+        if one.name == part:
             record = methods.find(part)
-            options = {**dict(atom.options), option: value}
+            options = {**dict(one.options), option: value}
             record.bind(Call(part, (), options))
-            atom = record.extra["build_with"](**options)
-        atoms.append(atom)
-    return join(atoms)
+            one = record.extra["build_with"](**options)
+        joined.append(one)
+    return join(joined)
 
 
 def applied(settings: Settings, text: str, values: Values) -> Settings:
@@ -129,7 +129,7 @@ def planned(texts: Sequence[str], axes: Sequence[Axis], random: int | None, seed
 
 
 def _parts(text: str) -> set[str]:
-    return {atom.name for atom in parse(text).atoms}
+    return {one.name for one in parse(text).parts}
 
 
 def grid(axes: Sequence[Axis]) -> list[Values]:
@@ -139,7 +139,7 @@ def grid(axes: Sequence[Axis]) -> list[Values]:
 
 
 def drawn(text: str, axes: Sequence[Axis], start: Sequence[Values], count: int, seed: int) -> list[Values]:
-    """The start, and random combinations up to so many, all different."""
+    """The start, and random combinations up to ``count``, all different."""
     found = list(start)
     possible = grid(axes)
     if not any(axis.is_range for axis in axes):

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from polyfed.folder import plain
-from polyfed.method import parse
+from polyfed.core.method import parse
+from polyfed.runs.run_folder import plain
 from polyfed.settings import Settings
 from polyfed.sweeps.space import Axis, Values
 
@@ -50,17 +50,19 @@ class Searched:
 
 def name_of(settings: Settings, values: Values, source: str) -> str:
     """A folder name that differs where the settings or the data do."""
-    told = {name: value for name, value in plain(settings).items() if name != "checkpoint_every"}
-    told["method"] = parse(settings.method).full_text  # a default may change between two searches
-    digest = hashlib.sha256(json.dumps([told, source], sort_keys=True).encode()).hexdigest()[:10]
-    words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{settings.method} {said(values)} seed{settings.seed}").strip("-.")[:LONGEST_NAME]
+    described = {name: value for name, value in plain(settings).items() if name != "checkpoint_every"}
+    described["method"] = parse(settings.method).full_text  # a default may change between two searches
+    digest = hashlib.sha256(json.dumps([described, source], sort_keys=True).encode()).hexdigest()[:10]
+    words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{settings.method} {values_words(values)} seed{settings.seed}").strip("-.")[
+        :LONGEST_NAME
+    ]
     return f"{words.rstrip('-.')}-{digest}"
 
 
-def said(values: Values) -> str:
+def values_words(values: Values) -> str:
     """Values in words.
 
-    >>> said({"lr": 0.03, "fedprox.mu": 0.01})
+    >>> values_words({"lr": 0.03, "fedprox.mu": 0.01})
     'lr=0.03 fedprox.mu=0.01'
     """
     return " ".join(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items())
@@ -78,7 +80,7 @@ def edges(one: Searched, axes: Sequence[Axis]) -> list[str]:
     return found
 
 
-def score_told(score: Score, folder: Path) -> dict[str, Any]:
+def score_json(score: Score, folder: Path) -> dict[str, Any]:
     """A trial as JSON."""
     return {
         "values": dict(score.trial.values),

@@ -1,4 +1,4 @@
-"""CIFAR-10: one domain of ten classes, to be dealt to clients by a partition."""
+"""CIFAR-10: one domain of ten classes, for a partition to split among clients."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyfed.data.archives import FileTree, existing_trees
-from polyfed.data.augment import preparation
 from polyfed.data.cache import Arrays
-from polyfed.data.federation import DataSet, data_sets
+from polyfed.data.declaration import Declaration, augment_option, normalise_option, registered, validation_option
+from polyfed.data.domain_files import DomainFiles
 from polyfed.data.images import tiles
-from polyfed.data.parts import Facts, Part, Splits, domains_of, source_of
-from polyfed.data.splits import check_share, without_end
+from polyfed.data.splits import split_at_test
 from polyfed.data.unpickle import unpickled
 from polyfed.errors import DataError
 
@@ -33,52 +32,29 @@ PACKED_FILE = "cifar10_jpeg90.tar"
 PACKED_PLACES = (PACKED_FILE, "cifar10")
 
 
-def cifar10(root: str, validation: float = 0.0, augment: str = "crop_flip", normalise: str = "cifar10") -> DataSet:
-    """CIFAR-10: 50,000 training and 10,000 test images of ten classes, 32x32, in the original order.
-
-    Args:
-        root: Folder of the files.
-        validation: Share of the training images taken from the end for validation.
-        augment: Augmentation of training batches: "crop_flip" (FixBN) or "crop4_flip_cutout" (EasyFL, FedWon).
-        normalise: Normalisation; "imagenet" in FedTAN's setting.
-    """
-    check_share("cifar10", "validation", validation)
-    prepared = preparation(normalise, augment)
-    parts = find(Path(root).expanduser(), validation)
-    domains = domains_of(parts)
-    return DataSet(
-        name="CIFAR-10",
-        classes=CLASSES,
-        domains=domains,
-        preparation=prepared,
-        default_model="resnet20",
-        source=source_of(parts, domains),
-    )
-
-
-def find(root: Path, validation: float = 0.0) -> list[Part]:
+def find(root: Path, validation: float) -> list[DomainFiles]:
     """The one domain under a folder."""
     for tree in existing_trees(root, PICKLE_PLACES):
         if tree.path.is_dir() and not any((tree.path / batch).is_file() for batch in BATCHES):
             continue
-        return [_part(PICKLES, tree, BATCHES, _read_pickles, validation)]
+        return [_domain_files(PICKLES, tree, BATCHES, _read_pickles, validation)]
     for tree in existing_trees(root, PACKED_PLACES):
         names = (*(f"{batch}.jpg" for batch in BATCHES), "train_labels.txt", "test_labels.txt")
-        return [_part(PACKED, tree, names, _read_mosaics, validation)]
-    raise FACTS.nothing_in(root)
+        return [_domain_files(PACKED, tree, names, _read_mosaics, validation)]
+    return []
 
 
-def _part(layout: str, tree: FileTree, files: tuple[str, ...], read: Any, validation: float) -> Part:
+def _domain_files(layout: str, tree: FileTree, files: tuple[str, ...], read: Any, validation: float) -> DomainFiles:
     by_file = {name.split("/")[-1]: name for name in tree.names}
     missing = [name for name in files if name not in by_file]
     names = [by_file[name] for name in files if name in by_file]
-    return Part(
+    return DomainFiles(
         domain=DOMAIN,
         layout=layout,
         recipe={"set": "cifar10", "layout": layout},
         files=tree.identity(names),
         read=partial(read, tree, by_file),
-        split=partial(_split, validation),
+        split=partial(split_at_test, validation),
         problems=tuple(f"{tree.path} holds no {name}." for name in missing),
     )
 
@@ -127,25 +103,30 @@ def _in_range(values: Iterable[Any], name: str) -> NDArray[np.int64]:
     return labels
 
 
-def _split(validation: float, arrays: Arrays) -> Splits:
-    boundary = int(arrays["testing_from"])
-    train, held = without_end(np.arange(boundary), validation)
-    return {"train": train, "validation": held, "test": np.arange(boundary, len(arrays["y"]))}
-
-
 _EXPECTED = {DOMAIN: {"train": (5_000,) * 10, "test": (1_000,) * 10}}
 
-FACTS = Facts(
+CIFAR10 = Declaration(
+    name="cifar10",
+    about="CIFAR-10: 50,000 training and 10,000 test images of ten classes, 32x32, in the original order.",
     title="CIFAR-10",
     domains=(DOMAIN,),
     classes=CLASSES,
     splits="the published batches: five for training, one for test",
     terms="none stated for the data",
-    cite="Krizhevsky 2009",
+    citation="Krizhevsky 2009",
     layouts=(PICKLES, PACKED),
-    packed={PACKED_FILE: "9003ac3573ef0dcd714d1b7fd8a291a7ea28de67a9e6ba956ba036bd46b702ba"},
+    packed_sha256={PACKED_FILE: "9003ac3573ef0dcd714d1b7fd8a291a7ea28de67a9e6ba956ba036bd46b702ba"},
     expected={PICKLES: _EXPECTED, PACKED: _EXPECTED},
+    default_model="resnet20",
+    side=SIDE,
+    options=(
+        validation_option("Share of the training images taken from the end for validation."),
+        augment_option(
+            "crop_flip", 'Augmentation of training batches: "crop_flip" (FixBN) or "crop4_flip_cutout" (EasyFL, FedWon).'
+        ),
+        normalise_option("cifar10", 'Normalisation; "imagenet" in FedTAN\'s setting.'),
+    ),
     find=find,
 )
 
-data_sets.add(cifar10, facts=FACTS)
+cifar10 = registered(CIFAR10)

@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from polyfed.data.archives import identities
-from polyfed.data.augment import preparation
 from polyfed.data.cache import Arrays
+from polyfed.data.declaration import DataOption, Declaration, SplitCounts, augment_option, registered, validation_option
 from polyfed.data.digit_files import DIGIT_FILES, DigitFiles, Digits
-from polyfed.data.federation import DataSet, data_sets
+from polyfed.data.domain_files import DomainFiles
 from polyfed.data.images import colour
-from polyfed.data.parts import Counts, Facts, Part, Splits, domains_of, source_of
-from polyfed.data.splits import check_share, without_end
+from polyfed.data.splits import split_at_test
 from polyfed.errors import DataError, OptionError
 
 SIDE = 28
@@ -37,7 +36,7 @@ FEDBN_SIZES = {
     "SynthDigits": (391_162, 97_791),
     "MNIST-M": (56_000, 14_000),
 }
-PACKED_SIZES: Mapping[str, Counts] = {
+PACKED_SIZES: Mapping[str, SplitCounts] = {
     "MNIST": {
         "train": (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949),
         "test": (980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009),
@@ -61,43 +60,12 @@ PACKED_SIZES: Mapping[str, Counts] = {
 }
 
 
-def digits_five(root: str, per_domain: int = 743, validation: float = 0.0, augment: str = "none") -> DataSet:
-    """Digits-Five: MNIST, SVHN, USPS, SynthDigits and MNIST-M as 28x28 colour images.
-
-    Prepared as by the FedBN authors: the first images of each domain's training order, test sets whole,
-    28x28, grey repeated to three channels, mean and deviation 0.5. FedBN's own split (all parts merged, then
-    80/20, stratified, state 0) applies to the original files and is what the prepared folders hold. The packed
-    files keep their own parts; their SynthDigits is made by a recipe and called "SynthDigits (made)".
-    Nothing is shuffled: ``per_domain=743`` is the first of FedBN's ten parts.
-
-    Args:
-        root: Folder of the files.
-        per_domain: Training images of each domain, or as many as it has; 0 means all.
-        validation: Share of them taken from the end for validation.
-        augment: Augmentation of training batches.
-    """
-    if per_domain < 0:
-        raise OptionError(f"digits_five: per_domain is {per_domain}; it must be 0 (all) or larger.")
-    check_share("digits_five", "validation", validation)
-    prepared = preparation("half", augment)
-    parts = find(Path(root).expanduser(), per_domain, validation)
-    domains = domains_of(parts)
-    return DataSet(
-        name="Digits-Five",
-        classes=CLASSES,
-        domains=domains,
-        preparation=prepared,
-        default_model="six_layer_cnn",
-        source=source_of(parts, domains),
-    )
-
-
-def find(root: Path, per_domain: int = 0, validation: float = 0.0) -> list[Part]:
+def find(root: Path, per_domain: int, validation: float) -> list[DomainFiles]:
     """The five domains under a folder, each in the first layout that is there."""
-    return [_part(root, files, per_domain, validation) for files in DIGIT_FILES]
+    return [_domain_files(root, files, per_domain, validation) for files in DIGIT_FILES]
 
 
-def _part(root: Path, files: DigitFiles, per_domain: int, validation: float) -> Part:
+def _domain_files(root: Path, files: DigitFiles, per_domain: int, validation: float) -> DomainFiles:
     readers: list[tuple[str, list[Path], Callable[[list[Path]], Digits]]] = [
         (FEDBN_PARTS, files.parts(root, per_domain), files.read_parts),
         (FEDBN_WHOLE, files.whole(root), files.read_parts),
@@ -107,15 +75,15 @@ def _part(root: Path, files: DigitFiles, per_domain: int, validation: float) -> 
     ]
     for layout, paths, read in readers:
         if paths:
-            return Part(
+            return DomainFiles(
                 domain=MADE if layout == PACKED and files.domain == "SynthDigits" else files.domain,
                 layout=layout,
                 recipe={"set": "digits_five", "layout": layout, "per_domain": per_domain},
                 files=identities(files.behind(paths)),
                 read=partial(_read, read, paths, per_domain),
-                split=partial(_split, validation),
+                split=partial(split_at_test, validation),
             )
-    raise FACTS.nothing_in(root, f"{files.domain} of Digits-Five")
+    raise DIGITS_FIVE.not_found(root, f"{files.domain} of Digits-Five")
 
 
 def _read(read: Callable[[list[Path]], Digits], paths: list[Path], per_domain: int, unreadable: list[str]) -> Arrays:
@@ -128,21 +96,29 @@ def _read(read: Callable[[list[Path]], Digits], paths: list[Path], per_domain: i
     return {"x": x, "y": labels, "testing_from": np.array(len(digits.train_y[train]))}
 
 
-def _split(validation: float, arrays: Arrays) -> Splits:
-    boundary = int(arrays["testing_from"])
-    train, held = without_end(np.arange(boundary), validation)
-    return {"train": train, "validation": held, "test": np.arange(boundary, len(arrays["y"]))}
+def _check_per_domain(owner: str, per_domain: int) -> None:
+    if per_domain < 0:
+        raise OptionError(f"{owner}: per_domain is {per_domain}; it must be 0 (all) or larger.")
 
 
-FACTS = Facts(
+DIGITS_FIVE = Declaration(
+    name="digits_five",
+    about="""Digits-Five: MNIST, SVHN, USPS, SynthDigits and MNIST-M as 28x28 colour images.
+
+    Prepared as by the FedBN authors: the first images of each domain's training order, test sets whole,
+    28x28, grey repeated to three channels, mean and deviation 0.5. FedBN's own split (all parts merged, then
+    80/20, stratified, state 0) applies to the original files and is what the prepared folders hold. The packed
+    files keep their own parts; their SynthDigits is made by a recipe and called "SynthDigits (made)".
+    Nothing is shuffled: ``per_domain=743`` is the first of FedBN's ten parts.
+    """,
     title="Digits-Five",
     domains=DOMAINS,
     classes=CLASSES,
     splits="FedBN's for prepared folders and original files; the packed files' own train and test parts otherwise",
     terms="MNIST, USPS, MNIST-M: none stated in the sources. SVHN: its home page says non-commercial use only.",
-    cite="LeCun, Cortes, Burges (MNIST); Netzer et al. 2011 (SVHN); Ganin et al. 2016 (MNIST-M, SynthDigits)",
+    citation="LeCun, Cortes, Burges (MNIST); Netzer et al. 2011 (SVHN); Ganin et al. 2016 (MNIST-M, SynthDigits)",
     layouts=LAYOUTS,
-    packed={
+    packed_sha256={
         "digits5/mnist.npz": "7a9e9afe3e5a31a40029aea4d65940367b3e0a32c169095d18883ac86d672e09",
         "digits5/usps.npz": "e9771a12fe68edb565909d10ff8b2bf2be88a0b784193c867192e9874eca4e1a",
         "digits5/svhn.npz": "642782fa32b4897d7d7d968c73a1f5eb19e58314275a008a19b7974cfe0ffdd0",
@@ -156,7 +132,18 @@ FACTS = Facts(
         ORIGINAL: {name: {"train": train, "test": test} for name, (train, test) in FEDBN_SIZES.items()},
         GANIN: {"MNIST-M": {"train": 59_001, "test": 9_001}},
     },
+    default_model="six_layer_cnn",
+    normalisation="half",
+    side=SIDE,
+    options=(
+        DataOption(
+            "per_domain", 743, "Training images of each domain, or as many as it has; 0 means all.", check=_check_per_domain
+        ),
+        validation_option("Share of them taken from the end for validation."),
+        augment_option("none"),
+    ),
     find=find,
+    check_with={"per_domain": 0},
 )
 
-data_sets.add(digits_five, facts=FACTS)
+digits_five = registered(DIGITS_FIVE)

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from polyfed.core.data_types import ArrayExamples, DataSet, Domain
 from polyfed.data import digit_recipes as recipes
 from polyfed.data.digit_recipes import Box, Material, Picture
-from polyfed.data.federation import ArrayExamples, DataSet, Domain, data_sets
+from polyfed.data.registry import data_sets
 from polyfed.errors import OptionError
 
 DOMAINS = ("pen", "photo", "print", "street", "post")

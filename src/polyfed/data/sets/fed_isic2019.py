@@ -7,17 +7,25 @@ import io
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
 from polyfed.data.archives import FileTree, FolderTree, existing_trees
-from polyfed.data.augment import preparation
 from polyfed.data.cache import Arrays
-from polyfed.data.federation import DataSet, data_sets
+from polyfed.data.declaration import (
+    Declaration,
+    SplitCounts,
+    augment_option,
+    normalise_option,
+    registered,
+    size_option,
+    validation_option,
+)
+from polyfed.data.domain_files import DomainFiles
 from polyfed.data.images import decode_all, resized, tiles
-from polyfed.data.parts import Counts, Facts, Part, Splits, domains_of, source_of
-from polyfed.data.splits import check_share, without_end
-from polyfed.errors import DataError, OptionError
+from polyfed.data.splits import Splits, with_validation
+from polyfed.errors import DataError
 
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 CENTRES = ("BCN", "Vidir-molemax", "Vidir-modern", "Rosendahl", "MSK", "Vienna-dias")
@@ -31,113 +39,90 @@ FLAMBY_LISTS = ("train_test_split", "train_test_split.csv", "train_test_folds.cs
 PACKED_FILE = "ham10000_64.tar"
 PACKED_PLACES = (PACKED_FILE, "ham10000")
 
-PACKED_SIZES: Mapping[str, Counts] = {
+PACKED_SIZES: Mapping[str, SplitCounts] = {
     "Vidir-molemax": {"train": (20, 2977, 2, 0, 96, 23, 45, 0), "test": (4, 743, 0, 0, 28, 7, 9, 0)},
     "Vidir-modern": {"train": (533, 1470, 174, 20, 379, 40, 64, 11), "test": (147, 362, 37, 1, 96, 11, 18, 0)},
     "Rosendahl": {"train": (276, 649, 223, 86, 406, 20, 3, 144), "test": (66, 154, 73, 23, 84, 10, 0, 42)},
     "Vienna-dias": {"train": (58, 276, 5, 0, 6, 4, 2, 0), "test": (9, 74, 0, 0, 4, 0, 1, 0)},
 }
-FLAMBY_SIZES: Mapping[str, Counts] = {**PACKED_SIZES, "BCN": {"train": 9_930, "test": 2_483}, "MSK": {"train": 655, "test": 164}}
+FLAMBY_SIZES: Mapping[str, SplitCounts] = {
+    **PACKED_SIZES,
+    "BCN": {"train": 9_930, "test": 2_483},
+    "MSK": {"train": 655, "test": 164},
+}
 
-Row = dict[str, str]
-
-
-def fed_isic2019(root: str, size: int = 64, validation: float = 0.0, augment: str = "skin", normalise: str = "imagenet") -> DataSet:
-    """Fed-ISIC2019: eight kinds of skin lesions from six centres, with FLamby's split.
-
-    The packed files hold HAM10000, which is four of the six centres. FLamby's images have a shorter side of
-    224 pixels and differ in the other; here the middle square of each is taken and resized, where FLamby crops
-    200x200 at random (in training) or from the middle (in test). Natural ids of the packed images are their lesions.
-
-    Args:
-        root: Folder of the files.
-        size: Side of the images; the packed ones have 64.
-        validation: Share of the training images taken from the end of each centre's order for validation.
-        augment: Augmentation of training batches.
-        normalise: Normalisation.
-    """
-    if size < 1:
-        raise OptionError(f"fed_isic2019: size is {size}; it must be at least 1.")
-    check_share("fed_isic2019", "validation", validation)
-    prepared = preparation(normalise, augment)
-    parts = find(Path(root).expanduser(), size, validation)
-    domains = domains_of(parts)
-    return DataSet(
-        name="Fed-ISIC2019",
-        classes=CLASSES,
-        domains=domains,
-        preparation=prepared,
-        default_model="resnet18",
-        source=source_of(parts, domains, f"{size}x{size} pixels"),
-    )
+IndexRow: TypeAlias = dict[str, str]
+"""One image in the table that names its centre, label and fold, by column."""
 
 
-def find(root: Path, size: int = TILE, validation: float = 0.0) -> list[Part]:
+def find(root: Path, size: int, validation: float) -> list[DomainFiles]:
     """The centres under a folder."""
     if (root / FLAMBY_IMAGES).is_dir():
         lists = [root / place for place in FLAMBY_LISTS if (root / place).is_file()]
         if not lists:
-            raise FACTS.nothing_in(root, f"The split of Fed-ISIC2019 ({' or '.join(FLAMBY_LISTS)})")
-        return _flamby_parts(FolderTree(root / FLAMBY_IMAGES), lists[0], size, validation)
+            raise FED_ISIC2019.not_found(root, f"The split of Fed-ISIC2019 ({' or '.join(FLAMBY_LISTS)})")
+        return _flamby_domains(FolderTree(root / FLAMBY_IMAGES), lists[0], size, validation)
     for tree in existing_trees(root, PACKED_PLACES):
-        return _packed_parts(tree, size, validation)
-    raise FACTS.nothing_in(root)
+        return _packed_domains(tree, size, validation)
+    return []
 
 
-def _flamby_parts(images: FolderTree, split_file: Path, size: int, validation: float) -> list[Part]:
+def _flamby_domains(images: FolderTree, split_file: Path, size: int, validation: float) -> list[DomainFiles]:
     rows = _rows(split_file.read_bytes(), str(split_file), ("image", "target", "center", "fold"))
     there = {name.rsplit(".", 1)[0]: name for name in images.names}
-    parts = []
+    found = []
     for centre, domain in enumerate(CENTRES):
         own = [row for row in rows if row["center"] == str(centre)]
-        held = [row for row in own if row["image"] in there]
+        present = [row for row in own if row["image"] in there]
         missing = [
             f"The image {row['image']} of {domain} is named in {split_file.name} but missing."
             for row in own
             if row["image"] not in there
         ]
-        names = [there[row["image"]] for row in held]
-        parts.append(
-            Part(
+        names = [there[row["image"]] for row in present]
+        found.append(
+            DomainFiles(
                 domain=domain,
                 layout=FLAMBY,
                 recipe={"set": "fed_isic2019", "layout": FLAMBY, "size": size, "split": split_file.name},
                 files=[*images.identity(names), *FolderTree(split_file.parent).identity([split_file.name])],
-                read=partial(_read_files, images, names, held, size),
+                read=partial(_read_files, images, names, present, size),
                 split=partial(_split, validation),
                 problems=tuple(missing) if own else (f"{split_file} names no image of the centre {centre} ({domain}).",),
             )
         )
-    return parts
+    return found
 
 
-def _packed_parts(tree: FileTree, size: int, validation: float) -> list[Part]:
+def _packed_domains(tree: FileTree, size: int, validation: float) -> list[DomainFiles]:
     by_file = {name.split("/")[-1]: name for name in tree.names}
     if "index.csv" not in by_file:
         raise DataError(f"{tree.path} holds no index.csv, which says what its mosaics show. Get the file again.")
     index = by_file["index.csv"]
     columns = ("domain", "tile", "lesion_id", "flamby_target", "flamby_fold")
     rows = _rows(tree.read(index), f"{tree.path}/{index}", columns)
-    parts = []
+    found = []
     for centre, mosaic in MOSAICS.items():
-        own = sorted((row for row in rows if row["domain"] == mosaic), key=lambda row: int(row["tile"]))
-        held = [{**row, "target": row["flamby_target"], "fold": row["flamby_fold"]} for row in own]
+        own = [
+            {**row, "target": row["flamby_target"], "fold": row["flamby_fold"]}
+            for row in sorted((row for row in rows if row["domain"] == mosaic), key=lambda row: int(row["tile"]))
+        ]
         file = by_file.get(f"{mosaic}.jpg")
-        parts.append(
-            Part(
+        found.append(
+            DomainFiles(
                 domain=CENTRES[centre],
                 layout=PACKED,
                 recipe={"set": "fed_isic2019", "layout": PACKED, "size": size},
                 files=tree.identity([index, *([file] if file else [])]),
-                read=partial(_read_mosaic, tree, str(file), held, size),
+                read=partial(_read_mosaic, tree, str(file), own, size),
                 split=partial(_split, validation),
                 problems=() if file and own else (f"{tree.path} holds no {mosaic}.jpg, or its index.csv does not name it.",),
             )
         )
-    return parts
+    return found
 
 
-def _rows(content: bytes, name: str, columns: Sequence[str]) -> list[Row]:
+def _rows(content: bytes, name: str, columns: Sequence[str]) -> list[IndexRow]:
     try:
         rows = list(csv.DictReader(io.StringIO(content.decode("utf-8"))))
     except (UnicodeDecodeError, csv.Error) as error:
@@ -148,12 +133,12 @@ def _rows(content: bytes, name: str, columns: Sequence[str]) -> list[Row]:
     return rows
 
 
-def _read_files(images: FolderTree, names: list[str], rows: list[Row], size: int, unreadable: list[str]) -> Arrays:
-    x, kept = decode_all(images, names, size, unreadable, middle_square=True)
-    return {"x": x, **_labels([rows[position] for position in kept])}
+def _read_files(images: FolderTree, names: list[str], rows: list[IndexRow], size: int, unreadable: list[str]) -> Arrays:
+    x, readable = decode_all(images, names, size, unreadable, middle_square=True)
+    return {"x": x, **_labels([rows[position] for position in readable])}
 
 
-def _read_mosaic(tree: FileTree, file: str, rows: list[Row], size: int, unreadable: list[str]) -> Arrays:
+def _read_mosaic(tree: FileTree, file: str, rows: list[IndexRow], size: int, unreadable: list[str]) -> Arrays:
     if not rows:
         raise DataError(f"The index.csv of {tree.path} names no tile of {file}.")
     x = tiles(tree.read(file), file, TILE, int(rows[-1]["tile"]) + 1)[[int(row["tile"]) for row in rows]]
@@ -161,7 +146,7 @@ def _read_mosaic(tree: FileTree, file: str, rows: list[Row], size: int, unreadab
     return {"x": resized(x, size), **_labels(rows), "group": np.array([lesions[row["lesion_id"]] for row in rows], np.int64)}
 
 
-def _labels(rows: Sequence[Row]) -> Arrays:
+def _labels(rows: Sequence[IndexRow]) -> Arrays:
     targets = [int(row["target"]) for row in rows]
     wrong = [target for target in targets if not 0 <= target < len(CLASSES)]
     if wrong:
@@ -170,21 +155,34 @@ def _labels(rows: Sequence[Row]) -> Arrays:
 
 
 def _split(validation: float, arrays: Arrays) -> Splits:
-    train, held = without_end(np.flatnonzero(~arrays["testing"]), validation)
-    return {"train": train, "validation": held, "test": np.flatnonzero(arrays["testing"])}
+    return with_validation(np.flatnonzero(~arrays["testing"]), np.flatnonzero(arrays["testing"]), validation)
 
 
-FACTS = Facts(
+FED_ISIC2019 = Declaration(
+    name="fed_isic2019",
+    about="""Fed-ISIC2019: eight kinds of skin lesions from six centres, with FLamby's split.
+
+    The packed files hold HAM10000, which is four of the six centres. FLamby's images have a shorter side of
+    224 pixels and differ in the other; here the middle square of each is taken and resized, where FLamby crops
+    200x200 at random (in training) or from the middle (in test). Natural ids of the packed images are their lesions.
+    """,
     title="Fed-ISIC2019",
     domains=CENTRES,
     classes=CLASSES,
     splits="FLamby's fixed split",
     terms="CC BY-NC 4.0 (ISIC 2019, as FLamby states); HAM10000 has its own terms at the Harvard Dataverse",
-    cite="Tschandl et al. 2018",
+    citation="Tschandl et al. 2018",
     layouts=(FLAMBY, PACKED),
-    packed={PACKED_FILE: "a8782da4cf60ce2ba8b5b28e639f7ddd6efb1f0117922e96fc2a39a3272ddc42"},
+    packed_sha256={PACKED_FILE: "a8782da4cf60ce2ba8b5b28e639f7ddd6efb1f0117922e96fc2a39a3272ddc42"},
     expected={FLAMBY: FLAMBY_SIZES, PACKED: PACKED_SIZES},
+    default_model="resnet18",
+    options=(
+        size_option(TILE, "Side of the images; the packed ones have 64."),
+        validation_option("Share of the training images taken from the end of each centre's order for validation."),
+        augment_option("skin"),
+        normalise_option("imagenet"),
+    ),
     find=find,
 )
 
-data_sets.add(fed_isic2019, facts=FACTS)
+fed_isic2019 = registered(FED_ISIC2019)

@@ -6,13 +6,20 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from polyfed.data.archives import existing_trees
-from polyfed.data.augment import preparation
 from polyfed.data.cache import Arrays
-from polyfed.data.classfolders import ClassFolders, ImageList, class_folders, plain, tail
-from polyfed.data.federation import DataSet, data_sets
-from polyfed.data.parts import Counts, Facts, Part, Splits, domains_of, source_of
-from polyfed.data.splits import check_share, stratified, without_end
+from polyfed.data.class_folders import ImageList, SplitLists, find_class_folders, plain, tail
+from polyfed.data.declaration import (
+    DataOption,
+    Declaration,
+    SplitCounts,
+    augment_option,
+    normalise_option,
+    registered,
+    size_option,
+    validation_option,
+)
+from polyfed.data.domain_files import DomainFiles
+from polyfed.data.splits import Splits, stratified, with_validation
 from polyfed.data.unpickle import read_pickle
 from polyfed.errors import DataError, OptionError
 
@@ -24,15 +31,18 @@ DOMAIN_FOLDERS = {**{plain(name): name for name in DOMAINS}, "caltech10": "Calte
 FOLDER = "folder office_caltech_10/<domain>/<class>/*"
 PACKED = "packed office_caltech10_128.tar (resized to 128 pixels)"
 LISTS, NO_LISTS = "FedBN's lists", "stratified 80/20 with seed 0"
-FOLDERS = ("office_caltech_10", "office_caltech10", "Office_Caltech_DA_Dataset", "OfficeCaltech10", "data/office_caltech_10", "")
 PACKED_FILE = "office_caltech10_128.tar"
+PLACES = {
+    FOLDER: ("office_caltech_10", "office_caltech10", "Office_Caltech_DA_Dataset", "OfficeCaltech10", "data/office_caltech_10", ""),
+    PACKED: (PACKED_FILE,),
+}
 LIST_FOLDERS = ("office_caltech_10", "", "data/office_caltech_10")
 
 TEST_SHARE = 0.2
 PROTOCOL_TRAIN, PROTOCOL_VALIDATION = 0.5, 0.4
 """FedBN's shares of the smallest domain's training list: 62 and 50 of 125."""
 
-SIZES: Mapping[str, Counts] = {
+SIZES: Mapping[str, SplitCounts] = {
     "Amazon": {"all": (92, 82, 94, 99, 100, 100, 99, 100, 94, 98), "test": 192},
     "Caltech": {"all": (151, 110, 100, 138, 85, 128, 133, 94, 87, 97), "test": 225},
     "DSLR": {"all": (12, 21, 12, 13, 10, 24, 22, 12, 8, 23), "test": 32},
@@ -40,83 +50,21 @@ SIZES: Mapping[str, Counts] = {
 }
 
 
-def office_caltech10(
-    root: str,
-    size: int = 128,
-    protocol: str = "all",
-    validation: float = 0.0,
-    augment: str = "flip_rotate",
-    normalise: str = "none",
-) -> DataSet:
-    """Office-Caltech-10: ten kinds of objects from Amazon, Caltech-256, a DSLR camera and a webcam.
-
-    FedBN's lists give train and test where they are; else a stratified 80/20 split with seed 0 does, with
-    the same sizes of test sets (192, 225, 32, 59) and a shuffled training order. FedBN's protocol
-    keeps of each training order the first 62 for training and the last 50 for validation (half and
-    two fifths of the smallest domain's 125). Validation images are never augmented here; FedBN's program does.
-
-    Args:
-        root: Folder of the files.
-        size: Side of the images: 256 in the FedBN and FedWon papers; the packed images have 128.
-        protocol: "fedbn" (62 for training, 50 for validation) or "all" (the whole training order).
-        validation: With "all", the share taken from the end of the training order for validation.
-        augment: Augmentation of training batches; the papers flip and turn up to 30 degrees.
-        normalise: Normalisation; the papers use none.
-    """
-    if protocol not in ("all", "fedbn"):
-        raise OptionError(f"office_caltech10: protocol is {protocol!r}; it must be 'all' or 'fedbn'.")
+def find(root: Path, size: int, protocol: str, validation: float) -> list[DomainFiles]:
+    """The four domains under a folder."""
     if protocol == "fedbn" and validation:
         raise OptionError(
             "office_caltech10: validation has no effect with protocol='fedbn', which takes 50 images a domain. Leave it out."
         )
-    if size < 1:
-        raise OptionError(f"office_caltech10: size is {size}; it must be at least 1.")
-    check_share("office_caltech10", "validation", validation)
-    prepared = preparation(normalise, augment)
-    parts = find(Path(root).expanduser(), size, protocol, validation)
-    domains = domains_of(parts)
-    return DataSet(
-        name="Office-Caltech-10",
-        classes=CLASSES,
-        domains=domains,
-        preparation=prepared,
-        default_model="alexnet_fedwon",
-        source=source_of(parts, domains, f"{size}x{size} pixels", "FedBN's protocol" if protocol == "fedbn" else ""),
-    )
-
-
-def find(root: Path, size: int = 128, protocol: str = "all", validation: float = 0.0) -> list[Part]:
-    """The four domains under a folder."""
-    layout, found = _located(root)
+    folders = find_class_folders(root, PLACES, DOMAIN_FOLDERS, CLASS_FOLDERS)
+    if folders is None:
+        return []
     lists = {domain: _lists(root, domain) for domain in DOMAINS}
-    images = {domain: found.image_list(domain, CLASSES) for domain in DOMAINS}
-    smallest = min(_training_size(images[domain], lists[domain]) for domain in DOMAINS)
+    smallest = min(_training_size(folders.image_list(domain, CLASSES), lists[domain]) for domain in DOMAINS)
     ends = (int(PROTOCOL_TRAIN * smallest), int(PROTOCOL_VALIDATION * smallest)) if protocol == "fedbn" else None
-    return [
-        Part(
-            domain=domain,
-            layout=f"{layout}, {LISTS if lists[domain] else NO_LISTS}",
-            recipe={"set": "office_caltech10", "size": size},
-            files=images[domain].tree.identity(images[domain].names),
-            read=partial(images[domain].read, size),
-            split=partial(_split, images[domain], lists[domain], ends, validation),
-            problems=(*found.problems(domain, CLASSES), *images[domain].missing(lists[domain])),
-        )
-        for domain in DOMAINS
-    ]
-
-
-def _located(root: Path) -> tuple[str, ClassFolders]:
-    for layout, places in ((FOLDER, FOLDERS), (PACKED, (PACKED_FILE,))):
-        for tree in existing_trees(root, places):
-            if tree.path.is_dir() and not any(
-                entry.is_dir() and plain(entry.name) in DOMAIN_FOLDERS for entry in tree.path.iterdir()
-            ):
-                continue
-            found = class_folders(tree, DOMAIN_FOLDERS, CLASS_FOLDERS)
-            if found is not None:
-                return layout, found
-    raise FACTS.nothing_in(root)
+    return folders.domain_files(
+        CLASSES, lists, origins=(LISTS, NO_LISTS), data_set="office_caltech10", size=size, split=partial(_split, ends, validation)
+    )
 
 
 def _lists(root: Path, domain: str) -> dict[str, list[str]]:
@@ -135,35 +83,58 @@ def _lists(root: Path, domain: str) -> dict[str, list[str]]:
     return found
 
 
-def _training_size(images: ImageList, lists: Mapping[str, list[str]]) -> int:
+def _training_size(images: ImageList, lists: SplitLists) -> int:
     return len(lists["train"]) if lists else len(stratified(images.labels, TEST_SHARE, seed=0)[0])
 
 
-def _split(
-    images: ImageList, lists: Mapping[str, list[str]], ends: tuple[int, int] | None, validation: float, arrays: Arrays
-) -> Splits:
+def _split(ends: tuple[int, int] | None, validation: float, images: ImageList, lists: SplitLists, arrays: Arrays) -> Splits:
     if lists:
         train, test = (images.rows(lists[kind], arrays) for kind in ("train", "test"))
     else:
         train, test = stratified(arrays["y"], TEST_SHARE, seed=0)
     if ends is None:
-        train, held = without_end(train, validation)
-    else:
-        train, held = train[: ends[0]], train[len(train) - ends[1] :]
-    return {"train": train, "validation": held, "test": test}
+        return with_validation(train, test, validation)
+    return {"train": train[: ends[0]], "validation": train[len(train) - ends[1] :], "test": test}
 
 
-FACTS = Facts(
+def _check_protocol(owner: str, protocol: str) -> None:
+    if protocol not in ("all", "fedbn"):
+        raise OptionError(f"{owner}: protocol is {protocol!r}; it must be 'all' or 'fedbn'.")
+
+
+OFFICE_CALTECH10 = Declaration(
+    name="office_caltech10",
+    about="""Office-Caltech-10: ten kinds of objects from Amazon, Caltech-256, a DSLR camera and a webcam.
+
+    FedBN's lists give train and test where they are; else a stratified 80/20 split with seed 0 does, with
+    the same sizes of test sets (192, 225, 32, 59) and a shuffled training order. FedBN's protocol
+    keeps of each training order the first 62 for training and the last 50 for validation (half and
+    two fifths of the smallest domain's 125). Validation images are never augmented here; FedBN's program does.
+    """,
     title="Office-Caltech-10",
     domains=DOMAINS,
     classes=CLASSES,
     splits="FedBN's lists where they are, else stratified 80/20 with seed 0",
     terms="none stated; the source asks to cite Gong et al. 2012",
-    cite="Gong et al. 2012",
+    citation="Gong et al. 2012",
     layouts=(FOLDER, PACKED, "with FedBN's office_caltech_10/<domain>_train.pkl and <domain>_test.pkl for its lists"),
-    packed={PACKED_FILE: "8feadb15f8a014e461282ec1680b1fc6ab1c4587fa0e29cd05d94c9f04aff981"},
-    expected={f"{layout}, {split}": SIZES for layout in (FOLDER, PACKED) for split in (LISTS, NO_LISTS)},
+    packed_sha256={PACKED_FILE: "8feadb15f8a014e461282ec1680b1fc6ab1c4587fa0e29cd05d94c9f04aff981"},
+    expected={f"{layout}, {split}": SIZES for layout in PLACES for split in (LISTS, NO_LISTS)},
+    default_model="alexnet_fedwon",
+    options=(
+        size_option(128, "Side of the images: 256 in the FedBN and FedWon papers; the packed images have 128."),
+        DataOption(
+            "protocol",
+            "all",
+            '"fedbn" (62 for training, 50 for validation) or "all" (the whole training order).',
+            check=_check_protocol,
+            note=lambda protocol: "FedBN's protocol" if protocol == "fedbn" else "",
+        ),
+        validation_option('With "all", the share taken from the end of the training order for validation.'),
+        augment_option("flip_rotate", "Augmentation of training batches; the papers flip and turn up to 30 degrees."),
+        normalise_option("none", "Normalisation; the papers use none."),
+    ),
     find=find,
 )
 
-data_sets.add(office_caltech10, facts=FACTS)
+office_caltech10 = registered(OFFICE_CALTECH10)

@@ -1,0 +1,101 @@
+"""Which two methods can be joined: every pair is built on a tiny model, without training.
+
+python docs/method_pairs.py docs/methods/pairs.md
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+
+from polyfed.core.method import Method, methods
+from polyfed.errors import PolyfedError
+from polyfed.reports.method_tables import own_methods, table
+from polyfed.runs.experiment import Experiment
+from polyfed.settings import Settings
+from polyfed.testing import TinyNet, tiny_federation
+
+COMPOSES = "+"
+_OPTIONS = r"(?:\((?:[^()]|\([^()]*\))*\))?"
+_INTRODUCTION = """# Which methods can be joined
+
+Made by `python docs/method_pairs.py docs/methods/pairs.md`; a test compares it with the code.
+
+Every pair of methods, at default options, was built on a small model with batch norm. "+" is a pair that composes.
+A number is the reason why a pair does not, given below in the words of the error, with the two methods called A and B.
+"." is a method with itself. Other options or another model can change an answer. Nothing was trained for this table,
+and whether a pair that composes is a good idea is another matter."""
+
+
+def pairs(names: Iterable[str]) -> list[tuple[str, str]]:
+    """All unordered pairs, by name."""
+    return list(itertools.combinations(sorted(names), 2))
+
+
+def outcomes(names: Iterable[str]) -> dict[tuple[str, str], str]:
+    """For every pair, why it cannot be joined; empty when it can. Errors other than polyfed's own are not caught."""
+    chosen = sorted(names)
+    made: dict[str, Method] = {name: methods.find(name).extra["build_with"]() for name in chosen}
+    settings = Settings(data="tiny", rounds=2, batch_size=4, lr=0.05, momentum=0.9)
+    federation = tiny_federation()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        model = TinyNet()
+    found: dict[tuple[str, str], str] = {}
+    for one, other in pairs(chosen):
+        try:
+            # The model is copied by the experiment, so the pairs do not see each other's surgery.
+            Experiment(settings, federation, made[one] + made[other], model)
+        except PolyfedError as error:
+            found[one, other] = str(error)
+        else:
+            found[one, other] = ""
+    return found
+
+
+def in_general(message: str, one: str, other: str) -> str:
+    """A message with the two methods called A and B, so that pairs with one reason share a footnote; A is named first."""
+    call = rf"(?:{re.escape(one)}|{re.escape(other)}|fedavg){_OPTIONS}"
+    message = re.sub(rf"^(?:{call} \+ )+{call}: ", "", message)
+    either = re.compile(rf"\b({re.escape(one)}|{re.escape(other)})\b")
+    letters = dict(zip(dict.fromkeys(either.findall(message)), "AB", strict=False))
+    message = either.sub(lambda match: letters[match[1]], message)
+    message = re.sub(r" It has: [^.]*\.", "", message)
+    return re.sub(r"disagree on [\w./]+:", "disagree on an entry:", message)
+
+
+def pairs_table(found: Mapping[tuple[str, str], str] | None = None) -> str:
+    """The page: a triangle of all pairs, and the reasons.
+
+    Args:
+        found: the outcomes, if they are known already.
+    """
+    known = outcomes(own_methods()) if found is None else found
+    names = sorted({name for pair in known for name in pair})
+    general = {pair: in_general(why, *pair) for pair, why in known.items() if why}
+    numbers = {reason: number for number, reason in enumerate(dict.fromkeys(general.values()), start=1)}
+
+    def cell(one: str, other: str) -> str:
+        if one == other:
+            return "."
+        pair = (min(one, other), max(one, other))
+        return str(numbers[general[pair]]) if pair in general else COMPOSES
+
+    rows = ([f"**{row}**", *(cell(row, column) for column in names)] for row in names)
+    grid = table(("", *names), rows)
+    example = {reason: next(pair for pair, why in general.items() if why == reason) for reason in numbers}
+    reasons = table(
+        ("no.", "why", "for example"),
+        ([str(number), reason, " + ".join(example[reason])] for reason, number in numbers.items()),
+    )
+    count = f"{len(known) - len(general)} of {len(known)} pairs compose."
+    return f"{_INTRODUCTION}\n\n{count}\n\n{grid}\n\n## Reasons\n\n{reasons}\n"
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(pairs_table(), encoding="utf-8")

@@ -1,0 +1,324 @@
+"""The client: its data and state, and the only training loop there is. Methods fill its slots; they never copy it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.conversation import Payload
+from polyfed.core.data_types import ClientData, Examples, in_batches
+from polyfed.core.device import CPU, moved, precision, sent_to
+from polyfed.core.entries import OPTIMIZER
+from polyfed.core.metrics import Scores
+from polyfed.core.optimizers import make_optimizer
+from polyfed.core.seeds import default_stream, generator
+from polyfed.core.slots import Answer
+from polyfed.core.workbench import ClientState, Workbench, forward_with_features
+from polyfed.errors import ClientFailure, DataError, NotFinite
+
+if TYPE_CHECKING:
+    from polyfed.core.sharing import Phase
+    from polyfed.settings import Settings
+
+
+T = TypeVar("T")
+
+
+class Step:
+    """One training step as objectives and gradient hooks see it. ``features`` is the head's input, when a part needs it."""
+
+    __slots__ = ("client", "features", "index", "logits", "task_loss", "x", "y")
+
+    def __init__(self, client: Client, index: int, x: Tensor, y: Tensor) -> None:
+        self.client, self.index, self.x, self.y = client, index, x, y
+        self.logits: Tensor
+        self.task_loss: Tensor
+        self.features: Tensor | None = None
+
+
+class Client:
+    """A client at work in one round: its data, what it keeps, and the bench it works at."""
+
+    def __init__(self, data: ClientData, bench: Workbench, state: ClientState, round_number: int, attempt: int = 0) -> None:
+        self.data, self.bench, self.round, self.attempt = data, bench, round_number, attempt
+        self.id = data.id
+        self.state = ClientState(dict(state.entries), dict(self.brought(state.memory)))
+        self.received: Mapping[str, Tensor] = {}
+        self.extras: Mapping[str, Any] = {}
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.stage = "start"
+        self.loss: float | None = None
+
+    @property
+    def model(self) -> nn.Module:
+        """The resident model, holding this client's values after ``receive``."""
+        return self.bench.model
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """What a method keeps at this client between rounds."""
+        return self.state.memory
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds the run has."""
+        return self.bench.settings.rounds
+
+    @cached_property
+    def phase(self) -> Phase:
+        """What travels in this round."""
+        return self.bench.plan.at(self.round)
+
+    @cached_property
+    def generator(self) -> torch.Generator:
+        """This client's own stream of random numbers for this round."""
+        return generator(self.bench.settings.seed, "client", self.round, self.id)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of this round."""
+        return self.bench.settings.lr_at(self.round)
+
+    def receive(self, entries: Mapping[str, Tensor]) -> None:
+        """Become this client: what was sent, else its own client state, else the initial values."""
+        self.stage = "receiving"
+        entries = self.brought(entries)
+        for hook in self.bench.method.receiving:
+            entries = hook(self, entries)
+        self.received = entries
+        unsent = [name for name in self.bench.live if name not in entries]
+        self.bench.load({name: value for name, value in entries.items() if name in self.bench.live})
+        self.bench.load({name: self.state.entries.get(name, self.bench.initial[name]) for name in unsent})
+
+    def shared_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Trainable parameters whose values the server sent."""
+        return ((name, p) for name, p in self.bench.parameters.items() if name in self.received)
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """A fresh optimizer, with those buffers that were received or are part of the client's state."""
+        optimizer = make_optimizer(self.bench.settings, self.bench.parameters.values(), self.lr)
+        saved = {**self.state.entries, **self.received}
+        for name, value in saved.items():
+            if name.startswith(OPTIMIZER):
+                buffer, parameter = name.removeprefix(OPTIMIZER).split("/", 1)
+                optimizer.state[self.bench.parameters[parameter]][buffer] = value.to(self.bench.device, copy=True)
+        return optimizer
+
+    def optimizer_entries(self) -> dict[str, Tensor]:
+        """The optimizer's buffers as entries."""
+        if self.optimizer is None:
+            return {}
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self.bench.parameters.items()}
+        return {
+            f"{OPTIMIZER}{buffer}/{names[parameter]}": value
+            for parameter, state in self.optimizer.state.items()
+            for buffer, value in state.items()
+            if isinstance(value, Tensor)
+        }
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """This round's training batches, prepared, through the method's ``inputs``."""
+        settings, train, method = self.bench.settings, self.data.train, self.bench.method
+        needs_two = any(norm.training for norm in self.bench.batch_norms)
+        for indices in batch_indices(len(train), settings, needs_two, self.generator, self.id):
+            x, y = (sent_to(part, self.bench.device) for part in train.batch(indices))
+            x = self.bench.preparation.for_training(x)
+            for change in method.inputs:
+                x, y = change(self, x, y)
+            yield x, y
+
+    def step(self, index: int, x: Tensor, y: Tensor) -> Step:
+        """A step as the method's hooks see it."""
+        return Step(self, index, x, y)
+
+    def forward(self, index: int, x: Tensor, y: Tensor) -> Step:
+        """Logits and task loss of one batch."""
+        step = self.step(index, x, y)
+        replaced = self.bench.method.task_loss
+        with precision(self.bench.settings.amp, self.bench.device):
+            if self.bench.wants_features:
+                step.logits, step.features = forward_with_features(self.bench, x)
+            else:
+                step.logits = self.model(x)
+            step.task_loss = self.bench.loss(step.logits, y) if replaced is None else replaced(step)
+        return step
+
+    def full_loss(self, step: Step) -> Tensor:
+        """What is minimised: the task loss and the terms that the method adds."""
+        loss = step.task_loss
+        with precision(self.bench.settings.amp, self.bench.device):
+            for term in self.bench.method.objective:
+                loss = loss + term(step)
+        return loss
+
+    def train_on(self, index: int, x: Tensor, y: Tensor) -> Tensor:
+        """One step of training; returns its loss."""
+        assert self.optimizer is not None
+        step = self.forward(index, x, y)
+        loss = self.full_loss(step)
+        if self.bench.checks_each_step:
+            require_finite(self, loss.detach(), index + 1)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        for rule in self.bench.method.gradients:
+            rule(step)
+        self.optimizer.step()
+        return loss.detach()
+
+    def finish(self, extras: Mapping[str, Any]) -> Payload:
+        """Keep what stays, and give back what goes up."""
+        self.stage = "uploading"
+        state = {**self.bench.live, **self.optimizer_entries()}
+        self.state.entries |= {name: state[name].detach().to(CPU, copy=True) for name in self.phase.kept if name in state}
+        entries: Mapping[str, Tensor] = {name: state[name].detach().clone() for name in self.phase.up if name in state}
+        for change in self.bench.method.uploads:
+            entries = change(self, entries)
+        if self.bench.device == CPU:
+            return Payload(entries, extras)
+        self.state.memory = moved(self.state.memory, CPU)
+        return Payload(moved(entries, CPU), moved(extras, CPU))
+
+    def brought(self, tree: T) -> T:
+        """The same, with every tensor on the bench's device."""
+        return tree if self.bench.device == CPU else moved(tree, self.bench.device)
+
+
+def batch_indices(count: int, settings: Settings, needs_two: bool, stream: torch.Generator, client: str) -> Iterator[Tensor]:
+    """Positions of each training batch: shuffled epochs, for the epochs or steps of the settings."""
+    steps = 0
+    epoch = 0
+    while settings.local_steps is not None or epoch < settings.local_epochs:
+        epoch += 1
+        for chunk in _epoch(count, settings, needs_two, stream, client):
+            if settings.local_steps is not None and steps == settings.local_steps:
+                return
+            steps += 1
+            yield chunk
+
+
+def _epoch(count: int, settings: Settings, needs_two: bool, stream: torch.Generator, client: str) -> list[Tensor]:
+    chunks = list(torch.split(torch.randperm(count, generator=stream), settings.batch_size))
+    if not needs_two or len(chunks[-1]) > 1 or settings.last_batch == "keep":
+        return chunks
+    if settings.last_batch == "error" or len(chunks) == 1:
+        raise DataError(
+            f"Client {client} would train on a batch of one sample ({count} samples, batch size {settings.batch_size}), "
+            "and batch norm needs two. Use --last-batch merge or drop, another batch size, or another norm than batch norm."
+        )
+    if settings.last_batch == "merge":
+        chunks[-2:] = [torch.cat(chunks[-2:])]
+    else:
+        chunks.pop()
+    return chunks
+
+
+def train(client: Client, payload: Payload) -> Payload:
+    """The local training loop: receive, train, give back."""
+    extras = begin_training(client, payload)
+    total = torch.zeros((), device=client.bench.device)
+    index = -1
+    take_step = client.bench.own_step or Client.train_on
+    for index, (x, y) in enumerate(client.batches()):
+        total += take_step(client, index, x, y)
+    return end_training(client, extras, total, index + 1)
+
+
+def begin_training(client: Client, payload: Payload) -> dict[str, Any]:
+    """Become the client that trains; returns what its hooks send to the server."""
+    client.extras = client.brought(payload.extras)
+    client.receive(payload.entries)
+    client.model.train()
+    extras: dict[str, Any] = {}
+    client.stage = "before_training"
+    for hook in client.bench.method.before_training:
+        extras |= hook(client) or {}
+    client.optimizer = client.make_optimizer()
+    client.stage = "training"
+    return extras
+
+
+def end_training(client: Client, extras: dict[str, Any], total: Tensor, steps: int) -> Payload:
+    """Check the summed loss, and give back what was learnt."""
+    require_finite(client, total, steps)
+    client.stage = "after_training"
+    for hook in client.bench.method.after_training:
+        extras |= hook(client) or {}
+    client.loss = float(total) / steps
+    return client.finish(extras)
+
+
+def require_finite(client: Client, loss: Tensor, steps: int) -> None:
+    """Refuse a loss that became infinite or NaN by the end of ``steps`` steps."""
+    if not torch.isfinite(loss):
+        when = f"step {steps}" if client.bench.checks_each_step else f"one of its {steps} steps"
+        raise NotFinite(
+            f"Client {client.id}: the loss became {float(loss)} in round {client.round} ({when}). "
+            "Lower --lr, clip gradients, or drop such clients with --on-nan drop."
+        )
+
+
+def evaluate(client: Client, payload: Payload) -> Payload:
+    """Score this client's model on its own test (or validation) data, by domain."""
+    client.receive(payload.entries)
+    if payload.extras.get("split", "test") == "validation":
+        validation = client.data.validation
+        if validation is None or not len(validation):
+            raise DataError(f"Client {client.id} has no validation data. Use a data set or a partition with a validation part.")
+        parts: Mapping[str, Examples] = {"+".join(client.data.domains): validation}
+    else:
+        parts = client.data.tests
+    return Payload(extras={"scores": {domain: score(client.bench, examples).results() for domain, examples in parts.items()}})
+
+
+@torch.no_grad()
+def score(bench: Workbench, examples: Examples) -> Scores:
+    """Score the resident model, as it is now, on some examples."""
+    scores = Scores(bench.classes)
+    bench.model.eval()
+    for x, y in in_batches(examples, bench.settings.test_batch_size):
+        scores.add(probabilities(bench, bench.preparation.for_testing(sent_to(x, bench.device))).to(CPU), y)
+    return scores
+
+
+def probabilities(bench: Workbench, x: Tensor) -> Tensor:
+    """Class probabilities of prepared inputs, by the method's own ``predict`` where it has one."""
+    with precision(bench.settings.amp, bench.device):
+        if bench.method.predict is not None:
+            return bench.method.predict(bench.model, x)
+        logits: Tensor = bench.model(x)
+    return logits.float().softmax(dim=1) if bench.settings.amp != "off" else logits.softmax(dim=1)
+
+
+def give_entries(client: Client, payload: Payload) -> Payload:
+    """The values of the entries named in the question, as this client has them."""
+    names, own = payload.extras["names"], client.state.entries
+    untrained = bool(names) and not any(name in own for name in names)
+    return Payload({name: own.get(name, client.bench.initial[name]).clone() for name in names}, {"untrained": untrained})
+
+
+ANSWERS: Mapping[str, Answer] = {"train": train, "evaluate": evaluate, "entries": give_entries}
+
+
+def answer(client: Client, what: str, payload: Payload) -> Payload:
+    """Answer a question in the client's own random stream; a failure says who and where."""
+    handler = {**ANSWERS, **client.bench.method.answers}[what]
+    seed, device = client.bench.settings.seed, client.bench.device
+    with failures_named(client, what), default_stream(seed, "answer", client.round, client.id, device=device):
+        return handler(client, payload) or Payload()
+
+
+@contextmanager
+def failures_named(client: Client, what: str) -> Iterator[None]:
+    """An error inside the block says whose it is, and where it happened."""
+    try:
+        yield
+    except (ClientFailure, DataError):
+        raise
+    except Exception as error:
+        where = f"Client {client.id}, round {client.round}, question {what!r}, stage {client.stage!r}"
+        raise ClientFailure(f"{where}: {type(error).__name__}: {error}") from error

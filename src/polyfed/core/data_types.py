@@ -1,0 +1,256 @@
+"""Data as polyfed sees them: examples, domains, data sets, clients, federations.
+
+A *data set* is a list of domains, each with train, validation and test examples.
+A *partition* deals the domains to clients; the result is a *federation*: clients that train,
+and domains nobody trains on. Images stay ``uint8`` until a batch is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from polyfed.errors import DataError, nearest
+
+Augmentation: TypeAlias = Callable[[Tensor], Tensor]
+
+NAMED_CLIENTS = 5
+
+
+@runtime_checkable
+class Examples(Protocol):
+    """Inputs with labels that can be taken a batch at a time."""
+
+    @property
+    def labels(self) -> Tensor:
+        """All labels, int64, shape (n,)."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """Raw inputs and labels at these positions."""
+
+    def subset(self, indices: Tensor) -> Examples:
+        """The examples at these positions, in this order."""
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayExamples:
+    """Examples as two tensors: ``x`` (n, channels, height, width), usually uint8, and ``y`` (n,)."""
+
+    x: Tensor
+    y: Tensor
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            raise DataError(f"{len(self.x)} inputs but {len(self.y)} labels: each input needs one label.")
+        object.__setattr__(self, "y", self.y.to(torch.int64))
+
+    @property
+    def labels(self) -> Tensor:
+        return self.y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def batch(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
+        return self.x[indices], self.y[indices]
+
+    def subset(self, indices: Tensor) -> ArrayExamples:
+        return ArrayExamples(self.x[indices], self.y[indices])
+
+
+@dataclass(frozen=True, eq=False)
+class DatasetExamples:
+    """Examples of any map-style torch data set that gives (input, label) pairs; loaded item by item."""
+
+    dataset: Any
+    positions: Tensor | None = None
+    known_labels: Tensor | None = None
+
+    @property
+    def labels(self) -> Tensor:
+        if self.known_labels is None:
+            found = torch.tensor([int(self.dataset[position][1]) for position in self._order().tolist()])
+            object.__setattr__(self, "known_labels", found)
+        assert self.known_labels is not None
+        return self.known_labels
+
+    def __len__(self) -> int:
+        return len(self.dataset) if self.positions is None else len(self.positions)
+
+    def _order(self) -> Tensor:
+        return torch.arange(len(self.dataset)) if self.positions is None else self.positions
+
+    def batch(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
+        items = [self.dataset[position] for position in self._order()[indices].tolist()]
+        inputs = torch.stack([torch.as_tensor(item[0]) for item in items])
+        return inputs, torch.tensor([int(item[1]) for item in items])
+
+    def subset(self, indices: Tensor) -> DatasetExamples:
+        known = None if self.known_labels is None else self.known_labels[indices]
+        return DatasetExamples(self.dataset, self._order()[indices], known)
+
+
+def joined(parts: Sequence[Examples]) -> Examples:
+    """One set of examples after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    pairs = [part.batch(slice(None)) for part in parts]
+    return ArrayExamples(torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs]))
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """From raw batches to what a model eats: augment (training only), scale to [0, 1], normalise.
+
+    ``augment`` works on a whole uint8 batch with *per-sample* random choices and draws from torch's
+    default generator, which the client has seeded with its own stream.
+    """
+
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    augment: Augmentation | None = None
+
+    def for_training(self, x: Tensor) -> Tensor:
+        """Prepare a training batch."""
+        return self.for_testing(self.augment(x) if self.augment is not None else x)
+
+    def for_testing(self, x: Tensor) -> Tensor:
+        """Prepare a batch without augmentation. Floating-point inputs pass unchanged."""
+        if x.dtype != torch.uint8:
+            return x
+        if len(set(self.mean)) == len(set(self.std)) == 1:
+            return x.to(torch.float32).mul_(1 / (255 * self.std[0])).sub_(self.mean[0] / self.std[0])
+        scale, shift = (values.to(x.device) for values in self._scale_and_shift)
+        shape = (1, -1) + (1,) * (x.dim() - 2)
+        return x.to(torch.float32).mul_(scale.view(shape)).sub_(shift.view(shape))
+
+    @cached_property
+    def _scale_and_shift(self) -> tuple[Tensor, Tensor]:
+        std = torch.tensor(self.std)
+        return 1 / (255 * std), torch.tensor(self.mean) / std
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One domain of a data set. ``groups`` holds natural ids (patients, writers) of training examples."""
+
+    name: str
+    train: Examples
+    test: Examples
+    validation: Examples | None = None
+    groups: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Domains with the same classes. ``source`` says which files and splits were used, for every table."""
+
+    name: str
+    classes: tuple[str, ...]
+    domains: tuple[Domain, ...]
+    preparation: Preparation = field(default_factory=Preparation)
+    default_model: str = "small_cnn"
+    source: str = ""
+
+    def domain(self, name: str) -> Domain:
+        """Find a domain by name; a wrong one names the nearest right one."""
+        for domain in self.domains:
+            if domain.name == name:
+                return domain
+        raise DataError(f"{self.name} has no domain {name!r}. {nearest(name, [d.name for d in self.domains])}")
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """What one client holds. ``tests`` are by domain; usually there is one."""
+
+    id: str
+    domains: tuple[str, ...]
+    train: Examples
+    tests: Mapping[str, Examples]
+    validation: Examples | None = None
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Clients that train, and domains nobody trains on."""
+
+    name: str
+    classes: tuple[str, ...]
+    clients: tuple[ClientData, ...]
+    unseen: Mapping[str, Examples] = field(default_factory=dict)
+    preparation: Preparation = field(default_factory=Preparation)
+    default_model: str = "small_cnn"
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        ids = [client.id for client in self.clients]
+        if not ids:
+            raise DataError(f"{self.name}: no clients are left to train. Leave at least one domain seen.")
+        if len(set(ids)) != len(ids):
+            raise DataError(f"{self.name}: client ids must differ, found {sorted(i for i in set(ids) if ids.count(i) > 1)} twice.")
+        empty = [client.id for client in self.clients if len(client.train) == 0]
+        if empty:
+            raise DataError(
+                f"{self.name}: clients without training data: {', '.join(empty)}. Use fewer clients or another partition."
+            )
+
+    def sample_input(self) -> Tensor:
+        """A prepared batch of at most two inputs, for tracing a model."""
+        train = self.clients[0].train
+        x, _ = train.batch(slice(0, min(2, len(train))))
+        return self.preparation.for_testing(x)
+
+    def without_validation(self) -> str:
+        """Which clients have nothing to validate on, in words; empty where all have something."""
+        lacking = [client.id for client in self.clients if client.validation is None or not len(client.validation)]
+        if not lacking:
+            return ""
+        more = f" and {len(lacking) - NAMED_CLIENTS} more" if len(lacking) > NAMED_CLIENTS else ""
+        shown = ", ".join(lacking[:NAMED_CLIENTS]) + more
+        return f"{len(lacking)} of {len(self.clients)} clients of {self.name} have none ({shown})"
+
+    def tests(self) -> dict[str, list[Examples]]:
+        """The test data of seen domains; what several clients share is there once."""
+        found: dict[str, dict[int, Examples]] = {}
+        for client in self.clients:
+            for domain, examples in client.tests.items():
+                found.setdefault(domain, {})[id(examples)] = examples
+        return {domain: list(examples.values()) for domain, examples in found.items()}
+
+    def test_sizes(self) -> dict[str, dict[str, int]]:
+        """Numbers of test examples by view and domain."""
+        return {
+            "seen": {domain: sum(map(len, parts)) for domain, parts in self.tests().items()},
+            "unseen": {domain: len(examples) for domain, examples in self.unseen.items()},
+        }
+
+    def pooled(self) -> Federation:
+        """The same data with all training examples at one client, tests kept by domain."""
+        tests = self.tests()
+        validations = [client.validation for client in self.clients if client.validation is not None]
+        union = ClientData(
+            id="pooled",
+            domains=tuple(dict.fromkeys([*(domain for client in self.clients for domain in client.domains), *tests])),
+            train=joined([client.train for client in self.clients]),
+            tests={domain: joined(parts) for domain, parts in tests.items()},
+            validation=joined(validations) if validations else None,
+        )
+        return replace(self, clients=(union,))
+
+
+def in_batches(examples: Examples, size: int, least: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+    """Examples in order, a batch at a time; a last batch of fewer than ``least`` is merged into the one before."""
+    size, count = max(size, least), len(examples)
+    starts = list(range(0, count, size))
+    if len(starts) > 1 and count - starts[-1] < least:
+        starts.pop()
+    for start, stop in zip(starts, [*starts[1:], count], strict=True):
+        yield examples.batch(slice(start, stop))

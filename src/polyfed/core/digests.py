@@ -1,0 +1,11 @@
+"""Hashes of states, by which two runs are compared."""
+
+from __future__ import annotations
+
+from polyfed.core.trees import tree_digest
+from polyfed.core.workbench import ClientState
+
+
+def client_digest(state: ClientState) -> str:
+    """A hash of what a client keeps."""
+    return tree_digest({"entries": dict(sorted(state.entries.items())), "memory": state.memory})

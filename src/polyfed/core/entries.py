@@ -1,0 +1,166 @@
+"""The entries of a model's state, each classed by the type of the module that owns it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.batch_norm import BatchNorm
+from polyfed.errors import ModelError, nearest
+
+WEIGHT, HEAD, AFFINE, STATISTIC, COUNTER, MIX, MOMENTUM = (
+    "weight",
+    "head",
+    "norm_affine",
+    "norm_stat",
+    "norm_count",
+    "mix",
+    "momentum",
+)
+OPTIMIZER = "optimizer/"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of the state. ``of`` names the parameter that an optimizer buffer belongs to."""
+
+    name: str
+    kind: str
+    layer: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    trainable: bool
+    of: str | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of its values."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def layer_family(module: nn.Module) -> str:
+    """The family of a module by its type, whatever it is called; a layer may declare its own."""
+    declared: str | None = getattr(type(module), "layer_family", None)
+    if declared is not None:
+        return declared
+    families: tuple[tuple[type | tuple[type, ...], str], ...] = (
+        (BatchNorm, "batch_norm"),
+        (nn.modules.instancenorm._InstanceNorm, "instance_norm"),
+        (nn.GroupNorm, "group_norm"),
+        ((nn.LayerNorm, nn.RMSNorm), "layer_norm"),
+        (nn.modules.conv._ConvNd, "convolution"),
+        (nn.Linear, "linear"),
+    )
+    for types, family in families:
+        if isinstance(module, types):
+            return family
+    return type(module).__name__.lower()
+
+
+NORM_FAMILIES = frozenset({"batch_norm", "instance_norm", "group_norm", "layer_norm"})
+
+
+def entries_of(model: nn.Module, head: str | None = None) -> dict[str, Entry]:
+    """Class every entry of the state, in the order of ``state_dict``."""
+    found: dict[str, Entry] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        family = layer_family(module)
+        for key, tensor in _own_state(module).items():
+            name = f"{path}.{key}" if path else key
+            found[name] = Entry(name, _kind(module, family, key), family, tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+    state = model.state_dict()
+    _complain_about_unlisted(model, state, found)
+    if head is not None:
+        found = {name: _as_head(entry, head) for name, entry in found.items()}
+    return {name: found[name] for name in state}
+
+
+def optimizer_entries(entries: Mapping[str, Entry], buffers: tuple[str, ...]) -> dict[str, Entry]:
+    """Entries for the optimizer's buffers of every trainable parameter."""
+    made = {}
+    for entry in entries.values():
+        if entry.trainable:
+            for buffer in buffers:
+                name = f"{OPTIMIZER}{buffer}/{entry.name}"
+                shape = () if buffer == "step" else entry.shape
+                dtype = torch.float32 if buffer == "step" else entry.dtype
+                made[name] = Entry(name, MOMENTUM, entry.layer, shape, dtype, False, of=entry.name)
+    return made
+
+
+def _own_state(module: nn.Module) -> dict[str, Tensor]:
+    own: dict[str, Tensor] = {key: value for key, value in module._parameters.items() if value is not None}
+    for key, value in module._buffers.items():
+        if value is not None and key not in module._non_persistent_buffers_set:
+            own[key] = value
+    return own
+
+
+def _kind(module: nn.Module, family: str, key: str) -> str:
+    declared: Mapping[str, str] = getattr(module, "entry_kinds", {})
+    if key in declared:
+        return declared[key]
+    if key == "num_batches_tracked":
+        return COUNTER
+    if key in ("running_mean", "running_var"):
+        return STATISTIC
+    return AFFINE if family in NORM_FAMILIES else WEIGHT
+
+
+def _complain_about_unlisted(model: nn.Module, state: Mapping[str, Any], found: Mapping[str, Entry]) -> None:
+    strange = [name for name, value in state.items() if name not in found or not isinstance(value, Tensor)]
+    if strange:
+        raise ModelError(
+            f"{type(model).__name__} keeps state that is neither a parameter nor a buffer ({', '.join(strange[:3])}); "
+            "register it as a buffer so that it can be classed and sent."
+        )
+
+
+def _as_head(entry: Entry, head: str) -> Entry:
+    inside = entry.name.startswith(f"{head}.")
+    return replace(entry, kind=HEAD) if inside and entry.kind == WEIGHT else entry
+
+
+def find_head(model: nn.Module, sample: Tensor, named: str | None = None) -> tuple[str | None, str]:
+    """The path of the module that makes the logits, and, where it is in doubt, why.
+
+    The head is what the user named, else the model's own ``get_classifier()``, else the last module with parameters of its own
+    whose output is the model's output in one traced batch.
+    """
+    paths = {module: path for path, module in model.named_modules()}
+    if named is not None:
+        known = {path: module for module, path in paths.items()}
+        if named not in known:
+            raise ModelError(f"{type(model).__name__} has no module called {named!r} to be the head. {nearest(named, known)}")
+        return named, ""
+    own = getattr(model, "get_classifier", None)
+    if callable(own):
+        module = own()
+        if isinstance(module, nn.Module) and paths.get(module) and any(True for _ in module.parameters()):
+            return paths[module], ""
+    return _traced_head(model, sample, paths)
+
+
+def _traced_head(model: nn.Module, sample: Tensor, paths: Mapping[nn.Module, str]) -> tuple[str | None, str]:
+    last: list[tuple[nn.Module, Any]] = []
+
+    def note(module: nn.Module, _: Any, output: Any) -> None:
+        last[:] = [(module, output)]
+
+    hooks = [module.register_forward_hook(note) for module in paths if any(True for _ in module.parameters(recurse=False))]
+    training = model.training
+    try:
+        with torch.no_grad():
+            output = model.eval()(sample)
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    if last and last[0][1] is output and paths[last[0][0]]:
+        return paths[last[0][0]], ""
+    return None, f"the output of {type(model).__name__} is not made by one last layer; name it with --head"

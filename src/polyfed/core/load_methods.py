@@ -1,0 +1,37 @@
+"""Methods from a user's own file."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from pathlib import Path
+
+from polyfed.core.method import methods
+from polyfed.errors import OptionError, PolyfedError
+
+
+def load_file(path: str | Path) -> list[str]:
+    """Run a user's file of methods; returns the names it registered."""
+    file = Path(path)
+    if not file.is_file():
+        raise OptionError(f"There is no file {path} to load methods from.")
+    before = set(methods.names())
+    name = f"polyfed_loaded_{file.stem}_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise OptionError(f"{path} is not a Python file; methods are loaded from files such as my_method.py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except PolyfedError:
+        raise
+    except Exception as error:
+        raise OptionError(f"{path} could not be run: {type(error).__name__}: {error}.") from error
+    new = sorted(
+        (set(methods.names()) - before) | {known for known, record in methods.known().items() if record.build.__module__ == name}
+    )
+    if not new:
+        raise OptionError(f"{path} registers no method. Decorate a function that returns a Method with @polyfed.register.")
+    return new

@@ -1,0 +1,156 @@
+"""How entries of many clients become one: running mean, first, largest.
+
+A reducer starts a folding over a group of entries; the folding takes replies one by one, so a mean keeps one model in memory.
+Reducers that need every reply at once subclass ``CollectedReducer``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+Entries: TypeAlias = "dict[str, Tensor]"
+
+
+class Folding(Protocol):
+    """Takes one client's entries after the other and gives the result."""
+
+    def add(self, entries: Mapping[str, Tensor], weight: float) -> None:
+        """Take one client's values of the group."""
+
+    def finish(self) -> Entries:
+        """The reduced values."""
+
+
+class Reducer(Protocol):
+    """Starts a folding for a group of entries; ``reference`` has the server's present values."""
+
+    def start(self, reference: Mapping[str, Tensor]) -> Folding: ...
+
+
+class Reduction:
+    """Replies folded into one state: each group of entries by its own reducer. Entries that a reply has not are left out."""
+
+    def __init__(self, groups: Mapping[Reducer, Sequence[str]], reference: Mapping[str, Tensor] | None = None) -> None:
+        present = reference or {}
+        self.foldings = [
+            (names, reducer.start({name: present[name] for name in names if name in present}))
+            for reducer, names in groups.items()
+            if names
+        ]
+
+    def add(self, entries: Mapping[str, Tensor], weight: float) -> None:
+        """Take one client's values."""
+        for names, folding in self.foldings:
+            folding.add({name: entries[name] for name in names if name in entries}, weight)
+
+    def finish(self) -> Entries:
+        """The reduced values of all groups."""
+        return {name: value for _, folding in self.foldings for name, value in folding.finish().items()}
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The weighted mean, folded as a running mean so that no total is needed in advance."""
+
+    def start(self, reference: Mapping[str, Tensor]) -> Folding:
+        return _RunningMean()
+
+
+class _RunningMean:
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.mean: Entries = {}
+
+    def add(self, entries: Mapping[str, Tensor], weight: float) -> None:
+        if weight <= 0:
+            return
+        self.total += weight
+        share = weight / self.total
+        for name, value in entries.items():
+            if name not in self.mean:
+                self.mean[name] = value.to(_summed_in(value), copy=True)
+            else:
+                self.mean[name].lerp_(value.to(self.mean[name].dtype), share)
+
+    def finish(self) -> Entries:
+        return self.mean
+
+
+def _summed_in(value: Tensor) -> torch.dtype:
+    if not value.is_floating_point():
+        raise TypeError("an integer entry cannot be averaged; give it another reducer")
+    return torch.float32 if value.element_size() < 4 else value.dtype
+
+
+@dataclass(frozen=True)
+class First:
+    """The value of the first client in the fixed order (most samples)."""
+
+    def start(self, reference: Mapping[str, Tensor]) -> Folding:
+        return _FirstSeen()
+
+
+class _FirstSeen:
+    def __init__(self) -> None:
+        self.seen: Entries = {}
+
+    def add(self, entries: Mapping[str, Tensor], weight: float) -> None:
+        for name, value in entries.items():
+            self.seen.setdefault(name, value)
+
+    def finish(self) -> Entries:
+        return self.seen
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The element-wise largest value: what counters take, so that integers stay integers."""
+
+    def start(self, reference: Mapping[str, Tensor]) -> Folding:
+        return _LargestSeen()
+
+
+class _LargestSeen(_FirstSeen):
+    def add(self, entries: Mapping[str, Tensor], weight: float) -> None:
+        for name, value in entries.items():
+            self.seen[name] = torch.maximum(self.seen[name], value) if name in self.seen else value
+
+
+def by_type(names: Mapping[str, torch.dtype]) -> dict[Reducer, list[str]]:
+    """The usual reducers: the mean of real numbers, the largest of integers."""
+    groups: dict[Reducer, list[str]] = {Mean(): [], Largest(): []}
+    for name, dtype in names.items():
+        groups[Mean() if dtype.is_floating_point else Largest()].append(name)
+    return groups
+
+
+class CollectedReducer:
+    """Base of reducers that need all replies at once; subclasses write ``combine``."""
+
+    def start(self, reference: Mapping[str, Tensor]) -> Folding:
+        return _Collection(self, reference)
+
+    def combine(
+        self, clients: Sequence[Mapping[str, Tensor]], weights: Sequence[float], reference: Mapping[str, Tensor]
+    ) -> Entries:
+        """The reduced values of the group, from every client's values and weights."""
+        raise TypeError(f"{type(self).__name__} must write combine()")
+
+
+class _Collection:
+    def __init__(self, reducer: CollectedReducer, reference: Mapping[str, Tensor]) -> None:
+        self.reducer, self.reference = reducer, reference
+        self.clients: list[Mapping[str, Tensor]] = []
+        self.weights: list[float] = []
+
+    def add(self, entries: Mapping[str, Tensor], weight: float) -> None:
+        self.clients.append(dict(entries))
+        self.weights.append(weight)
+
+    def finish(self) -> Entries:
+        return self.reducer.combine(self.clients, self.weights, self.reference) if self.clients else {}

@@ -1,0 +1,218 @@
+"""The server: its state, who takes part, what they weigh, and how replies become the next state."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from torch import Tensor
+
+from polyfed.core.conversation import TRAINING, Ask, Payload, Reply
+from polyfed.core.reducers import Reduction
+from polyfed.core.reply_checks import problem_with, problem_with_extras
+from polyfed.core.seeds import chooser
+from polyfed.errors import TooFewReplies
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from polyfed.core.data_types import ClientData
+    from polyfed.core.method import Method
+    from polyfed.core.sharing import Phase, Plan
+    from polyfed.settings import Settings
+
+log = logging.getLogger("polyfed")
+T = TypeVar("T")
+Bookmark: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class ClientInfo:
+    """What the server knows of a client."""
+
+    id: str
+    domains: tuple[str, ...]
+    samples: int
+    tests: frozenset[Hashable] = frozenset()
+
+    @classmethod
+    def of(cls, data: ClientData) -> ClientInfo:
+        """What the server gets to know of this client's data. ``tests`` are marks: equal ones stand for the same examples of the same domain."""
+        tests = frozenset((domain, id(examples)) for domain, examples in data.tests.items())
+        return cls(data.id, data.domains, len(data.train), tests)
+
+
+def in_fixed_order(clients: Iterable[ClientInfo]) -> list[ClientInfo]:
+    """Samples descending, then id: the order of sending and of summing, the same for every backend."""
+    return sorted(clients, key=lambda info: (-info.samples, info.id))
+
+
+@dataclass
+class Server:
+    """Everything the server knows. ``blueprint`` is the model's structure; ``state`` holds the values.
+
+    ``averaged`` holds clients' local entries as they were averaged once, where the clients cannot be asked any more.
+    """
+
+    method: Method
+    plan: Plan
+    settings: Settings
+    clients: Sequence[ClientInfo]
+    state: dict[str, Tensor]
+    blueprint: nn.Module
+    round: int = 0
+    attempt: int = 0
+    memory: dict[str, Any] = field(default_factory=dict)
+    dormant: dict[str, Any] = field(default_factory=dict)
+    rejected: dict[str, str] = field(default_factory=dict)
+    asked: int = 0
+    averaged: dict[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.introduce(self.clients)
+
+    def introduce(self, clients: Iterable[ClientInfo]) -> None:
+        """Know these clients, and no others."""
+        self.clients = in_fixed_order(clients)
+        self.known = {info.id: info for info in self.clients}
+        self.ids = sorted(self.known)
+        self.place = {info.id: place for place, info in enumerate(self.clients)}
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds the run has."""
+        return self.settings.rounds
+
+    @property
+    def phase(self) -> Phase:
+        """What travels in this round."""
+        return self.plan.at(self.round)
+
+    def begin(self, round_number: int, attempt: int) -> None:
+        """Start a round, or repeat it."""
+        self.round, self.attempt = round_number, attempt
+        self.rejected = {}
+
+    def bookmark(self) -> Bookmark:
+        """The memory as it is now, for a round that may have to be repeated."""
+        return dict(self.memory), dict(self.dormant)
+
+    def go_back(self, bookmark: Bookmark) -> None:
+        """Forget what was remembered since."""
+        self.memory, self.dormant = (dict(part) for part in bookmark)
+
+    def sample(self) -> list[str]:
+        """The clients of this round, in the fixed order."""
+        count = self.settings.sampled(len(self.clients))
+        if count == len(self.clients):
+            return [info.id for info in self.clients]
+        chosen = chooser(self.settings.seed, "sample", self.round).sample(self.ids, count)
+        return sorted(chosen, key=self.place.__getitem__)
+
+    def outgoing(self, client: str) -> dict[str, Tensor]:
+        """The entries this client is sent: by the method's own slot, or what the plan says."""
+        if self.method.outgoing is not None:
+            return self.method.outgoing(self, client)
+        return {name: self.state[name] for name in self.phase.down if name in self.state}
+
+    def message(self, client: str) -> Payload:
+        """The payload of a training ask."""
+        extras = {name: make(self, client) for name, make in self.method.send_extras.items()}
+        return Payload(self.outgoing(client), extras)
+
+    def ask(self, what: str, clients: Sequence[str]) -> Ask:
+        """An ask of this round to these clients, with the usual payload."""
+        self.asked = len(clients)
+        if self.method.outgoing is None and not self.method.send_extras:
+            same = Payload(self.outgoing(""))
+            return Ask(what, dict.fromkeys(clients, same), TRAINING, self.round, self.attempt)
+        return Ask(what, {client: self.message(client) for client in clients}, TRAINING, self.round, self.attempt)
+
+    def weight(self, reply: Reply) -> float:
+        """The weight of a reply in every mean."""
+        if self.method.weighting is not None:
+            return float(self.method.weighting(self, reply))
+        return float(reply.samples) if self.settings.weights == "samples" else 1.0
+
+    def absorb(self, replies: Iterable[Reply]) -> None:
+        """Fold the replies into the next state, by the plan; bad replies are dropped with who and why."""
+        reduction, extras = Reduction(self.phase.groups, self.state), {}
+        for reply in replies:
+            entries = self.accepted(reply)
+            if entries is None:
+                continue
+            reduction.add(entries, self.weight(reply))
+            extras[reply.client] = reply.extras
+        self._require_enough(len(extras))
+        aggregate = self.in_planned_types(reduction.finish())
+        step = self.method.server_step
+        self.state = {**self.state, **(aggregate if step is None else step(self, aggregate))}
+        for hook in self.method.after_round:
+            hook(self, extras)
+
+    def in_planned_types(self, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Entries in the types of the plan; they may be reduced in wider ones."""
+        return {name: value.to(self.plan.entries[name].dtype) for name, value in entries.items()}
+
+    def accepted(self, reply: Reply) -> Mapping[str, Tensor] | None:
+        """The entries of a good reply, decoded; a bad one is rejected with who and why, and gives None."""
+        entries = self._undone(reply.entries)
+        problem = problem_with(entries, self.phase.up, self.plan.entries) or problem_with_extras(reply.extras)
+        if problem:
+            self.reject(reply.client, problem)
+            return None
+        return entries
+
+    def sound(self, replies: Iterable[Reply], *needed: str) -> Iterator[Reply]:
+        """For questions of a method's own: the replies that have these extras, all of them finite; others are rejected with who and why."""
+        for reply in replies:
+            problem = problem_with_extras(reply.extras, needed)
+            if problem:
+                self.reject(reply.client, problem)
+            else:
+                yield reply
+
+    def _undone(self, entries: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        for change in reversed(self.method.uploads):
+            undo: Callable[..., Mapping[str, Tensor]] | None = getattr(change, "undo", None)
+            entries = entries if undo is None else undo(self, entries)
+        return entries
+
+    def reject(self, client: str, why: str) -> None:
+        """Drop a client's reply of this round."""
+        self.rejected[client] = why
+        log.warning("Round %d: the reply of client %s is dropped: %s", self.round, client, why)
+
+    def _require_enough(self, answered: int) -> None:
+        needed = self.settings.needed(self.asked)
+        if answered < needed:
+            raise TooFewReplies(
+                f"Round {self.round}: {answered} of {self.asked} clients answered, {needed} are needed (--min-share {self.settings.min_share})."
+            )
+
+    def remember(self, key: str, make: Callable[[], T]) -> T:
+        """Something the server keeps through the run and in checkpoints: an object with ``state_dict``, or plain values."""
+        if key not in self.memory:
+            value = make()
+            if key in self.dormant:
+                # A copy: a round that is repeated awakens it again, and optimizers step the tensors they are given in place.
+                value = awakened(value, copy.deepcopy(self.dormant.pop(key)))
+            self.memory[key] = value
+        return self.memory[key]  # type: ignore[no-any-return]
+
+    def remembered(self) -> dict[str, Any]:
+        """The server's memory as plain values and tensors."""
+        return self.dormant | {
+            key: value.state_dict() if hasattr(value, "state_dict") else value for key, value in self.memory.items()
+        }
+
+
+def awakened(value: Any, saved: Any) -> Any:
+    """A remembered thing with its saved state."""
+    if hasattr(value, "load_state_dict"):
+        value.load_state_dict(saved)
+        return value
+    return saved

@@ -1,0 +1,264 @@
+"""The one place that decides what travels: rules over classed entries become a plan.
+
+A rule selects entries by kind and layer type, never by the spelling of a name, and sets single aspects:
+``up`` (the client's value reaches the server), ``down`` (the server's value is loaded by the client), ``keep`` (the client's
+value persists between rounds) and ``reduce`` (how many values become one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cached_property
+
+from polyfed.core.entries import AFFINE, COUNTER, HEAD, MOMENTUM, STATISTIC, Entry
+from polyfed.core.reducers import Largest, Mean, Reducer
+from polyfed.errors import SharingError
+from polyfed.settings import share_of
+
+
+@dataclass(frozen=True)
+class Select:
+    """Entries of some kinds, of some layer types, or of names matching a pattern; empty means any.
+
+    Optimizer buffers are selected only by their kind, so ``everything`` is everything of the model.
+    """
+
+    label: str
+    kinds: frozenset[str] = frozenset()
+    layers: frozenset[str] = frozenset()
+    names: tuple[str, ...] = ()
+
+    def matches(self, entry: Entry) -> bool:
+        """Whether this entry is selected."""
+        if entry.kind == MOMENTUM and MOMENTUM not in self.kinds:
+            return False
+        return (
+            (not self.kinds or entry.kind in self.kinds)
+            and (not self.layers or entry.layer in self.layers)
+            and (not self.names or any(fnmatchcase(entry.name, pattern) for pattern in self.names))
+        )
+
+
+everything = Select("every entry")
+batch_norm = Select("batch norm", layers=frozenset({"batch_norm"}))
+bn_affine = Select("batch-norm affine", kinds=frozenset({AFFINE}), layers=frozenset({"batch_norm"}))
+bn_statistics = Select("batch-norm statistics", kinds=frozenset({STATISTIC, COUNTER}), layers=frozenset({"batch_norm"}))
+head = Select("the head", kinds=frozenset({HEAD}))
+momentum_buffers = Select("optimizer buffers", kinds=frozenset({MOMENTUM}))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Sets single aspects of the entries it selects; ``None`` leaves an aspect as it was.
+
+    ``since`` is the round after which the rule holds: a whole number, or a share of all rounds.
+    ``optional`` rules may match nothing (optimizer buffers, where the optimizer has none).
+    ``part`` is the name of the method part that brought it, filled in when methods are joined.
+    """
+
+    select: Select
+    up: bool | None = None
+    down: bool | None = None
+    keep: bool | None = None
+    reduce: Reducer | None = None
+    since: int | float | None = None
+    optional: bool = False
+    part: str = ""
+
+    def starts_after(self, rounds: int) -> int:
+        """The last round in which the rule does not hold yet."""
+        if self.since is None:
+            return 0
+        return share_of(self.since, rounds) if isinstance(self.since, float) else self.since
+
+
+def keep_local(select: Select) -> Rule:
+    """These entries never leave the client and persist there."""
+    return Rule(select, up=False, down=False, keep=True)
+
+
+def upload_only(select: Select) -> Rule:
+    """These entries reach the server and are never sent back."""
+    return Rule(select, up=True, down=False, keep=True)
+
+
+def reduce_with(select: Select, reducer: Reducer) -> Rule:
+    """These entries are reduced in another way than by the mean."""
+    return Rule(select, reduce=reducer)
+
+
+@dataclass(frozen=True)
+class Travel:
+    """What happens to one entry in one phase."""
+
+    up: bool = True
+    down: bool = True
+    keep: bool = False
+    reduce: Reducer = Mean()
+
+    @property
+    def words(self) -> str:
+        """The outcome in words, for tables."""
+        if self.up and self.down:
+            return "shared"
+        if self.up:
+            return "uploaded, never sent back"
+        if self.down:
+            return "sent, not uploaded"
+        return "local" if self.keep else "fresh each round"
+
+
+_ASPECTS = ("up", "down", "keep", "reduce")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The plan for a stretch of rounds."""
+
+    travels: Mapping[str, Travel]
+
+    @cached_property
+    def up(self) -> tuple[str, ...]:
+        """Names of entries that clients upload."""
+        return tuple(name for name, travel in self.travels.items() if travel.up)
+
+    @cached_property
+    def down(self) -> tuple[str, ...]:
+        """Names of entries that the server sends."""
+        return tuple(name for name, travel in self.travels.items() if travel.down)
+
+    @cached_property
+    def kept(self) -> tuple[str, ...]:
+        """Names of entries whose value persists at the client."""
+        return tuple(name for name, travel in self.travels.items() if travel.keep)
+
+    @cached_property
+    def groups(self) -> dict[Reducer, tuple[str, ...]]:
+        """Uploaded entries by how they are reduced."""
+        groups: dict[Reducer, list[str]] = {}
+        for name in self.up:
+            groups.setdefault(self.travels[name].reduce, []).append(name)
+        return {reducer: tuple(names) for reducer, names in groups.items()}
+
+
+class Plan:
+    """What travels in every round."""
+
+    def __init__(self, entries: Mapping[str, Entry], rules: Sequence[Rule], rounds: int) -> None:
+        self.entries = dict(entries)
+        self.rules = tuple(rules)
+        self.rounds = rounds
+        _check_selections(self.entries, self.rules)
+        starts = sorted({0, *(rule.starts_after(rounds) for rule in self.rules)})
+        self.phases = {start: self._phase(start) for start in starts}
+        _check_reductions(self)
+
+    def at(self, round_number: int) -> Phase:
+        """The phase that a round belongs to."""
+        start = max((s for s in self.phases if s < max(round_number, 1)), default=0)
+        return self.phases[start]
+
+    def _phase(self, start: int) -> Phase:
+        active = [rule for rule in self.rules if rule.starts_after(self.rounds) <= start]
+        travels = {name: _travel(entry, active) for name, entry in self.entries.items()}
+        for name, entry in self.entries.items():
+            if entry.of is not None and not (travels[entry.of].up and travels[entry.of].down):
+                travels[name] = _following_its_parameter(travels[name])
+        return Phase(travels)
+
+    @property
+    def has_local_entries(self) -> bool:
+        """Whether in the last phase a client's model differs from the server's."""
+        last = self.phases[max(self.phases)]
+        return any(not travel.down and travel.keep and self.entries[name].of is None for name, travel in last.travels.items())
+
+    @property
+    def local_names(self) -> tuple[str, ...]:
+        """Model entries whose value, in the last phase, only the client knows."""
+        last = self.phases[max(self.phases)]
+        return tuple(n for n, t in last.travels.items() if t.keep and not t.down and not t.up and self.entries[n].of is None)
+
+    @property
+    def unsent_names(self) -> tuple[str, ...]:
+        """Model entries that, in the last phase, the server does not send: each client's own."""
+        last = self.phases[max(self.phases)]
+        return tuple(n for n, t in last.travels.items() if not t.down and self.entries[n].of is None)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether clients keep anything between rounds."""
+        return any(phase.kept for phase in self.phases.values())
+
+
+def _travel(entry: Entry, rules: Iterable[Rule]) -> Travel:
+    start = Travel()
+    if entry.kind == MOMENTUM:
+        start = Travel(up=False, down=False, keep=False)
+    elif not entry.dtype.is_floating_point:
+        start = Travel(reduce=Largest())
+    chosen: dict[str, tuple[object, Rule]] = {}
+    for rule in rules:
+        if not rule.select.matches(entry):
+            continue
+        for aspect in _ASPECTS:
+            value = getattr(rule, aspect)
+            if value is None:
+                continue
+            if aspect in chosen and chosen[aspect][0] != value:
+                _disagree(entry, aspect, chosen[aspect][1], rule)
+            chosen[aspect] = (value, rule)
+    return replace(start, **{aspect: value for aspect, (value, _) in chosen.items()})  # type: ignore[arg-type]
+
+
+def _following_its_parameter(travel: Travel) -> Travel:
+    """A buffer that would be exchanged stays with a parameter that is not."""
+    exchanged = travel.up or travel.down
+    return replace(travel, up=False, down=False, keep=travel.keep or exchanged)
+
+
+def _disagree(entry: Entry, aspect: str, one: Rule, other: Rule) -> None:
+    said = {
+        "up": "whether it is uploaded",
+        "down": "whether it is sent",
+        "keep": "whether it is kept",
+        "reduce": "how it is reduced",
+    }
+    raise SharingError(
+        f"{one.part or 'one rule'} and {other.part or 'another rule'} disagree on {entry.name}: {said[aspect]}. Use only one of them."
+    )
+
+
+def _check_selections(entries: Mapping[str, Entry], rules: Iterable[Rule]) -> None:
+    for rule in rules:
+        if not rule.optional and not any(rule.select.matches(entry) for entry in entries.values()):
+            kinds = sorted({entry.layer for entry in entries.values()})
+            raise SharingError(
+                f"{rule.part or 'A rule'}: the model has no {rule.select.label}, so the rule would change nothing. "
+                f"It has: {', '.join(kinds)}. Use a model that has it, or leave {rule.part or 'the rule'} out."
+            )
+
+
+def _check_reductions(plan: Plan) -> None:
+    for rule in plan.rules:
+        if rule.reduce is None:
+            continue
+        names = [name for name, entry in plan.entries.items() if rule.select.matches(entry)]
+        if not any(phase.travels[name].up for phase in plan.phases.values() for name in names):
+            raise SharingError(
+                f"{rule.part or 'A rule'} reduces {rule.select.label}, but none of it is uploaded: it would be ignored."
+            )
+
+
+def check_none_redundant(entries: Mapping[str, Entry], rules: Sequence[Rule], rounds: int, only_share: Collection[str]) -> None:
+    """Refuse a part that only shares (``only_share``) and whose rules change nothing where the other parts are there."""
+    parts = {rule.part for rule in rules}
+    if len(parts) < 2:
+        return
+    whole = Plan(entries, rules, rounds)
+    for part in sorted(parts & set(only_share)):
+        rest = Plan(entries, [rule for rule in rules if rule.part != part], rounds)
+        if all(whole.at(r).travels == rest.at(r).travels for r in (*(s + 1 for s in whole.phases), *(s + 1 for s in rest.phases))):
+            others = ", ".join(sorted(parts - {part}))
+            raise SharingError(f"{part} changes nothing next to {others}: what it would do is done already. Leave one of them out.")

@@ -1,0 +1,264 @@
+"""The slots of a method: one row for each, from which checks, joining, the standard round, the recorder and the docs are made.
+
+A slot holds callables. What each must look like is a protocol below; mypy compares every method with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from polyfed.core.client import Client, Step
+    from polyfed.core.conversation import Payload, Reply, Talk
+    from polyfed.core.data_types import Federation
+    from polyfed.core.evaluation import Newcomer
+    from polyfed.core.server import Server
+
+Extras: TypeAlias = "Mapping[str, Any]"
+Entries: TypeAlias = "Mapping[str, Tensor]"
+
+
+class Join(Enum):
+    """What becomes of a slot that two parts fill."""
+
+    BY_STAGE = "by stage"
+    IN_ORDER = "in order"
+    SUMMED = "summed"
+    MERGED = "merged; disagreement is an error"
+    ONE_OWNER = "one owner"
+    DISTINCT_NAMES = "names distinct"
+
+
+class Population(Protocol):
+    """Who trains on what."""
+
+    def __call__(self, federation: Federation, /) -> Federation: ...
+
+
+class Surgery(Protocol):
+    """Changes the model."""
+
+    def __call__(self, model: nn.Module, /) -> nn.Module: ...
+
+
+class HeadSurgery(Protocol):
+    """Changes the model around its head, whose path it is given. A head in doubt is refused before it is called."""
+
+    @property
+    def needs_head(self) -> Literal[True]:
+        """Says that it is given the head."""
+
+    def __call__(self, model: nn.Module, head: str, /) -> nn.Module: ...
+
+
+class Receiving(Protocol):
+    """Changes what a client loads, in training and in evaluation."""
+
+    def __call__(self, client: Client, entries: Entries, /) -> Entries: ...
+
+
+class Inputs(Protocol):
+    """Changes a training batch."""
+
+    def __call__(self, client: Client, x: Tensor, y: Tensor, /) -> tuple[Tensor, Tensor]: ...
+
+
+class AroundTraining(Protocol):
+    """Runs before or after a client's steps; what it returns goes up as extras."""
+
+    def __call__(self, client: Client, /) -> Extras | None: ...
+
+
+class Term(Protocol):
+    """A scalar of one training step."""
+
+    def __call__(self, step: Step, /) -> Tensor: ...
+
+
+class GradientChange(Protocol):
+    """Changes gradients in place, after backward."""
+
+    def __call__(self, step: Step, /) -> None: ...
+
+
+class Upload(Protocol):
+    """Changes entries before they go up. One with ``undo(server, entries)`` is undone by the server."""
+
+    def __call__(self, client: Client, entries: Entries, /) -> Entries: ...
+
+
+class Answer(Protocol):
+    """A client's answer to a question of the method's own."""
+
+    def __call__(self, client: Client, payload: Payload, /) -> Payload | None: ...
+
+
+class Predict(Protocol):
+    """Class probabilities of prepared inputs."""
+
+    def __call__(self, model: nn.Module, x: Tensor, /) -> Tensor: ...
+
+
+class Outgoing(Protocol):
+    """The entries one client is sent."""
+
+    def __call__(self, server: Server, client: str, /) -> dict[str, Tensor]: ...
+
+
+class SendExtras(Protocol):
+    """One extra sent with a training ask."""
+
+    def __call__(self, server: Server, client: str, /) -> Any: ...
+
+
+class Weighting(Protocol):
+    """The weight of a reply in every mean."""
+
+    def __call__(self, server: Server, reply: Reply, /) -> float: ...
+
+
+class ServerStep(Protocol):
+    """From what the replies were reduced to, to the entries that the state takes."""
+
+    def __call__(self, server: Server, aggregate: dict[str, Tensor], /) -> Entries: ...
+
+
+class AfterRound(Protocol):
+    """Looks at the extras of all accepted replies."""
+
+    def __call__(self, server: Server, extras: Mapping[str, Extras], /) -> None: ...
+
+
+class Conversation(Protocol):
+    """A conversation of the server with its clients."""
+
+    def __call__(self, server: Server, /) -> Talk[None]: ...
+
+
+class NewcomerConversation(Protocol):
+    """A conversation that returns the models of somebody never trained on."""
+
+    def __call__(self, server: Server, /) -> Talk[Newcomer]: ...
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One slot.
+
+    Attributes:
+        name: the field of ``Method``.
+        side: where its code runs.
+        meaning: what it is given and gives back.
+        join: what becomes of two parts that fill it.
+        protocol: what its callables look like.
+        stages: the stages of a slot whose order matters, in the order they run; "" is for parts that name none.
+        must_be_used: whether a round of one's own must say that it uses it, since a part that fills it would otherwise be ignored.
+        given_server: whether its code is given the server and may change its state in place.
+    """
+
+    name: str
+    side: str
+    meaning: str
+    join: Join
+    protocol: object
+    stages: tuple[str, ...] = ()
+    must_be_used: bool = False
+    given_server: bool = False
+
+
+_TABLE = (
+    Slot(
+        "surgery",
+        "both",
+        "model → model; with `needs_head`: model, path of the head → model",
+        Join.BY_STAGE,
+        Surgery | HeadSurgery,
+        ("blocks", "norm", "convolution", "features", ""),
+    ),
+    Slot(
+        "receiving",
+        "client",
+        "client, entries → entries, on every receipt (training, evaluation)",
+        Join.BY_STAGE,
+        Receiving,
+        ("decode", "mix", ""),
+        must_be_used=True,
+    ),
+    Slot("inputs", "client", "client, x, y → x, y", Join.BY_STAGE, Inputs, ("augment", "style", ""), must_be_used=True),
+    Slot(
+        "gradients",
+        "client",
+        "step → None, after backward",
+        Join.BY_STAGE,
+        GradientChange,
+        ("correct", "mask", "", "clip", "noise"),
+        must_be_used=True,
+    ),
+    Slot(
+        "uploads",
+        "client, undone by the server",
+        "client, entries → entries, just before sending",
+        Join.BY_STAGE,
+        Upload,
+        ("", "clip", "noise", "compress"),
+        must_be_used=True,
+        given_server=True,
+    ),
+    Slot("before_training", "client", "client → extras or None", Join.IN_ORDER, AroundTraining, must_be_used=True),
+    Slot("after_training", "client", "client → extras or None", Join.IN_ORDER, AroundTraining, must_be_used=True),
+    Slot("objective", "client", "step → scalar, added to the task loss", Join.SUMMED, Term, must_be_used=True),
+    Slot("sharing", "both", "rules: what travels and how it is reduced", Join.MERGED, "Rule", must_be_used=True),
+    Slot(
+        "after_round",
+        "server",
+        "server, {client: extras} → None",
+        Join.IN_ORDER,
+        AfterRound,
+        must_be_used=True,
+        given_server=True,
+    ),
+    Slot("setup", "server", "conversation before round 1", Join.IN_ORDER, Conversation, given_server=True),
+    Slot("before_evaluation", "server", "conversation before an evaluation", Join.IN_ORDER, Conversation, given_server=True),
+    Slot("population", "both", "federation → federation (who trains)", Join.ONE_OWNER, Population),
+    Slot("task_loss", "client", "step → scalar, replaces the task loss", Join.ONE_OWNER, Term, must_be_used=True),
+    Slot("predict", "both", "model, x → probabilities", Join.ONE_OWNER, Predict),
+    Slot(
+        "outgoing",
+        "server",
+        "server, client → entries (each client its own)",
+        Join.ONE_OWNER,
+        Outgoing,
+        must_be_used=True,
+        given_server=True,
+    ),
+    Slot("weighting", "server", "server, reply → weight", Join.ONE_OWNER, Weighting, must_be_used=True, given_server=True),
+    Slot("server_step", "server", "server, aggregate → entries", Join.ONE_OWNER, ServerStep, must_be_used=True, given_server=True),
+    Slot("round", "server", "conversation each round", Join.ONE_OWNER, Conversation, given_server=True),
+    Slot(
+        "newcomer",
+        "server",
+        "conversation that returns the models of somebody never trained on",
+        Join.ONE_OWNER,
+        NewcomerConversation,
+        given_server=True,
+    ),
+    Slot("answers", "client", "name → (client, payload → payload), a client's answer to a question", Join.DISTINCT_NAMES, Answer),
+    Slot(
+        "send_extras",
+        "server",
+        "name → (server, client → value), sent with a training ask",
+        Join.DISTINCT_NAMES,
+        SendExtras,
+        must_be_used=True,
+        given_server=True,
+    ),
+)
+SLOTS: Mapping[str, Slot] = {slot.name: slot for slot in _TABLE}
+"""All slots by their names, in the order in which ``Method`` has them."""
+
+USED_BY_THE_STANDARD_ROUND = frozenset(slot.name for slot in _TABLE if slot.must_be_used)

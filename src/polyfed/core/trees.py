@@ -1,0 +1,178 @@
+"""Trees of plain values and tensors (mappings, lists and tuples): walked, changed, measured, hashed, and written as a safetensors file.
+
+``map_leaves`` and ``leaves_in`` walk a tree; ``as_json`` and ``from_json`` write its structure down and read it. Everything else is made of these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from safetensors.torch import load as load_safetensors
+from safetensors.torch import save as save_safetensors
+from torch import Tensor
+
+SAFETENSORS_NAMES: Mapping[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+Piece: TypeAlias = "bytes | memoryview"
+T = TypeVar("T")
+
+
+def map_leaves(tree: T, change: Callable[[Any], Any]) -> T:
+    """The same tree with every leaf changed: all that is no mapping, list or tuple. Keys stay."""
+    if isinstance(tree, Mapping):
+        return {key: map_leaves(value, change) for key, value in tree.items()}  # type: ignore[return-value]
+    if isinstance(tree, list | tuple):
+        values = [map_leaves(value, change) for value in tree]
+        return values if isinstance(tree, list) else tuple(values)  # type: ignore[return-value]
+    return change(tree)  # type: ignore[no-any-return]
+
+
+def map_tensors(tree: T, change: Callable[[Tensor], Any]) -> T:
+    """The same tree with every tensor changed; other leaves stay."""
+    return map_leaves(tree, lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf)
+
+
+def leaves_in(tree: Any) -> Iterator[Any]:
+    """Every leaf of a tree, in order."""
+    if isinstance(tree, Mapping | list | tuple):
+        for value in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from leaves_in(value)
+    else:
+        yield tree
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """Every tensor of a tree, in order."""
+    return (leaf for leaf in leaves_in(tree) if isinstance(leaf, Tensor))
+
+
+def as_json(tree: Any, reference: Callable[[Tensor, str], Any], path: str = "") -> Any:
+    """A tree as JSON, with a reference in place of each tensor.
+
+    Args:
+        tree: plain values and tensors.
+        reference: what stands for a tensor, from the tensor and its path in the tree.
+        path: where the tree begins.
+    """
+    if isinstance(tree, Tensor):
+        return {"tensor": reference(tree, path)}
+    if isinstance(tree, Mapping):
+        pairs = enumerate(tree.items())
+        return {"map": [[as_json(key, reference), as_json(value, reference, f"{path}/{index}")] for index, (key, value) in pairs]}
+    if isinstance(tree, list | tuple):
+        items = [as_json(value, reference, f"{path}/{index}") for index, value in enumerate(tree)]
+        return {"list" if isinstance(tree, list) else "tuple": items}
+    return {"value": plain(tree)}
+
+
+def plain(value: Any) -> Any:
+    """The same value, if it is one that can be written down."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(
+        f"Messages and memory may hold tensors, numbers, text, and lists and dicts of them; found {type(value).__name__}."
+    )
+
+
+def from_json(json_tree: Any, tensor: Callable[[Any], Tensor]) -> Any:
+    """The tree that ``as_json`` wrote; ``tensor`` finds a tensor by its reference."""
+    ((kind, inner),) = json_tree.items()
+    if kind == "tensor":
+        return tensor(inner)
+    if kind == "map":
+        return {from_json(key, tensor): from_json(value, tensor) for key, value in inner}
+    if kind == "list":
+        return [from_json(item, tensor) for item in inner]
+    if kind == "tuple":
+        return tuple(from_json(item, tensor) for item in inner)
+    return inner
+
+
+def flattened(tree: Any) -> tuple[Any, dict[str, Tensor]]:
+    """Part a tree of plain values and tensors into JSON with references, and named tensors."""
+    tensors: dict[str, Tensor] = {}
+
+    def named(value: Tensor, path: str) -> str:
+        tensors[path] = value.detach().contiguous()
+        return path
+
+    return as_json(tree, named), tensors
+
+
+def rebuilt(json_tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The tree that ``flattened`` parted."""
+    return from_json(json_tree, tensors.__getitem__)
+
+
+def packed(tree: Any) -> bytes:
+    """A tree as the bytes of one safetensors file."""
+    return b"".join(pieces(tree))
+
+
+def pieces(tree: Any) -> list[Piece]:
+    """A tree as the bytes of one safetensors file, in pieces: tensors are not copied, their memory is looked at where it lies."""
+    json_tree, tensors = flattened(tree)
+    metadata = {"tree": json.dumps(json_tree)}
+    if sys.byteorder == "big" or any(value.dtype not in SAFETENSORS_NAMES for value in tensors.values()):
+        return [save_safetensors({name: value.clone() for name, value in tensors.items()}, metadata)]
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # so that every tensor is aligned
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, value in ordered:
+        start, end = end, end + value.numel() * value.element_size()
+        header[name] = {"dtype": SAFETENSORS_NAMES[value.dtype], "shape": list(value.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little"), text, *(raw(value) for _, value in ordered if value.numel())]
+
+
+def raw(value: Tensor) -> memoryview:
+    """The memory of a contiguous tensor."""
+    return value.reshape(-1).view(torch.uint8).numpy().data
+
+
+def unpacked(data: bytes) -> Any:
+    """The tree in the bytes of a safetensors file."""
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    return rebuilt(json.loads(header["__metadata__"]["tree"]), load_safetensors(data))
+
+
+def own(tree: T) -> T:
+    """The same tree with tensors of its own: later training cannot change it."""
+    return map_leaves(tree, _own_leaf)
+
+
+def _own_leaf(leaf: Any) -> Any:
+    return leaf.detach().clone(memory_format=torch.contiguous_format) if isinstance(leaf, Tensor) else plain(leaf)
+
+
+def size(tree: Any) -> int:
+    """Bytes of all tensors of a tree."""
+    return sum(value.nbytes for value in tensors_in(tree))
+
+
+def tree_digest(tree: Any) -> str:
+    """A hash of plain values and tensors."""
+    json_tree, tensors = flattened(tree)
+    total = hashlib.sha256(json.dumps(json_tree, sort_keys=True).encode())
+    for name, value in sorted(tensors.items()):
+        total.update(f"{name}{value.dtype}{tuple(value.shape)}".encode())
+        total.update(raw(value))
+    return total.hexdigest()

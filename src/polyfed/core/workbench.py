@@ -1,0 +1,93 @@
+"""The workbench: the one resident model of a process, into which clients are swapped, and what a client keeps between rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.batch_norm import batch_norms_of
+from polyfed.core.data_types import Preparation
+from polyfed.core.device import CPU, lay_channels_last
+from polyfed.errors import ModelError
+
+if TYPE_CHECKING:
+    from polyfed.core.client import Client
+    from polyfed.core.method import Method
+    from polyfed.core.sharing import Plan
+    from polyfed.settings import Settings
+
+
+@dataclass
+class Workbench:
+    """The one resident model of a process, into which clients are swapped by copying only what differs."""
+
+    model: nn.Module
+    method: Method
+    plan: Plan
+    settings: Settings
+    preparation: Preparation
+    loss: Callable[[Tensor, Tensor], Tensor]
+    classes: int
+    head: str | None = None
+    checks_each_step: bool = False
+    initial: dict[str, Tensor] = field(default_factory=dict)
+    device: torch.device = CPU
+
+    def __post_init__(self) -> None:
+        self.live: dict[str, Tensor] = dict(self.model.state_dict(keep_vars=True))
+        if not self.initial:
+            self.initial = {name: value.detach().clone() for name, value in self.live.items()}
+        if self.device != CPU:
+            self.model.to(self.device)
+            self.live = dict(self.model.state_dict(keep_vars=True))
+        if self.settings.layout == "channels_last":
+            self.model.register_forward_pre_hook(lay_channels_last)
+        self.parameters: dict[str, nn.Parameter] = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        inside = "" if self.head is None else f"{self.head}."
+        self.head_entries = {name: name.removeprefix(inside) for name in self.live if inside and name.startswith(inside)}
+        """The entries inside the head, each with its name there."""
+        self.batch_norms = batch_norms_of(self.model)
+        hooks = (*self.method.objective, *self.method.gradients, self.method.task_loss)
+        self.wants_features = any(getattr(hook, "needs_features", False) for hook in hooks)
+        self.own_step: Callable[[Client, int, Tensor, Tensor], Tensor] | None = None
+        """Takes a training step in the place of the client's own way (compiled steps)."""
+
+    @torch.no_grad()
+    def load(self, entries: Mapping[str, Tensor]) -> None:
+        """Copy values into the resident tensors."""
+        for name, value in entries.items():
+            self.live[name].copy_(value)
+
+    @property
+    def head_module(self) -> nn.Module:
+        """The module that makes the logits."""
+        return self.model.get_submodule(self.require_head("This method"))
+
+    def require_head(self, what: str) -> str:
+        """The path of the head; where it is in doubt, an error that says what needs it."""
+        if self.head is None:
+            raise ModelError(f"{what} needs the model's head, which is in doubt. Name it with --head NAME.")
+        return self.head
+
+
+@dataclass
+class ClientState:
+    """What a client keeps between rounds: local entries, and memory (tensors, numbers, text)."""
+
+    entries: dict[str, Tensor] = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
+
+
+def forward_with_features(bench: Workbench, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits, and the input of the head that made them."""
+    caught: list[Tensor] = []
+    hook = bench.head_module.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
+    try:
+        logits = bench.model(x)
+    finally:
+        hook.remove()
+    return logits, caught[-1]

@@ -1,0 +1,193 @@
+"""The one way to declare a data set that is read from files.
+
+A file of ``polyfed/data/sets`` says what is known of its data set, where its files may lie and how they are read, as one
+``Declaration``; ``registered`` makes the function from it that users call: ``pacs(root="~/data", size=32)``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from polyfed.core.data_types import DataSet
+from polyfed.data.archives import contents
+from polyfed.data.augment import preparation
+from polyfed.data.domain_files import DomainSource, source_text
+from polyfed.data.registry import data_sets
+from polyfed.data.splits import check_share
+from polyfed.errors import DataError, OptionError
+
+SplitCounts: TypeAlias = Mapping[str, "int | tuple[int, ...]"]
+"""Expected examples by split: a total, or one number per class. The split ``all`` counts every example once."""
+
+OF_PREPARATION = ("augment", "normalise")
+"""Options that decide how batches are prepared; all others go to ``find``."""
+
+
+@dataclass(frozen=True)
+class DataOption:
+    """An option of a data set.
+
+    Args:
+        name: What users write.
+        default: Its default; its type is the type that values must have.
+        text: What it means, for the documentation.
+        check: Raises an ``OptionError`` for a value that cannot be used; gets the data set's name and the value.
+        note: What a value adds to the source that tables state; empty for nothing.
+    """
+
+    name: str
+    default: int | float | str | bool
+    text: str
+    check: Callable[[str, Any], None] = lambda owner, value: None
+    note: Callable[[Any], str] = lambda value: ""
+
+
+def size_option(default: int, text: str) -> DataOption:
+    """``size``: the side of the images."""
+
+    def check(owner: str, size: int) -> None:
+        if size < 1:
+            raise OptionError(f"{owner}: size is {size}; it must be at least 1.")
+
+    return DataOption("size", default, text, check, lambda size: f"{size}x{size} pixels")
+
+
+def validation_option(text: str) -> DataOption:
+    """``validation``: a share of the training examples, none by default."""
+    return DataOption("validation", 0.0, text, lambda owner, share: check_share(owner, "validation", share))
+
+
+def augment_option(default: str, text: str = "Augmentation of training batches.") -> DataOption:
+    """``augment``: an augmentation by name."""
+    return DataOption("augment", default, text)
+
+
+def normalise_option(default: str, text: str = "Normalisation.") -> DataOption:
+    """``normalise``: a normalisation by name."""
+    return DataOption("normalise", default, text)
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What is known of a data set, and how its files are found.
+
+    Args:
+        name: The name under which it is registered.
+        about: Its documentation without the options: a sentence, perhaps a blank line and more.
+        title: Its name in tables.
+        domains: The domains, in order.
+        classes: The classes, in the order of their labels.
+        splits: Where train, validation and test come from.
+        terms: The terms of use as the sources state them.
+        citation: Whom to cite.
+        layouts: The layouts it can be read from.
+        expected: The numbers of examples by layout and domain.
+        default_model: The model that runs take if none is named.
+        find: ``find(root, **options)`` gives the domains under a folder, or nothing if there are none. It gets all options
+            but ``augment`` and ``normalise``.
+        packed_sha256: The sha256 of each packed file.
+        options: What users can choose besides the folder, in the order of the signature.
+        normalisation: The normalisation, where ``normalise`` is no option.
+        side: The side of the images, where ``size`` is no option.
+        check_with: Arguments of ``find`` for ``polyfed data check`` in the place of the defaults: all data, split as published.
+    """
+
+    name: str
+    about: str
+    title: str
+    domains: tuple[str, ...]
+    classes: tuple[str, ...]
+    splits: str
+    terms: str
+    citation: str
+    layouts: tuple[str, ...]
+    expected: Mapping[str, Mapping[str, SplitCounts]]
+    default_model: str
+    find: Callable[..., Sequence[DomainSource]]
+    packed_sha256: Mapping[str, str] = field(default_factory=dict)
+    options: tuple[DataOption, ...] = ()
+    normalisation: str = "half"
+    side: int = 32
+    check_with: Mapping[str, object] = field(default_factory=dict)
+
+    def build(self, root: str, **chosen: Any) -> DataSet:
+        """The data set in a folder, with a value for every option. Options are checked before files are looked for."""
+        for option in self.options:
+            option.check(self.name, chosen[option.name])
+        prepared = preparation(chosen.get("normalise", self.normalisation), chosen.get("augment", "none"))
+        sources = self.sources(root, **{name: value for name, value in chosen.items() if name not in OF_PREPARATION})
+        domains = tuple(source.load() for source in sources)
+        return DataSet(
+            name=self.title,
+            classes=self.classes,
+            domains=domains,
+            preparation=prepared,
+            default_model=self.default_model,
+            source=source_text(sources, domains, *(option.note(chosen[option.name]) for option in self.options)),
+        )
+
+    def sources(self, root: str, **options: Any) -> Sequence[DomainSource]:
+        """The domains under a folder, not loaded yet; it is an error if there are none."""
+        folder = Path(root).expanduser()
+        found = self.find(folder, **options)
+        if not found:
+            raise self.not_found(folder)
+        return found
+
+    def sources_to_check(self, root: str) -> Sequence[DomainSource]:
+        """All data under a folder, split as published."""
+        defaults = {option.name: option.default for option in self.options if option.name not in OF_PREPARATION}
+        return self.sources(root, **{**defaults, **self.check_with})
+
+    def not_found(self, root: Path, lacking: str = "") -> DataError:
+        """The error that says which layouts there are and what was found instead."""
+        layouts = "; ".join(f"({number}) {layout}" for number, layout in enumerate(self.layouts, 1))
+        wanted = lacking or self.title
+        return DataError(f"{wanted} was not found in {root}: {contents(root)}. {self.title} is read from: {layouts}.")
+
+    def signature(self) -> inspect.Signature:
+        """The parameters of the function that users call."""
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        return inspect.Signature(
+            [
+                inspect.Parameter("root", kind, annotation=str),
+                *(
+                    inspect.Parameter(option.name, kind, default=option.default, annotation=type(option.default))
+                    for option in self.options
+                ),
+            ],
+            return_annotation=DataSet,
+        )
+
+    def documentation(self) -> str:
+        """The docstring of the function that users call."""
+        arguments = ["root: Folder of the files.", *(f"{option.name}: {option.text}" for option in self.options)]
+        return "\n    ".join([f"{inspect.cleandoc(self.about)}\n\nArgs:", *arguments])
+
+
+def registered(declaration: Declaration) -> Callable[..., DataSet]:
+    """Register a data set.
+
+    Args:
+        declaration: What is known of it.
+
+    Returns:
+        The function that builds it; assign it to the data set's name in the file that declares it.
+    """
+    signature = declaration.signature()
+
+    def build(*positional: Any, **named: Any) -> DataSet:
+        bound = signature.bind(*positional, **named)
+        bound.apply_defaults()
+        return declaration.build(**bound.arguments)
+
+    build.__name__ = build.__qualname__ = declaration.name
+    build.__module__ = declaration.find.__module__
+    build.__doc__ = declaration.documentation()
+    build.__signature__ = signature  # type: ignore[attr-defined]
+    data_sets.add(build, declaration=declaration)
+    return build

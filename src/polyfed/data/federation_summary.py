@@ -1,0 +1,64 @@
+"""A summary of a federation without its data: enough to build a run's model again, and to know its clients, where no image is.
+
+A run writes it to the table ``[outline]`` of its ``run.toml``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfed.core.data_types import ClientData, Examples, Federation, Preparation
+from polyfed.data.placeholders import BlankExamples
+
+INPUT_TYPES = {
+    name: getattr(torch, name) for name in ("uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+}
+
+
+def summary_of(federation: Federation) -> dict[str, Any]:
+    """Names, numbers and shapes as plain values, no examples; empty where inputs are prepared in a way that has no plain values."""
+    x, _ = federation.clients[0].train.batch(slice(0, 1))
+    prepared = federation.preparation
+    if type(prepared) is not Preparation or input_type(x) not in INPUT_TYPES:
+        return {}
+    return {
+        "class_names": list(federation.classes),
+        "default_model": federation.default_model,
+        "input_shape": list(x.shape[1:]),
+        "input_type": input_type(x),
+        "mean": list(prepared.mean),
+        "std": list(prepared.std),
+        "clients": [client.id for client in federation.clients],
+        "domains": [list(client.domains) for client in federation.clients],
+        "samples": [len(client.train) for client in federation.clients],
+    }
+
+
+def input_type(x: Tensor) -> str:
+    """The type of raw inputs, by its name."""
+    return str(x.dtype).removeprefix("torch.")
+
+
+def federation_from(summary: Mapping[str, Any], name: str) -> Federation:
+    """The federation with blank inputs in the place of its data, and without tests."""
+    classes = tuple(summary["class_names"])
+
+    def client(place: int) -> ClientData:
+        train = _blank(summary["samples"][place], classes, summary["input_shape"], summary["input_type"])
+        return ClientData(summary["clients"][place], tuple(summary["domains"][place]), train, tests={})
+
+    return Federation(
+        name=name,
+        classes=classes,
+        clients=tuple(client(place) for place in range(len(summary["clients"]))),
+        preparation=Preparation(tuple(summary["mean"]), tuple(summary["std"])),
+        default_model=summary["default_model"],
+    )
+
+
+def _blank(count: int, classes: Sequence[str], shape: Sequence[int], kind: str) -> Examples:
+    return BlankExamples(torch.arange(count) % len(classes), tuple(shape), INPUT_TYPES[kind])

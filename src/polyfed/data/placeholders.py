@@ -1,0 +1,82 @@
+"""Placeholders for data that are not there: blank images with the classes, domains and sizes that a declaration states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polyfed.core.data_types import ClientData, DataSet, Domain, Federation
+from polyfed.core.registry import Recorded
+from polyfed.data.declaration import Declaration
+from polyfed.text import read_call
+
+USUAL_EXAMPLES = 1000
+PIXEL = (3, 1, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class BlankExamples:
+    """Examples whose inputs are all zero; only their labels are stored."""
+
+    y: Tensor
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.uint8
+
+    @property
+    def labels(self) -> Tensor:
+        return self.y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def batch(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
+        y = self.y[indices]
+        return torch.zeros(len(y), *self.shape, dtype=self.dtype), y
+
+    def subset(self, indices: Tensor) -> BlankExamples:
+        return BlankExamples(self.y[indices], self.shape, self.dtype)
+
+
+def blank_data(data: str, record: Recorded[DataSet], unseen: Sequence[str]) -> DataSet:
+    """All domains with as many training examples as they are known to have, each of one pixel: enough for a partition."""
+    declaration: Declaration = record.extra["declaration"]
+    count = len(declaration.classes)
+    domains = [
+        Domain(
+            name,
+            train=BlankExamples(torch.arange(training_size(declaration, name, data)) % count, PIXEL),
+            test=BlankExamples(torch.arange(count), PIXEL),
+        )
+        for name in dict.fromkeys([*declaration.domains, *unseen])
+    ]
+    return DataSet(record.name, declaration.classes, tuple(domains))
+
+
+def blank_federation(data: str, record: Recorded[DataSet], unseen: Sequence[str]) -> Federation:
+    """A client for each domain with one image of each class, as large as the run's: enough to try a model."""
+    declaration: Declaration = record.extra["declaration"]
+    side = image_side(declaration, data)
+    examples = BlankExamples(torch.arange(len(declaration.classes)), (3, side, side))
+    clients = [ClientData(name, (name,), examples, {name: examples}) for name in declaration.domains if name not in unseen]
+    return Federation(record.name, declaration.classes, tuple(clients))
+
+
+def training_size(declaration: Declaration, domain: str, data: str) -> int:
+    """The training examples of a domain: as known, or as few as the text asks for."""
+    known = [counts for domains in declaration.expected.values() for name, counts in domains.items() if name == domain]
+    totals = [
+        total if isinstance(total, int) else sum(total) for counts in known for key, total in counts.items() if key == "train"
+    ]
+    most = max(totals, default=USUAL_EXAMPLES)
+    asked = read_call(data).named.get("per_domain", 0)
+    return min(most, asked) if isinstance(asked, int) and asked else most
+
+
+def image_side(declaration: Declaration, data: str) -> int:
+    """The side of an image: the data set's own, or what the text asks for."""
+    usual = next((option.default for option in declaration.options if option.name == "size"), declaration.side)
+    asked = read_call(data).named.get("size", usual)
+    return asked if isinstance(asked, int) and asked > 0 else declaration.side

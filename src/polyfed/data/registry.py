@@ -1,0 +1,14 @@
+"""The registries of data sets and partitions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyfed.core.data_types import DataSet
+from polyfed.core.registry import Registry
+
+data_sets: Registry[DataSet] = Registry("data set", "polyfed.data.sets")
+"""Functions that return a DataSet; each file of ``polyfed/data/sets`` holds one."""
+
+partitions: Registry[Any] = Registry("partition", "polyfed.data.partition")
+"""Functions that split a DataSet among clients: ``(dataset, seed, **options) -> tuple[ClientData, ...]``."""

@@ -1,0 +1,47 @@
+"""What the server has in the place of data: blank inputs in the numbers that the nodes reported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from polyfed.core.data_types import ClientData, Federation, Preparation
+from polyfed.data.federation_summary import INPUT_TYPES
+from polyfed.data.placeholders import BlankExamples
+from polyfed.flower.roster import Description
+
+
+def federation_of(nodes: Sequence[Description]) -> Federation:
+    """A federation of placeholders, in which everything but the data is as at the nodes; it does not depend on the order of the nodes."""
+    nodes = sorted(nodes, key=lambda node: node.client)
+    first = nodes[0]
+    return Federation(
+        name=first.name,
+        classes=first.classes,
+        clients=tuple(_client(node) for node in nodes),
+        preparation=Preparation(first.mean, first.std),
+        default_model=first.default_model,
+        source="; ".join(dict.fromkeys(node.source for node in nodes)),
+    )
+
+
+def _client(node: Description) -> ClientData:
+    labels = torch.repeat_interleave(torch.arange(len(node.class_counts)), torch.tensor(node.class_counts))
+    return ClientData(
+        id=node.client,
+        domains=node.domains,
+        train=_blank(labels, node),
+        tests={domain: _unknown(count, node) for domain, count in node.tests.items()},
+        validation=None if node.validation is None else _unknown(node.validation, node),
+    )
+
+
+def _unknown(count: int, node: Description) -> BlankExamples:
+    """Test data, of which the labels stay with the node."""
+    return _blank(torch.zeros(count, dtype=torch.int64), node)
+
+
+def _blank(labels: Tensor, node: Description) -> BlankExamples:
+    return BlankExamples(labels, node.input_shape, INPUT_TYPES[node.input_type])

@@ -1,0 +1,62 @@
+"""The transport sends wire messages to nodes over Flower's Grid and waits for their answers, one by one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from polyfed.flower.records import Arrays
+from polyfed.flower.wire_message import ACTION, WireMessage
+
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+GRACE = 60.0
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A message that was sent to a node; empty ``id``: it could not be sent."""
+
+    id: str
+    node: int
+    deadline: float
+
+
+class Transport:
+    """Sends and waits. Answers wait at the SuperLink until they are fetched, so only one at a time is in memory here."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def send(self, wire_messages: Mapping[int, WireMessage], category: str, group: str, timeout: float) -> dict[int, Sent]:
+        """Send a wire message to each of these nodes."""
+        arrays = Arrays()
+        messages = {
+            node: Message(arrays.records(wire_message), node, f"{category}.{ACTION}", ttl=timeout + GRACE, group_id=group)
+            for node, wire_message in wire_messages.items()
+        }
+        accepted = set(self.grid.push_messages(list(messages.values()))) if messages else set()
+        deadline = time.monotonic() + timeout
+        # The Grid sets the ids of messages when it sends them.
+        ids = {node: str(message.metadata.message_id) for node, message in messages.items()}
+        return {node: Sent(id if id in accepted else "", node, deadline) for node, id in ids.items()}
+
+    def check(self) -> None:
+        """Raise when no answer can come any more."""
+
+    def wait(self, sent: Sent) -> Message | None:
+        """The answer to a message; None when there is none in time."""
+        pause = SHORTEST_PAUSE
+        while sent.id:
+            self.check()
+            for message in self.grid.pull_messages([sent.id]):
+                if message.metadata.reply_to_message_id == sent.id:
+                    return message
+            if time.monotonic() >= sent.deadline:
+                return None
+            time.sleep(pause)
+            pause = min(pause * 1.5, LONGEST_PAUSE)
+        return None

@@ -1,0 +1,105 @@
+"""A wire message: the content of one message, as plain values and named blocks of bytes.
+
+It knows neither torch nor Flower, so the short-lived process that Flower starts for each message can pass wire messages on without
+importing more than it must.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+ACTION = "polyfed"
+"""The name by which Flower finds the handler of our messages."""
+DESCRIBE = "polyfed_describe"
+LENGTH = 8
+LONGEST_HEADER = 256 * 1024 * 1024
+
+
+class BadMessage(Exception):
+    """A message that cannot be understood."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """The bytes of one tensor, little-endian, with what is needed to make it again."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+@dataclass(frozen=True)
+class WireMessage:
+    """``control`` holds plain values (JSON); ``blocks`` holds tensors by group and name."""
+
+    control: Mapping[str, Any]
+    blocks: Mapping[str, Mapping[str, Block]] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors."""
+        return sum(len(block.data) for group in self.blocks.values() for block in group.values())
+
+
+def refusal(problem: str, kind: str = "error") -> WireMessage:
+    """The answer of a node that cannot answer."""
+    return WireMessage({"ok": False, "kind": kind, "problem": problem})
+
+
+def text_of(control: Mapping[str, Any]) -> str:
+    """Plain values as text; floats come back to the bit."""
+    return json.dumps(control)
+
+
+def control_of(text: object) -> dict[str, Any]:
+    """Plain values from text."""
+    try:
+        found = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError) as error:
+        raise BadMessage(f"its text is no JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise BadMessage("it has no table of plain values")
+    return found
+
+
+def send(connection: socket.socket, wire_message: WireMessage) -> None:
+    """Write a wire message to a socket."""
+    blocks = {
+        group: {name: [block.dtype, list(block.shape), len(block.data)] for name, block in named.items()}
+        for group, named in wire_message.blocks.items()
+    }
+    header = json.dumps({"control": text_of(wire_message.control), "blocks": blocks}).encode()
+    connection.sendall(len(header).to_bytes(LENGTH, "little") + header)
+    for named in wire_message.blocks.values():
+        for block in named.values():
+            connection.sendall(block.data)
+
+
+def receive(connection: socket.socket) -> WireMessage:
+    """Read a wire message from a socket."""
+    length = int.from_bytes(_exactly(connection, LENGTH), "little")
+    if length > LONGEST_HEADER:
+        raise BadMessage(f"its header would be {length} bytes long")
+    header = control_of(_exactly(connection, length).decode())
+    blocks = {group: dict(_blocks(connection, heads)) for group, heads in header["blocks"].items()}
+    return WireMessage(control_of(header["control"]), blocks)
+
+
+def _blocks(connection: socket.socket, heads: Mapping[str, Any]) -> Iterator[tuple[str, Block]]:
+    for name, (dtype, shape, length) in heads.items():
+        yield name, Block(dtype, tuple(shape), _exactly(connection, length))
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    buffer = bytearray(count)
+    view, filled = memoryview(buffer), 0
+    while filled < count:
+        got = connection.recv_into(view[filled:])
+        if not got:
+            raise ConnectionResetError("the other side ended in the middle of a message")
+        filled += got
+    return bytes(buffer)

@@ -1,0 +1,74 @@
+"""What methods that exchange something before round 1 share: collect it from every client, hand each what the others gave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfed.core.client import Client
+from polyfed.core.conversation import Ask, Payload, Talk
+from polyfed.core.server import Server
+from polyfed.errors import ClientFailure, DataError, JoinError
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The setup: one question that collects, one that hands out. The server keeps nothing afterwards."""
+
+    part: str
+
+    @property
+    def collect(self) -> str:
+        """The name of the question that collects."""
+        return f"{self.part}_collect"
+
+    @property
+    def hand_out(self) -> str:
+        """The name of the message that hands out."""
+        return f"{self.part}_bank"
+
+    def __call__(self, server: Server) -> Talk[None]:
+        ids = [info.id for info in server.clients]
+        replies = yield Ask(self.collect, dict.fromkeys(ids, Payload()))
+        given = {reply.client: reply.extras["given"] for reply in server.sound(replies, "given")}
+        answered = [client for client in ids if client in given or client in server.rejected]
+        banks = {client: [value for other, value in given.items() if other != client] for client in answered}
+        yield Ask(self.hand_out, {client: Payload(extras={"bank": bank}) for client, bank in banks.items() if bank})
+
+    def keep(self, client: Client, payload: Payload) -> None:
+        """A client's answer to the second message: keep the others' gifts."""
+        client.memory[self.part] = payload.extras["bank"]
+
+    def bank(self, client: Client) -> list[Any]:
+        """What the other clients gave, one item each, in the server's order."""
+        if self.part not in client.memory:
+            raise ClientFailure(
+                f"{self.part}: client {client.id} has nothing from the other clients: it was not there before round 1, when it was handed out."
+            )
+        return client.memory[self.part]  # type: ignore[no-any-return]
+
+    def refuse_one_client(self, clients: int) -> None:
+        """Alone, there is nobody to exchange with, and the method would be ignored."""
+        if clients < 2:
+            raise JoinError(f"{self.part} exchanges something between clients, and there is only one here. Leave {self.part} out.")
+
+
+def require_images(part: str, client: Client, x: Tensor) -> None:
+    """Refuse inputs that are no images."""
+    if x.dim() != 4:
+        raise DataError(
+            f"{part}: client {client.id} holds inputs of shape {tuple(x.shape[1:])}; images (channels, height, width) are needed."
+        )
+
+
+def pixel_range(client: Client, x: Tensor) -> tuple[Tensor, Tensor] | None:
+    """What black and white are in prepared images, by channel and where these lie; None where inputs are numbers of unknown range."""
+    raw, _ = client.data.train.batch(slice(0, 1))
+    if raw.dtype != torch.uint8:
+        return None
+    ends = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, x.shape[1], 1, 1)
+    black, white = client.bench.preparation.for_testing(ends).to(x.device).unbind()
+    return black, white

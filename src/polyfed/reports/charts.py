@@ -1,0 +1,276 @@
+"""Small charts as inline SVG: lines, bars, scatter. No scripts; colours come from the page's style sheet, so they follow its colour scheme.
+
+A style is a number: it fixes a colour (class ``s0`` to ``s7``), a dash and a marker, so that methods can be told apart without colour.
+All text is escaped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from markupsafe import Markup, escape
+
+COLOURS = 8
+DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "5 2 1 2 1 2", "1 2")
+MARKERS = ("circle", "square", "triangle", "diamond", "cross", "down")
+WIDTH = 340
+# Between the vertical axis and the first value, so that markers stay clear of tick values.
+MARGIN = 6
+Format = Callable[[float], str]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line: points by x, and, over seeds, a band (x, low, high)."""
+
+    label: str
+    style: int
+    points: Sequence[tuple[float, float]]
+    band: Sequence[tuple[float, float, float]] = ()
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar: segments (value, class of its colour, tooltip), and how far its end may be off."""
+
+    label: str
+    segments: Sequence[tuple[float, str, str]]
+    note: str = ""
+    error: float = 0.0
+
+
+@dataclass(frozen=True)
+class Dot:
+    """One point of a scatter."""
+
+    label: str
+    style: int
+    x: float
+    y: float
+
+
+def ticks(low: float, high: float, count: int = 5, whole: bool = False) -> list[float]:
+    """Round values from at most ``low`` to at least ``high``, about as many as asked for.
+
+    >>> ticks(0.12, 0.93)
+    [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    """
+    if not high > low:
+        low, high = low - (abs(low) or 1) * 0.05, high + (abs(high) or 1) * 0.05
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
+    if whole:
+        step = max(1.0, float(math.ceil(step)))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(index * step, 12) for index in range(first, last + 1)]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Carries values to places on the picture."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        low, high, value = (math.log10(v) for v in (self.low, self.high, value)) if self.log else (self.low, self.high, value)
+        share = (value - low) / (high - low) if high > low else 0.5
+        return round(self.start + share * (self.end - self.start), 2)
+
+
+def short(text: str, most: int) -> str:
+    """The text, cut where it is too long for its place."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def marker(x: float, y: float, style: int, title: str = "", size: float = 3.6) -> str:
+    """A marker of the style's shape and colour."""
+    r = size
+    shapes = {
+        "circle": f"M{x - r} {y}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0z",
+        "square": f"M{x - r:.2f} {y - r:.2f}h{2 * r}v{2 * r}h{-2 * r}z",
+        "triangle": f"M{x:.2f} {y - r * 1.2:.2f}l{r * 1.15:.2f} {2.1 * r:.2f}h{-2.3 * r:.2f}z",
+        "diamond": f"M{x:.2f} {y - r * 1.35:.2f}l{r * 1.35:.2f} {r * 1.35:.2f}l{-r * 1.35:.2f} {r * 1.35:.2f}l{-r * 1.35:.2f} {-r * 1.35:.2f}z",
+        "cross": f"M{x - r:.2f} {y - r:.2f}l{2 * r} {2 * r}m0 {-2 * r}l{-2 * r} {2 * r}",
+        "down": f"M{x:.2f} {y + r * 1.2:.2f}l{r * 1.15:.2f} {-2.1 * r:.2f}h{-2.3 * r:.2f}z",
+    }
+    inner = f"<title>{escape(title)}</title>" if title else ""
+    return f'<path class="mark s{style % COLOURS}" d="{shapes[MARKERS[style % len(MARKERS)]]}">{inner}</path>'
+
+
+def swatch(style: int) -> Markup:
+    """A sample of a style, for legends."""
+    line = f'<path class="line s{style % COLOURS}"{_dash(style)} d="M1 8H35"/>'
+    return Markup(
+        f'<svg class="swatch" viewBox="0 0 36 16" width="36" height="16" aria-hidden="true">{line}{marker(18, 8, style)}</svg>'
+    )
+
+
+def _dash(style: int) -> str:
+    # Colours repeat after 8; then the dash moves on by one, so that no two of 56 styles look the same.
+    dash = DASHES[(style + style // COLOURS) % len(DASHES)]
+    return f' stroke-dasharray="{dash}"' if dash else ""
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> str:
+    named = f' class="{kind}"' if kind else ""
+    return f'<text x="{x:.2f}" y="{y:.2f}" text-anchor="{anchor}"{named}>{escape(text)}</text>'
+
+
+def _svg(height: float, title: str, body: Iterable[str], width: float = WIDTH) -> Markup:
+    name = f'role="img" aria-label="{escape(title)}"'
+    return Markup(f'<svg viewBox="0 0 {width:g} {height:g}" {name}><title>{escape(title)}</title>{"".join(body)}</svg>')
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A plot's axes: their scales, tick values and how these are written."""
+
+    x: Scale
+    y: Scale
+    x_ticks: Sequence[float]
+    y_ticks: Sequence[float]
+    x_format: Format
+    y_format: Format
+    labels: tuple[str, str] = field(default=("", ""))
+
+    def draw(self) -> str:
+        """Grid lines, tick values, names of the axes."""
+        left, right, bottom, top = self.x.start - MARGIN, self.x.end, self.y.start, self.y.end
+        parts = [f'<path class="grid" d="M{left} {self.y(tick)}H{right}"/>' for tick in self.y_ticks]
+        parts += [_text(left - 5, self.y(tick) + 3.5, self.y_format(tick), "end") for tick in self.y_ticks]
+        parts += [f'<path class="axis" d="M{self.x(tick)} {bottom}v4"/>' for tick in self.x_ticks]
+        parts += [_text(self.x(tick), bottom + 15, self.x_format(tick), "middle") for tick in self.x_ticks]
+        parts.append(f'<path class="axis" d="M{left} {bottom}H{right}"/>')
+        parts.append(_text((left + right) / 2, bottom + 29, self.labels[0], "middle", "name"))
+        parts.append(_text(left - 5, top - 10, self.labels[1], "start", "name"))
+        return "".join(parts)
+
+
+def line_chart(
+    series: Sequence[Series],
+    title: str,
+    y_ticks: Sequence[float],
+    y_format: Format,
+    labels: tuple[str, str],
+    rounds: tuple[float, float],
+    height: float = 210,
+) -> Markup:
+    """Lines over rounds, with bands over seeds; a series of one point is drawn as its marker.
+
+    Args:
+        series: the lines; points that are not finite must have been left out.
+        title: read out by screen readers.
+        y_ticks: tick values of the vertical axis, shared by charts that stand side by side.
+        y_format: how they are written.
+        labels: names of the horizontal and the vertical axis.
+        rounds: where the horizontal axis starts and ends.
+        height: of the picture.
+    """
+    first, last = rounds
+    x_ticks = [tick for tick in ticks(first, last, 5, whole=True) if first <= tick <= last]
+    x = Scale(first, last, 42 + MARGIN, WIDTH - 10)
+    y = Scale(y_ticks[0], y_ticks[-1], height - 34, 22)
+    frame = Frame(x, y, x_ticks, y_ticks, lambda value: f"{value:g}", y_format, labels)
+    bands = [_band(one, x, y) for one in series if len(one.band) > 1]
+    lines = [_line(one, x, y, y_format) for one in series if one.points]
+    return _svg(height, title, [frame.draw(), *bands, *lines])
+
+
+def _band(one: Series, x: Scale, y: Scale) -> str:
+    def inside(value: float) -> float:
+        return y(min(max(value, y.low), y.high))
+
+    upper = [f"{x(r)} {inside(high)}" for r, _, high in one.band]
+    lower = [f"{x(r)} {inside(low)}" for r, low, _ in reversed(one.band)]
+    return f'<path class="band s{one.style % COLOURS}" d="M{"L".join(upper + lower)}z"/>'
+
+
+def _line(one: Series, x: Scale, y: Scale, y_format: Format) -> str:
+    places = [(x(r), y(value)) for r, value in one.points]
+    path = "L".join(f"{px} {py}" for px, py in places)
+    name = f"<title>{escape(one.label)}</title>"
+    drawn = f'<path class="line s{one.style % COLOURS}"{_dash(one.style)} d="M{path}">{name}</path>' if len(places) > 1 else ""
+    many = len(places) > 25
+    shown = _spread_out(len(places), one.style) if many else range(len(places))
+    for index in shown:
+        (px, py), (number, value) = places[index], one.points[index]
+        drawn += marker(px, py, one.style, f"{one.label}, round {number:g}: {y_format(value)}", 2.2 if many else 2.8)
+    return drawn
+
+
+def _spread_out(count: int, style: int) -> list[int]:
+    step = max(1, count // 8)
+    return [*range((style * step // 5) % step, count - 1, step), count - 1]
+
+
+def bars(rows: Sequence[Bar], title: str, end: float, number: Format) -> Markup:
+    """Horizontal bars, each below its label; segments are stacked, an error is a whisker at the end."""
+    scale_ticks = ticks(0, end, 4)
+    x = Scale(0, scale_ticks[-1], 8, WIDTH - 22)
+    step, top = 36, 6
+    bottom = top + step * len(rows) + 2
+    parts = [f'<path class="grid" d="M{x(tick)} {top}V{bottom}"/>' for tick in scale_ticks]
+    parts += [_text(x(tick), bottom + 13, number(tick), "middle") for tick in scale_ticks]
+    for index, bar in enumerate(rows):
+        y = top + step * index
+        parts.append(_text(9, y + 13, short(bar.label, 34), kind="label") + _text(WIDTH - 22, y + 13, bar.note, "end", "label"))
+        parts.append(_stack(bar, x, y + 18, 14))
+    return _svg(bottom + 20, title, parts)
+
+
+def _stack(bar: Bar, x: Scale, y: float, height: float) -> str:
+    parts, sum_so_far = [], 0.0
+    for value, colour, tooltip in bar.segments:
+        start, end = x(sum_so_far), x(sum_so_far + value)
+        sum_so_far += value
+        inner = f"<title>{escape(tooltip)}</title>"
+        parts.append(
+            f'<rect class="fill {colour}" x="{start}" y="{y}" width="{max(end - start, 0):.2f}" height="{height}">{inner}</rect>'
+        )
+    if bar.error > 0:
+        low, high = x(max(sum_so_far - bar.error, x.low)), x(min(sum_so_far + bar.error, x.high))
+        middle = y + height / 2
+        parts.append(f'<path class="whisker" d="M{low} {middle}H{high}M{low} {middle - 3}v6M{high} {middle - 3}v6"/>')
+    return "".join(parts)
+
+
+def scatter(
+    dots: Sequence[Dot], title: str, formats: tuple[Format, Format], labels: tuple[str, str], height: float = 260
+) -> Markup:
+    """Points with their names beside them; the horizontal axis is logarithmic where values differ by more than thirtyfold."""
+    xs, ys = [dot.x for dot in dots], [dot.y for dot in dots]
+    log = min(xs) > 0 and max(xs) > 30 * min(xs)
+    if log:
+        x_ticks = [10.0**power for power in range(math.floor(math.log10(min(xs))), math.ceil(math.log10(max(xs))) + 1)]
+    else:
+        x_ticks = ticks(0, max(xs) * 1.02 or 1, 4)
+    pad = (max(ys) - min(ys)) * 0.1 or 0.01
+    y_ticks = ticks(min(ys) - pad, max(ys) + pad, 5)
+    x = Scale(x_ticks[0], x_ticks[-1], 42 + MARGIN, WIDTH - 22, log)
+    y = Scale(y_ticks[0], y_ticks[-1], height - 34, 22)
+    frame = Frame(x, y, x_ticks, y_ticks, *formats, labels)
+    marks = [marker(x(d.x), y(d.y), d.style, f"{d.label}: {d.y:.3f}, {formats[0](d.x)}", 5) for d in dots]
+    return _svg(height, title, [frame.draw(), *marks, *_names(dots, x, y)])
+
+
+def _names(dots: Sequence[Dot], x: Scale, y: Scale) -> list[str]:
+    """Names beside dots, on the side with more room, moved down where they would overlap."""
+    parts, taken = [], list[tuple[float, float, float]]()
+    for dot in sorted(dots, key=lambda dot: -dot.y):
+        name = short(dot.label, 30)
+        left_side = x(dot.x) > (x.start + x.end) / 2
+        width = 6.2 * len(name)
+        start = x(dot.x) - 9 - width if left_side else x(dot.x) + 9
+        place = y(dot.y) + 4
+        while any(abs(place - other) < 12 and start < end and begin < start + width for begin, end, other in taken):
+            place += 12
+        taken.append((start, start + width, place))
+        parts.append(_text(x(dot.x) - 9 if left_side else start, place, name, "end" if left_side else "start", "label"))
+    return parts

@@ -1,0 +1,181 @@
+"""The outcome of a comparison: a row for each method, what it cost, and what the numbers mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from polyfed.errors import PolyfedError
+from polyfed.reports.costs import NOTE, Expense
+from polyfed.reports.json_values import json_values
+from polyfed.reports.tables import (
+    MethodRow,
+    Summary,
+    column_names,
+    cost_table,
+    domain_rows,
+    left_out_in_turn,
+    method_row,
+    outcome,
+    percent,
+    rounds_words,
+    row_json,
+)
+from polyfed.runs.compare import LEAVE_ONE_OUT, ComparedRuns, ComparisonRun
+from polyfed.settings import Settings
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Several methods in one table, over the same data, seeds and settings.
+
+    Attributes:
+        data: the name of the data.
+        protocol: ``seen`` or ``leave-one-out``.
+        seeds: the seeds of every method.
+        rounds: the rounds of every run.
+        rows: a row for each method, in the order given; ``problem`` is set where a method could not be run.
+        costs: cost and privacy of each method that was run, next to fedavg where it was compared.
+        test_sizes: test images by domain.
+        note: what the numbers mean, in sentences.
+        folder: where the run folders are; None where nothing was written.
+        planned: the number of runs.
+        reused: how many of them were finished already.
+    """
+
+    data: str
+    protocol: str
+    seeds: tuple[int, ...]
+    rounds: int
+    rows: tuple[MethodRow, ...]
+    costs: tuple[Expense, ...]
+    test_sizes: Mapping[str, int]
+    note: str
+    folder: Path | None
+    planned: int
+    reused: int
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """Why methods could not be run, by their text."""
+        return {row.method: row.problem for row in self.rows if row.problem}
+
+    def best(self) -> MethodRow:
+        """The method with the best mean over domains; the first of equals."""
+        ranked = [(row.mean.value, row) for row in self.rows if row.mean is not None]
+        if not ranked:
+            raise PolyfedError(f"No method could be run. {' '.join(self.problems.values())}".strip())
+        return max(ranked, key=lambda pair: pair[0])[1]
+
+    def as_json(self) -> dict[str, Any]:
+        """The comparison as ``polyfed compare --json`` prints it."""
+        costs = {cost.method: cost for cost in self.costs}
+        found: dict[str, Any] = json_values(
+            {
+                "data": self.data,
+                "protocol": self.protocol,
+                "seeds": self.seeds,
+                "rounds": self.rounds,
+                "methods": [row_json(row, costs.get(row.method)) for row in self.rows],
+                "note": self.note,
+                "costs_note": NOTE,
+                "out": None if self.folder is None else str(self.folder),
+            }
+        )
+        return found
+
+    def _cells(self) -> list[list[str]]:
+        """The accuracy table as texts, headed by the names of its columns."""
+        columns = column_names(self.rows)
+        found = [["accuracy, %", *columns]]
+        for row in self.rows:
+            numbers = row.columns()
+            found.append([row.method, *(percent(numbers[c].value, numbers[c].error) if c in numbers else "-" for c in columns)])
+        return found
+
+    def __repr__(self) -> str:
+        cells = self._cells()
+        widths = [max(len(line[place]) for line in cells) for place in range(len(cells[0]))]
+        lines = [
+            "  ".join(
+                text.rjust(width) if place else text.ljust(width)
+                for place, (text, width) in enumerate(zip(line, widths, strict=True))
+            )
+            for line in cells
+        ]
+        problems = [f"{method} could not be run: {problem}" for method, problem in self.problems.items()]
+        return "\n".join(
+            [f"{self.data}, {self.protocol}, {rounds_words(self.rounds)}", *(line.rstrip() for line in lines), *problems]
+        )
+
+    def _repr_html_(self) -> str:
+        head, *lines = self._cells()
+        top = "".join(f"<th>{escape(text)}</th>" for text in head)
+        rows = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in line) + "</tr>" for line in lines)
+        problems = "".join(
+            f"<p>{escape(method)} could not be run: {escape(problem)}</p>" for method, problem in self.problems.items()
+        )
+        caption = escape(f"{self.data}, {self.protocol}, {rounds_words(self.rounds)}")
+        return f"<table><caption>{caption}</caption><tr>{top}</tr>{rows}</table>{problems}"
+
+
+def compare_runs(runs: ComparedRuns) -> Comparison:
+    """Train what is missing, and put the outcomes in one table."""
+    found = runs.train(outcome)
+    rows = tuple(
+        MethodRow(method, problem=runs.problems[method])
+        if method in runs.problems
+        else method_row(method, over_domains([(run, made) for run, made in found if run.method == method]))
+        for method in runs.methods
+    )
+    rounds = found[-1][1]["rounds"] if found else runs.settings.rounds
+    sizes = tested_images(found)
+    return Comparison(
+        data=runs.settings.data,
+        protocol=runs.protocol,
+        seeds=runs.seeds,
+        rounds=rounds,
+        rows=rows,
+        costs=tuple(cost_table(rows, runs.methods)),
+        test_sizes=sizes,
+        note=footnote(runs.settings, runs.seeds, runs.protocol, rounds, sizes, runs.data.source),
+        folder=runs.folder,
+        planned=len(runs.runs),
+        reused=runs.reused,
+    )
+
+
+def over_domains(found: Sequence[tuple[ComparisonRun, Summary]]) -> list[Summary]:
+    """One summary for each seed; several of a seed are runs that each left out one domain."""
+    by_seed: dict[int, list[Summary]] = {}
+    for run, made in found:
+        by_seed.setdefault(run.seed, []).append(made)
+    return [many[0] if len(many) == 1 else left_out_in_turn(many) for many in by_seed.values()]
+
+
+def tested_images(found: Sequence[tuple[ComparisonRun, Summary]]) -> dict[str, int]:
+    """Test images by domain; where domains are left out in turn, those of the domains left out."""
+    return {
+        row.domain: row.count for run, made in found for row in domain_rows(made) if run.left_out is None or row.view == "unseen"
+    }
+
+
+def footnote(settings: Settings, seeds: Sequence[int], protocol: str, rounds: int, sizes: Mapping[str, int], source: str) -> str:
+    """What the table means, in sentences."""
+    if len(seeds) > 1:
+        meaning = f"± is the sample standard deviation over {len(seeds)} seeds ({seeds[0]} to {seeds[-1]})"
+    else:
+        meaning = f"± is the binomial standard error of the test of one run (seed {seeds[0]})"
+    epochs = f"{settings.local_epochs} local epoch{'s' * (settings.local_epochs > 1)}"
+    work = epochs if settings.local_steps is None else f"{settings.local_steps} local steps"
+    length = f"{rounds_words(rounds)} of {work}, batch {settings.batch_size}, lr {settings.lr:g}, {settings.optimizer}"
+    tested = "all images of" if settings.unseen_part == "all" else "the test part of"
+    unseen = f" Each column is the accuracy of the newcomer on {tested} a domain that nobody trained on."
+    counts = ", ".join(f"{domain} {count}" for domain, count in sizes.items())
+    return (
+        f"Accuracy in %; {meaning}. {length}.{unseen if protocol == LEAVE_ONE_OUT else ''} MB are training traffic per client and round; "
+        f"s are the seconds of training per seed. Data: {source or settings.data}. Test images: {counts or 'none scored'}."
+    )

@@ -1,0 +1,330 @@
+"""Reads run folders for the report: runs become entries (one method and settings, several seeds), entries become groups (one data)."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from polyfed.core.evaluation import Row
+from polyfed.core.method import parse
+from polyfed.errors import PolyfedError, RunFolderError
+from polyfed.runs.checkpoint import digest
+from polyfed.runs.portable_paths import is_path
+from polyfed.runs.result import accuracy_table
+from polyfed.runs.run_folder import RunFolder, missing_words
+from polyfed.runs.selection import BEST_VALIDATION
+from polyfed.settings import Settings
+
+DEFAULTS: Mapping[str, Any] = {item.name: item.default for item in fields(Settings)}
+VIEWS = ("seen", "unseen")
+SELECTED = "selected_"
+"""What the views of the model that validation chose begin with."""
+DATA_SETTINGS = ("data", "partition", "unseen", "unseen_part", "few_shot")
+# What says where and how a run was computed, not what was computed. How often it was scored matters to a chosen round: see recipe.
+INCIDENTAL = (
+    "method",
+    "seed",
+    "root",
+    "threads",
+    "checkpoint_every",
+    "evaluate_every",
+    "test_batch_size",
+    "backend",
+    "workers",
+    "compile",
+    "device",
+    "layout",
+    "flower_cpus",
+    "flower_gpus",
+    "load",
+)
+
+# Keys of the summaries in a table of domains; a domain may be called "mean" too.
+MEAN, WORST, SPREAD = ("", "mean"), ("", "worst"), ("", "spread")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder, read."""
+
+    path: str
+    document: Mapping[str, Any]
+    lines: Sequence[Mapping[str, Any]]
+    reached: int = 0
+    finished: bool = False
+    costs: Mapping[str, Any] = field(default_factory=dict)
+    digest: str = ""
+    complaints: Sequence[str] = ()
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """All settings, defaults filled in."""
+        return {**DEFAULTS, **self.document.get("settings", {})}
+
+    @property
+    def method(self) -> str:
+        """The method's text."""
+        return str(self.document.get("method", {}).get("text", self.settings["method"]))
+
+    @property
+    def all_options(self) -> str:
+        """The method's text with every option as it was; defaults may have changed since."""
+        return str(self.document.get("method", {}).get("all_options", ""))
+
+    @property
+    def seed(self) -> int:
+        """The seed."""
+        return int(self.settings["seed"])
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds it is meant to have."""
+        return int(self.settings["rounds"])
+
+    @cached_property
+    def tables(self) -> dict[str, dict[int, dict[Any, float]]]:
+        """By view and round: accuracy of each domain, their mean, worst and spread. A selected model stands in the last round's place."""
+        rows: dict[str, dict[int, list[Row]]] = {view: {} for view in VIEWS}
+        chosen: dict[tuple[str, int], list[Row]] = {}
+        for line in self.lines:
+            view, number = line["view"].removeprefix(SELECTED), line["round"]
+            if view in rows and "accuracy" in line:
+                row = Row(view, line["client"], line["domain"], line)
+                home = rows[view].setdefault(number, []) if view == line["view"] else chosen.setdefault((view, number), [])
+                home.append(row)
+        for (view, number), many in chosen.items():
+            rows[view][number] = many
+        return {view: {number: _table(view, many) for number, many in sorted(found.items())} for view, found in rows.items()}
+
+    @cached_property
+    def test_sizes(self) -> dict[tuple[str, str], int]:
+        """Test examples by view and domain: as the run wrote them down, else the most that one client was tested on."""
+        sizes: dict[tuple[str, str], int] = {}
+        known = self.document.get("data", {}).get("test_sizes", {})
+        for line in self.lines:
+            view = line["view"].removeprefix(SELECTED)
+            if view in VIEWS and "count" in line:
+                key = (view, line["domain"])
+                sizes[key] = known.get(view, {}).get(line["domain"]) or max(sizes.get(key, 0), int(line["count"]))
+        return sizes
+
+    @cached_property
+    def losses(self) -> dict[str, dict[int, float]]:
+        """Training loss by client and round."""
+        found: dict[str, dict[int, float]] = {}
+        for line in self.lines:
+            if line["view"] == "training" and math.isfinite(line.get("loss", math.nan)):
+                found.setdefault(line["client"], {})[line["round"]] = line["loss"]
+        return found
+
+    def bytes(self, direction: str, purpose: str) -> dict[str, int]:
+        """Bytes by class of entry."""
+        return dict(self.costs.get("bytes", {}).get(direction, {}).get(purpose, {}))
+
+
+def _table(view: str, rows: Sequence[Row]) -> dict[Any, float]:
+    plain = [Row(row.view, row.client, row.domain, {key: row.numbers[key] for key in ("accuracy", "count")}) for row in rows]
+    table = accuracy_table(plain)
+    return {**table[view], **{key: table[key[1]] for key in (MEAN, WORST, SPREAD)}}
+
+
+@dataclass(frozen=True)
+class GroupEntry:
+    """Runs of one method and the same settings, that differ in their seed."""
+
+    label: str
+    runs: Sequence[Run]
+
+    @property
+    def finished(self) -> bool:
+        """Whether any of its runs came to its end."""
+        return any(run.finished for run in self.runs)
+
+    @property
+    def first(self) -> Run:
+        """The run that stands for what all of them have in common."""
+        return self.counted[0]
+
+    @cached_property
+    def counted(self) -> list[Run]:
+        """The runs whose numbers count: finished ones where there are any, one for each seed."""
+        chosen: dict[int, Run] = {}
+        for run in sorted(self.runs, key=lambda run: run.seed):
+            if run.finished or not self.finished:
+                chosen.setdefault(run.seed, run)
+        return list(chosen.values())
+
+    @property
+    def seeds(self) -> list[int]:
+        """Seeds of the runs that count."""
+        return [run.seed for run in self.counted]
+
+    @cached_property
+    def is_reference(self) -> bool:
+        """Whether it pools all data, so that it is no federated method."""
+        written = self.first.document.get("method", {}).get("pools_data")
+        if written is not None:
+            return bool(written)
+        try:
+            return parse(self.first.method).population is not None
+        except PolyfedError:
+            return False
+
+    def rounds(self, view: str) -> list[int]:
+        """Rounds in which all of its runs were evaluated."""
+        return sorted(set.intersection(*(set(run.tables[view]) for run in self.counted)))
+
+    def finals(self, view: str, key: Any) -> dict[int, float]:
+        """The last score by seed."""
+        rounds = self.rounds(view)
+        return self.scores(view, key, rounds[-1]) if rounds else {}
+
+    def scores(self, view: str, key: Any, number: int) -> dict[int, float]:
+        """The score in one round by seed; nothing where a seed has none."""
+        found = {run.seed: run.tables[view][number].get(key, math.nan) for run in self.counted}
+        return found if all(map(math.isfinite, found.values())) else {}
+
+    def mean(self, view: str, key: Any) -> float:
+        """The last score, averaged over seeds."""
+        return average(self.finals(view, key).values())
+
+
+@dataclass(frozen=True)
+class Group:
+    """Entries on the same data."""
+
+    name: str
+    source: str
+    entries: Sequence[GroupEntry]
+
+    def domains(self, view: str) -> list[str]:
+        """Domains scored in a view, in the order of the first run."""
+        named = [domain for entry in self.entries for run in entry.runs for v, domain in run.test_sizes if v == view]
+        return list(dict.fromkeys(named))
+
+    def test_size(self, view: str, domain: str) -> int:
+        """Test examples of a domain."""
+        return max((run.test_sizes.get((view, domain), 0) for entry in self.entries for run in entry.runs), default=0)
+
+    def contenders(self, view: str) -> list[GroupEntry]:
+        """Who can win: finished, scored on every domain, and federated (unless nobody is)."""
+        domains = self.domains(view)
+        whole = [entry for entry in self.entries if entry.finished and domains and all(entry.finals(view, d) for d in domains)]
+        return [entry for entry in whole if not entry.is_reference] or whole
+
+
+def average(values: Iterable[float]) -> float:
+    """The mean, or NaN of nothing."""
+    found = list(values)
+    return sum(found) / len(found) if found else math.nan
+
+
+def deviation(values: Iterable[float]) -> float:
+    """The standard deviation of a sample (n - 1), or NaN of fewer than two."""
+    found = list(values)
+    return statistics.stdev(found) if len(found) > 1 else math.nan
+
+
+def gather(paths: Sequence[str | Path]) -> list[Group]:
+    """Read the folders and sort them into groups; all folders that are no runs are named at once."""
+    if not paths:
+        raise RunFolderError(
+            "There is nothing to report: no run folder was given. Name at least one: polyfed report RUN... -o FILE.html"
+        )
+    runs, problems = [], []
+    for path in dict.fromkeys(str(path) for path in paths):
+        try:
+            runs.append(read_run(path))
+        except RunFolderError as error:
+            problems.append(str(error) + _runs_inside(Path(path)))
+    if problems:
+        raise RunFolderError(" ".join(problems))
+    by_data: dict[str, list[Run]] = {}
+    for run in runs:
+        by_data.setdefault(_data_key(run), []).append(run)
+    return [_group(many) for many in by_data.values()]
+
+
+def run_folders(paths: Sequence[str | Path]) -> list[Path]:
+    """The run folders named, and those inside folders that are no run themselves."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        inside = [path] if (path / "run.toml").is_file() else sorted(file.parent for file in path.glob("*/run.toml"))
+        if not inside:
+            raise RunFolderError(f"{path} is not a run and holds none: {missing_words(path)}")
+        found += inside
+    return found
+
+
+def read_run(path: str | Path) -> Run:
+    """Read one run folder, finished or not."""
+    folder = RunFolder(path)
+    document = folder.document()
+    lines = folder.metrics()
+    snapshot, complaints = folder.checkpoints.read()
+    if snapshot is None:
+        return Run(str(path), document, lines, complaints=complaints)
+    notes, state = snapshot.notes, digest(snapshot)
+    return Run(str(path), document, lines, snapshot.round, notes.get("finished", False), notes.get("costs", {}), state, complaints)
+
+
+def _runs_inside(path: Path) -> str:
+    inside = sorted(child.parent.name for child in path.glob("*/run.toml")) if path.is_dir() else []
+    return f" It holds runs, though: {', '.join(inside[:5])}{' and more' if len(inside) > 5 else ''}." if inside else ""
+
+
+def _data_key(run: Run) -> str:
+    facts = run.document.get("data", {})
+    settings = {name: _plain(run.settings[name]) for name in DATA_SETTINGS}
+    if is_path(settings["data"]):
+        # The same folder of images may lie elsewhere on another machine; its source says how many there are of what.
+        settings["data"] = Path(settings["data"]).name
+    return repr([facts.get("source"), facts.get("classes"), list(settings.values())])
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def recipe(run: Run) -> dict[str, Any]:
+    """What sets entries of one method apart."""
+    chosen = {name: _plain(value) for name, value in run.settings.items() if name not in (*INCIDENTAL, *DATA_SETTINGS)}
+    model = run.document.get("model", {})
+    named = chosen["model"] or f"{model.get('type', '?')} ({model.get('parameters', '?')} parameters)"
+    return chosen | {"model": named, "selection": _selection(run)}
+
+
+def _selection(run: Run) -> str:
+    """How the round that counts was chosen, and among which."""
+    every = run.settings["evaluate_every"] or 1
+    among = f" of every {f'{every} rounds' if every > 1 else 'round'}" if run.settings["selection"] == BEST_VALIDATION else ""
+    return f"{run.settings['selection']}{among}"
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    """Names of settings in which the runs differ."""
+    recipes = [recipe(run) for run in runs]
+    return [name for name in recipes[0] if len({repr(chosen.get(name)) for chosen in recipes}) > 1]
+
+
+def _group(runs: Sequence[Run]) -> Group:
+    by_method: dict[str, dict[str, list[Run]]] = {}
+    for run in runs:
+        by_method.setdefault(run.method, {}).setdefault(repr((recipe(run), run.all_options)), []).append(run)
+    entries = []
+    for method, groups in by_method.items():
+        apart = differing([many[0] for many in groups.values()])
+        changed = len({many[0].all_options for many in groups.values()}) > 1
+        for many in groups.values():
+            text = many[0].all_options if changed else method
+            details = ", ".join(f"{name}={recipe(many[0])[name]}" for name in apart)
+            entries.append(GroupEntry(f"{text} [{details}]" if details else text, many))
+    facts, settings = runs[0].document.get("data", {}), runs[0].settings
+    extras = [f"{name} {settings[name]}" for name in ("partition", "few_shot") if settings[name] != DEFAULTS[name]]
+    extras += [f"unseen: {', '.join(settings['unseen'])}"] if settings["unseen"] else []
+    return Group(", ".join([str(facts.get("name", settings["data"])), *extras]), str(facts.get("source", "")), entries)

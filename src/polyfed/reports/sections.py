@@ -1,0 +1,313 @@
+"""What each section of the report shows, worked out as plain values for the template."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from polyfed.core.method import parse
+from polyfed.costs.totals import Costs
+from polyfed.errors import PolyfedError
+from polyfed.reports import costs
+from polyfed.reports.byte_words import byte_words
+from polyfed.reports.gather import DEFAULTS, MEAN, SPREAD, WORST, Group, GroupEntry, Run, average, deviation, recipe
+from polyfed.reports.verdict import Headline, binomial_error, points
+from polyfed.settings import Settings
+
+KINDS: Mapping[str, str] = {
+    "weight": "weights",
+    "head": "head",
+    "norm_affine": "norm scale and shift",
+    "norm_stat": "norm statistics",
+    "norm_count": "norm counters",
+    "mix": "mixing scores",
+    "momentum": "optimizer buffers",
+    "extra": "other than entries",
+}
+VIEW_TITLES = {
+    "seen": "Seen: each client's own model on its own domain",
+    "unseen": "Unseen: the newcomer's model on domains nobody trained on",
+}
+
+
+def kind_words(kind: str) -> str:
+    """A class of entries in words; a layer's own class keeps its name."""
+    return KINDS.get(kind, kind)
+
+
+def byte_tick(count: float) -> str:
+    """Bytes at an axis: as ``byte_words``, without zeros that say nothing."""
+    number, unit = byte_words(count).split()
+    return f"{float(number):g} {unit}"
+
+
+def second_words(seconds: float) -> str:
+    """Seconds as a reader would say them."""
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def score_cell(entry: GroupEntry, view: str, key: Any, best: float | None) -> dict[str, Any]:
+    """Mean ± standard deviation over seeds, in percent."""
+    found = entry.finals(view, key)
+    if not found:
+        return {"text": "–", "spread": "", "best": False, "title": "not scored"}
+    mean, spread = average(found.values()), deviation(found.values())
+    by_seed = ", ".join(f"seed {seed}: {points(value)}" for seed, value in found.items())
+    return {
+        "text": points(mean),
+        "spread": f"± {points(spread)}" if len(found) > 1 else "",
+        "best": best is not None and abs(mean - best) < 1e-9,
+        "title": by_seed,
+    }
+
+
+def table(group: Group, view: str, styles: Mapping[str, int]) -> dict[str, Any] | None:
+    """Methods by domains in one view; None where nothing was scored in it."""
+    domains = group.domains(view)
+    if not domains:
+        return None
+    contenders = group.contenders(view)
+    best = {key: max((entry.mean(view, key) for entry in contenders), default=None) for key in (*domains, MEAN, WORST)}
+    rows = []
+    for entry in group.entries:
+        mine: Mapping[Any, float | None] = best if entry in contenders and len(contenders) > 1 else {}
+        rows.append(
+            {
+                "label": entry.label,
+                "style": styles[entry.label],
+                "note": standing(entry, view),
+                "cells": [score_cell(entry, view, domain, mine.get(domain)) for domain in domains],
+                "totals": [score_cell(entry, view, key, mine.get(key)) for key in (MEAN, WORST, SPREAD)]
+                if len(domains) > 1
+                else [],
+            }
+        )
+    heads = []
+    for domain in domains:
+        scored = [entry.mean(view, domain) for entry in group.entries if entry.finals(view, domain)]
+        size = group.test_size(view, domain)
+        heads.append(
+            {"name": domain, "count": size, "error": points(binomial_error(average(scored), size)) if size and scored else "?"}
+        )
+    return {"view": view, "title": VIEW_TITLES[view], "domains": heads, "rows": rows}
+
+
+def standing(entry: GroupEntry, view: str) -> str:
+    """Seeds, and what else a reader must know of a row."""
+    seeds = entry.seeds
+    words = f"{len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
+    if not entry.finished:
+        rounds = entry.rounds(view)
+        scored = f"scores of round {rounds[-1]}" if rounds else "not scored yet"
+        words += f", unfinished: round {min(run.reached for run in entry.runs)} of {entry.first.rounds}, {scored}"
+    return words + (", reference: pools all data" if entry.is_reference else "")
+
+
+def difference_rows(headline: Headline) -> list[dict[str, str]]:
+    """The best against everybody else, for a table."""
+    rows = []
+    for pair in headline.differences:
+        interval = f"{points(pair.interval[0], True)} to {points(pair.interval[1], True)}" if pair.interval else "–"
+        spread = points(pair.spread) if len(pair.by_seed) > 1 else "–"
+        rows.append(
+            {
+                "against": pair.behind.label,
+                "difference": points(pair.difference, True),
+                "seeds": str(len(pair.by_seed)),
+                "spread": spread,
+                "interval": interval,
+                "test_error": points(pair.test_error),
+                "verdict": pair.verdict,
+            }
+        )
+    return rows
+
+
+def mean_bytes(entry: GroupEntry, direction: str, purpose: str) -> dict[str, float]:
+    """Bytes of a run by class of entry, averaged over seeds."""
+    found = [run.bytes(direction, purpose) for run in entry.counted]
+    return {kind: average(one.get(kind, 0) for one in found) for kind in dict.fromkeys(kind for one in found for kind in one)}
+
+
+def both_ways(entry: GroupEntry, purpose: str) -> float:
+    """Bytes up and down for one purpose."""
+    return sum(sum(mean_bytes(entry, direction, purpose).values()) for direction in ("up", "down"))
+
+
+def cost_row(entry: GroupEntry, styles: Mapping[str, int]) -> dict[str, Any]:
+    """What a run of a method costs, averaged over its seeds."""
+    by_run = [run.costs for run in entry.counted]
+
+    def seconds(what: str) -> str:
+        return second_words(average(one.get("seconds", {}).get(what, 0.0) for one in by_run))
+
+    def messages(*purposes: str) -> str:
+        return f"{average(sum(one.get('messages', {}).get(p, 0) for p in purposes) for one in by_run):,.0f}"
+
+    return {
+        "label": entry.label,
+        "style": styles[entry.label],
+        "up": byte_words(sum(mean_bytes(entry, "up", "training").values())),
+        "down": byte_words(sum(mean_bytes(entry, "down", "training").values())),
+        "evaluation": byte_words(both_ways(entry, "evaluation")),
+        "newcomer": byte_words(both_ways(entry, "newcomer")),
+        "messages": messages("training"),
+        "other_messages": messages("evaluation", "newcomer"),
+        "seconds": seconds("training"),
+        "evaluation_seconds": seconds("evaluation"),
+    }
+
+
+def byte_table(entry: GroupEntry) -> list[dict[str, str]]:
+    """Bytes by class of entry, purpose and direction."""
+    rows = []
+    for purpose in ("training", "evaluation", "newcomer"):
+        up, down = mean_bytes(entry, "up", purpose), mean_bytes(entry, "down", purpose)
+        for kind in dict.fromkeys([*down, *up]):
+            sizes = {"up": byte_words(up.get(kind, 0)), "down": byte_words(down.get(kind, 0))}
+            rows.append({"purpose": purpose, "kind": kind_words(kind), **sizes})
+    return rows
+
+
+def plan_rows(run: Run) -> list[dict[str, Any]]:
+    """What travels, by class of entry, as ``run.toml`` has it."""
+    return [
+        {**row, "kind": kind_words(str(row.get("kind", "?"))), "bytes": byte_words(row.get("bytes", 0))}
+        for row in run.document.get("plan", [])
+    ]
+
+
+def uploads_beyond_entries(entry: GroupEntry) -> str:
+    """What leaves clients beyond model entries, in a sentence."""
+    run = entry.first
+    extra = mean_bytes(entry, "up", "training").get("extra", 0)
+    size = f"{byte_words(extra)} in this run" if extra else ""
+    declared, granularity = declared_uploads(run)
+    if declared:
+        details = "; ".join(text for text in (granularity, size) if text)
+        return f"Beyond model entries this leaves clients in training: {declared}{f' ({details})' if details else ''}."
+    if extra:
+        return f"Beyond model entries clients send other values in training ({size}); the method does not say what they are."
+    return "Nothing but model entries leaves clients in training."
+
+
+def declared_uploads(run: Run) -> tuple[str, str]:
+    """What leaves a client, and its granularity: as written in the run, or as the method itself says; nothing for one that is not installed here."""
+    written = run.document.get("method", {})
+    if written.get("data_derived_uploads") and "granularity" in written:
+        return str(written["data_derived_uploads"]), str(written["granularity"])
+    try:
+        facts = parse(run.method).facts
+    except PolyfedError:
+        return str(written.get("data_derived_uploads") or ""), ""
+    return str(written.get("data_derived_uploads") or facts.data_derived_uploads), facts.granularity
+
+
+def spent_by(entry: GroupEntry) -> costs.Spent:
+    """What the runs of an entry cost."""
+    found = [run for run in entry.counted if run.costs and run.document.get("data", {}).get("clients")]
+    return costs.spent([_totals(run) for run in found])
+
+
+def _totals(run: Run) -> costs.Totals:
+    clients = int(run.document["data"]["clients"])
+    sampled = Settings(clients_per_round=run.settings["clients_per_round"]).sampled(clients)
+    return costs.totals(Costs.from_numbers(run.costs), clients, sampled, run.reached)
+
+
+def against_reference(group: Group) -> dict[str, Any] | None:
+    """Cost and privacy of every entry beside the reference on the same data; None where no run of the reference is there."""
+    references = [entry for entry in group.entries if entry.first.method == costs.REFERENCE]
+    if not references:
+        return None
+    rows = []
+    for entry in group.entries:
+        chosen = reference_for(entry, references)
+        reference = None if chosen is None else spent_by(chosen)
+        own = costs.expense_of(entry.label, *declared_uploads(entry.first), spent_by(entry), reference)
+        rows.append({"label": entry.label, "cells": costs.cells(own)})
+    known = costs.reference_words(spent_by(references[0])) if len(references) == 1 else ""
+    return {"reference": costs.REFERENCE, "heads": costs.HEADS, "rows": rows, "note": f"{known} {costs.NOTE}".strip()}
+
+
+def reference_for(entry: GroupEntry, references: Sequence[GroupEntry]) -> GroupEntry | None:
+    """The reference with the same settings; where there is but one, that one."""
+    same = [one for one in references if recipe(one.first) == recipe(entry.first)]
+    return same[0] if same else references[0] if len(references) == 1 else None
+
+
+def outside_training(entries: Sequence[GroupEntry]) -> list[str]:
+    """What leaves clients for evaluations and newcomers."""
+    sentences = ["In evaluations clients send their scores."]
+    collected = [entry for entry in entries if both_ways(entry, "newcomer")]
+    if collected:
+        sizes = ", ".join(
+            f"{byte_words(sum(mean_bytes(entry, 'up', 'newcomer').values()))} with {entry.label}" for entry in collected
+        )
+        sentences.append(f"For the newcomer's model, entries that otherwise stay local were collected: {sizes}.")
+    return sentences
+
+
+def command(run: Run) -> str:
+    """The command that repeats a run, quoted for a shell; a comment where only Python or Flower's nodes can."""
+    given = run.document.get("given_in_python", [])
+    if given:
+        return f"# {run.method}, seed {run.seed}: begun in Python, with: {', '.join(given)}. It needs them again."
+    words = ["polyfed", "run", str(run.settings["data"]), "--method", method_then(run)]
+    for name, default in DEFAULTS.items():
+        value = run.settings[name]
+        if (
+            name in ("data", "method", "seed")
+            or value is None
+            or value == default
+            or (isinstance(value, list) and tuple(value) == default)
+        ):
+            continue
+        for one in value if isinstance(value, list | tuple) else [value]:
+            words += [f"--{name.replace('_', '-')}", str(one)]
+    return shlex.join([*words, "--seed", str(run.seed)])
+
+
+def method_then(run: Run) -> str:
+    """The method's text; with all its options where the text alone means something else today."""
+    try:
+        same = parse(run.method).full_text == run.all_options
+    except PolyfedError:
+        same = False
+    return run.method if same or not run.all_options else run.all_options
+
+
+def provenance(run: Run) -> dict[str, Any]:
+    """Where a run's numbers come from."""
+    made = dict(run.document.get("made_with", {}))
+    machine, commit = made.pop("machine", "?"), made.pop("commit", "")
+    return {
+        "path": run.path,
+        "method": run.method,
+        "seed": run.seed,
+        "state": "finished" if run.finished else f"unfinished: round {run.reached} of {run.rounds}",
+        "digest": run.digest or "no good checkpoint",
+        "versions": ", ".join(f"{name} {version}" for name, version in made.items()),
+        "commit": commit,
+        "machine": machine,
+        "command": command(run),
+        "settings": [(name, _setting_words(value), value != _as_plain(DEFAULTS.get(name))) for name, value in _set(run).items()],
+        "all_options": run.all_options,
+        "model": run.document.get("model", {}),
+        "data": run.document.get("data", {}),
+    }
+
+
+def _set(run: Run) -> dict[str, Any]:
+    return {name: _as_plain(value) for name, value in run.settings.items() if value is not None}
+
+
+def _as_plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _setting_words(value: Any) -> str:
+    return (", ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)

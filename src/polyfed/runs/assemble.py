@@ -1,0 +1,273 @@
+"""From settings to the things a run needs: federation, model, plan, bench, server."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.data_types import ArrayExamples, DataSet, DatasetExamples, Domain, Examples, Federation
+from polyfed.core.device import chosen_device
+from polyfed.core.entries import entries_of, find_head, optimizer_entries
+from polyfed.core.losses import Loss, losses
+from polyfed.core.method import Method
+from polyfed.core.seeds import default_stream
+from polyfed.core.sharing import Plan, check_none_redundant
+from polyfed.core.slots import SLOTS, HeadSurgery, Surgery
+from polyfed.core.workbench import Workbench
+from polyfed.data.partition import federate
+from polyfed.data.registry import data_sets
+from polyfed.data.sets.image_folder import image_folder
+from polyfed.errors import DataError, ModelError, PolyfedError, SettingError, UnknownName
+from polyfed.models import models
+from polyfed.settings import Settings
+
+
+def build_data_set(data: Any, settings: Settings) -> DataSet:
+    """A data set from its name, a folder, a DataSet, or torch data sets by domain."""
+    if isinstance(data, DataSet):
+        return data
+    if isinstance(data, Mapping):
+        return from_torch(data)
+    if not isinstance(data, str | Path):
+        raise DataError(
+            f"Cannot use {type(data).__name__} as data: give a name, a folder, or {{domain: (train, test)}} of torch data sets."
+        )
+    text = str(data)
+    if is_folder(text):
+        folder: DataSet = image_folder(text)
+        return folder
+    if "/" in text.split("(")[0]:
+        raise DataError(f"There is no folder {text}. Data are a name (polyfed ls data) or a folder root/<domain>/<class>/*.")
+    try:
+        context = {} if settings.root is None else {"root": settings.root}
+        return data_sets.build(text, **context)
+    except UnknownName as error:
+        raise UnknownName(f"{error} A folder root/<domain>/<class>/* works too.") from error
+
+
+def is_folder(text: str) -> bool:
+    """Whether data are a folder of images; in case of doubt a known name wins, and ./NAME is the folder."""
+    return Path(text).is_dir() and ("/" in text or text not in data_sets)
+
+
+def reads_files(text: str) -> bool:
+    """Whether the root of the settings says where these data are."""
+    name = text.split("(")[0].strip()
+    return not is_folder(text) and (name not in data_sets or "root" in data_sets.find(name).signature.parameters)
+
+
+def from_torch(data: Mapping[str, Any]) -> DataSet:
+    """A data set from torch data sets (or pairs of tensors): ``{domain: (train, test)}`` or ``{domain: (train, validation, test)}``."""
+    domains = []
+    for name, parts in data.items():
+        if not isinstance(parts, tuple | list) or len(parts) not in (2, 3):
+            raise DataError(f"Domain {name!r}: give (train, test) or (train, validation, test), found {type(parts).__name__}.")
+        examples = [_examples(part) for part in parts]
+        domains.append(
+            Domain(str(name), train=examples[0], test=examples[-1], validation=examples[1] if len(examples) == 3 else None)
+        )
+    if not domains:
+        raise DataError("No domains were given. Give {domain: (train, test)} of torch data sets.")
+    count = 1 + max(int(part.labels.max()) for d in domains for part in (d.train, d.test) if len(part))
+    return DataSet(
+        "given data", tuple(str(index) for index in range(count)), tuple(domains), source="torch data sets given in Python"
+    )
+
+
+def _examples(part: Any) -> Examples:
+    if isinstance(part, Examples):
+        return part
+    if isinstance(part, tuple | list) and len(part) == 2 and all(isinstance(item, Tensor) for item in part):
+        return ArrayExamples(part[0], part[1])
+    if hasattr(part, "__getitem__") and hasattr(part, "__len__"):
+        return DatasetExamples(part)
+    raise DataError(f"Cannot take examples from {type(part).__name__}: give a map-style torch data set or a pair of tensors.")
+
+
+def build_federation(data: Any, settings: Settings) -> Federation:
+    """A federation from data, the partition, and the domains left out."""
+    if isinstance(data, Federation):
+        return data
+    dataset = build_data_set(data, settings)
+    return federate(dataset, settings.partition, settings.unseen, settings.seed, settings.few_shot, settings.unseen_part)
+
+
+def build_model(model: str | nn.Module | Callable[..., nn.Module] | None, federation: Federation, seed: int) -> nn.Module:
+    """A model by name, from ``module.path:function``, from a function, or a copy of a given one."""
+    sample = federation.sample_input()
+    context = {"classes": len(federation.classes), "input_shape": tuple(sample.shape[1:])}
+    with default_stream(seed, "model"):
+        if isinstance(model, nn.Module):
+            return copy.deepcopy(model)
+        if model is not None and not isinstance(model, str):
+            return _called(model, context, getattr(model, "__name__", "the given function"))
+        text = model or federation.default_model
+        if text.startswith("timm:"):
+            text = f'timm(name="{text.removeprefix("timm:")}")'
+        if ":" in text.split("(")[0]:
+            return _called(imported(text), context, text)
+        return models.build(text, **context)
+
+
+def imported(text: str) -> Callable[..., nn.Module]:
+    """The function named ``module.path:function``; the working folder is searched too."""
+    module_name, _, name = text.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        found = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ModelError(
+            f"Cannot find the model {text}: {error}. Write it as module.path:function; the module is looked for in this folder too."
+        ) from error
+    if not callable(found):
+        raise ModelError(f"{text} is not a function that builds a model.")
+    return found  # type: ignore[no-any-return]
+
+
+def _called(build: Callable[..., nn.Module], context: Mapping[str, Any], name: str) -> nn.Module:
+    try:
+        parameters = inspect.signature(build).parameters
+    except ValueError:
+        parameters = {}  # type: ignore[assignment]
+    made = build(**{key: value for key, value in context.items() if key in parameters})
+    if not isinstance(made, nn.Module):
+        raise ModelError(f"{name} returned {type(made).__name__}, not a torch module.")
+    return made
+
+
+def check_output(model: nn.Module, federation: Federation) -> None:
+    """Refuse a model whose output is not one logit per class."""
+    sample = federation.sample_input()
+    training = model.training
+    try:
+        with torch.no_grad():
+            output = model.eval()(sample)
+    except PolyfedError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{type(model).__name__} cannot take an input of shape {tuple(sample.shape[1:])}: {error}") from error
+    finally:
+        model.train(training)
+    wanted = (len(sample), len(federation.classes))
+    found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if found != wanted:
+        raise ModelError(
+            f"{type(model).__name__} returns {found} for a batch of {len(sample)}, expected {wanted}: one logit per class of {federation.name}."
+        )
+
+
+def load_initial(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
+    """Load initial weights if all names and shapes are the model's; say whether they were."""
+    own = model.state_dict()
+    if set(own) - set(state) or any(own[name].shape != state[name].shape for name in own):
+        return False
+    model.load_state_dict({name: state[name] for name in own})
+    return True
+
+
+def prepared_model(
+    settings: Settings, method: Method, federation: Federation, model: Any, initial: Mapping[str, Tensor] | None
+) -> nn.Module:
+    """The model after surgery, with initial weights where they fit: before the surgery or after it."""
+    built = build_model(model if model is not None else settings.model, federation, settings.seed)
+    check_output(built, federation)
+    loaded = initial is not None and load_initial(built, initial)
+    with default_stream(settings.seed, "surgery"):
+        for operate in method.surgery:
+            built = operated(operate, built, federation.sample_input(), settings.head, method)
+    if method.surgery:
+        check_output(built, federation)
+    if initial is not None and not loaded and not load_initial(built, initial):
+        strange = sorted(set(built.state_dict()) ^ set(initial))[:3]
+        raise ModelError(f"--init does not fit {type(built).__name__}: names or shapes differ ({', '.join(strange) or 'shapes'}).")
+    return built
+
+
+def operated(operate: Surgery | HeadSurgery, model: nn.Module, sample: Tensor, named_head: str | None, method: Method) -> nn.Module:
+    """The model after one surgery; one that asks for the head is given its path."""
+    if not getattr(operate, "needs_head", False):
+        return cast("Surgery", operate)(model)
+    head, doubt = find_head(model, sample, named_head)
+    if head is None:
+        raise ModelError(f"{method} changes the model at its head: {doubt}.")
+    return cast("HeadSurgery", operate)(model, head)
+
+
+def build_bench(settings: Settings, method: Method, federation: Federation, model: nn.Module) -> Workbench:
+    """The plan for this model, and the bench clients work at."""
+    head, doubt = find_head(model, federation.sample_input(), settings.head)
+    entries = entries_of(model, head)
+    entries |= optimizer_entries(entries, settings.optimizer_buffers)
+    if doubt and any("head" in rule.select.kinds for rule in method.sharing):
+        raise ModelError(f"{method}: {doubt}.")
+    only_share = [part.name for part in method.parts if part.filled_slots == ["sharing"]]
+    check_none_redundant(entries, method.sharing, settings.rounds, only_share)
+    plan = Plan(entries, method.sharing, settings.rounds)
+    loss = build_loss(settings.loss, federation)
+    device = chosen_device(settings.device)
+    bench = Workbench(model, method, plan, settings, federation.preparation, loss, len(federation.classes), head, device=device)
+    refuse_single_samples(bench)
+    for item in filled_slots(method):
+        check = getattr(item, "check", None)
+        if check is not None:
+            check(bench)
+    return bench
+
+
+def filled_slots(method: Method) -> Iterator[Any]:
+    """Everything a method has put into its slots."""
+    for slot in SLOTS:
+        filled = getattr(method, slot)
+        yield from filled.values() if isinstance(filled, Mapping) else filled if isinstance(filled, tuple) else (filled,)
+
+
+def build_loss(text: str, federation: Federation) -> Loss:
+    """The task loss; one that asks for the numbers of examples by class is given them."""
+    counts = [torch.bincount(client.train.labels, minlength=len(federation.classes)) for client in federation.clients]
+    return losses.build(text, class_counts=torch.stack(counts).sum(0).tolist())
+
+
+def refuse_single_samples(bench: Workbench) -> None:
+    """Batches of one sample cannot be trained with batch norm; say so before the first round."""
+    if bench.batch_norms and bench.settings.batch_size == 1 and bench.settings.last_batch != "keep":
+        raise SettingError(
+            f"{bench.method}: {type(bench.model).__name__} has batch norm, which cannot train on batches of one sample. "
+            "Use --batch-size 2 or more, or replace the norm (fedavg + group_norm)."
+        )
+
+
+def refuse_absent(settings: Settings, method: Method, clients: int) -> None:
+    """Refuse to leave clients out of a round where the method needs all of them."""
+    if method.facts.full_participation and settings.sampled(clients) < clients:
+        raise SettingError(f"{method}: every client must take part in every round; leave --clients-per-round out.")
+
+
+def notices(settings: Settings, method: Method, bench: Workbench, clients: int) -> list[str]:
+    """What a user should know before the run: contradictions that are allowed but cost something."""
+    notes = {id(item): item.notice(bench, clients) for item in filled_slots(method) if hasattr(item, "notice")}
+    found = [text for text in dict.fromkeys(notes.values()) if text]
+    sampled = settings.sampled(clients)
+    if (bench.plan.keeps_state or method.facts.client_state) and sampled < clients:
+        found.append(
+            f"{method} keeps state at clients, but only {sampled} of {clients} take part in a round: state will be old or missing for many."
+        )
+    if method.facts.data_derived_uploads:
+        found.append(f"{method} sends more than model entries: {method.facts.data_derived_uploads}.")
+    if method.newcomer is not None and settings.newcomer != Settings().newcomer:
+        found.append(f"{method} decides itself what a newcomer gets; --newcomer {settings.newcomer} is not used.")
+    if settings.root is not None and not reads_files(settings.data):
+        found.append(f"--root {settings.root} is not used: {settings.data} is not read from the files of a data set.")
+    smallest = method.facts.smallest_batch or (2 if bench.batch_norms else 1)
+    if settings.batch_size < smallest:
+        found.append(f"{method} is meant for batches of at least {smallest}; the batch size is {settings.batch_size}.")
+    return found

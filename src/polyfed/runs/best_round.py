@@ -1,0 +1,89 @@
+"""The round with the best mean validation accuracy of the source clients, where a run ends with that round's model.
+
+The best state so far is saved next to the checkpoints (``best/``). A resumed run reads it again; where a later round has overwritten
+it, the run passes through that round again and finds the same state. Where it was lost otherwise, the run does not go on: another
+model must not pass for the best one.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from polyfed.core.evaluation import Row
+from polyfed.errors import RunFolderError, TooFewReplies
+from polyfed.runs.checkpoint import Checkpoints, Damaged, Snapshot, copied
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.selection import BEST_VALIDATION, LAST
+
+log = logging.getLogger("polyfed")
+
+
+class BestValidation:
+    """Looks at validation data now and then, and remembers the best state."""
+
+    def __init__(self, experiment: Experiment, checkpoints: Checkpoints | None, notes: Mapping[str, Any] | None = None) -> None:
+        self.experiment, self.checkpoints = experiment, checkpoints
+        self.value = float(notes["value"]) if notes else -math.inf
+        self.round = int(notes["round"]) if notes else 0
+        self.best: Snapshot | None = self.read_best(checkpoints) if notes and checkpoints is not None else None
+        if self.best is not None:
+            experiment.backend.retain("best", self.best.clients)
+
+    def read_best(self, checkpoints: Checkpoints) -> Snapshot | None:
+        """The best state so far, from its file."""
+        try:
+            return checkpoints.read_round(self.round)
+        except Damaged as damage:
+            raise self.lost(checkpoints, str(damage)) from damage
+
+    def lost(self, checkpoints: Checkpoints, why: str) -> RunFolderError:
+        """The error about a best state that is not there."""
+        run = checkpoints.folder.parent
+        return RunFolderError(
+            f"The best state of {run} so far, that of round {self.round}, is lost: {why} Start again with another --out, "
+            f'or set selection = "{LAST}" in {run / "run.toml"} to end with the last round\'s model.'
+        )
+
+    def look(self) -> list[Row]:
+        """Score the present state on validation data; keep it if it is the best so far. Means over other clients do not compare."""
+        rows = self.experiment.evaluate(split="validation")
+        silent = sorted(set(self.experiment.server.ids) - {row.client for row in rows})
+        if silent:
+            log.warning(
+                "Round %d cannot be the best one: no validation scores came from %s.",
+                self.experiment.server.round,
+                ", ".join(silent),
+            )
+            return rows
+        value = sum(row.numbers["accuracy"] for row in rows) / len(rows)
+        if value > self.value:
+            self.value, self.round = value, self.experiment.server.round
+            self.best = copied(self.experiment.snapshot())
+            self.experiment.backend.retain("best")
+            if self.checkpoints is not None:
+                self.checkpoints.write(self.best, set(self.best.clients))
+        return rows
+
+    def notes(self) -> dict[str, Any] | None:
+        """What a checkpoint says about the best state so far."""
+        return {"round": self.round, "value": self.value} if self.round else None
+
+    def take(self) -> None:
+        """Put the best state in the place of the last one; costs and the number of rounds stay those of the whole run."""
+        if not self.round:
+            self.look()
+        if not self.round:
+            raise TooFewReplies(
+                f"{BEST_VALIDATION} needs a round in which all {len(self.experiment.server.ids)} clients answer with validation scores, "
+                "and there was none. Go on with the run when all of them are there: its last round is looked at again."
+            )
+        if self.best is None:
+            assert self.checkpoints is not None
+            raise self.lost(self.checkpoints, f"{self.checkpoints.folder} holds later rounds only, which were not found again.")
+        server, backend = self.experiment.server, self.experiment.backend
+        server.state, server.memory, server.dormant = dict(self.best.state), {}, dict(self.best.memory)
+        backend.client_states = dict(self.best.clients)
+        backend.changed = set(backend.client_states)

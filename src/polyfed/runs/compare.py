@@ -1,0 +1,263 @@
+"""The runs of a comparison: which there are, which are finished already, and training what is missing.
+
+Several methods, each over several seeds, with everything else equal. Under the protocol ``leave-one-out`` each of these is one run
+per domain, which nobody trains on in that run. ``reports/comparison.py`` makes a table of the outcomes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from polyfed.backends.in_process import InProcess
+from polyfed.core.data_types import DataSet, Federation
+from polyfed.core.load_methods import load_file
+from polyfed.core.method import Method, parse
+from polyfed.core.server import Server
+from polyfed.data.identity import identity_of
+from polyfed.errors import PolyfedError, SettingError, nearest
+from polyfed.runs.assemble import build_data_set
+from polyfed.runs.experiment import Experiment, refuse_dealing, settings_given
+from polyfed.runs.folder_names import slug
+from polyfed.runs.lifecycle import resume, train_run
+from polyfed.runs.portable_paths import anchored
+from polyfed.runs.result import Result
+from polyfed.runs.run_folder import RunFolder
+from polyfed.runs.watcher import Watcher
+from polyfed.settings import Settings
+
+SEEN, LEAVE_ONE_OUT = PROTOCOLS = ("seen", "leave-one-out")
+LEAVE_ONE_OUT_DEFAULTS: Mapping[str, Any] = {"unseen_part": "all"}
+"""Nobody trains on the domain that is left out, so all its images can be tested, as the papers do."""
+NOT_COMPARED: Mapping[str, Any] = {"checkpoint_every": "60s", "workers": "1"}
+"""Settings that change nothing in a result."""
+
+Read = TypeVar("Read")
+
+
+@dataclass(frozen=True)
+class ComparisonRun:
+    """One run of a comparison.
+
+    Attributes:
+        method: the method's text.
+        seed: the seed.
+        left_out: the domain that is unseen in this run of a leave-one-out comparison.
+        settings: all its settings.
+        value: the method itself, where its text does not say it all.
+    """
+
+    method: str
+    seed: int
+    left_out: str | None
+    settings: Settings
+    value: Method | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of its run folder."""
+        return f"{slug(self.method)}-seed{self.seed}" + (f"-without-{slug(self.left_out)}" if self.left_out else "")
+
+    @property
+    def words(self) -> str:
+        """What it is, for people."""
+        return f"{self.method}, seed {self.seed}" + (f", without {self.left_out}" if self.left_out else "")
+
+
+class ComparedRuns:
+    """All runs of a comparison, on data that are made once."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        methods: str | Method | Sequence[str | Method],
+        *,
+        data: Any = None,
+        model: Any = None,
+        seeds: int = 1,
+        protocol: str = SEEN,
+        folder: str | Path | None = None,
+        watcher: Watcher | None = None,
+    ) -> None:
+        """Decide which runs there are; what cannot be run at all is refused here.
+
+        Args:
+            settings: of every run, but for its method, its seed and the domain it leaves out.
+            methods: texts, also several in one text apart by semicolons, or Method values.
+            data: as for ``polyfed.run``; default: what the settings name.
+            model: a module or a function that builds one; default: what the settings name.
+            seeds: runs of each method: the settings' seed, and the next ones.
+            protocol: ``seen``, or ``leave-one-out``: every domain unseen in turn.
+            folder: where run folders go, and where finished ones are looked for; None: nothing is written.
+            watcher: hears of every run.
+        """
+        check_protocol(settings, seeds, protocol)
+        self.settings, self.protocol, self.watcher = settings, protocol, watcher or Watcher()
+        self.folder = None if folder is None else Path(folder)
+        self.model = None if isinstance(model, str) else model
+        self.seeds = tuple(range(settings.seed, settings.seed + seeds))
+        self.methods = method_values(methods, settings.load)
+        self.given = [] if data is None or isinstance(data, str | Path) else ["data"]
+        self.data = data_for(settings.data if data is None else data, settings, protocol)
+        left_out = [domain.name for domain in self.data.domains] if isinstance(self.data, DataSet) else []
+        self.runs = self._planned(left_out if protocol == LEAVE_ONE_OUT else [None])
+        self.problems: dict[str, str] = {}
+        self.reused = 0
+
+    def _planned(self, left_out: Sequence[str | None]) -> list[ComparisonRun]:
+        settings = self.settings
+        return [
+            ComparisonRun(
+                text,
+                seed,
+                domain,
+                dataclasses.replace(settings, method=text, seed=seed, unseen=settings.unseen if domain is None else (domain,)),
+                value,
+            )
+            for text, value in self.methods.items()
+            for seed in self.seeds
+            for domain in left_out
+        ]
+
+    def train(self, read: Callable[[Result], Read]) -> list[tuple[ComparisonRun, Read]]:
+        """Train, resume or read back every run. A method that fails is given up and named in ``problems``; the others go on.
+
+        Args:
+            read: takes from a finished run what is needed of it, so that its models need not stay in memory.
+        """
+        self.problems, self.reused = self.unfit(), 0
+        found = []
+        for number, run in enumerate(self.runs, 1):
+            self.watcher.begin(run.words, number, len(self.runs))
+            if run.method in self.problems:
+                continue
+            try:
+                found.append((run, self._train_one(run, read)))
+            except PolyfedError as error:
+                self.problems[run.method] = str(error)
+                self.watcher.notice(f"{run.method} is given up: {error}")
+        return found
+
+    def unfit(self) -> dict[str, str]:
+        """Methods that cannot be built here, and why; found before the others train, which may take hours."""
+        problems: dict[str, str] = {}
+        for method in self.methods:
+            run = next(run for run in self.runs if run.method == method)
+            try:
+                Experiment(run.settings, self.data, run.value, self.model, backend=InProcess)
+            except PolyfedError as error:
+                problems[method] = str(error)
+                self.watcher.notice(f"{method} will be left out: {error}")
+        return problems
+
+    def _train_one(self, run: ComparisonRun, read: Callable[[Result], Read]) -> Read:
+        experiment = Experiment(run.settings, self.data, run.value, self.model)
+        objects = {"method": run.value, "model": self.model}
+        experiment.given = [*self.given, *(name for name, value in objects.items() if value is not None)]
+        for notice in experiment.notices:
+            self.watcher.notice(notice)
+        folder, exists = self.folder_of(run, experiment)
+        rounds: list[int] = []
+
+        def observe(server: Server) -> None:
+            self.watcher.round(server)
+            rounds.append(server.round)
+
+        if folder is not None and exists:
+            result = resume(folder.path, self.data, notify=self.watcher.notice, observers=[observe])
+        else:
+            result = train_run(experiment, folder, observers=[observe])
+        self.reused += exists and not rounds
+        how = "trained" if not exists else "resumed" if rounds else "reused"
+        outcome = read(result)
+        self.watcher.end(run.words, f"mean {100 * result.accuracy['mean']:.1f} %, {how}")
+        return outcome
+
+    def folder_of(self, run: ComparisonRun, experiment: Experiment) -> tuple[RunFolder | None, bool]:
+        """The folder of a run, and whether it holds this run already; folders of other runs are passed over."""
+        number = 1
+        while self.folder is not None:
+            folder = RunFolder(self.folder / (run.name if number == 1 else f"{run.name}-{number}"))
+            if not folder.path.exists():
+                return folder, False
+            if (folder.path / "run.toml").is_file() and holds_run(folder, experiment):
+                return folder, True
+            number += 1
+        return None, False
+
+
+def check_protocol(settings: Settings, seeds: int, protocol: str) -> None:
+    """Refuse a number of seeds or a protocol that cannot be followed."""
+    if seeds < 1:
+        raise SettingError(f"seeds must be at least 1, found {seeds}.")
+    if protocol not in PROTOCOLS:
+        raise SettingError(f"protocol cannot be {protocol!r}. {nearest(protocol, PROTOCOLS)}")
+    if protocol == LEAVE_ONE_OUT and settings.unseen:
+        raise SettingError("protocol leave-one-out chooses the unseen domains itself; leave unseen out.")
+
+
+def settings_for(data: Any, model: Any, protocol: str, values: Mapping[str, Any]) -> Settings:
+    """The settings of a comparison that is begun in Python."""
+    if "method" in values:
+        raise SettingError("A comparison takes methods=[...], not method=.")
+    return settings_given(data, model, {**(LEAVE_ONE_OUT_DEFAULTS if protocol == LEAVE_ONE_OUT else {}), **values})
+
+
+def data_for(data: Any, settings: Settings, protocol: str) -> DataSet | Federation:
+    """The data of all runs; a federation that was made already can be compared on, but leaves no domain out."""
+    if not isinstance(data, Federation):
+        return build_data_set(data, settings)
+    if protocol == LEAVE_ONE_OUT:
+        raise SettingError(
+            "protocol leave-one-out deals the data to clients once for every domain, and a federation is dealt already. "
+            "Give the data set it was made from (a name, a folder, a DataSet or {domain: (train, test)}), or use protocol seen."
+        )
+    refuse_dealing(settings)
+    return data
+
+
+def method_values(methods: str | Method | Sequence[str | Method], load: Sequence[str] = ()) -> dict[str, Method | None]:
+    """Methods by their canonical texts, each once, with the value where the text does not say it all.
+
+    What cannot be read raises an error before anything is trained.
+
+    Args:
+        methods: texts, also several in one text apart by semicolons, or Method values.
+        load: files of methods to run before.
+    """
+    for file in load:
+        load_file(file)
+    found: dict[str, Method | None] = {}
+    for one in [methods] if isinstance(methods, str | Method) else methods:
+        for method in [parse(text) for text in one.split(";") if text.strip()] if isinstance(one, str) else [one]:
+            value = None if isinstance(one, str) or is_registered(method) else method
+            if found.setdefault(str(method), value) != value:
+                raise SettingError(f"Two different methods are called {str(method)!r}; give one of them another name.")
+    if not found:
+        raise SettingError('methods names no method. Write them apart by semicolons: "fedavg; fedbn".')
+    return found
+
+
+def is_registered(method: Method) -> bool:
+    """Whether the text of a method stands for this very method."""
+    try:
+        return parse(str(method)) == method
+    except PolyfedError:
+        return False
+
+
+def holds_run(folder: RunFolder, experiment: Experiment) -> bool:
+    """Whether a folder holds the run of an experiment: its settings, its data, and its method with the same options.
+
+    Options count since a default may have changed. A method or model that is a value of Python cannot be compared, so such a run is
+    never taken for another.
+    """
+    if {"method", "model"} & {*experiment.given, *folder.document().get("given_in_python", ())}:
+        return False
+    settings = (folder.settings(), anchored(experiment.settings, experiment.given))
+    one, other = (dataclasses.replace(each, **NOT_COMPARED) for each in settings)
+    same_options = folder.document().get("method", {}).get("all_options") == experiment.method.full_text
+    return one == other and same_options and not folder.other_data(identity_of(experiment.federation))

@@ -1,0 +1,245 @@
+"""An experiment: settings made real, trained, evaluated, saved, and resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file as load_safetensors
+from torch import Tensor
+
+from polyfed.backends.base import Backend
+from polyfed.backends.choose import BackendFor, backend_for, require_known
+from polyfed.core import evaluation
+from polyfed.core.conversation import AskClients, Talk, converse
+from polyfed.core.data_types import Examples, Federation
+from polyfed.core.evaluation import Row
+from polyfed.core.load_methods import load_file
+from polyfed.core.loop import Observer, hold
+from polyfed.core.method import Method, as_method
+from polyfed.core.server import Server
+from polyfed.core.workbench import Workbench
+from polyfed.costs.totals import Costs, counted
+from polyfed.errors import ModelError, RunFolderError, SettingError
+from polyfed.runs.assemble import build_bench, build_federation, notices, prepared_model, refuse_absent
+from polyfed.runs.checkpoint import Snapshot
+from polyfed.runs.run_folder import RunFolder
+from polyfed.runs.selection import BEST_VALIDATION, require_validation
+from polyfed.settings import Settings, with_changes
+
+DEFAULTS = Settings()
+DEALING = ("partition", "few_shot", "unseen", "unseen_part", "root")
+"""Settings that say how data are dealt to clients, and from where."""
+
+
+class Experiment:
+    """Everything of one run, ready to be trained."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        data: Any = None,
+        method: str | Method | None = None,
+        model: Any = None,
+        backend: BackendFor = backend_for,
+    ) -> None:
+        if backend is backend_for:
+            require_known(settings.backend)
+        if settings.backend == "flower" and backend is backend_for:
+            refuse_objects({"data": data, "model": model})
+        if isinstance(data, Federation) and backend is backend_for:
+            refuse_dealing(settings)
+        for file in settings.load:
+            load_file(file)
+        self.given: list[str] = []
+        self.method = as_method(settings.method if method is None else method)
+        self.federation: Federation = build_federation(settings.data if data is None else data, settings)
+        if self.method.population is not None:
+            self.federation = self.method.population(self.federation)
+        if settings.selection == BEST_VALIDATION:
+            require_validation(self.federation)
+        self.settings = dataclasses.replace(rounds_from_budget(settings, self.federation), method=str(self.method))
+        initial = None if settings.init is None else read_initial(settings.init)
+        with threads(self.settings.threads):
+            prepared = prepared_model(self.settings, self.method, self.federation, model, initial)
+            self.bench: Workbench = build_bench(self.settings, self.method, self.federation, prepared)
+        refuse_absent(self.settings, self.method, len(self.federation.clients))
+        self.backend: Backend = backend(self.bench, self.federation.clients)
+        self.costs = Costs()
+        self.server = Server(
+            self.method, self.bench.plan, self.settings, self.backend.infos, dict(self.bench.initial), self.bench.model
+        )
+        self.notices = notices(self.settings, self.method, self.bench, len(self.federation.clients))
+
+    @property
+    def ask_clients(self) -> AskClients:
+        """The backend, with its traffic counted."""
+        return counted(self.backend, self.costs, self.bench.plan.entries)
+
+    def talk(self, conversation: Talk[Any]) -> Any:
+        """Hold a conversation."""
+        return converse(conversation, self.ask_clients)
+
+    def train(self, observers: Sequence[Observer] = (), through: Callable[[AskClients], AskClients] | None = None) -> None:
+        """Hold the rounds that are still to come.
+
+        Args:
+            observers: called after every round.
+            through: wraps the asking of clients, to watch what travels or to let something fail.
+        """
+        ask_clients = self.ask_clients if through is None else through(self.ask_clients)
+        with threads(self.settings.threads):
+            hold(self.method, self.server, self.backend, ask_clients, self.settings.rounds, observers)
+
+    def evaluate(self, split: str = "test", newcomer: str | None = None) -> list[Row]:
+        """Score seen clients and, where there are unseen domains, the newcomer."""
+        with threads(self.settings.threads), self.costs.clock("evaluation"):
+            rows: list[Row] = self.talk(evaluation.seen(self.server, split))
+            if split == "test":
+                rows += [
+                    row for domain in self.federation.unseen for row in self.unseen_rows(domain, newcomer or self.settings.newcomer)
+                ]
+        return rows
+
+    def unseen_rows(self, domain: str, choice: str) -> list[Row]:
+        """Score the newcomer on one unseen domain."""
+        examples = self.federation.unseen[domain]
+
+        made = self.talk(evaluation.newcomer(self.server, self.bench, choice, evaluation.inputs_of(self.bench, examples)))
+        return [Row("unseen", "newcomer", domain, evaluation.score_newcomer(self.bench, made, examples))]
+
+    def test_on(self, seen: Mapping[str, Examples], unseen: Mapping[str, Examples]) -> None:
+        """Put other test data by domain in the place of the run's own; clients that can be asked are tested on those of their domains."""
+        clients = tuple(
+            dataclasses.replace(
+                client, tests={name: seen[name] for name in client.domains if name in seen and self.backend.can_read(client.id)}
+            )
+            for client in self.federation.clients
+        )
+        self.federation = dataclasses.replace(self.federation, clients=clients, unseen=unseen)
+        self.backend.replace_data(clients)
+        self.server.introduce(self.backend.infos)
+
+    def newcomer_state(self) -> dict[str, Tensor]:
+        """The state of the averaged newcomer model."""
+        if self.method.newcomer is not None:
+            made = self.talk(self.method.newcomer(self.server))
+            if len(made.models) > 1:
+                raise ModelError(
+                    f"{self.method} has no single newcomer model, but {len(made.models)} models; use polyfed evaluate."
+                )
+            return dict(made.models[0][1])
+        return self.talk(evaluation.averaged_state(self.server))  # type: ignore[no-any-return]
+
+    def snapshot(self) -> Snapshot:
+        """All that is needed to go on."""
+        notes = {"costs": self.costs.numbers()}
+        return Snapshot(self.server.round, self.server.state, self.server.remembered(), self.backend.client_states, notes)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot."""
+        self.server.round, self.server.state = snapshot.round, dict(snapshot.state)
+        self.server.memory, self.server.dormant = {}, dict(snapshot.memory)
+        self.backend.client_states = snapshot.clients
+        self.backend.retain("checkpoint")
+        self.costs = Costs.from_numbers(snapshot.notes["costs"])
+
+    def plan_table(self) -> list[dict[str, Any]]:
+        """What travels, by class of entry and phase, with bytes per client and round."""
+        rows = []
+        for start, phase in self.bench.plan.phases.items():
+            groups: dict[tuple[str, str], list[str]] = {}
+            for name, travel in phase.travels.items():
+                groups.setdefault((self.bench.plan.entries[name].kind, travel.words), []).append(name)
+            for (kind, words), names in groups.items():
+                size = sum(self.bench.plan.entries[name].size for name in names)
+                rows.append({"from_round": start + 1, "kind": kind, "travels": words, "entries": len(names), "bytes": size})
+        return rows
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Use this number of torch threads inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def refuse_objects(given: Mapping[str, Any]) -> None:
+    """Flower's nodes build everything from the settings; they cannot be handed objects of this process."""
+    objects = [name for name, value in given.items() if value is not None and not isinstance(value, str | Path)]
+    if objects:
+        raise SettingError(
+            f"With backend='flower' every node builds its own {' and '.join(objects)}: name it by text (a data set, a folder, "
+            "module.path:function) instead of giving an object."
+        )
+
+
+def refuse_dealing(settings: Settings) -> None:
+    """A federation that was given ready-made is not dealt again, so settings that say how would do nothing."""
+    given = [name for name in DEALING if getattr(settings, name) != getattr(DEFAULTS, name)]
+    if given:
+        raise SettingError(
+            f"A federation was given ready-made, and {' and '.join(f'{name}=' for name in given)} would change nothing in it. "
+            "Say so when it is made, or give a data set instead."
+        )
+
+
+def already_dealt(settings: Settings) -> Settings:
+    """The settings for a federation that is given ready-made, made by those that are left out here."""
+    return dataclasses.replace(settings, **{name: getattr(DEFAULTS, name) for name in DEALING})
+
+
+def rounds_from_budget(settings: Settings, federation: Federation) -> Settings:
+    """Turn a budget in passes over all data into rounds."""
+    if settings.total_epochs is None:
+        return settings
+    samples = sum(len(client.train) for client in federation.clients)
+    share = settings.sampled(len(federation.clients)) / len(federation.clients)
+    if settings.local_steps is None:
+        passes = settings.local_epochs * share
+    else:
+        passes = settings.local_steps * settings.batch_size * settings.sampled(len(federation.clients)) / samples
+    return dataclasses.replace(settings, rounds=max(1, round(settings.total_epochs / passes)), total_epochs=None)
+
+
+def read_initial(text: str) -> Mapping[str, Tensor]:
+    """Initial weights from a file or a run folder; never by unpickling anything but tensors."""
+    path = Path(text)
+    if path.is_dir():
+        snapshot, _ = RunFolder(path).checkpoints.read()
+        if snapshot is None:
+            raise RunFolderError(f"{path} holds no good checkpoint to start from.")
+        return snapshot.state
+    if not path.is_file():
+        raise SettingError(f"--init: there is no file or run {text}.")
+    if path.suffix == ".safetensors":
+        return load_safetensors(path)
+    try:
+        state = torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:
+        raise SettingError(
+            f"--init: {text} cannot be read as weights ({type(error).__name__}). Give a state_dict in .safetensors or .pth."
+        ) from error
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise SettingError(f"--init: {text} does not hold a state_dict.")
+    return state
+
+
+def settings_given(data: Any, model: Any, values: Mapping[str, Any]) -> Settings:
+    """The settings of what is given in Python: objects by their names, the rest by value."""
+    texts: dict[str, Any] = {"data": str(data) if isinstance(data, str | Path) else getattr(data, "name", "given data")}
+    if isinstance(model, str):
+        texts["model"] = model
+    unseen = values.get("unseen")
+    settings = with_changes(Settings(**texts), {**values, **({"unseen": (unseen,)} if isinstance(unseen, str) else {})})
+    if settings.root is not None and not isinstance(data, str | Path):
+        raise SettingError("root= names the folder of a data set's files, and the data were given ready-made. Leave it out.")
+    return settings

@@ -1,0 +1,199 @@
+"""What a run records while it trains: metrics and checkpoints. A run with a folder survives being killed at any instant.
+
+A checkpoint is taken between two rounds and written in the background while the next one trains. At most one is pending; whatever
+ends the run waits for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from polyfed.core.evaluation import Row
+from polyfed.core.method import Method
+from polyfed.core.server import Server
+from polyfed.core.slots import SLOTS
+from polyfed.core.workbench import ClientState
+from polyfed.costs.resource_meter import LEFT_BEHIND, Meter, trains_in_this_process
+from polyfed.errors import RunFolderError
+from polyfed.runs.background_task import BackgroundTask
+from polyfed.runs.best_round import BestValidation
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.run_folder import RunFolder
+from polyfed.runs.selection import BEST_VALIDATION
+
+log = logging.getLogger("polyfed")
+
+
+@dataclasses.dataclass(frozen=True)
+class PendingCheckpoint:
+    """A checkpoint that is being written: of which round, and what the backend must know when that succeeds, or fails."""
+
+    round: int
+    changed: set[str]
+    marks: Mapping[str, ClientState]
+
+
+class Recorder:
+    """Evaluates when it is time, writes metrics, then checkpoints: in this order, so that a checkpoint knows how many metrics belong to it."""
+
+    def __init__(
+        self, experiment: Experiment, folder: RunFolder | None, split: str = "test", best: Mapping[str, Any] | None = None
+    ) -> None:
+        self.experiment, self.folder, self.split = experiment, folder, split
+        self.selection: BestValidation | None = None
+        if experiment.settings.selection == BEST_VALIDATION:
+            self.selection = BestValidation(experiment, None if folder is None else folder.best, best)
+        self.last_saved = time.monotonic()
+        self.background = BackgroundTask()
+        self.pending: PendingCheckpoint | None = None
+        self.saved = -1
+        self.copied_bytes = 0
+        self.meter = Meter(trains_in_this_process(experiment.settings), background=lambda: self.background.cpu_seconds)
+        # A run that was stopped after its last round was scored, and before its end, has these scores already.
+        number, is_last = experiment.server.round, experiment.server.round == experiment.server.rounds
+        self.rows: list[Row] = rows_at(folder, number, split) if folder is not None and is_last else []
+        self.rows_of_round = number if self.rows else -1
+        self.complete = -1
+
+    def __call__(self, server: Server) -> None:
+        self.meter.pause(self.experiment.costs)
+        if not self.background.busy:
+            self.conclude()
+        losses = self.experiment.backend.losses_of_round
+        if server.round and losses:
+            self.write(
+                [{"round": server.round, "view": "training", "client": client, "loss": loss} for client, loss in losses.items()]
+            )
+        every = server.settings.evaluate_every
+        if self.selection is not None and is_turn(server.round, server.rounds, every or 1):
+            self.write([as_line(server.round, row) for row in self.selection.look()])
+        if is_turn(server.round, server.rounds, every):
+            self.evaluate()
+        if self.folder is not None and self.is_time(server):
+            self.save()
+        self.complete = server.round
+        self.meter.go_on(measure_memory=not self.background.busy or self.copied_bytes < LEFT_BEHIND)
+
+    def is_time(self, server: Server) -> bool:
+        """Whether a checkpoint is due; the state before round 1 is always saved. Seconds are no reason to wait for the one before."""
+        every = server.settings.checkpoint_every
+        if server.round == 0:
+            return True
+        if every.endswith("s"):
+            return not self.background.busy and time.monotonic() - self.last_saved >= float(every[:-1])
+        return server.round % int(every) == 0
+
+    def evaluate(self) -> list[Row]:
+        """Score the current state once, and write the scores to the metrics."""
+        number = self.experiment.server.round
+        if self.rows_of_round != number:
+            self.rows, self.rows_of_round = self.experiment.evaluate(self.split), number
+            self.write([as_line(number, row) for row in self.rows])
+        return self.rows
+
+    def final_rows(self) -> list[Row]:
+        """Score the model the run ends with."""
+        if self.selection is None:
+            return self.evaluate()
+        self.selection.take()
+        self.rows = self.experiment.evaluate(self.split)
+        selected = {"selected_round": self.selection.round}
+        self.write(
+            [{**as_line(self.experiment.server.round, row), "view": f"selected_{row.view}", **selected} for row in self.rows]
+        )
+        return self.rows
+
+    def write(self, lines: list[Mapping[str, Any]]) -> None:
+        """Add lines to the metrics."""
+        if self.folder is not None:
+            self.folder.append(lines)
+
+    def save_if_between_rounds(self) -> None:
+        """After a failure: a round that was cut off must be repeated from its start, so only a state between rounds is worth saving."""
+        self.settle()
+        if self.folder is None or self.experiment.server.round != self.complete or self.complete == self.saved:
+            return
+        try:
+            self.save(at_once=True)
+        except RunFolderError as error:
+            log.warning("%s", error)
+
+    def settle(self) -> None:
+        """After a failure: wait for the pending checkpoint. That the run failed is worse than that this did too."""
+        try:
+            self.conclude()
+        except RunFolderError as error:
+            log.warning("%s", error)
+
+    def conclude(self) -> None:
+        """Wait for the pending checkpoint; if it could not be written, that is raised here."""
+        if self.pending is None:
+            return
+        self.background.wait()
+        former, self.pending = self.pending, None
+        try:
+            self.background.finish()
+        except BaseException:
+            self.experiment.backend.changed |= former.changed
+            raise
+        self.written(former)
+
+    def written(self, checkpoint: PendingCheckpoint) -> None:
+        """Note that a checkpoint can be gone back to."""
+        self.saved = checkpoint.round
+        self.experiment.backend.retain("checkpoint", checkpoint.marks)
+
+    def save(self, at_once: bool = False, finished: bool = False) -> None:
+        """Take a checkpoint, to be written while the next round trains, or at once."""
+        assert self.folder is not None
+        self.conclude()
+        backend = self.experiment.backend
+        snapshot = self.experiment.snapshot()
+        snapshot.notes |= {"metrics_size": self.folder.metrics_size(), "finished": finished}
+        if finished and backend.remote:
+            snapshot.notes["client_digests"] = backend.client_digests()
+        snapshot.notes["best"] = None if self.selection is None else self.selection.notes()
+        draft = self.folder.checkpoints.draft(snapshot, backend.changed, finished)
+        # Where clients keep their state themselves, what is here are marks of it, small and never changed.
+        taken = PendingCheckpoint(snapshot.round, backend.changed, dict(snapshot.clients) if backend.remote else {})
+        if at_once:
+            self.folder.checkpoints.put(draft)
+            backend.changed = set()
+            self.written(taken)
+        else:
+            draft = draft.apart(state_is_replaced=not changes_server_state(self.experiment.method))
+            backend.changed, self.pending = set(), taken
+            backend.retain("pending", taken.marks)
+            self.copied_bytes = draft.copied_bytes
+            self.background.start(functools.partial(self.folder.checkpoints.put, draft))
+        self.last_saved = time.monotonic()
+
+
+def changes_server_state(method: Method) -> bool:
+    """Whether code of the method is given the server. Otherwise only the loop makes new state, and it replaces values."""
+    return any(SLOTS[name].given_server for name in method.filled_slots)
+
+
+def is_turn(number: int, rounds: int, every: int) -> bool:
+    """Whether a round is scored; the last one always is, unless only the end is (0)."""
+    return bool(every and number) and (number % every == 0 or number == rounds)
+
+
+def as_line(number: int, row: Row) -> dict[str, Any]:
+    """A score as a line of metrics."""
+    return {"round": number, "view": row.view, "client": row.client, "domain": row.domain, **row.numbers}
+
+
+def rows_at(folder: RunFolder, number: int, split: str = "test") -> list[Row]:
+    """The scores of one round, from the metrics."""
+    keys = ("round", "view", "client", "domain", "selected_round")
+    views = ("seen", "unseen") if split == "test" else (split,)
+    lines = [line for line in folder.metrics() if line["round"] == number]
+    selected = [{**line, "view": line["view"].removeprefix("selected_")} for line in lines if line["view"].startswith("selected_")]
+    found = selected or [line for line in lines if line["view"] in views]
+    return [Row(m["view"], m["client"], m["domain"], {k: v for k, v in m.items() if k not in keys}) for m in found]

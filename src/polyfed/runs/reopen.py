@@ -1,0 +1,153 @@
+"""A run, opened again to be looked at and used: its models, its scores, other data. To go on with it is ``lifecycle.resume``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from polyfed.backends.choose import BackendFor
+from polyfed.backends.without_data import WithoutData
+from polyfed.core.data_types import Federation
+from polyfed.core.method import Method
+from polyfed.data.federation_summary import federation_from
+from polyfed.errors import ModelError, RunFolderError, TextError
+from polyfed.models import models
+from polyfed.runs.checkpoint import Snapshot
+from polyfed.runs.client_state_files import NODES, read_states
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.newcomer_file import left_newcomer
+from polyfed.runs.portable_paths import on_this_machine
+from polyfed.runs.recorder import rows_at
+from polyfed.runs.result import Result
+from polyfed.runs.run_folder import HELD_BY_NODES, RunFolder
+from polyfed.settings import Settings
+from polyfed.text import read_call, write_call
+
+PRETRAINED = "pretrained"
+
+
+def open_run(
+    path: str | Path,
+    model: Any = None,
+    method: Method | None = None,
+    device: str = "auto",
+    load: Sequence[str] | None = None,
+    notify: Callable[[str], None] = print,
+) -> Result:
+    """A run as it was left; ``polyfed.open_run`` says what the arguments mean."""
+    experiment = open_experiment(path, model=model, method=method, device=device, load=load, notify=notify)
+    return Result(experiment, rows_at(RunFolder(path), experiment.server.round), str(path))
+
+
+def open_experiment(
+    path: str | Path,
+    *,
+    own_data: bool = False,
+    root: str | None = None,
+    model: Any = None,
+    method: Method | None = None,
+    device: str = "auto",
+    load: Sequence[str] | None = None,
+    notify: Callable[[str], None] = print,
+) -> Experiment:
+    """The experiment of a run, in the state of its newest good checkpoint; with its own data, or with placeholders."""
+    folder = RunFolder(path)
+    settings = to_look_at(on_this_machine(folder.settings_to_go_on(), root, device, load))
+    at_nodes = HELD_BY_NODES in folder.document().get("given_in_python", [])
+    folder.require_objects({"method": method, "model": model} | ({"data": None} if own_data else {}))
+    snapshot = read_snapshot(path, notify)
+    if folder.settings().backend == "flower" and not at_nodes:
+        # Its virtual nodes kept their state in the run folder: nothing of Flower is needed to look at it.
+        snapshot.clients = read_states(folder.path / NODES, snapshot.clients)
+    if own_data:
+        experiment = Experiment(settings, None, method, model)
+    else:
+        settings = dataclasses.replace(settings, unseen=(), few_shot=0)
+        experiment = Experiment(settings, placeholder_federation(folder), method, model, without_data(at_nodes))
+    restore(experiment, snapshot, folder)
+    return experiment
+
+
+def restore(experiment: Experiment, snapshot: Snapshot, folder: RunFolder) -> None:
+    """Put the state of a run into its experiment; a state of another model is refused."""
+    bench, own = experiment.bench, experiment.server.state
+    strange = [n for n, v in snapshot.state.items() if n in bench.live and (n not in own or own[n].shape != v.shape)]
+    unknown = [n for n in snapshot.state if n not in bench.plan.entries]
+    if strange or unknown:
+        model = experiment.settings.model or experiment.federation.default_model
+        raise ModelError(
+            f"The weights in {folder.path} do not fit the model {model} ({(strange + unknown)[0]}); it was trained with another model."
+        )
+    experiment.restore(snapshot)
+    if starts_from_weights(folder):
+        # They were not read again. What nobody has trained is still in the server's state as it began.
+        bench.initial |= {name: value for name, value in snapshot.state.items() if name in bench.live}
+    left = left_newcomer(folder.path)
+    experiment.server.averaged = {name: left[name] for name in bench.plan.local_names if name in left}
+
+
+def to_look_at(settings: Settings) -> Settings:
+    """The settings without what only training needs: no score depends on it, and this machine may lack it."""
+    return dataclasses.replace(
+        settings,
+        backend="process",
+        workers="1",
+        compile="off",
+        loss="cross_entropy",
+        init=None,
+        model=None if settings.model is None else without_weights(settings.model),
+    )
+
+
+def without_weights(model: str) -> str:
+    """The text of a model that does not fetch pretrained weights, which the run's own take the place of."""
+    try:
+        call = read_call(model)
+    except TextError:
+        return model
+    if call.name not in models:
+        return model
+    free = [name for name in models.find(call.name).signature.parameters if name not in ("classes", "input_shape")]
+    options = dict(zip(free, call.positional, strict=False)) | dict(call.named)
+    return write_call(call.name, options | {PRETRAINED: False}) if options.get(PRETRAINED) else model
+
+
+def starts_from_weights(folder: RunFolder) -> bool:
+    """Whether the run began with weights from elsewhere."""
+    settings = folder.settings()
+    used = settings.model or folder.document().get("outline", {}).get("default_model", "")
+    return settings.init is not None or without_weights(used) != used
+
+
+def placeholder_federation(folder: RunFolder) -> Federation:
+    """The run's federation without its data."""
+    document = folder.document()
+    outline = document.get("outline")
+    if not outline:
+        raise RunFolderError(
+            f"{folder.path / 'run.toml'} does not say enough of the data to open the run without them. "
+            f"Where the data are, it can be scored: polyfed evaluate {folder.path}."
+        )
+    outline["default_model"] = without_weights(outline["default_model"])
+    return federation_from(outline, document.get("data", {}).get("name", "data"))
+
+
+def without_data(at_nodes: bool) -> BackendFor:
+    """How clients without data are reached."""
+    return lambda bench, clients: WithoutData(bench, clients, at_nodes)
+
+
+def read_snapshot(path: str | Path, notify: Callable[[str], None]) -> Snapshot:
+    """The newest good checkpoint of a run; damaged ones are named."""
+    folder = RunFolder(path)
+    folder.document()
+    snapshot, complaints = folder.checkpoints.read()
+    for complaint in complaints:
+        notify(complaint)
+    if snapshot is None:
+        raise RunFolderError(f"{path} holds no good checkpoint.")
+    if not snapshot.notes.get("finished"):
+        notify(f"{path} is not finished; this is its state after round {snapshot.round}. Go on with: polyfed resume {path}")
+    return snapshot

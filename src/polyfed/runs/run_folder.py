@@ -1,0 +1,265 @@
+"""A run is a folder: ``run.toml`` (resolved), ``metrics.jsonl``, ``checkpoint/``, ``best/`` for a chosen round, ``lock`` while it is trained."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from polyfed.data.identity import differences
+from polyfed.errors import DataError, RunFolderError, SettingError, nearest
+from polyfed.runs.atomic_write import write_atomically
+from polyfed.runs.checkpoint import Checkpoints
+from polyfed.runs.lock import hold_lock
+from polyfed.runs.portable_paths import anchored
+from polyfed.settings import Settings, setting_names
+
+FORMAT = 2
+BEFORE_2 = {"settings": {"deliver": "backend"}, "method": {"leaves": "data_derived_uploads", "grain": "granularity"}}
+"""Names of the first format, by table; such runs are still opened and resumed."""
+HELD_BY_NODES = "data held by nodes"
+"""What ``given_in_python`` says of a run over Flower, whose data its server never had."""
+
+
+class RunFolder:
+    """Reads and writes the folder of one run."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.checkpoints = Checkpoints(self.path / "checkpoint")
+        self.best = Checkpoints(self.path / "best")
+        self.is_locked = False
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether there is a run in the folder."""
+        return (self.path / "run.toml").exists()
+
+    @property
+    def metrics_file(self) -> Path:
+        """Where scores are written, a line each."""
+        return self.path / "metrics.jsonl"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else writes to the folder inside the block; it is made where it is missing."""
+        if self.is_locked:
+            yield
+            return
+        with contextlib.ExitStack() as until_the_end:
+            with self.writing():
+                self.path.mkdir(parents=True, exist_ok=True)
+                until_the_end.enter_context(hold_lock(self.path))
+            self.is_locked = True
+            try:
+                yield
+            finally:
+                self.is_locked = False
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Say in a sentence that nothing can be written here."""
+        try:
+            yield
+        except RunFolderError:
+            raise
+        except OSError as error:
+            raise RunFolderError(f"Cannot write a run to {self.path}: {error.strerror or error}. Choose another --out.") from error
+
+    def create(self, settings: Settings, facts: Mapping[str, Any]) -> None:
+        """Make the folder and write down what is run; a folder that holds a run already is refused."""
+        self.refuse_to_overwrite()
+        settings = anchored(settings, facts.get("given_in_python", ()))
+        document = {"format": FORMAT, "settings": plain(settings), **facts, "made_with": versions()}
+        with self.writing():
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.metrics_file.touch()
+            write_atomically(self.path / "run.toml", tomli_w.dumps(without_none(document)))
+
+    def refuse_to_overwrite(self) -> None:
+        """A folder that holds a run is not overwritten."""
+        if self.holds_run:
+            raise RunFolderError(
+                f"{self.path} holds a run already. Go on with it (polyfed resume {self.path}) or choose another --out."
+            )
+
+    def document(self) -> dict[str, Any]:
+        """What ``run.toml`` says."""
+        path = self.path / "run.toml"
+        if not path.is_file():
+            raise RunFolderError(f"{self.path} is not a run: {missing_words(self.path)}")
+        try:
+            document = tomllib.loads(path.read_text())
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+            raise RunFolderError(f"{path} cannot be read: {error}.") from error
+        if document.get("format", 0) > FORMAT:
+            raise RunFolderError(
+                f"{path} was written by a newer polyfed (format {document['format']}, this one reads {FORMAT}). Upgrade polyfed to go on."
+            )
+        return document if document.get("format", 0) == FORMAT else renamed(document)
+
+    def settings(self) -> Settings:
+        """The settings of the run."""
+        return settings_from(self.document().get("settings", {}), str(self.path / "run.toml"))
+
+    def settings_to_go_on(self) -> Settings:
+        """The settings of the run, with every option of its method as it was, should a default have changed since."""
+        document, settings = self.document(), self.settings()
+        spelled_out = document.get("method", {}).get("all_options")
+        if spelled_out is None or "method" in document.get("given_in_python", []):
+            return settings
+        return dataclasses.replace(settings, method=spelled_out)
+
+    def require_objects(self, given: Mapping[str, Any]) -> None:
+        """Refuse to go on without what the run was given in Python: their names could stand for something else."""
+        objects = self.document().get("given_in_python", [])
+        if HELD_BY_NODES in objects and "data" in given and given["data"] is None:
+            raise DataError(
+                f"{self.path} was trained by Flower nodes, which hold the data. Go on with it there (flwr run APP --run-config "
+                f"'out=\"{self.path}\"'), or score it on other data (polyfed evaluate {self.path} DATA)."
+            )
+        missing = [name for name in objects if name in given and given[name] is None]
+        if missing:
+            again = ", ".join(f"{name}=..." for name in missing)
+            raise RunFolderError(
+                f"{self.path} was trained with {' and '.join(missing)} given in Python. "
+                f"Open it there, with the same: polyfed.resume({str(self.path)!r}, {again})."
+            )
+
+    def other_data(self, found: Mapping[str, Any]) -> list[str]:
+        """In what the data found differ from those of the run, in words; ``found`` is what ``identity_of`` says."""
+        return differences(self.document().get("data", {}), found)
+
+    def require_data(self, found: Mapping[str, Any]) -> None:
+        """Refuse to go on with other data than the run was begun with."""
+        other = self.other_data(found)
+        if other:
+            raise RunFolderError(
+                f"{self.path} was begun with other data than there are now: {'; '.join(other)}. "
+                "Give it its own data again, or start a new run in another folder."
+            )
+
+    def append(self, lines: list[Mapping[str, Any]]) -> None:
+        """Add lines of metrics."""
+        try:
+            with self.metrics_file.open("a") as file:
+                file.writelines(json.dumps(line) + "\n" for line in lines)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise RunFolderError(
+                f"Cannot write to {self.metrics_file}: {error.strerror or error}. What was saved before is kept."
+            ) from error
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All lines of metrics; a last one that a killed run left torn is passed over, and recomputed when the run goes on."""
+        try:
+            texts = self.metrics_file.read_bytes().splitlines(keepends=True) if self.metrics_file.exists() else []
+        except OSError as error:
+            raise RunFolderError(f"{self.metrics_file} cannot be read: {error.strerror or error}.") from error
+        if texts and not texts[-1].endswith(b"\n"):
+            texts.pop()
+        return [self._metrics_line(number, text) for number, text in enumerate(texts, 1)]
+
+    def _metrics_line(self, number: int, text: bytes) -> dict[str, Any]:
+        try:
+            line: dict[str, Any] = json.loads(text)
+            if not {"round", "view", "client"} <= set(line) or ("accuracy" in line and "domain" not in line):
+                raise ValueError("it does not say its round, view, client and domain")
+        except (ValueError, TypeError, RecursionError) as error:
+            raise RunFolderError(f"{self.metrics_file}, line {number}, is no line of metrics ({error}).") from error
+        return line
+
+    def metrics_size(self) -> int:
+        """Bytes of metrics so far."""
+        return self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
+
+    def truncate_metrics(self, size: int) -> bool:
+        """Forget lines written after a checkpoint; says whether all lines up to it are there."""
+        if self.metrics_size() <= size:
+            return self.metrics_size() == size
+        with self.metrics_file.open("a+b") as file:
+            file.truncate(size)
+        return True
+
+
+def renamed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """What an older polyfed wrote, with the names of today."""
+    tables = {
+        table: {names.get(key, key): value for key, value in document[table].items()}
+        for table, names in BEFORE_2.items()
+        if isinstance(document.get(table), dict)
+    }
+    return {**document, **tables}
+
+
+def plain(settings: Settings) -> dict[str, Any]:
+    """Settings as plain values; unset ones are left out."""
+    return {
+        item.name: list(value) if isinstance(value, tuple) else value
+        for item in dataclasses.fields(settings)
+        if (value := getattr(settings, item.name)) is not None
+    }
+
+
+def settings_from(values: Mapping[str, Any], where: str) -> Settings:
+    """Settings from plain values; an unknown name says the nearest one."""
+    for name in values:
+        if name not in setting_names():
+            raise SettingError(f"{where}: there is no setting {name!r}. {nearest(name, setting_names())}")
+    ready: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return Settings(**ready)
+
+
+def without_none(tree: Any) -> Any:
+    """The tree without empty values, which TOML cannot write."""
+    if isinstance(tree, Mapping):
+        return {key: without_none(value) for key, value in tree.items() if value is not None}
+    return tree
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a result depends on, and the machine."""
+    found = {"python": platform.python_version(), "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
+    for package in ("polyfed", "torch", "torchvision", "numpy"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    commit = _commit()
+    return found | ({"commit": commit} if commit else {})
+
+
+def _commit() -> str:
+    """The commit of the checkout polyfed runs from; empty outside a checkout."""
+    home = Path(__file__).resolve().parent
+    try:
+        ours = subprocess.run(
+            ["git", "-C", str(home), "ls-files", "--error-unmatch", __file__], capture_output=True, timeout=5, check=False
+        )
+        if ours.returncode != 0:
+            return ""
+        asked = subprocess.run(
+            ["git", "-C", str(home), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
+        )
+        dirty = subprocess.run(
+            ["git", "-C", str(home), "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return asked.stdout.strip() + ("+changes" if dirty.stdout.strip() else "")
+
+
+def missing_words(path: Path) -> str:
+    """What is missing where no run is found."""
+    return "it has no run.toml. Give a folder that polyfed run has written." if path.exists() else "there is no such folder."

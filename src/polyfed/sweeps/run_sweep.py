@@ -1,0 +1,82 @@
+"""A search begun in Python: data, methods and values to try in, a finished search out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from polyfed.core.data_types import DataSet, Federation
+from polyfed.core.method import Method
+from polyfed.errors import SettingError
+from polyfed.runs.assemble import build_data_set
+from polyfed.runs.compare import method_values
+from polyfed.runs.experiment import settings_given
+from polyfed.runs.folder_names import data_slug
+from polyfed.runs.watcher import Watcher
+from polyfed.settings import Settings
+from polyfed.sweeps.search import Sweep
+from polyfed.sweeps.space import Axis
+
+
+def run_sweep(
+    data: Any,
+    methods: str | Method | Sequence[str | Method],
+    search: Mapping[str, Sequence[Any]],
+    model: Any,
+    *,
+    random: int | None,
+    seeds: int,
+    hold_out: float | None,
+    out: str | Path | None,
+    watcher: Watcher | None,
+    **values: Any,
+) -> Sweep:
+    """What ``polyfed.sweep`` does."""
+    if "method" in values:
+        raise SettingError("A search takes methods=[...], not method=.")
+    if model is not None and not isinstance(model, str):
+        raise SettingError(
+            "A search finds its trials again by their settings, so the model is named: model='resnet20', or 'module.path:function'."
+        )
+    settings = settings_given(data, model, values)
+    found = Sweep(
+        settings,
+        named_methods(methods, settings),
+        axes_of(search),
+        Path("runs") / f"sweep-{data_slug(settings.data)}" if out is None else out,
+        random=random,
+        seeds=seeds,
+        hold_out=hold_out,
+        data=None if isinstance(data, str | Path) else data_to_search(data, settings),
+        watcher=watcher,
+    )
+    found.run()
+    return found
+
+
+def named_methods(methods: str | Method | Sequence[str | Method], settings: Settings) -> list[str]:
+    """The texts of methods; one that its text does not stand for cannot be searched."""
+    found = method_values(methods, settings.load)
+    for text, value in found.items():
+        if value is not None:
+            raise SettingError(f"A search finds its trials again by their settings, so methods are given as texts: {text!r}.")
+    return list(found)
+
+
+def axes_of(search: Mapping[str, Sequence[Any]]) -> list[Axis]:
+    """What is searched, by the names of settings and options."""
+    for name, values in search.items():
+        if isinstance(values, str) or not isinstance(values, Sequence):
+            raise SettingError(f"search takes a list of values for {name}, such as [0.01, 0.1], found {values!r}.")
+    return [Axis(name, tuple(values)) for name, values in search.items()]
+
+
+def data_to_search(data: Any, settings: Settings) -> DataSet:
+    """Data given in Python; those of a federation are dealt already, with its tests."""
+    if isinstance(data, Federation):
+        raise SettingError(
+            "A search deals the data itself, with every test set out of reach, and a federation is dealt already. "
+            "Give the data set it was made from (a name, a folder, a DataSet or {domain: (train, test)})."
+        )
+    return build_data_set(data, settings)

@@ -1,0 +1,182 @@
+"""Comparisons: the table is what the runs say, runs are reused, a method that fails does not stop the others."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.progress import Progress
+
+from helpers.command_line import SHORT, STOPPER, Command, says
+from polyfed.cli.runs_bar import RunsBar
+from polyfed.reports.costs import Totals
+from polyfed.reports.tables import Number, best_methods, left_out_in_turn, method_row, percent
+from polyfed.runs.run_folder import RunFolder
+
+
+def summary(accuracies: dict[str, float], seed: int = 0, view: str = "seen", count: int = 100) -> dict[str, object]:
+    values = list(accuracies.values())
+    scores = [
+        {
+            "view": view,
+            "client": name,
+            "domain": name,
+            "accuracy": p,
+            "standard_error": (p * (1 - p) / count) ** 0.5,
+            "count": count,
+        }
+        for name, p in accuracies.items()
+    ]
+    table = {"seen": {}, "unseen": {}, "mean": sum(values) / len(values), "worst": min(values)} | {view: accuracies}
+    return {
+        "accuracy": table,
+        "scores": scores,
+        "test_sizes": {view: dict.fromkeys(accuracies, count)},
+        "bytes_up": 1000,
+        "bytes_down": 3000,
+        "seconds": 2.0 + seed,
+        "run": f"run{seed}",
+        "client_rounds": 10,
+        "totals": [Totals(2, 5, 10, 0, 0, 4000, 1.5, 1_000_000)],
+    }
+
+
+def test_one_seed_has_binomial_errors() -> None:
+    row = method_row("fedavg", [summary({"a": 0.5, "b": 0.8})])
+    assert percent(row.seen["a"].value, row.seen["a"].error) == "50.0 ±5.0"
+    assert row.seen["b"].error == pytest.approx(0.04)
+    assert row.mean is not None and row.worst is not None
+    assert row.mean.error == pytest.approx((0.05**2 + 0.04**2) ** 0.5 / 2)
+    assert (row.worst.value, row.worst.error) == (0.5, 0.05)
+    assert (row.bytes_up, row.bytes_down, row.seconds) == (100, 300, 2.0)
+
+
+def test_several_seeds_have_sample_deviations() -> None:
+    row = method_row("fedavg", [summary({"a": 0.5, "b": 0.8}, 0), summary({"a": 0.6, "b": 0.5}, 1)])
+    assert row.seen["a"] == Number(pytest.approx(0.55), pytest.approx(0.1 / 2**0.5), (0.5, 0.6))
+    assert row.worst is not None and row.worst.values == (0.5, 0.5)
+    assert row.seconds == 2.5 and row.runs == ("run0", "run1")
+
+
+def test_best_of_each_column_and_nobody_where_all_are_equal() -> None:
+    rows = [method_row("x", [summary({"a": 0.5, "b": 0.8})]), method_row("y", [summary({"a": 0.6, "b": 0.8})])]
+    best = best_methods(rows)
+    assert best["a"] == best["mean"] == best["worst"] == {"y"}
+    assert best["b"] == best["up"] == set()
+
+
+def test_left_out_in_turn_joins_unseen_domains() -> None:
+    joined = left_out_in_turn([summary({"a": 0.5}, view="unseen"), summary({"b": 0.7}, view="unseen")])
+    row = method_row("x", [joined])
+    assert {name: number.value for name, number in row.columns().items()} == {"a": 0.5, "b": 0.7, "mean": 0.6, "worst": 0.5}
+    assert row.bytes_up == 100
+
+
+def test_compare_reuses_runs_and_goes_on_after_a_failure(polyfed: Command, images: Path) -> None:
+    command = ("compare", images, "--methods", "fedavg; fedbn; no_norm + fedbn; fedavg", *SHORT, "--seeds", "2", "--json")
+    first = polyfed(*command)
+    assert first.code == 2
+    assert [row["method"] for row in first.json["methods"]] == ["fedavg", "fedbn", "fedbn + no_norm"]
+    assert "no batch norm" in first.json["methods"][2]["problem"] and "could not be run" in first.out
+    assert first.err.index("fedbn + no_norm will be left out") < first.err.index("fedavg, seed 0: mean")
+    fedbn = first.json["methods"][1]
+    alone = [polyfed("run", images, "--method", "fedbn", *SHORT, "--seed", seed, "-q", "--json").json for seed in ("0", "1")]
+    for domain in ("day", "night"):
+        values = [run["accuracy"]["seen"][domain] for run in alone]
+        told = fedbn["accuracy"]["seen"][domain]
+        assert told["values"] == values
+        assert told["error"] == pytest.approx(statistics.stdev(values))
+    assert fedbn["bytes_up_per_client_and_round"] == alone[0]["bytes_up"] / (2 * 2)
+    assert "sample standard deviation over 2 seeds" in first.out and "Test images: day 8, night 8" in " ".join(first.out.split())
+    written = {path: path.stat().st_mtime_ns for path in Path("runs/compare-pictures").rglob("*") if path.is_file()}
+    again = polyfed(*command)
+    assert again.json["methods"] == first.json["methods"]
+    assert {p: p.stat().st_mtime_ns for p in Path("runs/compare-pictures").rglob("*") if p.is_file()} == written
+    longer = polyfed(*command, "--rounds", "3", "-q").json["methods"][0]
+    assert longer["runs"] == ["runs/compare-pictures/fedavg-seed0-2", "runs/compare-pictures/fedavg-seed1-2"]
+
+
+def test_leave_one_out(polyfed: Command, images: Path) -> None:
+    ended = polyfed("compare", images, "--methods", "fedavg", *SHORT, "--protocol", "leave-one-out", "--json")
+    assert ended.code == 0, ended.err
+    row = ended.json["methods"][0]
+    assert set(row["accuracy"]["unseen"]) == {"day", "night"} and row["accuracy"]["seen"] == {}
+    one = polyfed("run", images, *SHORT, "--unseen", "day", "--unseen-part", "all", "-q", "--json").json
+    assert row["accuracy"]["unseen"]["day"]["values"] == [one["accuracy"]["unseen"]["day"]]
+    pictures = len([path for path in (images / "day").rglob("*") if path.is_file()])
+    assert [score["count"] for score in one["scores"] if score["view"] == "unseen"] == [pictures]
+    assert len(row["runs"]) == 2 and "all images of a domain that nobody trained on" in " ".join(ended.out.split())
+    assert f"day {pictures}" in " ".join(ended.out.split())
+
+
+def test_compare_loads_own_methods_and_resumes_what_was_stopped(polyfed: Command, images: Path, tmp_path: Path) -> None:
+    (tmp_path / "stopping.py").write_text(STOPPER)
+    (tmp_path / "stop").touch()
+    command = ("compare", images, "--methods", "fedbn; fedbn + stopper", "--load", "stopping.py", *SHORT, "-q", "--json")
+    stopped = polyfed(*command)
+    assert stopped.code == 130 and "the same command goes on" in stopped.err
+    (tmp_path / "stop").unlink()
+    again = polyfed(*(word for word in command if word != "-q"))
+    rows = again.json["methods"]
+    assert rows[0]["accuracy"] == rows[1]["accuracy"]
+    assert "fedbn + stopper, seed 0: mean" in again.err and "resumed" in again.err
+    assert "1 of 2 runs were in runs/compare-pictures already and are used as they are." in again.err
+
+
+def test_rounds_that_follow_from_a_budget_are_told(polyfed: Command, images: Path) -> None:
+    told = polyfed("compare", images, "--methods", "fedavg", *SHORT[2:], "--total-epochs", "3", "-q", "--json").json
+    assert told["rounds"] == 3
+
+
+def test_compare_leaves_a_run_that_another_process_trains_and_goes_on(polyfed: Command, images: Path, tmp_path: Path) -> None:
+    (tmp_path / "stopping.py").write_text(STOPPER)
+    (tmp_path / "stop").touch()
+    command = ("compare", images, "--methods", "fedbn + stopper; fedavg", "--load", "stopping.py", *SHORT, "--json")
+    assert polyfed(*command).code == 130
+    (tmp_path / "stop").unlink()
+    run = Path("runs/compare-pictures/fedbn-stopper-seed0")
+    before = (run / "metrics.jsonl").read_bytes()
+    with RunFolder(run).locked():
+        ended = polyfed(*command)
+    busy, free = ended.json["methods"]
+    assert ended.code == 2 and f"{run} is being trained by process {os.getpid()} on" in busy["problem"]
+    assert "fedbn + stopper is given up" in ended.err and free["problem"] is None
+    assert (run / "metrics.jsonl").read_bytes() == before
+    assert polyfed(*command).code == 0
+
+
+def test_other_images_make_another_run(polyfed: Command, images: Path) -> None:
+    command = ("compare", images, "--methods", "fedavg", *SHORT, "-q", "--json")
+    (first,) = polyfed(*command).json["methods"]
+    (run,) = first["runs"]
+    for number in range(20, 40):
+        shutil.copy(images / "day" / "disk" / f"{number - 20:02d}.png", images / "day" / "disk" / f"{number:02d}.png")
+    (second,) = polyfed(*command).json["methods"]
+    assert second["runs"] == [f"{run}-2"]
+    assert polyfed(*command).json["methods"][0]["runs"] == [f"{run}-2"]
+    says(polyfed("resume", run), "begun with other data than there are now: client day has", "Give it its own data again")
+
+
+def test_bad_comparisons_get_one_sentence(polyfed: Command, images: Path) -> None:
+    says(polyfed("compare", images, "--methods", "fedavg; fedbm"), "Did you mean fedbn?")
+    says(polyfed("compare", images, "--methods", " ; "), "names no method")
+    says(polyfed("compare", images, "--methods", "fedavg", "--seeds", "0"), "seeds must be at least 1, found 0.")
+    says(polyfed("compare", images, "--methods", "fedavg", "--protocol", "loo"), "leave-one-out")
+    says(polyfed("compare", images), "--methods")
+    assert not Path("runs").exists()
+
+
+def test_the_bar_over_runs_moves_with_every_round() -> None:
+    drawn = Progress()
+    bar = RunsBar(drawn)
+    bar.begin("fedbn, seed 0", 2, 4)
+    (task,) = drawn.tasks
+    assert (task.completed, task.total, task.description) == (1, 4, "run 2 of 4: fedbn, seed 0")
+    bar.round(SimpleNamespace(round=3, rounds=4))  # type: ignore[arg-type]
+    assert task.completed == 1.75
+    bar.end("fedbn, seed 0", "trained")
+    assert task.completed == 2

@@ -1,0 +1,89 @@
+"""Losses against numbers worked out in numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from polyfed.core.losses import CrossEntropy, WeightedFocal, losses
+from polyfed.errors import DataError, OptionError, UnknownName
+
+LOGITS = np.array([[2.0, 0.5, -1.0], [0.1, 0.2, 0.3], [-3.0, 1.0, 4.0], [1.0, 1.0, 1.0]])
+LABELS = np.array([0, 2, 1, 1])
+FED_ISIC_COUNTS = (3332, 9084, 2649, 712, 1950, 184, 201, 485)
+
+
+def right_probabilities() -> np.ndarray:
+    powers = np.exp(LOGITS)
+    shares: np.ndarray = powers / powers.sum(axis=1, keepdims=True)
+    return np.take_along_axis(shares, LABELS[:, None], axis=1).squeeze(1)
+
+
+def test_cross_entropy() -> None:
+    loss = losses.build("cross_entropy")
+    assert loss == CrossEntropy()
+    assert float(loss(torch.tensor(LOGITS), torch.tensor(LABELS))) == pytest.approx(-np.log(right_probabilities()).mean())
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
+def test_weighted_focal(gamma: float) -> None:
+    alpha = np.array([0.5, 2.0, 3.0])
+    loss = losses.build(f"weighted_focal(gamma={gamma}, alpha=(0.5, 2, 3.0))")
+    p = right_probabilities()
+    expected = (-alpha[LABELS] * (1 - p) ** gamma * np.log(p)).mean()
+    assert float(loss(torch.tensor(LOGITS), torch.tensor(LABELS))) == pytest.approx(expected)
+
+
+def test_balanced_weights_of_fed_isic() -> None:
+    loss = losses.build("weighted_focal", class_counts=FED_ISIC_COUNTS)
+    assert isinstance(loss, WeightedFocal)
+    assert loss.gamma == 2.0
+    assert loss.alpha == pytest.approx((5.5813, 2.0472, 7.0204, 26.1194, 9.5369, 101.0707, 92.5224, 38.3443), abs=5e-5)
+
+
+def test_a_class_without_examples_weighs_nothing() -> None:
+    loss = losses.build("weighted_focal", class_counts=(30, 0, 10))
+    assert isinstance(loss, WeightedFocal)
+    assert loss.alpha == pytest.approx((40 / 30, 0.0, 4.0))
+
+
+def test_gradient_against_finite_differences() -> None:
+    loss = losses.build("weighted_focal(alpha=(1, 2, 3))")
+    logits = torch.tensor(LOGITS, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: loss(x, torch.tensor(LABELS)), logits)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])
+def test_gradient_is_finite_when_sure(gamma: float) -> None:
+    logits = torch.tensor([[500.0, 0.0], [-500.0, 0.0]], requires_grad=True)
+    loss = WeightedFocal(gamma, (1.0, 1.0))(logits, torch.tensor([0, 0]))
+    torch.autograd.backward(loss)
+    assert torch.isfinite(loss)
+    assert logits.grad is not None
+    assert torch.isfinite(logits.grad).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('weighted_focal(alpha="equal")', "'balanced' or a list"),
+        ("weighted_focal(gamma=-1.0, alpha=(1, 1))", "0 or larger"),
+        ("weighted_focal(alpha=(1, -1))", "none below 0"),
+        ("weighted_focal(alpha=3)", "one weight per class"),
+    ],
+)
+def test_wrong_options_are_refused(text: str, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        losses.build(text)
+
+
+def test_balanced_needs_counts_and_names_are_suggested() -> None:
+    with pytest.raises(DataError, match="needs the number of training examples"):
+        losses.build("weighted_focal")
+    with pytest.raises(UnknownName, match="weighted_focal"):
+        losses.build("weigted_focal")
+    with pytest.raises(OptionError, match="2 weights, but the data have 3"):
+        losses.build("weighted_focal(alpha=(1, 1))", class_counts=(1, 1, 1))
+    with pytest.raises(OptionError, match="2 weights, but the logits have 3"):
+        WeightedFocal(2.0, (1.0, 1.0))(torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64))

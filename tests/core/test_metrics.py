@@ -1,0 +1,107 @@
+"""Metrics against scikit-learn and against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, confusion_matrix, recall_score
+
+from polyfed.core.metrics import Scores
+from polyfed.errors import DataError, NotFinite
+
+
+def predictions(count: int, classes: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(count, classes, generator=generator)
+    return logits.softmax(dim=1), torch.randint(classes, (count,), generator=generator)
+
+
+def measure(probabilities: torch.Tensor, labels: torch.Tensor) -> dict[str, float | int]:
+    scores = Scores(probabilities.shape[1])
+    scores.add(probabilities, labels)
+    return scores.results()
+
+
+def calibration_error_in_numpy(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15) -> float:
+    confidence, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
+    error = 0.0
+    for number in range(bins):
+        inside = (confidence > number / bins) & (confidence <= (number + 1) / bins)
+        if inside.any():
+            error += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
+    return error
+
+
+def test_by_hand() -> None:
+    probabilities = torch.tensor([[0.9, 0.1, 0.0], [0.7, 0.2, 0.1], [0.3, 0.6, 0.1], [0.25, 0.35, 0.4]], dtype=torch.float64)
+    results = measure(probabilities, torch.tensor([0, 1, 1, 0]))
+    # Answers 0, 0, 1, 2: the first and third are right. Class 2 does not occur, so recall is over classes 0 and 1: 1/2 each.
+    assert results["accuracy"] == 0.5
+    assert results["balanced_accuracy"] == 0.5
+    assert results["standard_error"] == pytest.approx(0.25)
+    assert results["confidence_when_right"] == pytest.approx(0.75)
+    assert results["confidence_when_wrong"] == pytest.approx(0.55)
+    # Four bins with one example each: 0.1 + 0.7 + 0.4 + 0.4 over 4.
+    assert results["calibration_error"] == pytest.approx(0.4)
+    assert (results["count"], results["right"]) == (4, 2)
+
+
+def test_balanced_accuracy_differs_from_accuracy_when_one_class_rules() -> None:
+    probabilities = torch.tensor([[0.8, 0.2]]).repeat(10, 1)
+    results = measure(probabilities, torch.tensor([0] * 9 + [1]))
+    assert results["accuracy"] == 0.9
+    assert results["balanced_accuracy"] == 0.5
+
+
+@pytest.mark.parametrize(("count", "classes", "seed"), [(50, 3, 0), (400, 10, 1), (7, 20, 2)])
+def test_against_scikit_learn_and_numpy(count: int, classes: int, seed: int) -> None:
+    probabilities, labels = predictions(count, classes, seed)
+    scores = Scores(classes)
+    scores.add(probabilities, labels)
+    answers, truth = probabilities.argmax(dim=1).numpy(), labels.numpy()
+    assert scores.accuracy == pytest.approx(accuracy_score(truth, answers))
+    recalls = recall_score(truth, answers, labels=np.unique(truth), average="macro", zero_division=0)
+    assert scores.balanced_accuracy == pytest.approx(recalls)
+    assert scores.confusion.tolist() == confusion_matrix(truth, answers, labels=range(classes)).tolist()
+    assert scores.calibration_error == pytest.approx(calibration_error_in_numpy(probabilities.double().numpy(), truth))
+
+
+@given(count=st.integers(0, 40), cut=st.integers(0, 40), seed=st.integers(0, 1000))
+@settings(max_examples=40, deadline=None)
+def test_batches_add_up(count: int, cut: int, seed: int) -> None:
+    probabilities, labels = predictions(count, 4, seed)
+    whole, parts = Scores(4), Scores(4)
+    whole.add(probabilities, labels)
+    parts.add(probabilities[:cut], labels[:cut])
+    parts.add(probabilities[cut:], labels[cut:])
+    assert whole.results() == pytest.approx(parts.results())
+    assert all(isinstance(value, float | int) for value in whole.results().values())
+
+
+def test_a_mean_over_nothing_is_left_out() -> None:
+    assert Scores(3).results() == {"count": 0, "right": 0}
+    assert "confidence_when_wrong" not in measure(torch.eye(3), torch.arange(3))
+
+
+def test_a_full_bin_keeps_its_upper_bound() -> None:
+    scores = Scores(2, bins=2)
+    scores.add(torch.tensor([[0.5, 0.5], [0.75, 0.25], [1.0, 0.0]]), torch.tensor([0, 0, 0]))
+    assert scores.bin_counts.tolist() == [1, 2]
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    scores = Scores(2)
+    with pytest.raises(DataError, match=r"shape \(1, 3\)"):
+        scores.add(torch.full((1, 3), 1 / 3), torch.tensor([0]))
+    with pytest.raises(DataError, match="from 0 to 1"):
+        scores.add(torch.tensor([[0.5, 0.5]]), torch.tensor([2]))
+    with pytest.raises(DataError, match="not logits"):
+        scores.add(torch.tensor([[3.0, -2.0]]), torch.tensor([0]))
+    with pytest.raises(NotFinite, match="diverged"):
+        scores.add(torch.tensor([[math.nan, 0.5]]), torch.tensor([0]))
+    assert scores.count == 0

@@ -1,0 +1,151 @@
+"""polyfed data check: a removed file, a truncated image, a swapped folder and a wrong archive are each named."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import shutil
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from polyfed.data.check import check
+from polyfed.data.registry import data_sets
+from polyfed.data.sets.pacs import CLASSES, DOMAINS, PACS
+from polyfed.errors import DataError, UnknownName
+
+PER_CLASS = (3, 4, 5, 6, 7, 8, 9)
+
+
+@pytest.fixture(autouse=True)
+def small_pacs(monkeypatch):
+    """Expect as many images as the copies made here have."""
+    expected = {layout: {domain: {"all": PER_CLASS} for domain in DOMAINS} for layout in PACS.expected}
+    monkeypatch.setitem(data_sets.find("pacs").extra, "declaration", dataclasses.replace(PACS, expected=expected))
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    random = np.random.default_rng(0)
+    for domain in DOMAINS:
+        for label, count in zip(CLASSES, PER_CLASS, strict=True):
+            folder = tmp_path / "PACS" / domain / label
+            folder.mkdir(parents=True)
+            for number in range(count):
+                Image.fromarray(random.integers(0, 256, (16, 16, 3), np.uint8)).save(folder / f"pic_{number:03d}.jpg")
+    return tmp_path
+
+
+def test_a_sound_copy_passes(root):
+    result = check("pacs", str(root))
+    assert result.ok, result.problems
+    assert list(result.counts) == list(DOMAINS)
+    assert result.counts["photo"]["all"] == PER_CLASS
+    assert sum(result.counts["photo"]["train"]) + sum(result.counts["photo"]["validation"]) == sum(PER_CLASS)
+    assert "all as expected" in result.summary()
+
+
+def test_a_removed_file_is_found(root):
+    (root / "PACS" / "cartoon" / "horse" / "pic_002.jpg").unlink()
+    result = check("pacs", str(root))
+    assert result.problems == ("cartoon: 6 images of the class horse, expected 7.",)
+    assert "1 problem" in result.summary()
+
+
+def test_a_removed_file_is_named_when_there_are_lists(root):
+    for domain in DOMAINS:
+        files = sorted((root / "PACS" / domain).rglob("*.jpg"))
+        for kind, chosen in (("train", files[1:]), ("crossval", files[:1])):
+            lines = [f"{domain}/{path.parent.name}/{path.name} 1" for path in chosen]
+            (root / f"{domain}_{kind}_kfold.txt").write_text("\n".join(lines))
+    assert check("pacs", str(root)).ok
+    (root / "PACS" / "art_painting" / "horse" / "pic_002.jpg").unlink()
+    first, second = check("pacs", str(root)).problems
+    assert "artpainting/horse/pic_002.jpg, which is missing" in first
+    assert "6 images of the class horse, expected 7" in second
+
+
+def test_a_truncated_image_is_named(root):
+    path = root / "PACS" / "photo" / "dog" / "pic_001.jpg"
+    os.truncate(path, path.stat().st_size // 2)
+    first, second = check("pacs", str(root)).problems
+    assert "photo/dog/pic_001.jpg cannot be read" in first
+    assert "2 images of the class dog, expected 3" in second
+
+
+def test_swapped_folders_are_named(root):
+    sketch = root / "PACS" / "sketch"
+    (sketch / "dog").rename(sketch / "x")
+    (sketch / "person").rename(sketch / "dog")
+    (sketch / "x").rename(sketch / "person")
+    problems = check("pacs", str(root)).problems
+    assert "sketch: the classes dog and person have each other's number of images; their folders look swapped." in problems
+    assert len(problems) == 3
+
+
+def test_a_renamed_class_folder_and_a_missing_domain_are_named(root):
+    (root / "PACS" / "photo" / "dog").rename(root / "PACS" / "photo" / "dogs")
+    shutil.rmtree(root / "PACS" / "sketch")
+    problems = " ".join(check("pacs", str(root)).problems)
+    assert "the domain photo has no images of the class dog" in problems
+    assert "a folder dogs" in problems
+    assert "no images of the domain sketch" in problems
+
+
+def test_a_wrong_archive_is_named_by_its_sha256(root, tmp_path):
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    with tarfile.open(packed / "pacs96.tar", "w") as archive:
+        archive.add(root / "PACS", "PACS")
+    (problem,) = check("pacs", str(packed)).problems
+    assert "pacs96.tar is not the packed file" in problem
+    assert PACS.packed_sha256["pacs96.tar"] in problem
+
+
+def test_a_cut_off_archive_is_named(root, tmp_path):
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        archive.add(root / "PACS", "PACS")
+    (packed / "pacs96.tar").write_bytes(stream.getvalue()[: len(stream.getvalue()) // 2 + 100])
+    first, second = check("pacs", str(packed)).problems
+    assert "pacs96.tar is not the packed file" in first
+    assert "pacs96.tar is a damaged tar archive" in second
+
+
+def test_an_archive_cut_between_files_is_found_by_its_counts(root, tmp_path):
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    shutil.rmtree(root / "PACS" / "sketch" / "person")
+    with tarfile.open(packed / "pacs96.tar", "w") as archive:
+        archive.add(root / "PACS", "PACS")
+    problems = " ".join(check("pacs", str(packed)).problems)
+    assert "the domain sketch has no images of the class person" in problems
+
+
+def test_missing_parts_of_other_sets_are_named(tmp_path):
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    (folder / "data_batch_1").write_bytes(b"")
+    problems = " ".join(check("cifar10", str(tmp_path)).problems)
+    assert "holds no data_batch_3" in problems
+    assert "data_batch_1 is not a pickle that can be read" in problems
+    (tmp_path / "ham10000").mkdir()
+    (tmp_path / "ham10000" / "index.csv").write_text("domain,tile,lesion_id,flamby_target,flamby_fold\nrosendahl,0,a,1,train\n")
+    problems = " ".join(check("fed_isic2019", str(tmp_path)).problems)
+    assert "holds no vidir_modern.jpg" in problems
+    assert "rosendahl.jpg" in problems
+
+
+def test_nothing_there_and_unknown_names(tmp_path):
+    with pytest.raises(DataError, match="PACS was not found"):
+        check("pacs", str(tmp_path))
+    with pytest.raises(UnknownName, match="pacs"):
+        check("pasc", str(tmp_path))
+    with pytest.raises(DataError, match="nothing to check"):
+        check("digits_mini", str(tmp_path))

@@ -1,0 +1,61 @@
+"""Ways to see what travels, shared by the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from polyfed.backends.base import Outcome
+from polyfed.backends.in_process import InProcess
+from polyfed.core.conversation import Ask, Reply
+from polyfed.core.loop import Observer
+from polyfed.runs.experiment import Experiment
+
+
+def messages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Ask, Reply]]:
+    """Every message from now on, as it is answered."""
+    seen: list[tuple[Ask, Reply]] = []
+    deliver = InProcess.__call__
+
+    def watch(self: InProcess, ask: Ask) -> Any:
+        for reply in deliver(self, ask):
+            seen.append((ask, reply))
+            yield reply
+
+    monkeypatch.setattr(InProcess, "__call__", watch)
+    return seen
+
+
+def watched(experiment: Experiment) -> dict[tuple[int, str], tuple[set[str], set[str]]]:
+    """What each round's questions send down and bring up."""
+    seen: dict[tuple[int, str], tuple[set[str], set[str]]] = {}
+    outcomes = experiment.backend.outcomes
+
+    def watch(ask: Ask, clients: Sequence[str]) -> Iterator[Outcome]:
+        for made in outcomes(ask, clients):
+            assert made.payload is not None
+            seen[ask.round, ask.what] = (set(ask.payloads[made.client].entries), set(made.payload.entries))
+            yield made
+
+    experiment.backend.outcomes = watch  # type: ignore[method-assign]
+    experiment.train()
+    return seen
+
+
+def exchanges(experiment: Experiment, observers: Sequence[Observer] = ()) -> list[tuple[Ask, dict[str, Reply]]]:
+    """Train, and give every question of it with the replies."""
+    seen: list[tuple[Ask, dict[str, Reply]]] = []
+    reply = experiment.backend.taken
+
+    def watch(ask: Ask, outcome: Any) -> Any:
+        made = reply(ask, outcome)
+        if not seen or seen[-1][0] is not ask:
+            seen.append((ask, {}))
+        seen[-1][1][outcome.client] = made  # type: ignore[assignment]
+        return made
+
+    experiment.backend.taken = watch  # type: ignore[method-assign]
+    experiment.train(observers)
+    return seen

@@ -1,0 +1,119 @@
+"""Every registered method keeps the contract; there is no list to maintain."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from polyfed.core.client import Client, Step
+from polyfed.core.conversation import Reply
+from polyfed.core.method import Facts, Method, methods, parse
+from polyfed.core.server import Server
+from polyfed.core.sharing import Rule, batch_norm, keep_local
+from polyfed.testing import ContractBroken, check_method
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_every_registered_method_keeps_the_contract(name: str) -> None:
+    check_method(name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fedbn + agc(clip=1.28) + fedprox(mu=0.01)",
+        'silobn + momentum(keep="global")',
+        "central + group_norm(groups=2)",
+        'fedavg(statistics="first")',
+        'fedavg(statistics="local")',
+        "group_norm(groups=2) + weight_standard",
+        "static_bn + agc(clip=1.28)",
+        'feddna(merge="moments")',
+        'partialfed_fix(skip=("head",)) + fedbn + agc(clip=1.28)',
+        "fixup + agc(clip=1.28)",
+        "fedbn + partialfed_adaptive + agc(clip=1.28)",
+        "fedbn + fedgma(tau=0.3) + agc",
+        'fedgma(tau=0.5, server_lr=0.1, variant="average_plus_step")',
+        'feddg_ga(center=False, metric="accuracy") + fedbn',
+        "fedbn + rsc + mixstyle(p=1.0)",
+        "fedbn + ibn + guiding + agc",
+        'fixbn + dson(exact=False) + mixstyle(p=1.0, after="branch")',
+        "dson(domain_specific=True) + guiding",
+        "fedbn + fedsr(width=5, squared=True) + mixstyle",
+        'fedsr + rsc + guiding + momentum(keep="local")',
+        "fedbn + quantise(bits=4) + fedadam",
+        "silobn + topk(share=0.1) + fednova",
+        "scaffold(server_lr=0.7) + fedbn + median",
+        "fixbn + krum(keep=2)",
+    ],
+)
+def test_joined_methods_keep_it_too(text: str) -> None:
+    check_method(parse(text))
+
+
+def upload_batch_norm(client: Client, entries: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return entries | {"stem.1.weight": client.bench.live["stem.1.weight"].detach().clone()}
+
+
+def global_noise(step: Step) -> torch.Tensor:
+    return step.task_loss * random.random()
+
+
+class Forgetful:
+    """Counts rounds in itself instead of in the client's memory, so a resumed run differs."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, step: Step) -> torch.Tensor:
+        self.calls += 1
+        return step.task_loss * (self.calls % 7) / 7
+
+
+def remember(client: Client) -> None:
+    client.memory["seen"] = client.memory.get("seen", 0) + 1
+
+
+def leak_labels(client: Client) -> dict[str, object]:
+    return {"labels": client.data.train.labels}
+
+
+def send_everything(server: Server, client: str) -> dict[str, torch.Tensor]:
+    return dict(server.state)
+
+
+class Stepping:
+    """Steps a remembered number in place as soon as a reply is weighed, so a repeated round begins one further."""
+
+    def __call__(self, server: Server, reply: Reply) -> float:
+        counted = server.remember("counted", lambda: {"replies": 0})
+        counted["replies"] += 1
+        return 1.0 + counted["replies"] % 5
+
+
+WRONG = {
+    "does not send down": Method(
+        "sends_too_much", sharing=(Rule(batch_norm, down=False),), outgoing=send_everything, facts=Facts(client_state=True)
+    ),
+    "whose round 2 is repeated": Method("steps_in_place", weighting=Stepping()),
+    "the plan": Method(
+        "uploads_local", sharing=(keep_local(batch_norm),), uploads=(upload_batch_norm,), facts=Facts(client_state=True)
+    ),
+    "draws from the user's own random numbers": Method("uses_global_random", objective=(global_noise,)),
+    "client_state": Method("hides_state", before_training=(remember,)),
+    "data_derived_uploads": Method("leaks", after_training=(leak_labels,)),
+    "should train as it declares": Method("says_one_is_enough", facts=Facts(smallest_batch=1)),
+}
+
+
+@pytest.mark.parametrize("broken", WRONG)
+def test_a_wrong_method_fails_and_the_sentence_says_why(broken: str) -> None:
+    with pytest.raises(ContractBroken, match=broken):
+        check_method(WRONG[broken])
+
+
+def test_state_kept_outside_the_run_fails() -> None:
+    with pytest.raises(ContractBroken, match=r"twice|resumed"):
+        check_method(Method("forgetful", objective=(Forgetful(),)))

@@ -1,0 +1,89 @@
+"""Every pair of methods either composes or says why not; the published table is what the code says."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from helpers.paths import DOCS
+from polyfed.core.method import methods
+from polyfed.reports.method_tables import own_methods
+
+PAGE = DOCS / "methods" / "pairs.md"
+sys.path.insert(0, str(DOCS))
+
+from method_pairs import in_general, outcomes, pairs, pairs_table  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[tuple[str, str], str]:
+    """Building all pairs raises nothing but polyfed's own errors: ``outcomes`` catches no other."""
+    return outcomes(own_methods())
+
+
+def test_every_pair_composes_or_says_why(found: dict[tuple[str, str], str]) -> None:
+    count = len(own_methods())
+    assert len(found) == count * (count - 1) // 2
+    silent = {pair: why for pair, why in found.items() if why and (len(why) < 30 or not any(name in why.lower() for name in pair))}
+    assert not silent
+
+
+def test_every_method_composes_with_the_one_underneath(found: dict[tuple[str, str], str]) -> None:
+    assert not {pair: why for pair, why in found.items() if "fedavg" in pair and why}
+
+
+@pytest.mark.parametrize(
+    ("pair", "why"),
+    [
+        (("agc", "fedbn"), ""),
+        (("elcfs", "guiding"), ""),
+        (("ccst", "elcfs"), ""),
+        (("gperxan", "guiding"), "already"),
+        (("fedbn", "fedwon"), "no batch norm"),
+        (("group_norm", "layer_norm"), "order would matter"),
+        (("hfedf", "pfedhn"), "both want to decide"),
+        (("hfedf", "krum"), "would be ignored"),
+        (("hfedf", "median"), "would be ignored"),
+        (("hfedf", "trimmed_mean"), "would be ignored"),
+        (("krum", "pfedhn"), "would be ignored"),
+        (("median", "pfedhn"), "would be ignored"),
+        (("pfedhn", "trimmed_mean"), "would be ignored"),
+        (("feddg_ga", "static_bn"), "cannot be scored as a round begins"),
+        (("ccst", "central"), "only one"),
+        (("copa", "guiding"), "not sent to clients"),
+        (("elcfs", "fedtan"), "runs the model a second time"),
+    ],
+)
+def test_pairs_whose_answer_is_known(found: dict[tuple[str, str], str], pair: tuple[str, str], why: str) -> None:
+    assert (why in found[pair]) if why else not found[pair]
+
+
+def test_pairs_are_unordered_and_once() -> None:
+    assert pairs(["c", "a", "b"]) == [("a", "b"), ("a", "c"), ("b", "c")]
+
+
+def test_reasons_are_given_in_general() -> None:
+    assert in_general("fedbn and silobn disagree on stem.1.bias: whether it is sent.", "fedbn", "silobn") == (
+        "A and B disagree on an entry: whether it is sent."
+    )
+    assert in_general('ccst(style="pixel") + copa: copa is odd.', "ccst", "copa") == "A is odd."
+    message = 'fedtan + partialfed_fix(skip=("batch_norm", "head")): fedtan needs more. Leave partialfed_fix out, or fedtan(x=1).'
+    assert in_general(message, "fedtan", "partialfed_fix") == "A needs more. Leave B out, or A(x=1)."
+    assert (
+        in_general("b: the model has none. It has: linear, head. Leave b out.", "a", "b") == "A: the model has none. Leave A out."
+    )
+
+
+def test_the_table_marks_what_composes() -> None:
+    known = {("agc", "fedbn"): "", ("agc", "fedwon"): "agc and fedwon clash.", ("fedbn", "fedwon"): "fedbn and fedwon clash."}
+    lines = pairs_table(known).splitlines()
+    assert "| **agc** | . | + | 1 |" in lines and "| **fedwon** | 1 | 1 | . |" in lines
+    assert "| 1 | A and B clash. | agc + fedwon |" in lines
+    assert "1 of 3 pairs compose." in lines
+
+
+@pytest.mark.slow
+def test_the_published_table_is_up_to_date(found: dict[tuple[str, str], str]) -> None:
+    assert set(own_methods()) <= set(methods.names())
+    assert PAGE.read_text(encoding="utf-8") == pairs_table(found), "run: python docs/method_pairs.py docs/methods/pairs.md"

@@ -1,0 +1,152 @@
+"""The round with the best validation scores is the model that a run ends with."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.recorded_runs import Killed, experiment_of, go_on
+from helpers.tiny_runs import tiny_net
+from polyfed.core.evaluation import Row
+from polyfed.errors import DataError, RunFolderError, TooFewReplies
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.lifecycle import resume, train_run
+from polyfed.runs.run_folder import RunFolder
+from polyfed.settings import Settings
+from polyfed.testing import SIZES, tiny_federation
+
+VALUES = {1: 0.2, 2: 0.7, 3: 0.7, 4: 0.6}
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> dict[int, set[str]]:
+    """Validation accuracies by round are given in advance, so that the best round is known. Returns who gives none in which round."""
+    original = Experiment.evaluate
+    quiet: dict[int, set[str]] = {}
+
+    def given(self: Experiment, split: str = "test", newcomer: str | None = None) -> list[Row]:
+        number = self.server.round
+        if split == "validation":
+            heard = [client for client in self.server.ids if client not in quiet.get(number, ())]
+            return [Row("validation", client, client, {"accuracy": VALUES[number]}) for client in heard]
+        return original(self, split, newcomer)
+
+    monkeypatch.setattr(Experiment, "evaluate", given)
+    return quiet
+
+
+def select(folder: Path | None, method: str = "fedbn", stop: int | None = None, **changes: Any) -> Any:
+    experiment = experiment_of(method, selection="best_validation", **changes)
+
+    def cut(server: Any) -> None:
+        if server.round == stop:
+            raise Killed
+
+    return train_run(experiment, None if folder is None else RunFolder(folder), observers=[cut])
+
+
+def chosen_round(folder: Path) -> set[int]:
+    return {line["selected_round"] for line in RunFolder(folder).metrics() if line["view"].startswith("selected_")}
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("method", ["fedbn", "hfedf"])
+def test_the_best_validation_round_is_the_model_the_run_ends_with(tmp_path: Path, method: str) -> None:
+    chosen = select(tmp_path / "run", method)
+    at_two = train_run(experiment_of(method, rounds=2), None) if method != "hfedf" else None
+    if at_two is not None:
+        assert chosen.digest == at_two.digest and chosen.accuracy == at_two.accuracy
+    assert chosen.digest == select(None, method).digest
+    assert go_on(tmp_path / "run").digest == chosen.digest
+    assert go_on(tmp_path / "run").accuracy == chosen.accuracy
+    assert chosen_round(tmp_path / "run") == {2}
+    scores = [line["accuracy"] for line in RunFolder(tmp_path / "run").metrics() if line["view"] == "validation"]
+    assert scores[:: len(SIZES)] == list(VALUES.values())
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("stop", [1, 2, 3, 4])
+def test_selection_survives_a_kill(tmp_path: Path, stop: int) -> None:
+    whole = select(tmp_path / "whole")
+    with pytest.raises(Killed):
+        select(tmp_path / "cut", stop=stop)
+    assert go_on(tmp_path / "cut").digest == whole.digest
+    assert RunFolder(tmp_path / "cut").metrics() == RunFolder(tmp_path / "whole").metrics()
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("damage", ["manifest", "server", "client", "all gone"])
+def test_another_model_never_passes_for_the_best_one(tmp_path: Path, damage: str) -> None:
+    with pytest.raises(Killed):
+        select(tmp_path / "cut", stop=3)
+    best = tmp_path / "cut" / "best"
+    if damage == "all gone":
+        shutil.rmtree(best)
+    else:
+        newest = sorted(best.glob(f"{damage}-*"))[-1]
+        newest.write_bytes(newest.read_bytes()[:-7] + b"damaged")
+    named = "manifest-000002.json" if damage == "all gone" else newest.name
+    with pytest.raises(RunFolderError, match=rf'that of round 2, is lost: .*{named}.*another --out, or set selection = "last" in '):
+        go_on(tmp_path / "cut")
+    written = tmp_path / "cut" / "run.toml"
+    written.write_text(written.read_text().replace('selection = "best_validation"', 'selection = "last"'))
+    assert go_on(tmp_path / "cut").digest == train_run(experiment_of(), None).digest
+
+
+def test_a_best_round_that_later_ones_overwrote_is_found_again_or_missed_aloud(
+    tmp_path: Path, silent: dict[int, set[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in round 4 with a checkpoint of round 1: the best of then lies under the two that came later."""
+    for number, value in enumerate((0.1, 0.2, 0.3, 0.2), 1):
+        monkeypatch.setitem(VALUES, number, value)
+    whole = select(None)
+    for name in ("found", "missed"):
+        with pytest.raises(Killed):
+            select(tmp_path / name, stop=1)
+        checkpoint = tmp_path / name / "checkpoint"
+        shutil.copytree(checkpoint, tmp_path / f"{name}-of-then")
+        with pytest.raises(Killed):
+            resume(tmp_path / name, data=tiny_federation(), model=tiny_net(), observers=[lambda server: _killed(server.round == 3)])
+        shutil.rmtree(checkpoint)
+        shutil.copytree(tmp_path / f"{name}-of-then", checkpoint)
+        assert not (tmp_path / name / "best" / "manifest-000001.json").exists()
+    assert go_on(tmp_path / "found").digest == whole.digest
+    silent |= {number: {"small"} for number in (2, 3, 4)}
+    with pytest.raises(RunFolderError, match=r"that of round 1, is lost: .*best holds later rounds only"):
+        go_on(tmp_path / "missed")
+
+
+def _killed(now: bool) -> None:
+    if now:
+        raise Killed
+
+
+def test_rounds_are_compared_over_the_same_clients_only(
+    tmp_path: Path, silent: dict[int, set[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    silent[2] = {"small", "big"}
+    select(tmp_path / "run")
+    assert chosen_round(tmp_path / "run") == {3}
+    assert "Round 2 cannot be the best one: no validation scores came from big, small." in caplog.messages
+
+
+def test_where_no_round_can_be_chosen_the_last_is_looked_at_again(tmp_path: Path, silent: dict[int, set[str]]) -> None:
+    silent |= {number: set(SIZES) for number in VALUES}
+    with pytest.raises(TooFewReplies, match="a round in which all 3 clients answer with validation scores, and there was none"):
+        select(tmp_path / "run")
+    silent.clear()
+    assert go_on(tmp_path / "run").digest == train_run(experiment_of(), None).digest
+    assert chosen_round(tmp_path / "run") == {4}
+
+
+def test_selection_without_validation_data_is_refused_before_training() -> None:
+    federation = tiny_federation()
+    first, *others = federation.clients
+    bare = replace(federation, clients=(replace(first, validation=None), *others))
+    with pytest.raises(DataError, match=r"1 of 3 clients of tiny have none \(big\)\. Use --selection last"):
+        Experiment(Settings(selection="best_validation"), bare, model=tiny_net())
+    Experiment(Settings(), bare, model=tiny_net())
