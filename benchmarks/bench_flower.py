@@ -49,7 +49,7 @@ RUN_LIMIT = 300.0
 NEVER = "1000000s"
 COMMON = Settings(
     data="digits-mini(per_domain=10)",
-    unseen=("transport", "print", "street"),
+    unseen=("post", "print", "street"),
     rounds=4,
     batch_size=8,
     local_steps=1,

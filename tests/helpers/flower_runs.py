@@ -22,7 +22,7 @@ NODES = ("pen", "photo", "street")
 METHODS_FILE = Path(__file__).with_name("flower_methods.py")
 SMALL = Settings(
     data="digits-mini(per_domain=16)",
-    unseen=("transport", "print"),
+    unseen=("post", "print"),
     rounds=2,
     batch_size=8,
     local_steps=2,

@@ -1,0 +1,95 @@
+"""What a recipe's title and note claim of the model is what its model is: every recipe's model is built, after the method's surgery."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from polyfed.core.method import parse
+from polyfed.data.federate import federate
+from polyfed.data.placeholders import blank_federation
+from polyfed.data.registry import data_sets
+from polyfed.methods.weight_standard import KINDS as STANDARDISED
+from polyfed.models import models
+from polyfed.recipes import read, shipped_names
+from polyfed.recipes.checks import embedded, record_of
+from polyfed.runs.assemble import prepared_model
+from polyfed.runs.run_folder import settings_from
+
+Norms = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.modules.instancenorm._InstanceNorm)
+
+
+def has(model: nn.Module, *kinds: type) -> bool:
+    return any(isinstance(module, kinds) for module in model.modules())
+
+
+def standardises(model: nn.Module) -> bool:
+    return has(model, *STANDARDISED.values())
+
+
+def keeps_batch_norm(model: nn.Module) -> bool:
+    return has(model, nn.modules.batchnorm._BatchNorm)
+
+
+def has_group_norm(model: nn.Module) -> bool:
+    return has(model, nn.GroupNorm) and not keeps_batch_norm(model)
+
+
+Check = Callable[[nn.Module], bool]
+OF_LABELS: dict[str, Check] = {
+    r"\bGN\b|group norm": has_group_norm,
+    r"\bLN\b|layer[ _]norm": lambda model: has(model, nn.LayerNorm, nn.GroupNorm) and not keeps_batch_norm(model),
+    r"\bBN\b|with batch norm": keeps_batch_norm,
+    r"\bWS\b": standardises,
+    r"norm-free|FedWon": lambda model: not has(model, *Norms),
+}
+"""Words in the first part of a title ("GN+WS on PACS ..."), and what the model must then be."""
+OF_NOTES: dict[str, Check] = {
+    r"by group norm": has_group_norm,
+    r"[Bb]atch norm stays": keeps_batch_norm,
+    r"standardises the weights": standardises,
+}
+
+
+def claims(title: str, note: str) -> dict[str, Check]:
+    of_label = {words: check for words, check in OF_LABELS.items() if re.search(words, title.split(" on ")[0])}
+    return of_label | {words: check for words, check in OF_NOTES.items() if re.search(words, note)}
+
+
+def model_of(name: str) -> nn.Module:
+    recipe = read(name)
+    settings = settings_from(recipe.values, name)
+    record = record_of(settings.data)
+    assert record is not None
+    if "declaration" in record.extra:
+        federation = blank_federation(settings.data, record, settings.unseen)
+    else:
+        federation = federate(embedded(settings.data), "domain", settings.unseen)
+    method = parse(settings.method)
+    model = settings.model or data_sets.find(record.name).extra.get("declaration", federation).default_model
+    return prepared_model(settings, method, federation, model, None)
+
+
+def test_the_claims_can_fail() -> None:
+    plain = models.build('hfedf_cnn(norm="batch")', classes=7, input_shape=(3, 32, 32))
+    found = claims(
+        "GN+WS on PACS", "The method replaces batch norm by group norm and standardises the weights of every convolution."
+    )
+    assert len(found) == 4 and not any(check(plain) for check in found.values())
+    only_weights = parse("fedavg + weight_standard").surgery[0](plain)  # type: ignore[call-arg, arg-type]
+    assert standardises(only_weights) and keeps_batch_norm(only_weights) and not has_group_norm(only_weights)
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_what_a_recipe_claims_of_its_model_is_true(name: str) -> None:
+    torch.manual_seed(0)
+    recipe = read(name)
+    found = claims(recipe.title, str(recipe.about.get("note", "")))
+    if found:
+        model = model_of(name)
+        false = [words for words, check in found.items() if not check(model)]
+        assert not false, f"{name} claims {false}, and its model is {model}"
