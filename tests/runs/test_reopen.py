@@ -76,6 +76,25 @@ def test_a_run_taken_elsewhere_predicts_and_scores_other_data(polyfed: Command, 
     assert found["accuracy"]["unseen"] == trained["accuracy"]["unseen"] and found["accuracy"]["seen"] == {}
 
 
+def test_a_run_that_chose_its_round_on_validation_data_is_used_without_any(polyfed: Command, images: Path, tmp_path: Path) -> None:
+    data = f'image_folder(root="{images}", size=16, validation_share=0.2)'
+    chosen = ("--selection", "best_validation", "--rounds", "3", "--batch-size", "8", "--lr", "0.5")
+    trained = polyfed("run", data, "--method", "fedbn", *chosen, "--out", "r", "-q", "--json").json
+    expected = trained["accuracy"]["seen"]
+    assert polyfed("evaluate", "r", "--json", "-q").json["accuracy"]["seen"] == expected
+    Image.new("RGB", (16, 16), (250, 120, 50)).save(tmp_path / "new.png")
+    asked = ("new.png", "--client", "day", "--json", "-q")
+    before = polyfed("predict", "r", *asked).json["predictions"]
+    model = open_run("r", notify=quiet).model_for("day")
+    whole = polyfed("evaluate", "r", data, "--json", "-q").json["accuracy"]["seen"]
+    assert whole == expected  # other data are scored by clients that have no validation part
+    number = {line["selected_round"] for line in RunFolder("r").metrics() if line["view"] == "selected_seen"}.pop()
+    same_rounds = run(data, "fedbn", rounds=number, batch_size=8, lr=0.5)
+    assert same(model, same_rounds.model_for("day"))
+    shutil.rmtree(images)
+    assert polyfed("predict", "r", *asked).json["predictions"] == before
+
+
 def test_data_and_models_of_python_need_not_be_given_to_use_a_run(tmp_path: Path) -> None:
     federation = tiny_federation()
     domains = tuple(Domain(c.id, c.train, c.tests[c.id], c.validation) for c in federation.clients)

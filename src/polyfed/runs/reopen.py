@@ -22,6 +22,7 @@ from polyfed.runs.portable_paths import on_this_machine
 from polyfed.runs.recorder import rows_at
 from polyfed.runs.result import Result
 from polyfed.runs.run_folder import HELD_BY_NODES, RunFolder
+from polyfed.runs.selection import LAST
 from polyfed.settings import Settings
 from polyfed.text import read_call, write_call
 
@@ -96,6 +97,7 @@ def to_look_at(settings: Settings) -> Settings:
         workers="1",
         compile="off",
         loss="cross_entropy",
+        selection=LAST,
         init=None,
         model=None if settings.model is None else without_weights(settings.model),
     )
