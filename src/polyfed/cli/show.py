@@ -112,7 +112,8 @@ def plan_json(settings: dict[str, Any]) -> dict[str, Any]:
 def model_json(text: str, settings: dict[str, Any]) -> dict[str, Any]:
     """How many parameters a model has, and its entries by kind."""
     from polyfed.core.entries import entries_of, find_head
-    from polyfed.runs.assemble import build_federation, build_model, check_output
+    from polyfed.runs.assemble import build_federation, build_model
+    from polyfed.runs.model_checks import check_output
     from polyfed.settings import Settings, with_changes
 
     federation = build_federation(settings["data"], with_changes(Settings(), settings | {"model": text}))

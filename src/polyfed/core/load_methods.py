@@ -27,7 +27,7 @@ def load_file(path: str | Path) -> list[str]:
         spec.loader.exec_module(module)
     except PolyfedError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise OptionError(f"{path} could not be run: {type(error).__name__}: {error}.") from error
     new = sorted(
         (set(methods.names()) - before) | {known for known, record in methods.known().items() if record.build.__module__ == name}

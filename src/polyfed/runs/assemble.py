@@ -27,6 +27,7 @@ from polyfed.data.registry import data_sets
 from polyfed.data.sets.image_folder import image_folder
 from polyfed.errors import DataError, ModelError, PolyfedError, SettingError, UnknownName
 from polyfed.models import models
+from polyfed.runs.model_checks import check_entries, check_output, materialise, require_trainable
 from polyfed.settings import Settings
 
 
@@ -105,16 +106,22 @@ def build_model(model: str | nn.Module | Callable[..., nn.Module] | None, federa
     sample = federation.sample_input()
     context = {"classes": len(federation.classes), "input_shape": tuple(sample.shape[1:])}
     with default_stream(seed, "model"):
-        if isinstance(model, nn.Module):
-            return copy.deepcopy(model)
-        if model is not None and not isinstance(model, str):
-            return _called(model, context, getattr(model, "__name__", "the given function"))
-        text = model or federation.default_model
-        if text.startswith("timm:"):
-            text = f'timm(name="{text.removeprefix("timm:")}")'
-        if ":" in text.split("(")[0]:
-            return _called(imported(text), context, text)
-        return models.build(text, **context)
+        built = _built(federation.default_model if model is None or model == "" else model, context)
+        materialise(built, sample)
+    return built
+
+
+def _built(model: str | nn.Module | Callable[..., nn.Module], context: Mapping[str, Any]) -> nn.Module:
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model)
+    if not isinstance(model, str):
+        return _called(model, context, getattr(model, "__name__", "the given function"))
+    text = model
+    if text.startswith("timm:"):
+        text = f'timm(name="{text.removeprefix("timm:")}")'
+    if ":" in text.split("(")[0]:
+        return _called(imported(text), context, text)
+    return models.build(text, **context)
 
 
 def imported(text: str) -> Callable[..., nn.Module]:
@@ -125,9 +132,12 @@ def imported(text: str) -> Callable[..., nn.Module]:
         sys.path.append(here)
     try:
         found = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except PolyfedError:
+        raise
+    except (Exception, SystemExit) as error:
+        raised = str(error) if isinstance(error, ImportError | AttributeError | ValueError) else f"{type(error).__name__}: {error}"
         raise ModelError(
-            f"Cannot find the model {text}: {error}. Write it as module.path:function; the module is looked for in this folder too."
+            f"Cannot find the model {text}: {raised}. Write it as module.path:function; the module is looked for in this folder too."
         ) from error
     if not callable(found):
         raise ModelError(f"{text} is not a function that builds a model.")
@@ -137,33 +147,20 @@ def imported(text: str) -> Callable[..., nn.Module]:
 def _called(build: Callable[..., nn.Module], context: Mapping[str, Any], name: str) -> nn.Module:
     try:
         parameters = inspect.signature(build).parameters
-    except ValueError:
+    except (TypeError, ValueError):
         parameters = {}  # type: ignore[assignment]
-    made = build(**{key: value for key, value in context.items() if key in parameters})
+    try:
+        made = build(**{key: value for key, value in context.items() if key in parameters})
+    except PolyfedError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ModelError(
+            f"{name} could not build a model: it raised {type(error).__name__}{f': {error}' if str(error) else ''}. It is called with "
+            f"those of classes={context['classes']} and input_shape={context['input_shape']} that it takes."
+        ) from error
     if not isinstance(made, nn.Module):
         raise ModelError(f"{name} returned {type(made).__name__}, not a torch module.")
     return made
-
-
-def check_output(model: nn.Module, federation: Federation) -> None:
-    """Refuse a model whose output is not one logit per class."""
-    sample = federation.sample_input()
-    training = model.training
-    try:
-        with torch.no_grad():
-            output = model.eval()(sample)
-    except PolyfedError:
-        raise
-    except Exception as error:
-        raise ModelError(f"{type(model).__name__} cannot take an input of shape {tuple(sample.shape[1:])}: {error}") from error
-    finally:
-        model.train(training)
-    wanted = (len(sample), len(federation.classes))
-    found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-    if found != wanted:
-        raise ModelError(
-            f"{type(model).__name__} returns {found} for a batch of {len(sample)}, expected {wanted}: one logit per class of {federation.name}."
-        )
 
 
 def load_initial(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
@@ -181,6 +178,7 @@ def prepared_model(
     """The model after surgery, with initial weights where they fit: before the surgery or after it."""
     built = build_model(model if model is not None else settings.model, federation, settings.seed)
     check_output(built, federation)
+    check_entries(built)
     loaded = initial is not None and load_initial(built, initial)
     with default_stream(settings.seed, "surgery"):
         for operate in method.surgery:
@@ -190,6 +188,7 @@ def prepared_model(
     if initial is not None and not loaded and not load_initial(built, initial):
         strange = sorted(set(built.state_dict()) ^ set(initial))[:3]
         raise ModelError(f"--init does not fit {type(built).__name__}: names or shapes differ ({', '.join(strange) or 'shapes'}).")
+    require_trainable(built)
     return built
 
 
