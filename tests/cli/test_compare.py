@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -147,6 +150,61 @@ def test_compare_leaves_a_run_that_another_process_trains_and_goes_on(polyfed: C
     assert "fedbn + stopper is given up" in ended.err and free["problem"] is None
     assert (run / "metrics.jsonl").read_bytes() == before
     assert polyfed(*command).code == 0
+
+
+AT_ONCE = ("compare", "digits-mini(per_domain=20)", "--methods", "fedavg; fedbn", "--rounds", "1", "--out", "both", "--json")
+
+
+def started(folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "polyfed", *AT_ONCE]
+    return subprocess.Popen(command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_two_compares_on_one_folder_share_the_work(tmp_path: Path) -> None:
+    both = [started(tmp_path) for _ in range(2)]
+    ended = [process.communicate(timeout=300) for process in both]
+    assert [process.returncode for process in both] == [0, 0], [err for _, err in ended]
+    first, second = (json.loads(out.splitlines()[-1])["methods"] for out, _ in ended)
+    assert [m["problem"] for m in first + second] == [None] * 4
+    assert [m["accuracy"] for m in first] == [m["accuracy"] for m in second]
+    assert [m["runs"] for m in first] == [m["runs"] for m in second]
+    assert sorted(path.name for path in (tmp_path / "both").iterdir()) == ["fedavg-seed0", "fedbn-seed0"]
+    trained = [err.count("%, trained") for _, err in ended]
+    assert sum(trained) == 2, [err for _, err in ended]
+
+
+def test_a_run_that_another_process_trains_is_waited_for_and_read(polyfed: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "both" / "fedavg-seed0"
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout is not None and holder.stdin is not None and holder.stdout.readline() == "held\n"
+    other = started(tmp_path)
+    assert other.stderr is not None
+    notices = ""
+    while "waited for" not in notices:
+        line = other.stderr.readline()
+        assert line, notices
+        notices += line
+    assert f"both/fedavg-seed0 is being trained by process {holder.pid} on" in notices
+    assert "fedbn, seed 0: mean" in notices  # the others are trained first
+    holder.communicate("", timeout=60)
+    out, _ = other.communicate(timeout=300)
+    assert holder.returncode == 0 and other.returncode == 0
+    assert [m["problem"] for m in json.loads(out.splitlines()[-1])["methods"]] == [None, None]
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from polyfed import run
+from polyfed.runs.run_folder import RunFolder
+folder = Path(sys.argv[1])
+run("digits-mini(per_domain=20)", "fedavg", rounds=1, out=folder)
+for file in (folder / "checkpoint").rglob("*"):
+    file.unlink() if file.is_file() else None
+with RunFolder(folder).locked():
+    print("held", flush=True)
+    sys.stdin.read()
+"""
 
 
 def test_other_images_make_another_run(polyfed: Command, images: Path) -> None:

@@ -7,6 +7,7 @@ per domain, which nobody trains on in that run. ``reports/comparison.py`` makes 
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from polyfed.runs.assemble import build_data_set
 from polyfed.runs.experiment import Experiment, refuse_dealing, settings_given
 from polyfed.runs.folder_names import slug
 from polyfed.runs.lifecycle import resume, train_run
+from polyfed.runs.lock import BeingTrained, is_held, once_free
 from polyfed.runs.portable_paths import anchored
 from polyfed.runs.result import Result
 from polyfed.runs.run_folder import RunFolder
@@ -34,6 +36,7 @@ LEAVE_ONE_OUT_DEFAULTS: Mapping[str, Any] = {"unseen_part": "all"}
 """Nobody trains on the domain that is left out, so all its images can be tested, as the papers do."""
 NOT_COMPARED: Mapping[str, Any] = {"checkpoint_every": "60s", "workers": "1"}
 """Settings that change nothing in a result."""
+SECONDS_TO_START = 30.0
 
 Read = TypeVar("Read")
 
@@ -129,17 +132,31 @@ class ComparedRuns:
             read: takes from a finished run what is needed of it, so that its models need not stay in memory.
         """
         self.problems, self.reused = self.unfit(), 0
-        found = []
-        for number, run in enumerate(self.runs, 1):
-            self.watcher.begin(run.words, number, len(self.runs))
-            if run.method in self.problems:
-                continue
-            try:
-                found.append((run, self._train_one(run, read)))
-            except PolyfedError as error:
-                self.problems[run.method] = str(error)
-                self.watcher.notice(f"{run.method} is given up: {error}")
-        return found
+        found: dict[str, Read] = {}
+        settled = 0
+
+        def attempt(run: ComparisonRun, patient: bool) -> bool:
+            """Try to finish a run; says whether it is settled. One that another process trains is waited for only by the patient."""
+            nonlocal settled
+            self.watcher.begin(run.words, settled + 1, len(self.runs))
+            if run.method not in self.problems:
+                notify = self.watcher.notice
+                try:
+                    found[run.words] = (
+                        once_free(lambda: self._train_one(run, read), notify) if patient else self._train_one(run, read)
+                    )
+                except PolyfedError as error:
+                    if isinstance(error, BeingTrained) and error.elsewhere:
+                        return False
+                    self.problems[run.method] = str(error)
+                    notify(f"{run.method} is given up: {error}")
+            settled += 1
+            return True
+
+        # Runs that another process trains just now come last, so the same comparison, begun twice, shares its work.
+        for run in [run for run in self.runs if not attempt(run, patient=False)]:
+            attempt(run, patient=True)
+        return [(run, found[run.words]) for run in self.runs if run.words in found]
 
     def unfit(self) -> dict[str, str]:
         """Methods that cannot be built here, and why; found before the others train, which may take hours."""
@@ -183,10 +200,18 @@ class ComparedRuns:
             folder = RunFolder(self.folder / (run.name if number == 1 else f"{run.name}-{number}"))
             if not folder.path.exists():
                 return folder, False
+            wait_for_start(folder.path)
             if (folder.path / "run.toml").is_file() and holds_run(folder, experiment):
                 return folder, True
             number += 1
         return None, False
+
+
+def wait_for_start(folder: Path) -> None:
+    """Another process that has just made a folder says in a moment which run is in it."""
+    end = time.monotonic() + SECONDS_TO_START
+    while not (folder / "run.toml").exists() and is_held(folder) and time.monotonic() < end:
+        time.sleep(0.02)
 
 
 def check_protocol(settings: Settings, seeds: int, protocol: str) -> None:

@@ -10,8 +10,9 @@ import contextlib
 import errno
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from polyfed.errors import RunFolderError
 
@@ -25,6 +26,25 @@ LONGEST_NAME = 200
 HAVING_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 _held: set[int] = set()
+
+Done = TypeVar("Done")
+
+
+class BeingTrained(RunFolderError):
+    """A run that another process trains just now.
+
+    Attributes:
+        folder: the run folder.
+        holder: who trains it, in words.
+        elsewhere: whether that is another process than this one, so that its end can be waited for.
+    """
+
+    def __init__(self, folder: Path, holder: str, elsewhere: bool) -> None:
+        super().__init__(
+            f"{folder} is being trained by {holder}. Wait for its end "
+            f"(then polyfed resume {folder} reads it, or goes on), or choose another --out."
+        )
+        self.folder, self.holder, self.elsewhere = folder, holder, elsewhere
 
 
 @contextlib.contextmanager
@@ -78,12 +98,51 @@ def _lies_at(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _refusal(descriptor: int, folder: Path) -> RunFolderError:
+def _refusal(descriptor: int, folder: Path) -> BeingTrained:
     holder = os.read(descriptor, LONGEST_NAME).decode(errors="replace")
-    return RunFolderError(
-        f"{folder} is being trained by {f'process {holder}' if holder else 'another process'}. Wait for its end "
-        f"(then polyfed resume {folder} reads it, or goes on), or choose another --out."
-    )
+    status = os.fstat(descriptor)
+    elsewhere = not any(os.path.samestat(os.fstat(own), status) for own in _held)
+    return BeingTrained(folder, f"process {holder}" if holder else "another process", elsewhere)
+
+
+def is_held(folder: Path) -> bool:
+    """Whether somebody holds the lock of a folder."""
+    return _shared(folder, wait=False)
+
+
+def wait_until_free(folder: Path) -> None:
+    """Wait until nobody holds the lock of a folder; the kernel says when."""
+    _shared(folder, wait=True)
+
+
+def _shared(folder: Path, wait: bool) -> bool:
+    """Hold the lock together with all who only look, for an instant; says whether that was refused."""
+    try:
+        descriptor = os.open(folder / FILE, os.O_RDONLY)
+    except OSError:
+        return False  # also where there are no locks: nobody writes the file there
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        if error.errno not in HAVING_NO_LOCKS:
+            raise
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def once_free(work: Callable[[], Done], notify: Callable[[str], None]) -> Done:
+    """What the work gives back; as often as another process trains the run, its end is waited for."""
+    while True:
+        try:
+            return work()
+        except BeingTrained as busy:
+            if not busy.elsewhere:
+                raise
+            notify(f"{busy.folder} is being trained by {busy.holder}; its end is waited for.")
+            wait_until_free(busy.folder)
 
 
 def _leave_to_parent() -> None:

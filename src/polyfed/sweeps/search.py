@@ -7,6 +7,7 @@ of trials. Each trial is a run folder: a search that was stopped goes on, and fi
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import shutil
 import statistics
@@ -23,6 +24,7 @@ from polyfed.runs.assemble import build_data_set, build_federation
 from polyfed.runs.atomic_write import write_atomically
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.lifecycle import facts_of, resume, train_run
+from polyfed.runs.lock import once_free
 from polyfed.runs.result import Result
 from polyfed.runs.run_folder import RunFolder, plain, versions
 from polyfed.runs.watcher import Watcher
@@ -110,7 +112,7 @@ class Sweep:
             words = f"{one.chosen.trial.settings.method}, {values_words(one.chosen.trial.values)}, seed {seed}, test"
             self.begin(words)
             try:
-                result = self.final(one.chosen.trial, seed)
+                result = once_free(functools.partial(self.final, one.chosen.trial, seed), self.watcher.notice)
             except (ReadTooSoon, RunFolderError):
                 raise
             except PolyfedError as error:
@@ -233,7 +235,7 @@ class Searcher:
         if failure.exists():
             return Score(trial, None, problem=json.loads(failure.read_text())["problem"])
         try:
-            result = self.trained(trial, experiment)
+            result = once_free(lambda: self.trained(trial, experiment), self.watcher.notice)
         except (ClientFailure, TooFewReplies) as error:
             failure.write_text(json.dumps({"problem": str(error)}))
             return Score(trial, None, problem=str(error))
