@@ -53,10 +53,10 @@ def of_another_layer(payload: Payload) -> Payload:
 
 def trained(monkeypatch: pytest.MonkeyPatch, method: str, question: str, bend: Bend, number: int | None = None) -> Experiment:
     """A run in which one client's answers to one question are bent, in all rounds or in one."""
-    deliver = InProcess.__call__
+    ask_clients = InProcess.__call__
 
     def bending(self: InProcess, ask: Ask) -> Iterator[Reply]:
-        for reply in deliver(self, ask):
+        for reply in ask_clients(self, ask):
             bad = reply.client == BAD and ask.what == question and number in (None, ask.round)
             yield replace(reply, payload=bend(reply.payload)) if bad else reply
 

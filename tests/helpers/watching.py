@@ -17,10 +17,10 @@ from polyfed.runs.experiment import Experiment
 def messages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Ask, Reply]]:
     """Every message from now on, as it is answered."""
     seen: list[tuple[Ask, Reply]] = []
-    deliver = InProcess.__call__
+    ask_clients = InProcess.__call__
 
     def watch(self: InProcess, ask: Ask) -> Any:
-        for reply in deliver(self, ask):
+        for reply in ask_clients(self, ask):
             seen.append((ask, reply))
             yield reply
 

@@ -275,12 +275,12 @@ def broken(reply: Reply, name: str = "head.weight") -> Reply:
 
 
 def delivered(made: Experiment, spoil: frozenset[str] = frozenset(), lose: frozenset[str] = frozenset()) -> Any:
-    def deliver(ask: Ask) -> Iterator[Reply]:
+    def ask_clients(ask: Ask) -> Iterator[Reply]:
         for reply in made.backend(ask):
             if reply.client not in lose:
                 yield broken(reply) if reply.client in spoil else reply
 
-    return deliver
+    return ask_clients
 
 
 @pytest.mark.parametrize("text", ["hfedf", "pfedhn"])
@@ -319,12 +319,12 @@ def torch_equal(one: Any, two: Any) -> bool:
 
 def watched(made: Experiment) -> list[tuple[Ask, list[Reply]]]:
     seen: list[tuple[Ask, list[Reply]]] = []
-    deliver = made.backend.__class__.__call__
+    ask_clients = made.backend.__class__.__call__
 
     def watch(self: Any, ask: Ask) -> Iterator[Reply]:
         replies: list[Reply] = []
         seen.append((ask, replies))
-        for reply in deliver(self, ask):
+        for reply in ask_clients(self, ask):
             replies.append(reply)
             yield reply
 

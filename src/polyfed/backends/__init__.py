@@ -1,1 +1,1 @@
-"""Ways to deliver an ask to clients on this machine."""
+"""Backends of one machine: how questions reach clients, and how what clients keep is staged and committed."""
