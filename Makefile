@@ -65,7 +65,7 @@ format: $(VENV)/.installed-dev  ## mend what ruff can mend
 docs: $(VENV)/.installed-docs  ## refresh the generated tables and write the reference of the Python interface to build/docs
 	$(PY) docs/generate.py
 	$(PY) -m pdoc --docformat google --output-directory build/docs polyfed \
-	    $$($(PY) -c "import pkgutil, polyfed; print(*('polyfed.' + m.name for m in pkgutil.iter_modules(polyfed.__path__) if m.name not in ('__main__', 'run', 'conversation')))")
+	    $$($(PY) -c "import pkgutil, polyfed; print(*('polyfed.' + m.name for m in pkgutil.iter_modules(polyfed.__path__) if m.name not in ('__main__', 'run')))")
 
 bench: $(BENCH_VENV)/.installed  ## compare the speed of a round with a hand-written loop, pfl-research and Flower (ARGS="--works a --repeats 3")
 	$(BENCH_PY) benchmarks/bench_speed.py $(ARGS)
