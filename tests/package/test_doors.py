@@ -122,15 +122,15 @@ def test_compare_takes_data_given_in_python_and_finds_its_runs_again(tmp_path: P
 
 
 def test_methods_and_models_of_ones_own_are_trained_again(tmp_path: Path) -> None:
-    mine = pf.Method("mine")
+    mine, net = pf.Method("mine"), TinyNet()
     assert not is_registered(mine) and is_registered(pf.parse("fedbn"))
     settings: dict[str, Any] = {"rounds": 1, "batch_size": 8, "out": tmp_path / "runs"}
-    first = pf.compare(tiny_federation(), [mine, "fedavg"], TinyNet(), **settings)
+    first = pf.compare(tiny_federation(), [mine, "fedavg"], net, **settings)
     assert [row.method for row in first.rows] == ["mine", "fedavg"] and first.rows[0].seen == first.rows[1].seen
-    again = pf.compare(tiny_federation(), [mine, "fedavg"], TinyNet(), **settings)
+    again = pf.compare(tiny_federation(), [mine, "fedavg"], net, **settings)
     assert again.reused == 0 and again.rows[0].runs != first.rows[0].runs and again.rows[0].seen == first.rows[0].seen
     with pytest.raises(SettingError, match="Two different methods are called"):
-        pf.compare(tiny_federation(), [mine, pf.Method("mine", facts=pf.Facts(client_state=True))], TinyNet(), **settings)
+        pf.compare(tiny_federation(), [mine, pf.Method("mine", facts=pf.Facts(client_state=True))], net, **settings)
 
 
 def test_what_cannot_be_compared_gets_one_sentence() -> None:
