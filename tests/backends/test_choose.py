@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from polyfed.backends.choose import OWN
+from polyfed.backends.choose import ENTRY_POINTS, OWN
 from polyfed.backends.in_process import InProcess
 from polyfed.errors import SettingError
 from polyfed.runs.experiment import Experiment
@@ -37,7 +37,12 @@ def experiment(backend: str) -> Experiment:
 
 
 def test_a_backend_registered_by_an_entry_point_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: Points(counting=Point()))
+    real = importlib.metadata.entry_points
+
+    def points(group: str) -> Any:
+        return Points(counting=Point()) if group == ENTRY_POINTS else real(group=group)
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", points)
     assert type(experiment("counting").backend) is Counting
 
 
