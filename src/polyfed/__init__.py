@@ -26,10 +26,20 @@ if TYPE_CHECKING:
     from polyfed.core.data_types import DataSet as DataSet
     from polyfed.core.data_types import Domain as Domain
     from polyfed.core.data_types import Federation as Federation
+    from polyfed.core.extras import Array as Array
+    from polyfed.core.extras import Asked as Asked
+    from polyfed.core.extras import Flag as Flag
+    from polyfed.core.extras import LikeEntries as LikeEntries
+    from polyfed.core.extras import ListOf as ListOf
+    from polyfed.core.extras import MappingOf as MappingOf
+    from polyfed.core.extras import Number as Number
+    from polyfed.core.extras import Record as Record
+    from polyfed.core.extras import Text as Text
     from polyfed.core.method import Facts as Facts
     from polyfed.core.method import Method as Method
     from polyfed.core.method import parse as parse
     from polyfed.core.method import register as register
+    from polyfed.core.reply_checks import planned_uploads as planned_uploads
     from polyfed.core.server import Server as Server
     from polyfed.core.sharing import Rule as Rule
     from polyfed.core.sharing import Select as Select
@@ -47,7 +57,9 @@ _HOMES = {
     "core.client": ("Client", "Step"),
     "core.conversation": ("Ask", "Payload", "Reply", "conversation"),
     "core.data_types": ("ArrayExamples", "ClientData", "DataSet", "Domain", "Federation"),
+    "core.extras": ("Array", "Asked", "Flag", "LikeEntries", "ListOf", "MappingOf", "Number", "Record", "Text"),
     "core.method": ("Facts", "Method", "parse", "register"),
+    "core.reply_checks": ("planned_uploads",),
     "core.server": ("Server",),
     "core.sharing": ("Rule", "Select", "keep_local", "reduce_with", "upload_only"),
     "errors": ("PolyfedError",),

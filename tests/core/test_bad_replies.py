@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyfed.backends.in_process import InProcess
 from polyfed.core.client import Client
-from polyfed.core.conversation import Ask, Payload, Reply
+from polyfed.core.conversation import Ask, AskClients, Payload, Reply
 from polyfed.core.method import Facts, Method
 from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings
@@ -51,6 +51,49 @@ def of_another_layer(payload: Payload) -> Payload:
     return replace(payload, extras={**payload.extras, "layer": "head"})
 
 
+def with_extra(name: str, value: Any) -> Bend:
+    """Puts a value in the place of an extra."""
+
+    def bend(payload: Payload) -> Payload:
+        assert name in payload.extras
+        return replace(payload, extras={**payload.extras, name: value})
+
+    return bend
+
+
+def with_change(value: Callable[[Tensor], Any]) -> Bend:
+    """Bends the first change of a control variate."""
+
+    def bend(payload: Payload) -> Payload:
+        change = payload.extras["scaffold_change"]
+        first = next(iter(change))
+        return replace(payload, extras={"scaffold_change": {**change, first: value(change[first])}})
+
+    return bend
+
+
+def with_counter(value: int) -> Bend:
+    """Bends all counters of batch norm."""
+
+    def bend(payload: Payload) -> Payload:
+        bent = {n: torch.full_like(v, value) if n.endswith("num_batches_tracked") else v for n, v in payload.entries.items()}
+        return replace(payload, entries=bent)
+
+    return bend
+
+
+def with_weight(value: Callable[[Tensor], Any]) -> Bend:
+    """Bends the weight of the head."""
+    return lambda payload: replace(payload, entries={**payload.entries, "head.weight": value(payload.entries["head.weight"])})
+
+
+def nested_deep() -> Any:
+    tree: Any = 1.0
+    for _ in range(100_000):
+        tree = [tree]
+    return tree
+
+
 def trained(monkeypatch: pytest.MonkeyPatch, method: str, question: str, bend: Bend, number: int | None = None) -> Experiment:
     """A run in which one client's answers to one question are bent, in all rounds or in one."""
     ask_clients = InProcess.__call__
@@ -73,14 +116,60 @@ def trained(monkeypatch: pytest.MonkeyPatch, method: str, question: str, bend: B
     [
         ("fedtan", "fedtan_step", bent_extras, "not finite"),
         ("fedtan", "fedtan_step", without_extras, "'layer' is missing"),
-        ("fedtan", "fedtan_step", of_another_shape, "not the statistics that were asked for"),
-        ("fedtan", "fedtan_step", of_another_layer, "not the statistics that were asked for"),
+        ("fedtan", "fedtan_step", of_another_shape, "has the shape (1,)"),
+        ("fedtan", "fedtan_step", of_another_layer, "is 'head', expected one of"),
         ("static_bn", "static_bn_statistics", bent_entries, "not finite"),
         ("ccst", "ccst_collect", bent_extras, "not finite"),
         ("elcfs", "elcfs_collect", without_extras, "'given' is missing"),
         ("scaffold", "train", bent_extras, "not finite"),
         ("feddg_ga", "train", without_extras, "is missing"),
         ("feddg_ga", "train", bent_entries, "not finite"),
+        ("fednova", "train", with_extra("fednova_steps", "4"), "is str, expected a number"),
+        ("fednova", "train", with_extra("fednova_steps", None), "is NoneType, expected a number"),
+        ("fednova", "train", with_extra("fednova_steps", [4.0]), "is list, expected a number"),
+        ("fednova", "train", with_extra("fednova_steps", -1e30), "is -1e+30, expected a number between"),
+        ("fednova", "train", with_extra("fednova_steps", 10**400), "a whole number of 1329 bits"),
+        ("fednova", "train", with_extra("fednova_steps", True), "is bool, expected a number"),
+        ("scaffold", "train", without_extras, "'scaffold_change' is missing"),
+        ("scaffold", "train", with_extra("scaffold_change", "none"), "is str, expected a mapping"),
+        ("scaffold", "train", with_extra("scaffold_change", {"head.weight": 1.0}), "is missing"),
+        ("scaffold", "train", with_change(lambda value: value[:1]), "has the shape"),
+        ("scaffold", "train", with_change(lambda value: 10**400), "is int, expected a tensor"),
+        ("scaffold", "train", with_change(lambda value: value.double()), "has the type torch.float64"),
+        ("feddg_ga", "train", with_extra("feddg_ga_own", "0.5"), "is str, expected a number"),
+        ("feddg_ga", "train", with_extra("feddg_ga_own", torch.ones(3)), "is Tensor, expected a number"),
+        ("feddg_ga", "train", with_extra("feddg_ga_averaged", nested_deep()), "is list, expected a number"),
+        (
+            "fedtan",
+            "fedtan_step",
+            lambda payload: replace(payload, extras={**payload.extras, "more": "!"}),
+            "'more' is not declared",
+        ),
+        ("fedtan", "fedtan_step", with_extra("layer", ["stem.1"]), "is list, expected text"),
+        ("ccst", "ccst_collect", with_extra("given", "anything"), "is str, expected a tensor"),
+        ("ccst", "ccst_collect", with_extra("given", torch.ones(1, 2, 4)), "has the shape (1, 2, 4), expected (1, 2, 3)"),
+        ("ccst", "ccst_collect", with_extra("given", -torch.ones(1, 2, 3)), "standard deviations below 0"),
+        ("elcfs", "elcfs_collect", with_extra("given", torch.full((1, 3, 8, 8), 1e30)), "holds values from 1e+30"),
+        ("elcfs", "elcfs_collect", with_extra("given", {"spectrum": 1}), "is dict, expected a tensor"),
+        ("fedavg", "train", lambda payload: replace(payload, extras={"note": "hello"}), "'note' is not declared"),
+        ("fedavg", "train", with_counter(2**62), "counts 4611686018427387904 batches, expected 0 to"),
+        ("fedavg", "train", with_counter(-1), "counts -1 batches"),
+        ("fedavg", "train", with_weight(lambda value: value.to_sparse()), "is a sparse_coo tensor"),
+        ("fedavg", "train", with_weight(lambda value: value.to("meta")), "is on the device meta"),
+        ("fedavg", "train", with_weight(lambda value: value.to_mkldnn()), "is a _mkldnn tensor"),
+        ("fedavg", "train", with_weight(lambda value: value.tolist()), "is list, expected a tensor"),
+        ("fedavg", "train", with_weight(lambda value: value.half()), "has the type torch.float16"),
+        ("fedavg", "train", with_weight(lambda value: value.clone().requires_grad_()), "requires_grad"),
+        ("fedavg", "train", with_weight(lambda value: torch.full_like(value, 1e30)), "holds values from 1e+30"),
+        ("fedyogi", "train", with_weight(lambda value: torch.full_like(value, -3e38)), "holds values from -3e+38"),
+        ("quantise", "train", with_weight(lambda value: value.to("meta")), "is on the device meta"),
+        ("topk", "train", with_weight(lambda value: value.float().to_sparse()), "is a sparse_coo tensor"),
+        ("static_bn", "static_bn_statistics", with_counter(0), "statistics of no batch"),
+        ("fedbn", "evaluate", with_extra("scores", {"big": {"accuracy": 1.0, "count": 6, "right": 6}}), "'big' is not declared"),
+        ("fedbn", "evaluate", with_extra("scores", {BAD: {"accuracy": "1", "count": 6, "right": 6}}), "is str, expected a number"),
+        ("fedbn", "evaluate", without_extras, "'scores' is missing"),
+        ("fedbn", "entries", with_extra("untrained", "no"), "is str, expected True or False"),
+        ("fedbn", "entries", bent_entries, "not finite"),
     ],
 )
 def test_a_bad_reply_is_dropped_and_named(
@@ -91,6 +180,53 @@ def test_a_bad_reply_is_dropped_and_named(
     dropped = [record.getMessage() for record in caplog.records if "is dropped" in record.getMessage()]
     assert dropped and all(f"client {BAD} is dropped" in message and why in message for message in dropped)
     assert all(bool(torch.isfinite(value).all()) for value in experiment.server.state.values())
+    assert all(int(v) < 100 for n, v in experiment.server.state.items() if n.endswith("num_batches_tracked"))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_a_nested_tensor_is_refused(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    trained(monkeypatch, "fedavg", "train", with_weight(lambda value: torch.nested.nested_tensor([value, value])))
+    assert "is a nested tensor, expected a dense one" in caplog.text
+
+
+def test_scores_that_are_text_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = trained(monkeypatch, "feddg_ga", "train", with_extra("feddg_ga_own", "0.5"), number=1).server.memory["feddg_ga"]
+    assert all(isinstance(value, float) for value in memory["own"].values()) and set(memory["own"]) == {"big", "middle", BAD}
+
+
+def test_what_is_refused_is_not_counted_nor_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = trained(monkeypatch, "ccst", "ccst_collect", with_extra("given", torch.ones(1000, 2, 3)))
+    assert bad.costs.once == 2 * 2 * 3 * 4, "two styles of 2 x 3 numbers of 4 bytes"
+    assert all(len(given) == 1 for client in ("big", "middle") for given in bad.backend.state_of(client).memory["ccst"])
+
+
+@pytest.mark.parametrize(
+    "change", [{"samples": -3}, {"samples": 10**30}, {"samples": True}, {"client": "big"}, {"client": "nobody"}]
+)
+def test_samples_and_clients_are_those_that_were_asked(change: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    experiment = Experiment(Settings(rounds=1, batch_size=4), tiny_federation(), model=TinyNet())
+
+    def lying(ask_clients: AskClients) -> AskClients:
+        return lambda ask: (replace(reply, **change) if reply.client == BAD else reply for reply in ask_clients(ask))
+
+    experiment.train(through=lying)
+    who = change.get("client", BAD)
+    assert f"the reply of client {who} is dropped" in caplog.text.replace("'", "")
+    assert "big" not in experiment.server.rejected, "its own reply was good"
+
+
+def test_a_batch_norm_that_is_used_twice_may_count_twice() -> None:
+    class Twice(TinyNet):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            for _ in range(5):
+                x = self.branch(x)
+            return self.head(x.mean(dim=(2, 3)))  # type: ignore[no-any-return]
+
+    experiment = Experiment(Settings(rounds=3, batch_size=4), tiny_federation(), model=Twice())
+    experiment.train()
+    assert not experiment.server.rejected
+    assert int(experiment.server.state["branch.1.num_batches_tracked"]) == 3 * 3 * 5
 
 
 def test_who_gave_nothing_usable_still_gets_what_the_others_gave(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from polyfed.core.client import Client, train
 from polyfed.core.conversation import Ask, Payload, Reply, Talk, conversation, converse
 from polyfed.core.evaluation import Newcomer
+from polyfed.core.extras import Array, Number
 from polyfed.core.method import Facts, Method
+from polyfed.core.reply_checks import planned_uploads
 from polyfed.core.seeds import generator
 from polyfed.core.server import Server
 from polyfed.core.sharing import bn_statistics, keep_local
@@ -68,6 +70,8 @@ def layerwise_round(server: Server) -> Talk[None]:
 
 LAYERWISE = Method(
     "layerwise", round=layerwise_round, answers={"layer_mean": layer_mean, "train_pinned": train_pinned},
+    reply_extras={"layer_mean": {"mean": Array((8,)), "count": Number(1, 1e6, whole=True)}},
+    reply_entries={"train_pinned": planned_uploads},
     facts=Facts(client_state=True, data_derived_uploads="the mean of each layer's input", granularity="aggregate", messages="L + 1"),
 )  # fmt: skip
 
@@ -233,7 +237,7 @@ def take(client: Client, payload: Payload) -> None:
 
 
 OPENING = Method(
-    "setup_toy", setup=(hand_out,), answers={"collect": collect, "take": take},
+    "setup_toy", setup=(hand_out,), answers={"collect": collect, "take": take}, reply_extras={"collect": {"mean": Array((), least=0, most=255)}},
     facts=Facts(client_state=True, data_derived_uploads="the mean of all pixels, once", granularity="aggregate"),
 )  # fmt: skip
 

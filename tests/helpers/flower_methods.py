@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed import Ask, Client, Facts, Method, Payload, Server, register
+from polyfed import Array, Ask, Client, Facts, Method, Number, Payload, Server, register
 from polyfed.core.conversation import Talk, conversation, standard_round
 
 
@@ -43,6 +43,7 @@ def talkative() -> Method:
         "talkative",
         round=three_exchanges,
         answers={"measure": measure},
+        reply_extras={"measure": {"asked": Number(0, 1e6, whole=True), "mean": Array((), torch.float64)}},
         facts=Facts(client_state=True, data_derived_uploads="means of weights", granularity="aggregate"),
     )
 

@@ -40,11 +40,12 @@ class Ask:
 
 @dataclass(frozen=True)
 class Reply:
-    """One client's answer."""
+    """One client's answer. ``decoded`` holds its entries once the core has checked them, with the method's ``uploads`` undone."""
 
     client: str
     payload: Payload
     samples: int
+    decoded: Mapping[str, Tensor] | None = None
 
     @property
     def entries(self) -> Mapping[str, Tensor]:

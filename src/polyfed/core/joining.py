@@ -69,6 +69,20 @@ def _distinct_names(parts: Sequence[Method], slot: str) -> dict[str, Any]:
     return merged
 
 
+def _distinct_by_question(parts: Sequence[Method], slot: str) -> dict[str, dict[str, Any]]:
+    merged: dict[str, dict[str, Any]] = {}
+    owner: dict[tuple[str, str], str] = {}
+    for part in parts:
+        for question, items in getattr(part, slot).items():
+            for name, item in items.items():
+                if (question, name) in owner:
+                    raise JoinError(
+                        f"{owner[question, name]} and {part.name} both use the name {name!r} for {slot} of {question!r}. Use only one of them."
+                    )
+                merged.setdefault(question, {})[name], owner[question, name] = item, part.name
+    return merged
+
+
 _JOINERS: Mapping[Join, Callable[[Sequence[Method], str], Any]] = {
     Join.BY_STAGE: _by_stage,
     Join.IN_ORDER: _in_order,
@@ -76,6 +90,7 @@ _JOINERS: Mapping[Join, Callable[[Sequence[Method], str], Any]] = {
     Join.MERGED: _rules,
     Join.ONE_OWNER: _one_owner,
     Join.DISTINCT_NAMES: _distinct_names,
+    Join.DISTINCT_BY_QUESTION: _distinct_by_question,
 }
 
 

@@ -28,6 +28,7 @@ from polyfed.core.slots import (
     Population,
     Predict,
     Receiving,
+    ReplyEntries,
     SendExtras,
     ServerStep,
     Surgery,
@@ -39,6 +40,7 @@ from polyfed.errors import JoinError, OptionError
 from polyfed.text import Call, Option, read_sum, write_call
 
 if TYPE_CHECKING:
+    from polyfed.core.extras import Extra
     from polyfed.core.sharing import Rule
 
 P = ParamSpec("P")
@@ -128,6 +130,8 @@ class Method:
     newcomer: NewcomerConversation | None = None
     answers: Mapping[str, Answer] = field(default_factory=dict)
     send_extras: Mapping[str, SendExtras] = field(default_factory=dict)
+    reply_extras: Mapping[str, Mapping[str, Extra]] = field(default_factory=dict)
+    reply_entries: Mapping[str, ReplyEntries] = field(default_factory=dict)
     facts: Facts = Facts()
     standalone: bool = True
     is_base: bool = False

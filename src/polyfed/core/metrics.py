@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from polyfed.core.extras import Number, Record
 from polyfed.errors import DataError, NotFinite
 
 BINS = 15
@@ -126,6 +127,23 @@ class Scores:
                 "Some predicted probabilities are outside 0 to 1. A method's predict returns probabilities, not logits."
             )
         return probabilities, labels
+
+
+_SHARE = Number(0, 1.001, required=False)
+_COUNT = Number(0, 1e12, whole=True)
+SCORES = Record(
+    {
+        "accuracy": _SHARE,
+        "balanced_accuracy": _SHARE,
+        "standard_error": _SHARE,
+        "calibration_error": _SHARE,
+        "confidence_when_right": _SHARE,
+        "confidence_when_wrong": _SHARE,
+        "count": _COUNT,
+        "right": _COUNT,
+    }
+)
+"""The form of ``Scores.results``, as clients send it."""
 
 
 def _ratio(part: float, whole: float) -> float:

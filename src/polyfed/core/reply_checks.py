@@ -1,19 +1,131 @@
-"""Why a reply cannot be used. Each check gives a sentence, or nothing."""
+"""Why a reply cannot be used. Each check gives a sentence, or nothing.
+
+``checked`` is the one place where replies are checked: before traffic is counted, before a conversation sees them, and before anything of
+them is passed on to other clients. What an answer may hold is declared: ``Method.reply_extras`` and ``Method.reply_entries``.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from polyfed.core.entries import Entry
-from polyfed.core.trees import leaves_in
+from polyfed.core.conversation import Ask, AskClients, Payload, Replies, Reply
+from polyfed.core.entries import COUNTER
+from polyfed.core.extras import (
+    Asked,
+    Extra,
+    Flag,
+    MappingOf,
+    problem_with_extras,
+    problem_with_layout,
+    problem_with_tensor,
+    problem_with_values,
+    shown,
+)
+from polyfed.core.metrics import SCORES
+
+if TYPE_CHECKING:
+    from polyfed.core.entries import Entry
+    from polyfed.core.server import Server
+    from polyfed.core.slots import ReplyEntries
 
 
-def problem_with(entries: Mapping[str, Tensor], expected: Sequence[str], known: Mapping[str, Entry]) -> str:
+def planned_uploads(asked: Asked) -> Sequence[str]:
+    """What the plan says that clients upload after training."""
+    return asked.plan.at(asked.ask.round).up
+
+
+planned_uploads.trains = True  # type: ignore[attr-defined]
+
+
+def named_in_the_question(asked: Asked) -> Sequence[str]:
+    """The entries that the question names."""
+    names: Sequence[str] = asked.ask.payloads[asked.client].extras["names"]
+    return names
+
+
+def tested_domains(asked: Asked) -> frozenset[str]:
+    """What a client's scores may be of: its domains, those of its tests, and, for validation, all of them together."""
+    info = asked.info
+    tests = (mark[0] for mark in info.tests if isinstance(mark, tuple))
+    return frozenset({*info.domains, *map(str, tests), "+".join(info.domains)})
+
+
+REPLY_EXTRAS: Mapping[str, Mapping[str, Extra]] = {
+    "train": {},
+    "evaluate": {"scores": MappingOf(SCORES, tested_domains)},
+    "entries": {"untrained": Flag()},
+}
+"""The extras in answers to the questions that every client knows; methods add to those of training."""
+
+REPLY_ENTRIES: Mapping[str, ReplyEntries] = {"train": planned_uploads, "entries": named_in_the_question}
+"""The entries in answers to the questions that every client knows."""
+
+
+def checked(ask_clients: AskClients, server: Server) -> AskClients:
+    """A backend whose replies are checked: bad ones are rejected with who and why, and only good ones are passed on, decoded."""
+
+    def check(ask: Ask) -> Replies:
+        answered: set[str] = set()
+        for reply in ask_clients(ask):
+            who = getattr(reply, "client", None)
+            if not isinstance(who, str) or who not in ask.payloads or who not in server.known or who in answered:
+                # Not by ``reject``: it would hold a bad reply against a client that may have sent a good one.
+                server.ignore(shown(who), "it has answered already" if who in answered else "it was not asked")
+                continue
+            answered.add(who)
+            entries, problem = checked_reply(server, ask, reply)
+            if problem:
+                server.reject(who, problem)
+            else:
+                yield replace(reply, decoded=entries)
+
+    return check
+
+
+def checked_reply(server: Server, ask: Ask, reply: Reply) -> tuple[Mapping[str, Tensor], str]:
+    """The decoded entries of a reply, and why it cannot be used; empty where it can."""
+    asked, method = Asked(server, ask, reply.client), server.method
+    payload: Any = reply.payload
+    if not isinstance(payload, Payload) or not isinstance(payload.entries, Mapping) or not isinstance(payload.extras, Mapping):
+        return {}, f"it is {type(payload).__name__}, expected entries and extras"
+    if type(reply.samples) is not int or reply.samples != asked.info.samples:
+        return {}, f"it counts {shown(reply.samples)} samples, expected {asked.info.samples}"
+    named = {**REPLY_ENTRIES, **method.reply_entries}.get(ask.what)
+    trains = bool(getattr(named, "trains", False))
+    extras = {**(declared_extras(method.reply_extras, "train") if trains else {}), **declared_extras(method.reply_extras, ask.what)}
+    if problem := problem_with_extras(payload.extras, extras, asked):
+        return {}, problem
+    expected = () if named is None else named(asked)
+    return checked_entries(asked, payload.entries, expected, encoded=trains)
+
+
+def declared_extras(own: Mapping[str, Mapping[str, Extra]], question: str) -> Mapping[str, Extra]:
+    """What the answers to a question may hold besides entries."""
+    return {**REPLY_EXTRAS.get(question, {}), **own.get(question, {})}
+
+
+def checked_entries(
+    asked: Asked, entries: Mapping[Any, Any], expected: Sequence[str], encoded: bool
+) -> tuple[Mapping[str, Tensor], str]:
+    """The entries, decoded where the method encodes uploads, and why they cannot be used."""
+    allowed, known = frozenset(expected), asked.plan.entries
+    for name, value in entries.items():
+        if not isinstance(name, str) or name not in allowed:
+            return {}, f"{shown(name)} was not asked for"
+        if problem := problem_with_layout(value, asked.devices):
+            return {}, f"{name!r} {problem}"
+    decoded = asked.server.undone(entries) if encoded else entries
+    return decoded, problem_with(decoded, expected, known, asked.devices) or problem_with_counters(asked, decoded)
+
+
+def problem_with(
+    entries: Mapping[str, Tensor], expected: Sequence[str], known: Mapping[str, Entry], devices: frozenset[str] = frozenset({"cpu"})
+) -> str:
     """Why these entries cannot be absorbed; empty when they can."""
     required = [name for name in expected if known[name].of is None]
     missing = [name for name in required if name not in entries]
@@ -23,30 +135,47 @@ def problem_with(entries: Mapping[str, Tensor], expected: Sequence[str], known: 
     for name, value in entries.items():
         if name not in allowed:
             return f"{name!r} was not asked for"
-        entry = known[name]
-        if not isinstance(value, Tensor) or tuple(value.shape) != entry.shape:
-            found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            return f"{name!r} has the shape {found}, expected {entry.shape}"
-        if value.dtype != entry.dtype:
-            return f"{name!r} has the type {value.dtype}, expected {entry.dtype}"
-    return next((f"{name!r} holds values that are not finite" for name, value in entries.items() if not all_finite(value)), "")
+        if problem := problem_with_tensor(value, known[name].shape, known[name].dtype, devices):
+            return f"{name!r} {problem}"
+    return next((f"{name!r} {why}" for name, value in entries.items() if (why := problem_with_values(value))), "")
 
 
-def problem_with_extras(extras: Mapping[str, Any], needed: Sequence[str] = ()) -> str:
-    """Why the extras cannot be used; empty when it can."""
-    missing = next((name for name in needed if name not in extras), None)
-    if missing is not None:
-        return f"{missing!r} is missing"
-    bad = (name for name, value in extras.items() if not all(map(_is_finite, leaves_in(value))))
-    return next((f"{name!r} holds values that are not finite" for name in bad), "")
+def problem_with_counters(asked: Asked, entries: Mapping[str, Tensor]) -> str:
+    """Why a counter cannot be: it counts more batches than the client has seen. The largest counter becomes everybody's."""
+    sent, state = asked.ask.payloads[asked.client].entries, asked.server.state
+    for name, value in entries.items():
+        if asked.plan.entries[name].kind != COUNTER or value.numel() == 0:
+            continue
+        # A counter that the client was not sent is its own, and has grown in every round so far.
+        rounds = 1 if name in sent else max(asked.server.round, 1)
+        base = sent.get(name, state.get(name, torch.zeros_like(value)))
+        start, most, least = int(base.max()), int(value.max()), int(value.min())
+        grown = rounds * (asked.steps + asked.batches)
+        if least < 0 or most > start + grown:
+            grown *= uses_in_a_pass(asked.server, name)
+        if least < 0 or most > start + grown:
+            return f"{name!r} counts {most if least >= 0 else least} batches, expected 0 to {start + grown}"
+    return ""
 
 
-def _is_finite(leaf: Any) -> bool:
-    return all_finite(leaf) if isinstance(leaf, Tensor) else not isinstance(leaf, float) or math.isfinite(leaf)
+@torch.no_grad()
+def uses_in_a_pass(server: Server, name: str) -> int:
+    """How often the module that owns an entry runs in one pass of the model; a batch norm that is used twice counts two batches."""
+    model, calls = server.blueprint, 0
+    if not server.input_shape:
+        return 1
 
+    def note(*_: object) -> None:
+        nonlocal calls
+        calls += 1
 
-def all_finite(value: Tensor) -> bool:
-    """Whether every value is finite. A finite sum proves it at the speed of memory; only an infinite one needs a second look."""
-    if not value.is_floating_point():
-        return True
-    return bool(torch.isfinite(value.sum())) or bool(torch.isfinite(value).all())
+    modes = {module: module.training for module in model.modules()}
+    anchor = next(model.parameters())
+    hook = model.get_submodule(name.rpartition(".")[0]).register_forward_hook(note)
+    try:
+        nn.Module.eval(model)(torch.zeros(2, *server.input_shape, dtype=server.input_dtype, device=anchor.device))
+    finally:
+        hook.remove()
+        for module, training in modes.items():
+            module.training = training
+    return max(calls, 1)

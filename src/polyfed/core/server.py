@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor
 
 from polyfed.core.conversation import TRAINING, Ask, Payload, Reply
 from polyfed.core.reducers import Reduction
-from polyfed.core.reply_checks import problem_with, problem_with_extras
+from polyfed.core.reply_checks import problem_with
 from polyfed.core.seeds import chooser
 from polyfed.errors import TooFewReplies
 
@@ -55,6 +56,7 @@ class Server:
     """Everything the server knows. ``blueprint`` is the model's structure; ``state`` holds the values.
 
     ``averaged`` holds clients' local entries as they were averaged once, where the clients cannot be asked any more.
+    ``input_shape`` and ``input_dtype`` are those of one prepared input, which the size of some answers depends on.
     """
 
     method: Method
@@ -70,6 +72,8 @@ class Server:
     rejected: dict[str, str] = field(default_factory=dict)
     asked: int = 0
     averaged: dict[str, Tensor] = field(default_factory=dict)
+    input_shape: tuple[int, ...] = ()
+    input_dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
         self.introduce(self.clients)
@@ -158,24 +162,21 @@ class Server:
         return {name: value.to(self.plan.entries[name].dtype) for name, value in entries.items()}
 
     def accepted(self, reply: Reply) -> Mapping[str, Tensor] | None:
-        """The entries of a good reply, decoded; a bad one is rejected with who and why, and gives None."""
-        entries = self._undone(reply.entries)
-        problem = problem_with(entries, self.phase.up, self.plan.entries) or problem_with_extras(reply.extras)
+        """The entries of a good reply to training, decoded; a bad one is rejected with who and why, and gives None.
+
+        Replies that came through ``reply_checks.checked``, as all of a run do, are good.
+        """
+        if reply.decoded is not None:
+            return reply.decoded
+        entries = self.undone(reply.entries)
+        problem = problem_with(entries, self.phase.up, self.plan.entries)
         if problem:
             self.reject(reply.client, problem)
             return None
         return entries
 
-    def sound(self, replies: Iterable[Reply], *needed: str) -> Iterator[Reply]:
-        """For questions of a method's own: the replies that have these extras, all of them finite; others are rejected with who and why."""
-        for reply in replies:
-            problem = problem_with_extras(reply.extras, needed)
-            if problem:
-                self.reject(reply.client, problem)
-            else:
-                yield reply
-
-    def _undone(self, entries: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def undone(self, entries: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Uploaded entries as they were before the method's ``uploads``; what cannot be decoded stays as it is."""
         for change in reversed(self.method.uploads):
             undo: Callable[..., Mapping[str, Tensor]] | None = getattr(change, "undo", None)
             entries = entries if undo is None else undo(self, entries)
@@ -184,6 +185,10 @@ class Server:
     def reject(self, client: str, why: str) -> None:
         """Drop a client's reply of this round."""
         self.rejected[client] = why
+        self.ignore(client, why)
+
+    def ignore(self, client: str, why: str) -> None:
+        """Drop a reply, and hold it against nobody."""
         log.warning("Round %d: the reply of client %s is dropped: %s", self.round, client, why)
 
     def _require_enough(self, answered: int) -> None:

@@ -5,7 +5,7 @@ A slot holds callables. What each must look like is a protocol below; mypy compa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from polyfed.core.conversation import Payload, Reply, Talk
     from polyfed.core.data_types import Federation
     from polyfed.core.evaluation import Newcomer
+    from polyfed.core.extras import Asked
     from polyfed.core.server import Server
 
 Extras: TypeAlias = "Mapping[str, Any]"
@@ -32,6 +33,7 @@ class Join(Enum):
     MERGED = "merged; disagreement is an error"
     ONE_OWNER = "one owner"
     DISTINCT_NAMES = "names distinct"
+    DISTINCT_BY_QUESTION = "names distinct for each question"
 
 
 class Population(Protocol):
@@ -146,6 +148,12 @@ class NewcomerConversation(Protocol):
     def __call__(self, server: Server, /) -> Talk[Newcomer]: ...
 
 
+class ReplyEntries(Protocol):
+    """The names of the entries in an answer. With ``trains = True`` clients answer by training: ``uploads`` and the extras of "train" apply."""
+
+    def __call__(self, asked: Asked, /) -> Sequence[str]: ...
+
+
 @dataclass(frozen=True)
 class Slot:
     """One slot.
@@ -256,6 +264,20 @@ _TABLE = (
         SendExtras,
         must_be_used=True,
         given_server=True,
+    ),
+    Slot(
+        "reply_extras",
+        "server",
+        "question → name → the form of an extra in its answers (`Number`, `Array`, ...); others are refused",
+        Join.DISTINCT_BY_QUESTION,
+        "Extra",
+    ),
+    Slot(
+        "reply_entries",
+        "server",
+        "question → (asked → names of the entries in its answers); others are refused",
+        Join.DISTINCT_NAMES,
+        ReplyEntries,
     ),
 )
 SLOTS: Mapping[str, Slot] = {slot.name: slot for slot in _TABLE}

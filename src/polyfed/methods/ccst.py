@@ -27,10 +27,11 @@ from torch import Tensor
 from polyfed.core.client import Client
 from polyfed.core.conversation import Payload
 from polyfed.core.data_types import in_batches
+from polyfed.core.extras import Array, Asked, From
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.workbench import Workbench
 from polyfed.errors import OptionError
-from polyfed.methods._shared.client_exchange import Exchange, pixel_range, require_images
+from polyfed.methods._shared.client_exchange import LARGEST_PIXEL, Exchange, input_type, pixel_range, require_images
 from polyfed.methods._shared.options import require_choice
 
 EPS = 1e-5
@@ -64,6 +65,21 @@ class Measure:
         mean, square = (torch.stack(moments).sum(dim=0) / len(client.data.train)).unbind()
         style = torch.stack((mean, (square - mean.square() + EPS).sqrt()))
         return Payload(extras={"given": style.to(torch.float32)[None]})
+
+
+@dataclass(frozen=True)
+class StyleShape:
+    """Of what shape the styles of a client are: (styles, 2, channels)."""
+
+    mode: str
+
+    def __call__(self, asked: Asked) -> tuple[int, ...]:
+        return (asked.info.samples if self.mode == "single" else 1, 2, *asked.server.input_shape[:1])
+
+
+def no_deviation(styles: Tensor) -> str:
+    """Why the second row cannot be standard deviations."""
+    return "" if float(styles[:, 1].min()) >= 0 else "holds standard deviations below 0"
 
 
 def power_sums(x: Tensor) -> Tensor:
@@ -146,10 +162,13 @@ def ccst(style: str = "pixel", mode: str = "overall", copies: int = 0, alpha: fl
         raise OptionError(f"ccst: copies must not be negative and alpha lies between 0 and 1, found {copies} and {alpha}.")
     if alpha == 0:
         return Method("ccst")
+    dtype: From[torch.dtype] = input_type if mode == "single" else torch.float32
+    styles = Array(StyleShape(mode), dtype, -LARGEST_PIXEL, LARGEST_PIXEL, no_deviation)
     return Method(
         "ccst",
         setup=(EXCHANGE,),
         answers={EXCHANGE.collect: Measure(mode), EXCHANGE.hand_out: EXCHANGE.keep},
+        reply_extras={EXCHANGE.collect: {"given": styles}},
         inputs=(Restyle(copies, alpha),),
         facts=Facts(
             client_state=True,

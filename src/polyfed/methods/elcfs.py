@@ -19,6 +19,7 @@ Defaults: share = 1/8 (programs), beta = 1e-3, c = 1 (CCST's classification prog
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,10 +29,11 @@ from torch.func import functional_call
 
 from polyfed.core.client import Client, Step
 from polyfed.core.conversation import Payload
+from polyfed.core.extras import Array, Asked
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.workbench import Workbench
 from polyfed.errors import ClientFailure, DataError, OptionError
-from polyfed.methods._shared.client_exchange import Exchange, pixel_range, require_images
+from polyfed.methods._shared.client_exchange import LARGEST_PIXEL, Exchange, input_type, pixel_range, require_images
 
 EXCHANGE = Exchange("elcfs")
 IMAGE_AXES = (-2, -1)
@@ -80,6 +82,22 @@ class Give:
         require_images("elcfs", client, x)
         found = amplitudes(to_pixels(client, client.bench.preparation.for_testing(x)))
         return Payload(extras={"given": found.mean(dim=0, keepdim=True) if self.aggregate else found})
+
+
+@dataclass(frozen=True)
+class SpectraShape:
+    """Of what shape the spectra of a client are: (spectra, channels, height, width)."""
+
+    share: float
+    aggregate: bool
+
+    def __call__(self, asked: Asked) -> tuple[int, ...]:
+        return (1 if self.aggregate else max(1, int(self.share * asked.info.samples)), *asked.server.input_shape)
+
+
+def largest_amplitude(asked: Asked) -> float:
+    """The amplitude of an image that is everywhere as bright as can be."""
+    return LARGEST_PIXEL * math.prod(asked.server.input_shape[1:])
 
 
 def mixed(x: Tensor, others: Tensor, ratio: Tensor, half_width: int) -> Tensor:
@@ -178,6 +196,7 @@ def elcfs(
         "elcfs",
         setup=(EXCHANGE,),
         answers={EXCHANGE.collect: Give(share, aggregate), EXCHANGE.hand_out: EXCHANGE.keep},
+        reply_extras={EXCHANGE.collect: {"given": Array(SpectraShape(share, aggregate), input_type, 0, largest_amplitude)}},
         objective=(OuterLoss(low, beta, clip, weight, first_order),),
         facts=Facts(
             client_state=True,

@@ -24,6 +24,7 @@ import torch
 from polyfed.core.client import Client
 from polyfed.core.conversation import Reply, Talk, standard_round
 from polyfed.core.data_types import in_batches
+from polyfed.core.extras import Number
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.server import Server
 from polyfed.errors import DataError, OptionError
@@ -31,6 +32,7 @@ from polyfed.methods._shared.options import require_choice
 
 KEY = "feddg_ga"
 BEFORE, AFTER = "feddg_ga_averaged", "feddg_ga_own"
+LARGEST_LOSS = 1e9
 METRICS = ("loss", "accuracy")
 # Keeps a mean defined where all clients of a round have lost their weight; next to any other weight it is negligible.
 FLOOR = 1e-9
@@ -97,7 +99,7 @@ class AdjustedRound:
     uses: ClassVar[frozenset[str]] = standard_round.uses  # type: ignore[attr-defined]
 
     def __call__(self, server: Server) -> Talk[None]:
-        replies = list(server.sound((yield server.ask("train", server.sample())), BEFORE, AFTER))
+        replies = list((yield server.ask("train", server.sample())))
         counted = {reply.client: reply.extras for reply in replies if server.accepted(reply) is not None}
         server.memory[KEY] = self.moved(server, remembered(server), counted)
         server.absorb(reply for reply in replies if reply.client in counted)
@@ -143,6 +145,7 @@ def feddg_ga(step: float = 0.2, center: bool = True, metric: str = "loss") -> Me
         KEY,
         before_training=(Report(BEFORE, metric),),
         after_training=(Report(AFTER, metric),),
+        reply_extras={"train": dict.fromkeys((BEFORE, AFTER), Number(0, 1 if metric == "accuracy" else LARGEST_LOSS))},
         round=AdjustedRound(step, center),
         weighting=learnt_weight,
         facts=Facts(

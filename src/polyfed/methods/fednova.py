@@ -24,6 +24,7 @@ from torch import Tensor
 
 from polyfed.core.client import Client, batch_indices
 from polyfed.core.conversation import Reply
+from polyfed.core.extras import Asked, Number
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
@@ -58,6 +59,16 @@ def reference(server: Server, _: str) -> float:
     settings, samples = server.settings, server.clients[0].samples
     steps = settings.local_steps or settings.local_epochs * math.ceil(samples / settings.batch_size)
     return effective_steps(steps, settings)
+
+
+def largest_steps(asked: Asked) -> float:
+    """The most that a_k can be; a share more, for rounding."""
+    return effective_steps(asked.steps, asked.server.settings) * (1 + 1e-9)
+
+
+def smallest_steps(asked: Asked) -> float:
+    """The least that a_k can be."""
+    return effective_steps(asked.fewest_steps, asked.server.settings) * (1 - 1e-9)
 
 
 def tell_steps(client: Client) -> dict[str, float]:
@@ -113,6 +124,7 @@ def fednova() -> Method:
         "fednova",
         send_extras={REFERENCE: reference},
         after_training=(tell_steps,),
+        reply_extras={"train": {STEPS: Number(smallest_steps, largest_steps)}},
         uploads=(Normalise(),),
         weighting=weigh,
         server_step=step_on,

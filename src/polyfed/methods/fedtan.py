@@ -29,7 +29,10 @@ from torch.nn import functional as F
 from polyfed.core.batch_norm import BatchNorm
 from polyfed.core.client import Client, train
 from polyfed.core.conversation import TRAINING, Ask, Payload, Replies, Talk, conversation
+from polyfed.core.device import PRECISIONS
+from polyfed.core.extras import Array, Asked, Extra, Number, Text
 from polyfed.core.method import Facts, Method, register
+from polyfed.core.reply_checks import planned_uploads
 from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
 from polyfed.errors import JoinError, ModelError, SettingError, TooFewReplies
@@ -227,11 +230,38 @@ def train_with_union(client: Client, payload: Payload) -> Payload:
         set_pass(client.model, None)
 
 
+def channels_by_layer(asked: Asked) -> dict[str, int]:
+    """The channels of every batch norm."""
+    return {module.path: module.num_features for module in asked.server.blueprint.modules() if isinstance(module, UnionBatchNorm)}
+
+
+def vectors(asked: Asked) -> list[tuple[int, ...]]:
+    """The shapes that statistics have: a number for each channel of a layer."""
+    return [(channels,) for channels in sorted(set(channels_by_layer(asked).values()))]
+
+
+def computed_in(asked: Asked) -> list[torch.dtype]:
+    """The types that the model computes in."""
+    own = {p.dtype for p in asked.server.blueprint.parameters()}
+    return sorted(own | ({PRECISIONS[asked.server.settings.amp]} if asked.server.settings.amp != "off" else set()), key=str)
+
+
+STATISTICS: Mapping[str, Extra] = {
+    "layer": Text(choices=channels_by_layer),
+    "count": Number(1, 1e12, whole=True, required=False),
+    "mean": Array(vectors, computed_in, required=False),
+    "variance": Array(vectors, computed_in, least=0, required=False),
+    "mean_gradient": Array(vectors, computed_in, required=False),
+    "variance_gradient": Array(vectors, computed_in, required=False),
+}
+"""What an answer about a layer may hold; ``fitting`` sees to it that it is what the present exchange needs."""
+
+
 def fitting(server: Server, replies: Replies) -> Replies:
     """The replies that are about one layer and have the same statistics, a finite number for each channel; others are rejected with who and why."""
     channels = {module.path: module.num_features for module in server.blueprint.modules() if isinstance(module, UnionBatchNorm)}
     expected: tuple[str, set[str]] | None = None
-    for reply in server.sound(replies, "layer"):
+    for reply in replies:
         layer, statistics = reply.extras["layer"], set(reply.extras)
         vectors = [value for value in reply.extras.values() if isinstance(value, Tensor)]
         fits = layer in channels and statistics in FORMS and all(tuple(vector.shape) == (channels[layer],) for vector in vectors)
@@ -245,13 +275,14 @@ def fitting(server: Server, replies: Replies) -> Replies:
 def averaged(server: Server, replies: Replies) -> dict[str, Any]:
     """The weighted mean of what clients found; numbers of values are summed."""
     sums: dict[str, Any] = {}
-    total, kinds = 0.0, {}
+    total = 0.0
+    kinds: dict[str, torch.dtype] = {}
     for reply in fitting(server, replies):
         weight = server.weight(reply)
         total += weight
         for key, value in reply.extras.items():
             if isinstance(value, Tensor):
-                kinds[key] = value.dtype
+                kinds[key] = torch.promote_types(value.dtype, kinds.get(key, value.dtype))
                 sums[key] = sums.get(key, 0.0) + weight * value.double()
             else:
                 sums[key] = value if key == "layer" else sums.get(key, 0) + value
@@ -284,6 +315,8 @@ def fedtan() -> Method:
         surgery=(ToUnion(),),
         round=layerwise_round,
         answers={STEP: answer_step, LAST: train_with_union},
+        reply_extras={STEP: STATISTICS},
+        reply_entries={LAST: planned_uploads},
         facts=Facts(
             batch_norm=True,
             client_state=True,

@@ -25,7 +25,13 @@ from polyfed.core.method import Facts, Method, register
 from polyfed.core.sharing import Rule, Select, bn_affine, bn_statistics
 from polyfed.core.workbench import Workbench
 from polyfed.errors import ModelError, OptionError
-from polyfed.methods._shared.batch_norm_statistics import STATISTICS_QUESTION, Decoupled, last_round, measure_statistics
+from polyfed.methods._shared.batch_norm_statistics import (
+    STATISTICS_QUESTION,
+    Decoupled,
+    last_round,
+    measure_statistics,
+    uploaded_statistics,
+)
 from polyfed.methods._shared.options import require_choice
 
 FROZEN: dict[str, tuple[Select, ...]] = {
@@ -135,6 +141,7 @@ def fixbn(freeze_at: int | float = 0.5, freeze: str = "statistics", stage_one: s
         after_training=(release_affine,) if bn_affine in frozen else (),
         round=Decoupled(freeze_at) if decoupled else None,
         answers={STATISTICS_QUESTION: measure_statistics} if decoupled else {},
+        reply_entries={STATISTICS_QUESTION: uploaded_statistics} if decoupled else {},
         facts=Facts(batch_norm=True, messages="2 until the freeze" if decoupled else "1"),
     )
 

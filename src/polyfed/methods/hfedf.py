@@ -30,12 +30,13 @@ from dataclasses import dataclass
 import torch
 
 from polyfed.core.conversation import Talk
+from polyfed.core.extras import Array
 from polyfed.core.method import Method, register
 from polyfed.core.seeds import generator
 from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
 from polyfed.errors import OptionError
-from polyfed.methods._shared.autoencoder_embeddings import QUESTION, Collect, Describe
+from polyfed.methods._shared.autoencoder_embeddings import QUESTION, Collect, Describe, LatentShape
 from polyfed.methods._shared.generated_weights import (
     HYPERNETWORK_OPTIONS,
     USED_SLOTS,
@@ -132,6 +133,7 @@ def hfedf(  # noqa: D417 (the other options: HYPERNETWORK_OPTIONS)
     if embedding != "autoencoder":
         return generating_method(generation, hold)
     answers = {QUESTION: Describe(embedding_epochs)}
+    latent = {QUESTION: {QUESTION: Array(LatentShape(generation))}}
     return generating_method(
-        generation, hold, (Collect(generation),), answers, "the mean latent vector of its images, once", "aggregate"
+        generation, hold, (Collect(generation),), answers, latent, "the mean latent vector of its images, once", "aggregate"
     )

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from polyfed.core.client import Client, Step
 from polyfed.core.entries import MOMENTUM
+from polyfed.core.extras import Asked, LikeEntries
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
@@ -91,6 +92,11 @@ def renew_control(client: Client) -> dict[str, Any]:
     return {CHANGE: change}
 
 
+def exchanged(asked: Asked) -> tuple[str, ...]:
+    """The parameters whose control variates change."""
+    return exchanged_parameters(asked.plan, asked.ask.round)
+
+
 def update_control(server: Server, extras: Mapping[str, Mapping[str, Any]]) -> None:
     """Add P_k times the clients' changes to c; absent clients change nothing."""
     by_samples = server.settings.weights == "samples"
@@ -117,6 +123,7 @@ def scaffold(server_lr: float = 1.0) -> Method:
         send_extras={CONTROL: send_control},
         gradients=(CorrectDrift(),),
         after_training=(renew_control,),
+        reply_extras={"train": {CHANGE: LikeEntries(exchanged, or_none=True)}},
         after_round=(update_control,),
         server_step=None if server_lr == 1 else ServerMomentum(0.0, server_lr, "scaffold"),
         facts=Facts(

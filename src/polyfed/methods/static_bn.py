@@ -24,8 +24,8 @@ from polyfed.core.client import Client
 from polyfed.core.conversation import EVALUATION, Ask, Payload, Replies, Talk
 from polyfed.core.device import CPU
 from polyfed.core.entries import COUNTER, STATISTIC
+from polyfed.core.extras import Asked
 from polyfed.core.method import Facts, Method, register
-from polyfed.core.reply_checks import problem_with
 from polyfed.core.server import Server
 from polyfed.core.sharing import Rule, bn_statistics
 from polyfed.core.workbench import Workbench
@@ -52,16 +52,19 @@ def _chunks(client: Client) -> list[Tensor]:
     return chunks
 
 
+def all_statistics(asked: Asked) -> list[str]:
+    """All statistics of batch norm, with their counters."""
+    return [name for name, entry in asked.plan.entries.items() if bn_statistics.matches(entry)]
+
+
 def merged(server: Server, replies: Replies) -> dict[str, Tensor]:
     """The clients' statistics, weighted by the batches each has seen; counters are summed."""
     known = server.plan.entries
-    asked = [name for name, entry in known.items() if bn_statistics.matches(entry)]
     sums: dict[str, Tensor] = {}
     batches: dict[str, Tensor] = {}
     for reply in replies:
-        problem = problem_with(reply.entries, asked, known)
-        if problem:
-            server.reject(reply.client, problem)
+        if any(known[name].kind == COUNTER and int(value) < 1 for name, value in reply.entries.items()):
+            server.reject(reply.client, "it has statistics of no batch")
             continue
         for name, value in reply.entries.items():
             if known[name].kind == COUNTER:
@@ -111,5 +114,6 @@ def static_bn() -> Method:
         sharing=(Rule(bn_statistics, up=False),),
         before_evaluation=(ReEstimate(),),
         answers={QUESTION: own_statistics},
+        reply_entries={QUESTION: all_statistics},
         facts=Facts(batch_norm=True, extra_work="one pass over the training data for each evaluation"),
     )

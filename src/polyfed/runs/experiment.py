@@ -21,6 +21,7 @@ from polyfed.core.evaluation import Row
 from polyfed.core.load_methods import load_file
 from polyfed.core.loop import Observer, hold
 from polyfed.core.method import Method, as_method
+from polyfed.core.reply_checks import checked
 from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
 from polyfed.costs.totals import Costs, counted
@@ -70,15 +71,27 @@ class Experiment:
         refuse_absent(self.settings, self.method, len(self.federation.clients))
         self.backend: Backend = backend(self.bench, self.federation.clients)
         self.costs = Costs()
+        sample = self.federation.sample_input()
         self.server = Server(
-            self.method, self.bench.plan, self.settings, self.backend.infos, dict(self.bench.initial), self.bench.model
+            self.method,
+            self.bench.plan,
+            self.settings,
+            self.backend.infos,
+            dict(self.bench.initial),
+            self.bench.model,
+            input_shape=tuple(sample.shape[1:]),
+            input_dtype=sample.dtype,
         )
         self.notices = notices(self.settings, self.method, self.bench, len(self.federation.clients))
 
     @property
     def ask_clients(self) -> AskClients:
-        """The backend, with its traffic counted."""
-        return counted(self.backend, self.costs, self.bench.plan.entries)
+        """The backend, with its replies checked and its traffic counted."""
+        return self.asking(self.backend)
+
+    def asking(self, backend: AskClients) -> AskClients:
+        """A way to ask clients, with replies checked before anything else looks at them, then counted."""
+        return counted(checked(backend, self.server), self.costs, self.bench.plan.entries)
 
     def talk(self, conversation: Talk[Any]) -> Any:
         """Hold a conversation."""
@@ -89,9 +102,9 @@ class Experiment:
 
         Args:
             observers: called after every round.
-            through: wraps the asking of clients, to watch what travels or to let something fail.
+            through: wraps the backend, to watch what travels or to let something fail; replies are checked after it.
         """
-        ask_clients = self.ask_clients if through is None else through(self.ask_clients)
+        ask_clients = self.ask_clients if through is None else self.asking(through(self.backend))
         with threads(self.settings.threads):
             hold(self.method, self.server, self.backend, ask_clients, self.settings.rounds, observers)
 

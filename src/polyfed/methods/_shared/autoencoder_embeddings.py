@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from polyfed.core.client import Client
 from polyfed.core.conversation import Ask, Payload, Talk
 from polyfed.core.data_types import Examples, in_batches
+from polyfed.core.extras import Asked
 from polyfed.core.seeds import default_stream
 from polyfed.core.server import Server
 from polyfed.errors import DataError
@@ -46,18 +47,27 @@ class Collect:
         server.memory[MEMORY] = self.generation.built(server, embeddings)
 
 
+@dataclass(frozen=True)
+class LatentShape:
+    """Of what shape a mean latent vector is."""
+
+    generation: Generation
+
+    def __call__(self, asked: Asked) -> tuple[int, ...]:
+        return (self.generation.dimension(len(asked.server.clients)),)
+
+
 def standardised(vectors: dict[str, Tensor], ids: list[str], dimension: int) -> Tensor:
-    """One row per client with mean 0 and variance 1 over clients; a client that sent nothing usable gets the mean."""
-    usable = {c: v for c, v in vectors.items() if tuple(v.shape) == (dimension,) and bool(torch.isfinite(v).all())}
-    silent = [client for client in ids if client not in usable]
+    """One row per client with mean 0 and variance 1 over clients; a client whose vector did not come, or was rejected, gets the mean."""
+    silent = [client for client in ids if client not in vectors]
     if silent:
         log.warning("No usable latent vector came from %s; the mean of the others is taken.", ", ".join(silent))
     table = torch.zeros(len(ids), dimension)
-    if usable:
-        known = torch.stack(list(usable.values()))
+    if vectors:
+        known = torch.stack(list(vectors.values()))
         spread = known.std(dim=0, correction=0)
         scale = torch.where(spread > 0, spread, 1.0)
-        for client, vector in usable.items():
+        for client, vector in vectors.items():
             table[ids.index(client)] = (vector - known.mean(dim=0)) / scale
     return table
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from polyfed.core.batch_norm import estimate_statistics
 from polyfed.core.client import Client
 from polyfed.core.conversation import Payload, Replies, Talk, standard_round
+from polyfed.core.extras import Asked
 from polyfed.core.reducers import Reduction
-from polyfed.core.reply_checks import problem_with
 from polyfed.core.server import Server
 from polyfed.core.sharing import Rule, bn_statistics
 from polyfed.errors import TooFewReplies
@@ -35,6 +35,11 @@ def measure_statistics(client: Client, payload: Payload) -> Payload:
     return Payload({name: client.bench.live[name].detach().clone() for name in names})
 
 
+def uploaded_statistics(asked: Asked) -> list[str]:
+    """The statistics that the plan says are uploaded."""
+    return [name for name in asked.plan.at(asked.ask.round).up if bn_statistics.matches(asked.plan.entries[name])]
+
+
 def averaged_statistics(server: Server, replies: Replies) -> dict[str, Tensor]:
     """Reduce the clients' statistics as the plan says."""
     known = server.plan.entries
@@ -42,10 +47,6 @@ def averaged_statistics(server: Server, replies: Replies) -> dict[str, Tensor]:
     groups = {reducer: [name for name in group if name in names] for reducer, group in server.phase.groups.items()}
     reduction = Reduction(groups, server.state)
     for reply in replies:
-        problem = problem_with(reply.entries, names, known)
-        if problem:
-            server.reject(reply.client, problem)
-            continue
         reduction.add(reply.entries, server.weight(reply))
     return server.in_planned_types(reduction.finish())
 

@@ -10,8 +10,17 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.conversation import Ask, Payload, Talk
+from polyfed.core.extras import Asked
 from polyfed.core.server import Server
 from polyfed.errors import ClientFailure, DataError, JoinError
+
+LARGEST_PIXEL = 1e6
+"""No prepared input has larger values: what a client sends of its images is passed on to the others, who train with it."""
+
+
+def input_type(asked: Asked) -> torch.dtype:
+    """The type of prepared inputs."""
+    return asked.server.input_dtype
 
 
 @dataclass(frozen=True)
@@ -33,7 +42,7 @@ class Exchange:
     def __call__(self, server: Server) -> Talk[None]:
         ids = [info.id for info in server.clients]
         replies = yield Ask(self.collect, dict.fromkeys(ids, Payload()))
-        given = {reply.client: reply.extras["given"] for reply in server.sound(replies, "given")}
+        given = {reply.client: reply.extras["given"] for reply in replies}
         answered = [client for client in ids if client in given or client in server.rejected]
         banks = {client: [value for other, value in given.items() if other != client] for client in answered}
         yield Ask(self.hand_out, {client: Payload(extras={"bank": bank}) for client, bank in banks.items() if bank})

@@ -15,6 +15,7 @@ from polyfed.core.client import Client
 from polyfed.core.conversation import Ask, Payload, Reply, Talk
 from polyfed.core.entries import HEAD, WEIGHT, Entry
 from polyfed.core.evaluation import Newcomer, client_states
+from polyfed.core.extras import Extra
 from polyfed.core.method import Facts, Granularity, Method
 from polyfed.core.seeds import default_stream
 from polyfed.core.server import Server
@@ -254,6 +255,7 @@ def generating_method(
     hold: Callable[[Server], Talk[None]],
     setup: tuple[Callable[[Server], Talk[None]], ...] = (),
     answers: Mapping[str, Callable[[Client, Payload], Payload]] | None = None,
+    reply_extras: Mapping[str, Mapping[str, Extra]] | None = None,
     data_derived_uploads: str = "",
     granularity: Granularity = "",
 ) -> Method:
@@ -264,6 +266,7 @@ def generating_method(
         hold: its round.
         setup: conversations before round 1.
         answers: what clients can be asked besides training.
+        reply_extras: the forms of what they answer.
         data_derived_uploads: what leaves a client that is derived from data but no model entry.
         granularity: whether that is made per sample or is an aggregate.
     """
@@ -275,6 +278,7 @@ def generating_method(
         newcomer=generation.newcomer,
         setup=setup,
         answers=answers or {},
+        reply_extras=reply_extras or {},
         facts=Facts(
             client_state=True,
             data_derived_uploads=data_derived_uploads,
