@@ -25,7 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-flower test-flower-all check format docs bench wheel clean clean-all again
+.PHONY: help demo test test-slow test-fuzz test-flower test-flower-all check format docs bench wheel clean clean-all again
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | awk -F':.*  ## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -41,6 +41,10 @@ test: $(VENV)/.installed-test  ## run the tests, without those marked slow, flow
 test-slow: export OMP_NUM_THREADS = 1
 test-slow: $(VENV)/.installed-test  ## run the tests marked slow
 	$(PY) -m pytest -n $(WORKERS) -m slow $(ARGS)
+
+test-fuzz: export OMP_NUM_THREADS = 1
+test-fuzz: $(VENV)/.installed-test  ## give every method 20,000 mutated replies in all
+	$(PY) -m pytest -m fuzz $(ARGS)
 
 test-flower: export OMP_NUM_THREADS = 1
 test-flower: $(VENV)/.installed-flower  ## run the short Flower tests: a real SuperLink and SuperNodes on this machine

@@ -20,10 +20,12 @@ from torch import nn
 from polyfed.core.conversation import TRAINING, Ask, AskClients, Reply
 from polyfed.core.data_types import ArrayExamples, ClientData, Federation
 from polyfed.core.method import Method, as_method, methods, parse
+from polyfed.core.reply_checks import declared_extras
 from polyfed.core.server import Server
 from polyfed.errors import PolyfedError, TooFewReplies
 from polyfed.runs.checkpoint import Snapshot, copied, digest
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.replay import Change, Replay, mutations, with_extras, without_extra
 from polyfed.settings import Settings
 
 
@@ -77,6 +79,7 @@ def check_method(method: str | Method, model: Callable[[], nn.Module] = TinyNet)
     promises = (
         _is_written_and_read,
         _sends_what_the_plan_says,
+        _stands_bad_replies,
         _repeats_to_the_bit,
         _resumes_to_the_bit,
         _declares_itself,
@@ -144,6 +147,7 @@ def _sends_what_the_plan_says(method: Method, model: Callable[[], nn.Module]) ->
 
 def _check_what_travels(experiment: Experiment, seen: list[tuple[Ask, list[Reply]]]) -> None:
     method = experiment.method
+    _check_declared(method, seen)
     compressed = any(hasattr(change, "undo") for change in method.uploads)
     for ask, replies in seen:
         if ask.purpose != TRAINING or ask.round == 0:
@@ -163,6 +167,43 @@ def _check_what_travels(experiment: Experiment, seen: list[tuple[Ask, list[Reply
             if not compressed and ask.what == "train":
                 strange = sorted(came - set(phase.up))
                 _require(not strange, method, f"client {reply.client} uploads {strange[:1]}, which the plan does not say.")
+
+
+def _check_declared(method: Method, seen: list[tuple[Ask, list[Reply]]]) -> None:
+    """Every extra in a reply is declared; one that is not would be refused, and with it the reply."""
+    for ask, replies in seen:
+        declared = declared_extras(method, ask.what)
+        for reply in replies:
+            strange = sorted(set(reply.extras) - set(declared))
+            _require(
+                not strange,
+                method,
+                f"client {reply.client} sends the extra {strange[:1] and strange[0]!r} in its answer to {ask.what!r}, which reply_extras does not "
+                f'declare, so its replies are refused. Declare its form: Method(reply_extras={{"{ask.what}": {{...: Number(...) or Array(...)}}}}).',
+            )
+
+
+def _stands_bad_replies(method: Method, model: Callable[[], nn.Module]) -> None:
+    """One client's bad extra is refused, or does no harm: the run goes on, and all that the server keeps is finite."""
+    replay = Replay(_experiment(method, model))
+    for question, client, name in replay.extras():
+        honest = replay.reply_with(question, client, name)
+        bad = [("missing", without_extra(honest, name))]
+        bad += [(what, with_extras(honest, {**honest.extras, name: value})) for what, value in mutations(honest.extras[name])]
+        for what, reply in bad:
+            said = f"a reply to {question!r} in which {name!r} is {what}"
+            try:
+                replay.run(_replaced(question, client, reply))
+            except Exception as error:
+                raise ContractBroken(
+                    f"{method}: {said} stops the run ({type(error).__name__}: {error}). Declare its form more closely in reply_extras."
+                ) from error
+            _require(replay.is_finite(), method, f"{said} leaves values that are not finite. Declare bounds in reply_extras.")
+
+
+def _replaced(question: str, client: str, bad: Reply) -> Change:
+    """In every round, one client's answer to a question is another."""
+    return lambda ask, reply: bad if (ask.what, reply.client) == (question, client) else reply
 
 
 @contextmanager

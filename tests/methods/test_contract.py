@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 import pytest
 import torch
 
 from polyfed.core.client import Client, Step
 from polyfed.core.conversation import Reply
+from polyfed.core.extras import Array, Asked
 from polyfed.core.method import Facts, Method, methods, parse
 from polyfed.core.server import Server
 from polyfed.core.sharing import Rule, batch_norm, keep_local
@@ -80,6 +82,27 @@ def leak_labels(client: Client) -> dict[str, object]:
     return {"labels": client.data.train.labels}
 
 
+def labels_shape(asked: Asked) -> tuple[int, ...]:
+    return (asked.info.samples,)
+
+
+LABELS = Array(labels_shape, torch.int64, 0, 2)
+
+
+class Anything:
+    """Takes every value, so that one client can stop the run."""
+
+    required = True
+
+    def problem(self, value: object, asked: Asked) -> str:
+        return ""
+
+
+def add_labels(server: Server, extras: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+    for sent in extras.values():
+        sent["labels"].sum()
+
+
 def send_everything(server: Server, client: str) -> dict[str, torch.Tensor]:
     return dict(server.state)
 
@@ -103,7 +126,19 @@ WRONG = {
     ),
     "draws from the user's own random numbers": Method("uses_global_random", objective=(global_noise,)),
     "client_state": Method("hides_state", before_training=(remember,)),
-    "data_derived_uploads": Method("leaks", after_training=(leak_labels,)),
+    "data_derived_uploads": Method("leaks", after_training=(leak_labels,), reply_extras={"train": {"labels": LABELS}}),
+    "sends the extra 'labels' in its answer to 'train', which reply_extras does not declare": Method(
+        "forgets_to_declare",
+        after_training=(leak_labels,),
+        facts=Facts(data_derived_uploads="labels", granularity="per sample"),
+    ),
+    "in which 'labels' is None stops the run": Method(
+        "declares_too_little",
+        after_training=(leak_labels,),
+        after_round=(add_labels,),
+        reply_extras={"train": {"labels": Anything()}},
+        facts=Facts(data_derived_uploads="labels", granularity="per sample"),
+    ),
     "should train as it declares": Method("says_one_is_enough", facts=Facts(smallest_batch=1)),
 }
 

@@ -30,6 +30,7 @@ from polyfed.core.metrics import SCORES
 
 if TYPE_CHECKING:
     from polyfed.core.entries import Entry
+    from polyfed.core.method import Method
     from polyfed.core.server import Server
     from polyfed.core.slots import ReplyEntries
 
@@ -95,18 +96,33 @@ def checked_reply(server: Server, ask: Ask, reply: Reply) -> tuple[Mapping[str, 
         return {}, f"it is {type(payload).__name__}, expected entries and extras"
     if type(reply.samples) is not int or reply.samples != asked.info.samples:
         return {}, f"it counts {shown(reply.samples)} samples, expected {asked.info.samples}"
-    named = {**REPLY_ENTRIES, **method.reply_entries}.get(ask.what)
-    trains = bool(getattr(named, "trains", False))
-    extras = {**(declared_extras(method.reply_extras, "train") if trains else {}), **declared_extras(method.reply_extras, ask.what)}
-    if problem := problem_with_extras(payload.extras, extras, asked):
+    if problem := problem_with_extras(payload.extras, declared_extras(method, ask.what), asked):
         return {}, problem
+    named = declared_entries(method, ask.what)
     expected = () if named is None else named(asked)
-    return checked_entries(asked, payload.entries, expected, encoded=trains)
+    return checked_entries(asked, payload.entries, expected, encoded=answered_by_training(named))
 
 
-def declared_extras(own: Mapping[str, Mapping[str, Extra]], question: str) -> Mapping[str, Extra]:
-    """What the answers to a question may hold besides entries."""
-    return {**REPLY_EXTRAS.get(question, {}), **own.get(question, {})}
+def declared_entries(method: Method, question: str) -> ReplyEntries | None:
+    """What names the entries in the answers to a question; None where they hold none."""
+    return {**REPLY_ENTRIES, **method.reply_entries}.get(question)
+
+
+def answered_by_training(named: ReplyEntries | None) -> bool:
+    """Whether clients answer such a question by training: their uploads are encoded, and all hooks of training send extras."""
+    return bool(getattr(named, "trains", False))
+
+
+def declared_extras(method: Method, question: str) -> Mapping[str, Extra]:
+    """The forms of the extras in the answers to a question."""
+    trains = answered_by_training(declared_entries(method, question))
+    questions = ("train", question) if trains else (question,)
+    return {
+        name: form
+        for what in questions
+        for known in (REPLY_EXTRAS, method.reply_extras)
+        for name, form in known.get(what, {}).items()
+    }
 
 
 def checked_entries(
