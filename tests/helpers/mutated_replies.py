@@ -12,7 +12,7 @@ import torch
 from polyfed.core.conversation import Ask, Reply
 from polyfed.core.method import as_method
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.replay import Replay, mutations, with_extras
+from polyfed.runs.replay import Change, Replay, mutations, with_extras
 from polyfed.settings import Settings
 from polyfed.testing import TinyNet, tiny_federation
 
@@ -73,15 +73,20 @@ def fuzzed(names: list[str], trials: int, seed: int) -> Iterator[tuple[str, int,
     for index, name in enumerate(names):
         replay = replay_of(name)
         places = sorted({(what, number) for what, number, _ in replay.recorded})
+        alone = len(replay.experiment.server.clients) == 1
         for trial in range(index, trials, len(names)):
             stream = random.Random(f"{seed} {name} {trial}")
             what, number = stream.choice(places)
             bad = stream.choice(sorted(client for w, n, client in replay.recorded if (w, n) == (what, number)))
-
-            def change(
-                ask: Ask, reply: Reply, where: tuple[str, int, str] = (what, number, bad), stream: random.Random = stream
-            ) -> Reply:
-                return mutated(reply, stream) if (ask.what, ask.round, reply.client) == where else reply
-
-            replay.run(change)
+            replay.run(one_mutated((what, number, bad), stream, alone))
             yield name, trial, replay
+
+
+def one_mutated(where: tuple[str, int, str], stream: random.Random, alone: bool) -> Change:
+    """Changes the replies of one client to one question of one round. Where there is no other client, its second try is good."""
+
+    def change(ask: Ask, reply: Reply) -> Reply:
+        hit = (ask.what, ask.round, reply.client) == where and not (alone and ask.attempt)
+        return mutated(reply, stream) if hit else reply
+
+    return change
