@@ -13,7 +13,7 @@ from torch import Tensor
 
 from helpers.recorded_runs import experiment_of, go_on
 from polyfed.core.conversation import Payload, Reply
-from polyfed.core.entries import entries_of
+from polyfed.core.entries import entries_of, optimizer_entries
 from polyfed.core.reply_checks import problem_with
 from polyfed.errors import TooFewReplies
 from polyfed.runs.experiment import Experiment
@@ -59,9 +59,26 @@ def test_malformed_replies_are_never_accepted(data: st.DataObject) -> None:
     assert problem_with(entries, NAMES, entries_of(TinyNet())) != ""
 
 
-def test_large_finite_values_are_accepted_though_their_sum_overflows() -> None:
-    entries = good_reply() | {"head.weight": torch.full((3, 8), 3e38)}
-    assert problem_with(entries, NAMES, entries_of(TinyNet())) == ""
+@pytest.mark.parametrize(("value", "why"), [(1e14, ""), (3e38, "holds values from 3e+38 to 3e+38, expected -1e+15 to 1e+15")])
+def test_values_are_finite_and_so_are_their_squares(value: float, why: str) -> None:
+    entries = good_reply() | {"head.weight": torch.full((3, 8), value)}
+    assert problem_with(entries, NAMES, entries_of(TinyNet())) == (f"'head.weight' {why}" if why else "")
+
+
+def test_a_variance_is_not_negative() -> None:
+    entries = good_reply() | {"stem.1.running_var": torch.full((8,), -1e-3)}
+    assert "'stem.1.running_var' holds values from -0.001 to -0.001, expected 0" in problem_with(
+        entries, NAMES, entries_of(TinyNet())
+    )
+
+
+@pytest.mark.parametrize(("buffer", "bad"), [("exp_avg_sq", -1.0), ("step", 0.0)])
+def test_what_adam_takes_the_root_of_is_not_negative(buffer: str, bad: float) -> None:
+    known = entries_of(TinyNet())
+    known = optimizer_entries({"head.bias": known["head.bias"]}, ("exp_avg_sq", "step"))
+    name = f"optimizer/{buffer}/head.bias"
+    assert "expected" in problem_with({name: torch.full(known[name].shape, bad)}, [name], known)
+    assert problem_with({name: torch.full(known[name].shape, 1.0)}, [name], known) == ""
 
 
 def spoiled(experiment: Experiment, clients: set[str], rounds: set[int]) -> None:

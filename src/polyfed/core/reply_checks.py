@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.conversation import Ask, AskClients, Payload, Replies, Reply
-from polyfed.core.entries import COUNTER
+from polyfed.core.entries import COUNTER, MOMENTUM, OPTIMIZER, STATISTIC
 from polyfed.core.extras import (
+    LARGEST,
     Asked,
     Extra,
     Flag,
@@ -65,6 +66,10 @@ REPLY_EXTRAS: Mapping[str, Mapping[str, Extra]] = {
 
 REPLY_ENTRIES: Mapping[str, ReplyEntries] = {"train": planned_uploads, "entries": named_in_the_question}
 """The entries in answers to the questions that every client knows."""
+
+
+NOT_NEGATIVE = {"exp_avg_sq": 0.0, "max_exp_avg_sq": 0.0, "step": 1.0}
+"""The least values of optimizer buffers that have one."""
 
 
 def checked(ask_clients: AskClients, server: Server) -> AskClients:
@@ -153,7 +158,19 @@ def problem_with(
             return f"{name!r} was not asked for"
         if problem := problem_with_tensor(value, known[name].shape, known[name].dtype, devices):
             return f"{name!r} {problem}"
-    return next((f"{name!r} {why}" for name, value in entries.items() if (why := problem_with_values(value))), "")
+    return next(
+        (f"{name!r} {why}" for name, value in entries.items() if (why := problem_with_values(value, least(known[name])))), ""
+    )
+
+
+def least(entry: Entry) -> float:
+    """The least value an entry may have. Variances, and what Adam and its like take the root of, are not negative; steps begin at 1."""
+    own = entry.name.removeprefix(OPTIMIZER).split("/", 1)[0] if entry.of is not None else entry.name.rpartition(".")[2]
+    if entry.kind == STATISTIC and own == "running_var":
+        return 0.0
+    if entry.kind == MOMENTUM and own in NOT_NEGATIVE:
+        return NOT_NEGATIVE[own]
+    return -LARGEST
 
 
 def problem_with_counters(asked: Asked, entries: Mapping[str, Tensor]) -> str:
