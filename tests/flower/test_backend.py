@@ -21,12 +21,14 @@ from polyfed.core.conversation import Ask, Payload
 from polyfed.core.server import ClientInfo
 from polyfed.data.identity import identity_of
 from polyfed.errors import DataError, NotFinite, SettingError, TooFewReplies
+from polyfed.flower.backend import loss_in
 from polyfed.flower.codec import block_of
 from polyfed.flower.node import when_lost
 from polyfed.flower.placeholder_federation import federation_of
 from polyfed.flower.records import RAW
 from polyfed.flower.roster import Description
 from polyfed.flower.server_app import run_on_grid
+from polyfed.flower.wire_message import BadMessage
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.runs.result import Result
@@ -451,3 +453,13 @@ def test_nodes_of_one_domain_have_tests_of_their_own() -> None:
     one, two = map(ClientInfo.of, federation.clients)
     assert one.tests and two.tests and not one.tests & two.tests
     assert federation.test_sizes()["seen"] == {"d": 10}
+
+
+@pytest.mark.parametrize("loss", [10**400, float("nan"), float("inf"), True, "0.5"])
+def test_a_loss_that_is_no_finite_number_leaves_the_client_out(loss: object) -> None:
+    with pytest.raises(BadMessage, match="its loss is"):
+        loss_in({"loss": loss})
+
+
+def test_a_loss_may_be_absent() -> None:
+    assert loss_in({}) is None and loss_in({"loss": 2}) == 2.0

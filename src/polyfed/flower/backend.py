@@ -18,6 +18,7 @@ from flwr.app import Message, MessageType
 from polyfed.backends.base import Outcome, StagingBackend
 from polyfed.core.conversation import EVALUATION, TRAINING, Ask
 from polyfed.core.data_types import ClientData
+from polyfed.core.extras import shown
 from polyfed.core.workbench import ClientState, Workbench
 from polyfed.errors import DataError, NotFinite
 from polyfed.flower.codec import Encoder, payload_of
@@ -33,6 +34,7 @@ USUAL_TIMEOUT = 3600.0
 SPARE_BYTES = 64 * 1024 * 1024
 TIMES_THE_MODEL = 4
 RETAINED = 2
+LARGEST_LOSS = 1e300
 
 
 class FlowerBackend(StagingBackend):
@@ -160,6 +162,8 @@ class FlowerBackend(StagingBackend):
 def loss_in(control: Mapping[str, Any]) -> float | None:
     """The training loss in an answer."""
     loss = control.get("loss")
-    if loss is not None and not isinstance(loss, int | float):
+    if loss is not None and (isinstance(loss, bool) or not isinstance(loss, int | float)):
         raise BadMessage(f"its loss is {type(loss).__name__}, not a number")
+    if loss is not None and not -LARGEST_LOSS <= loss <= LARGEST_LOSS:
+        raise BadMessage(f"its loss is {shown(loss)}, expected at most {LARGEST_LOSS:g} in magnitude")
     return None if loss is None else float(loss)
