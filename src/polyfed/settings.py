@@ -154,7 +154,13 @@ def problems_of(settings: Settings) -> Iterable[str]:
     wrong_type = [item.name for item in fields(Settings) if not _fits(getattr(settings, item.name), _hints()[item.name])]
     for name in wrong_type:
         yield f"{name} takes {_hint_words(_hints()[name])}, found {getattr(settings, name)!r}."
-    if wrong_type:
+    large = [name for name in setting_names() if name != "seed" and _too_large(getattr(settings, name))]
+    for name in large:
+        yield f"{name} must be a number below 2^31, found a larger one."
+    strange = [name for name in setting_names() if _has_nul(getattr(settings, name))]
+    for name in strange:
+        yield f"{name} must not hold the character NUL."
+    if wrong_type or large or strange:
         return
     for name, known in CHOICES.items():
         value = getattr(settings, name)
@@ -180,16 +186,24 @@ def problems_of(settings: Settings) -> Iterable[str]:
         yield f"total_epochs must be positive and finite, found {settings.total_epochs}."
     if settings.momentum and settings.optimizer != "sgd":
         yield f"momentum is for sgd: {settings.optimizer} has its own. Use --optimizer sgd, or leave momentum out."
-    if not re.fullmatch(r"auto|[1-9]\d*", settings.workers):
+    if not re.fullmatch(r"auto|[1-9]\d{0,5}", settings.workers):
         yield f"workers takes a number of processes (2) or auto, found {settings.workers!r}."
-    if not re.fullmatch(r"auto|cpu|mps|meta|cuda(:\d+)?", settings.device):
+    if not re.fullmatch(r"auto|cpu|mps|meta|cuda(:\d{1,3})?", settings.device):
         yield f"device takes cpu, cuda, cuda:1, mps or auto, found {settings.device!r}."
-    if not re.fullmatch(r"[1-9]\d*|\d+(\.\d+)?s", settings.checkpoint_every):
+    if not re.fullmatch(r"[1-9]\d{0,9}|\d{1,10}(\.\d{1,9})?s", settings.checkpoint_every):
         yield f"checkpoint_every takes rounds (10) or seconds (60s), found {settings.checkpoint_every!r}."
     try:
         schedule_factor(settings.schedule, 1, max(settings.rounds, 1))
     except (SettingError, ValueError) as error:
         yield str(error)
+
+
+def _too_large(value: Any) -> bool:
+    return isinstance(value, int) and abs(value) >= 2**31
+
+
+def _has_nul(value: Any) -> bool:
+    return any("\0" in text for text in (value if isinstance(value, tuple) else (value,)) if isinstance(text, str))
 
 
 @functools.cache

@@ -7,6 +7,7 @@ models, data sets, partitions and schedules.
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from polyfed.errors import TextError
 Option: TypeAlias = "int | float | str | bool | tuple[Option, ...] | None"
 
 LONGEST_TEXT = 4000
+LARGEST_NUMBER = 2**63 - 1
+SHOWN = 100
 _HYPHENATED_NAME = re.compile(r"^\s*([A-Za-z_][\w-]*)\s*(\(.*\))?\s*$", re.DOTALL)
 
 
@@ -83,14 +86,18 @@ def _parse(text: str) -> ast.expr:
     try:
         return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise TextError(f"Cannot read {text!r}. Write names joined by +, options in brackets: fedbn + agc(clip=1.28)") from error
+        raise TextError(
+            f"Cannot read {_shortened(text)!r}. Write names joined by +, options in brackets: fedbn + agc(clip=1.28)"
+        ) from error
 
 
 def _call(node: ast.expr, text: str) -> Call:
     if isinstance(node, ast.Name):
         return Call(node.id)
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
-        raise TextError(f"Cannot read {ast.unparse(node)!r} in {text!r}: it is not a name with options, such as agc(clip=1.28).")
+        raise TextError(
+            f"Cannot read {_source(node, text)!r} in {_shortened(text)!r}: it is not a name with options, such as agc(clip=1.28)."
+        )
     named: dict[str, Option] = {}
     for keyword in node.keywords:
         if keyword.arg is None:
@@ -106,11 +113,30 @@ def _literal(node: ast.expr, text: str) -> Option:
         return _frozen(ast.literal_eval(node))
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
         raise TextError(
-            f"Cannot use {ast.unparse(node)!r} in {text!r} as an option: numbers, true/false, text in quotes and lists are allowed."
+            f"Cannot use {_source(node, text)!r} in {_shortened(text)!r} as an option: numbers, true/false, text in quotes and lists "
+            f"are allowed{f' ({error})' if isinstance(error, _TooLarge) else ''}."
         ) from error
 
 
+class _TooLarge(ValueError):
+    """A number that no option takes."""
+
+
+def _source(node: ast.expr, text: str) -> str:
+    return _shortened(ast.get_source_segment(text.strip(), node) or text)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
 def _frozen(value: object) -> Option:
+    if isinstance(value, int) and abs(value) > LARGEST_NUMBER:
+        raise _TooLarge("whole numbers up to 2^63")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _TooLarge("numbers that are finite")
+    if isinstance(value, str) and "\0" in value:
+        raise ValueError("a text with NUL")
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):

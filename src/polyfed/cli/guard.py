@@ -10,7 +10,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from polyfed.errors import PolyfedError
+from polyfed.cli.output import visible
+from polyfed.errors import PolyfedError, SettingError
 
 BAD_INPUT, STOPPED = 2, 130
 
@@ -37,6 +38,7 @@ class Guarded(TyperGroup):
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Read the global options."""
         with _one_sentence():
+            _refuse_nul(args)
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
@@ -47,12 +49,25 @@ class Guarded(TyperGroup):
             return super().invoke(ctx)
 
 
+def _refuse_nul(args: Any) -> None:
+    """No file, name or number has the character NUL in it, and the system ends texts there."""
+    words = next((each for each in args if isinstance(each, list)), [])
+    bad = next((word for word in words if "\0" in word), None)
+    if bad is not None:
+        raise SettingError(f"{bad!r} holds the character NUL, which no name and no file can have.")
+
+
 @contextmanager
 def _one_sentence() -> Iterator[None]:
     try:
         yield
     except PolyfedError as error:
         _end(str(error), BAD_INPUT)
+    except RecursionError:
+        _end("What was given is nested too deep to be read. --debug shows where.", BAD_INPUT)
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename is not None else ""
+        _end(f"The system refused: {error.strerror or error}{where}. --debug shows where.", BAD_INPUT)
     except UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "polyfed"
         sentence = error.format_message()
@@ -62,5 +77,5 @@ def _one_sentence() -> Iterator[None]:
 
 
 def _end(sentence: str, code: int) -> None:
-    print(f"polyfed: {' '.join(sentence.split())}", file=sys.stderr)
+    print(f"polyfed: {visible(' '.join(sentence.split()))}", file=sys.stderr)
     sys.exit(code)

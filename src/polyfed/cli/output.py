@@ -20,13 +20,25 @@ if TYPE_CHECKING:
 WIDTH_OF_FILES = 120
 
 
+def visible(text: str) -> str:
+    """The text with control characters, which a terminal would obey, written as escapes; also what cannot be encoded."""
+    return "".join(char if char.isprintable() or char in "\n\t " else char.encode("unicode_escape").decode() for char in text)
+
+
 def console(stderr: bool = False) -> Console:
     """A console; one that writes to a file or pipe is wider than rich would make it."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
     wide = None if stream.isatty() or "COLUMNS" in os.environ else WIDTH_OF_FILES
-    return Console(stderr=stderr, width=wide, highlight=False)
+
+    class Careful(Console):
+        """Obeys no control characters that came with names of data."""
+
+        def print(self, *objects: Any, **how: Any) -> None:
+            super().print(*(visible(each) if isinstance(each, str) else each for each in objects), **how)
+
+    return Careful(stderr=stderr, width=wide, highlight=False)
 
 
 def table(columns: Sequence[str], numbers: Sequence[str] = ()) -> Table:
@@ -35,9 +47,15 @@ def table(columns: Sequence[str], numbers: Sequence[str] = ()) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    class Careful(Table):
+        """Shows control characters in cells as escapes."""
+
+        def add_row(self, *cells: Any, **how: Any) -> None:
+            super().add_row(*(visible(cell) if isinstance(cell, str) else cell for cell in cells), **how)
+
+    made = Careful(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
-        made.add_column(escape(column), justify="right" if column in numbers else "left", overflow="fold")
+        made.add_column(visible(escape(column)), justify="right" if column in numbers else "left", overflow="fold")
     return made
 
 
@@ -52,7 +70,7 @@ def print_table(title: str, made: Table) -> None:
 
 def warn(text: str) -> None:
     """Say something on standard error."""
-    print(f"polyfed: warning: {text}", file=sys.stderr)
+    print(f"polyfed: warning: {visible(text)}", file=sys.stderr)
 
 
 def show_progress(quiet: bool) -> bool:
@@ -87,7 +105,7 @@ class _ToStandardError(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
-        print(f"polyfed: {level}{record.getMessage()}", file=sys.stderr)
+        print(f"polyfed: {level}{visible(record.getMessage())}", file=sys.stderr)
 
 
 def listen(quiet: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from polyfed.errors import OptionError, PolyfedError
 def load_file(path: str | Path) -> list[str]:
     """Run a user's file of methods; returns the names it registered."""
     file = Path(path)
-    if not file.is_file():
+    if not os.path.isfile(file):
         raise OptionError(f"There is no file {path} to load methods from.")
     before = set(methods.names())
     name = f"polyfed_loaded_{file.stem}_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:8]}"

@@ -70,6 +70,12 @@ def hold_round(method: Method, server: Server, client_states: Transaction, ask_c
         except TooFewReplies as error:
             client_states.rollback()
             server.go_back(before)
+            if diverged(server):
+                server.round = number - 1
+                raise TooFewReplies(
+                    f"Training diverged in round {number}: the weights of all {server.asked} clients became NaN or infinite. Lower the "
+                    f"learning rate (--lr is {server.settings.lr:g}); everything up to round {number - 1} is kept."
+                ) from error
             if attempt == server.settings.retries:
                 server.round = number - 1
                 raise TooFewReplies(
@@ -79,3 +85,8 @@ def hold_round(method: Method, server: Server, client_states: Transaction, ask_c
         else:
             client_states.commit(without=server.rejected)
             return
+
+
+def diverged(server: Server) -> bool:
+    """Whether every client that was asked answered with values that are not finite; to repeat the round would not help."""
+    return len(server.rejected) == server.asked > 1 and all("not finite" in why for why in server.rejected.values())

@@ -94,7 +94,9 @@ def parsed(file: Path) -> tuple[dict[str, Any], list[Problem]]:
         found = re.search(r" \(at line (\d+), column \d+\)", str(error))
         sentence = str(error) if found is None else str(error).replace(found.group(), "")
         return {}, [Problem(f"This is not TOML: {sentence}.", int(found.group(1)) if found else None)]
-    except (UnicodeDecodeError, OSError) as error:
+    except RecursionError:
+        return {}, [Problem("It cannot be read: its values are nested too deep.")]
+    except (ValueError, OSError) as error:
         return {}, [Problem(f"It cannot be read: {error}.")]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -56,7 +57,7 @@ def build_data_set(data: Any, settings: Settings) -> DataSet:
 
 def is_folder(text: str) -> bool:
     """Whether data are a folder of images; in case of doubt a known name wins, and ./NAME is the folder."""
-    return Path(text).is_dir() and ("/" in text or text not in data_sets)
+    return os.path.isdir(text) and ("/" in text or text not in data_sets)
 
 
 def reads_files(text: str) -> bool:
@@ -96,9 +97,34 @@ def _examples(part: Any) -> Examples:
 def build_federation(data: Any, settings: Settings) -> Federation:
     """A federation from data, the partition, and the domains left out."""
     if isinstance(data, Federation):
+        check_labels(data)
         return data
     dataset = build_data_set(data, settings)
-    return federate(dataset, settings.partition, settings.unseen, settings.seed, settings.few_shot, settings.unseen_part)
+    for domain in dataset.domains:
+        refuse_strange(domain.train, f"domain {domain.name}", len(dataset.classes))
+    federation = federate(dataset, settings.partition, settings.unseen, settings.seed, settings.few_shot, settings.unseen_part)
+    check_labels(federation)
+    return federation
+
+
+def check_labels(federation: Federation) -> None:
+    """Refuse training and validation labels that are no class; the client and the label are named."""
+    for client in federation.clients:
+        for examples in (client.train, client.validation):
+            if examples is not None:
+                refuse_strange(examples, f"client {client.id}", len(federation.classes))
+
+
+def refuse_strange(examples: Examples, whose: str, classes: int) -> None:
+    """Refuse labels that are no class."""
+    if not len(examples):
+        return
+    labels = examples.labels
+    strange = next((int(label) for label in (labels.min(), labels.max()) if not 0 <= int(label) < classes), None)
+    if strange is not None:
+        raise DataError(
+            f"A label of {whose} is {strange}, but labels are whole numbers from 0 to {classes - 1}: there are {classes} classes."
+        )
 
 
 def build_model(model: str | nn.Module | Callable[..., nn.Module] | None, federation: Federation, seed: int) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -226,12 +227,12 @@ def rounds_from_budget(settings: Settings, federation: Federation) -> Settings:
 def read_initial(text: str) -> Mapping[str, Tensor]:
     """Initial weights from a file or a run folder; never by unpickling anything but tensors."""
     path = Path(text)
-    if path.is_dir():
+    if os.path.isdir(path):
         snapshot, _ = RunFolder(path).checkpoints.read()
         if snapshot is None:
             raise RunFolderError(f"{path} holds no good checkpoint to start from.")
         return snapshot.state
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise SettingError(f"--init: there is no file or run {text}.")
     if path.suffix == ".safetensors":
         return load_safetensors(path)

@@ -100,7 +100,7 @@ class RunFolder:
             raise RunFolderError(f"{self.path} is not a run: {missing_words(self.path)}")
         try:
             document = tomllib.loads(path.read_text())
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        except (ValueError, RecursionError, OSError) as error:
             raise RunFolderError(f"{path} cannot be read: {error}.") from error
         if document.get("format", 0) > FORMAT:
             raise RunFolderError(
