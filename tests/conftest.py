@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +24,10 @@ __all__ = ["images", "polyfed"]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 torch.set_num_threads(1)
+
+# The key of the account that runs the tests is not theirs to make or to use; commands in processes of their own inherit this.
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="polyfed-tests-config-")
+atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000)

@@ -14,6 +14,7 @@ PolyfedError
 │   └── NotFinite                    its loss or weights became NaN or infinite
 ├── TooFewReplies    (RuntimeError)  a round could not gather the share of clients it needs
 ├── RunFolderError   (OSError)       a run folder that cannot be read or written
+├── UntrustedCode    (ImportError)   code that only a foreign file names; says what would be run
 └── MissingExtra     (ImportError)   an optional dependency is not installed; says what to install
 
 A message says what was asked, what was found, and what would work.
@@ -86,6 +87,10 @@ class TooFewReplies(PolyfedError, RuntimeError):
 
 class RunFolderError(PolyfedError, OSError):
     """A run folder that cannot be read or written."""
+
+
+class UntrustedCode(PolyfedError, ImportError):
+    """Code that a run folder, a recipe or a node names, and nobody asked for."""
 
 
 class MissingExtra(PolyfedError, ImportError):

@@ -160,6 +160,7 @@ def resume(
     load: Sequence[str] | None = None,
     root: str | None = None,
     device: str | None = None,
+    trust: bool = False,
     progress: bool = False,
     notify: Callable[[str], None] = print,
 ) -> Result:
@@ -168,11 +169,12 @@ def resume(
     Args:
         path: the run folder.
         data: the data, where the run was started from Python with data that have no name.
-        model: likewise.
+        model: likewise; or the model's name, where the run names a function (``module.path:function``) in a file of somebody else.
         method: the method, where it is a value of Python that is not registered.
         load: the files of methods, where they lie elsewhere than when the run was begun.
         root: the folder of the data set's files, or the folder of images, where it lies elsewhere.
         device: where models are trained, if not as before; another one may round in another way.
+        trust: run the code that the folder names, though this account did not write it (``docs/security.md``).
         progress: show a progress bar.
         notify: called with a sentence for each damaged file.
 
@@ -182,9 +184,12 @@ def resume(
     Example:
         ``polyfed.resume("runs/digits-mini-fedbn-seed0").accuracy``
     """
-    from polyfed.runs import lifecycle
+    from polyfed.runs import experiment, lifecycle
 
-    return lifecycle.resume(path, data, model, progress=progress, notify=notify, method=method, load=load, root=root, device=device)
+    experiment.allow_default_model(data)
+    return lifecycle.resume(
+        path, data, model, progress=progress, notify=notify, method=method, load=load, root=root, device=device, trust=trust
+    )
 
 
 def open_run(
@@ -194,16 +199,18 @@ def open_run(
     device: str = "auto",
     load: Sequence[str] | None = None,
     notify: Callable[[str], None] = print,
+    trust: bool = False,
 ) -> Result:
     """A run as it was left, on a machine that need not have its data.
 
     Args:
         path: the run folder.
-        model: the model, where the run was started from Python with one.
+        model: the model, where the run was started from Python with one; or its name, as for ``polyfed.resume``.
         method: likewise.
         device: where models are computed: cpu, cuda, or auto.
         load: the files of methods, where they lie elsewhere than when the run was begun.
         notify: called with a sentence for each damaged file, and where a run is not finished.
+        trust: run the code that the folder names, though this account did not write it (``docs/security.md``).
 
     Returns:
         As ``polyfed.run``; ``newcomer()`` and ``model_for(client)`` are ready to use.
@@ -213,7 +220,7 @@ def open_run(
     """
     from polyfed.runs import reopen
 
-    return reopen.open_run(path, model, method, device, load, notify)
+    return reopen.open_run(path, model, method, device, load, notify, trust)
 
 
 def report(runs: str | Path | Sequence[str | Path], out: str | Path = "report.html") -> Path:

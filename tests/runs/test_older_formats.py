@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 
 import polyfed
-from polyfed.runs.checkpoint import sealed
+from polyfed.runs.manifest import sealed
 from polyfed.runs.run_folder import RunFolder
 
 DATA = "digits-mini(per_domain=20)"

@@ -9,6 +9,7 @@ import pytest
 
 from helpers.recorded_runs import experiment_of, go_on, run_until
 from polyfed.errors import RunFolderError, SettingError
+from polyfed.run import run
 from polyfed.runs.lifecycle import train_run
 from polyfed.runs.run_folder import RunFolder
 
@@ -68,3 +69,10 @@ def test_copying_a_run_elsewhere_changes_nothing(tmp_path: Path) -> None:
     whole = train_run(experiment_of(), RunFolder(tmp_path / "a"))
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     assert go_on(tmp_path / "b").digest == whole.digest
+
+
+def test_run_toml_says_what_leaves_a_client(tmp_path: Path) -> None:
+    run("digits-mini(per_domain=16)", "elcfs", rounds=1, local_steps=1, out=tmp_path / "r")
+    document = RunFolder(tmp_path / "r").document()
+    assert document["method"]["data_derived_uploads"] and document["method"]["granularity"]
+    assert {row["kind"] for row in document["plan"]} and all(row["travels"] for row in document["plan"])

@@ -11,7 +11,7 @@ import typer
 from polyfed.cli.estimating import print_estimate
 from polyfed.cli.guard import BAD_INPUT, stoppable
 from polyfed.cli.method_table import print_methods
-from polyfed.cli.options import Changes, EstimateOnly, Json, Quiet, Recipe, arguments, chosen_settings, with_settings
+from polyfed.cli.options import Changes, EstimateOnly, Json, Quiet, Recipe, Trust, arguments, chosen_settings, with_settings
 from polyfed.cli.output import busy, console, listen, print_json, print_table, table
 from polyfed.cli.runs_bar import runs_bar
 from polyfed.errors import SettingError
@@ -42,6 +42,7 @@ def compare(
     ] = None,
     recipe: Recipe = None,
     changes: Changes = None,
+    trust: Trust = False,
     costs: Annotated[
         bool | None,
         typer.Option(
@@ -59,7 +60,7 @@ def compare(
     from polyfed.runs.folder_names import data_slug
 
     listen(quiet)
-    settings = chosen_settings(data, values, changes, recipe, LEAVE_ONE_OUT_DEFAULTS if protocol == LEAVE_ONE_OUT else {})
+    settings = chosen_settings(data, values, changes, recipe, LEAVE_ONE_OUT_DEFAULTS if protocol == LEAVE_ONE_OUT else {}, trust)
     if costs:
         require_reference(methods, settings)
     if estimate:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyfed.cli.options import Changes, chosen_settings
+from polyfed.cli.options import Changes, Trust, chosen_settings
 from polyfed.errors import MissingExtra, SettingError
 
 if TYPE_CHECKING:
@@ -28,12 +28,13 @@ def init(
         str, typer.Option("--recipe", metavar="FILE|NAME", help="Recipe (polyfed ls recipes), or the run.toml of a run.")
     ],
     changes: Changes = None,
+    trust: Trust = False,
 ) -> None:
     """Write a ready Flower app folder for a recipe; a file that exists is left as it is."""
     needs_flower()
     from polyfed.flower.app_folder import README, write_app
 
-    settings = chosen_settings(None, {}, changes, recipe)
+    settings = chosen_settings(None, {}, changes, recipe, trust=trust)
     refuse_what_cannot_run(settings, recipe)
     for file in write_app(Path(folder), settings, recipe):
         print(file)

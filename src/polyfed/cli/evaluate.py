@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyfed.cli.options import Device, Json, LoadElsewhere, Quiet
+from polyfed.cli.options import Device, Json, LoadElsewhere, ModelAgain, Quiet, Trust
 from polyfed.cli.output import busy, console, listen, print_json, print_table, table, warn
 from polyfed.cli.run import RunFolderPath, print_scores
 from polyfed.errors import DataError, SettingError, nearest
@@ -47,6 +47,8 @@ def evaluate(
     ] = None,
     device: Device = None,
     load: LoadElsewhere = None,
+    model: ModelAgain = None,
+    trust: Trust = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -63,6 +65,8 @@ def evaluate(
             root=root if data is None else None,
             device=device or "auto",
             load=load or None,
+            model=model,
+            trust=trust,
             notify=warn,
         )
         if data is not None:

@@ -18,8 +18,10 @@ EXAMPLE = "Example: polyfed ls methods"
 
 def load_files(files: list[str] | None) -> None:
     """Run users' files of methods."""
+    from polyfed.core.code_gate import allow, code_in
     from polyfed.core.load_methods import load_file
 
+    allow(code_in(files or ()))
     for file in files or ():
         load_file(file)
 

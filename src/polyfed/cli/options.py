@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from polyfed.cli.recipe import recipe_values
+from polyfed.core.code_gate import allow, code_in, require_allowed
 from polyfed.errors import SettingError, nearest
 from polyfed.recipes import layered
 from polyfed.settings import Settings, setting_names, with_changes
@@ -37,6 +38,16 @@ Load = Annotated[list[str] | None, typer.Option("--load", metavar="FILE", help="
 Device = Annotated[
     str | None,
     typer.Option("--device", metavar="DEVICE", help="Where models are computed on this machine: cpu, cuda, mps or auto."),
+]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust", help="Run the code that the recipe or run folder names, though this account did not write it (polyfed inspect)."
+    ),
+]
+ModelAgain = Annotated[
+    str | None,
+    typer.Option("--model", metavar="MODEL", help="The run's model, named again: a name, or module.path:function."),
 ]
 LoadElsewhere = Annotated[
     list[str] | None,
@@ -99,14 +110,22 @@ def chosen_settings(
     changes: Iterable[str] | None = None,
     recipe: str | None = None,
     defaults: Mapping[str, Any] | None = None,
+    trust: bool = False,
 ) -> Settings:
     """The settings of a run: the command's own defaults, then a recipe's, then those given as options, then those of ``--set``."""
     given = {**values, **({"data": data} if data is not None else {})}
-    written = recipe_values(recipe) if recipe is not None else {}
-    chosen = layered(defaults or {}, written, given, dict(read_change(text) for text in changes or ()))
+    if trust and recipe is None:
+        raise SettingError("--trust is about the code that a recipe names, and no --recipe was given. Leave it out.")
+    written = recipe_values(recipe, trust) if recipe is not None else {}
+    changed = dict(read_change(text) for text in changes or ())
+    chosen = layered(defaults or {}, written, given, changed)
     if "data" not in chosen:
         raise SettingError("Name the data to train on: a data set (polyfed ls data) or a folder root/<domain>/<class>/*.")
-    return with_changes(Settings(), chosen)
+    settings = with_changes(Settings(), chosen)
+    asked_for = with_changes(Settings(), {name: value for name, value in {**given, **changed}.items() if name in ("load", "model")})
+    allow(code_in(asked_for.load, asked_for.model))
+    require_allowed(code_in(settings.load, settings.model))
+    return settings
 
 
 def arguments(settings: Settings) -> dict[str, Any]:

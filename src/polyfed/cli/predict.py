@@ -10,7 +10,7 @@ import typer
 
 from polyfed.cli.evaluate import input_shape
 from polyfed.cli.guard import BAD_INPUT
-from polyfed.cli.options import Device, Json, LoadElsewhere, Quiet
+from polyfed.cli.options import Device, Json, LoadElsewhere, ModelAgain, Quiet, Trust
 from polyfed.cli.output import busy, listen, print_json, print_table, table, warn
 from polyfed.cli.run import RunFolderPath
 from polyfed.errors import DataError, SettingError, nearest
@@ -36,6 +36,8 @@ def predict(
     ] = None,
     device: Device = None,
     load: LoadElsewhere = None,
+    model: ModelAgain = None,
+    trust: Trust = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -47,7 +49,7 @@ def predict(
     with busy("Opening the run", quiet):
         from polyfed.runs.reopen import open_experiment
 
-        experiment = open_experiment(path, device=device or "auto", load=load or None, notify=warn)
+        experiment = open_experiment(path, device=device or "auto", load=load or None, model=model, trust=trust, notify=warn)
         whose = model_words(experiment, client, newcomer)
         newcomer = newcomer or experiment.settings.newcomer
         shape = input_shape(experiment)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from polyfed.recipes import read
+from polyfed.recipes import name_code, read
 
 
-def recipe_values(text: str) -> Mapping[str, Any]:
+def recipe_values(text: str, trust: bool = False) -> Mapping[str, Any]:
     """The settings a recipe names: its table ``[settings]``, as in a ``run.toml``.
 
     Args:
         text: A file, or the name of a recipe of polyfed's own.
+        trust: Let the code it names be run.
     """
-    return read(text).values
+    values = read(text).values
+    name_code(text, values, trust)
+    return values

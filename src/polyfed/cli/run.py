@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyfed.cli.guard import stoppable
-from polyfed.cli.options import Changes, Device, EstimateOnly, Json, LoadElsewhere, Quiet, Recipe, chosen_settings, with_settings
+from polyfed.cli.options import (
+    Changes,
+    Device,
+    EstimateOnly,
+    Json,
+    LoadElsewhere,
+    ModelAgain,
+    Quiet,
+    Recipe,
+    Trust,
+    chosen_settings,
+    with_settings,
+)
 from polyfed.cli.output import busy, console, listen, print_json, print_table, show_progress, table, warn
 from polyfed.run import resume as go_on
 
@@ -35,13 +47,14 @@ def run(
     ] = None,
     recipe: Recipe = None,
     changes: Changes = None,
+    trust: Trust = False,
     estimate: EstimateOnly = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a federation, score it, and write a run folder."""
     listen(quiet)
-    settings = chosen_settings(data, values, changes, recipe)
+    settings = chosen_settings(data, values, changes, recipe, trust=trust)
     if estimate:
         print_estimate_of(settings, as_json, quiet)
         return
@@ -69,13 +82,24 @@ def resume(
     root: Root = None,
     device: Device = None,
     load: LoadElsewhere = None,
+    model: ModelAgain = None,
+    trust: Trust = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Go on with a run that was stopped; the end is the same as if it never had been."""
     listen(quiet)
     with stoppable(f"go on with: polyfed resume {path}"):
-        result = go_on(path, progress=show_progress(quiet), notify=warn, load=load or None, root=root, device=device)
+        result = go_on(
+            path,
+            model=model,
+            load=load or None,
+            root=root,
+            device=device,
+            trust=trust,
+            progress=show_progress(quiet),
+            notify=warn,
+        )
     report(result, as_json, quiet)
 
 

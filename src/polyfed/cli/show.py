@@ -11,6 +11,7 @@ import typer
 from polyfed.cli.ls import load_files
 from polyfed.cli.options import Changes, Json, Load, read_change
 from polyfed.cli.output import busy, console, print_json, print_table, table
+from polyfed.core.code_gate import allow, code_in
 from polyfed.errors import PolyfedError, UnknownName, nearest
 from polyfed.reports.docstrings import options_of, reflowed, text_of
 from polyfed.reports.kinds import KINDS
@@ -50,6 +51,7 @@ def show(
         kind, record = found_as(name)
     found: dict[str, Any] = {"kind": SINGULAR[kind], "name": written(kind, record.name)}
     settings = {"data": data or USUAL_DATA, "model": model} | dict(read_change(text) for text in changes or ())
+    allow(code_in(settings.get("load") or (), settings["model"]))
     asked_for_plan = model is not None or data is not None
     if kind == "methods":
         found |= method_json(name, settings, asked_for_plan)

@@ -10,7 +10,7 @@ import typer
 
 from polyfed.cli.guard import BAD_INPUT, stoppable
 from polyfed.cli.method_table import print_methods
-from polyfed.cli.options import Changes, Json, Quiet, Recipe, arguments, chosen_settings, read_change, with_settings
+from polyfed.cli.options import Changes, Json, Quiet, Recipe, Trust, arguments, chosen_settings, read_change, with_settings
 from polyfed.cli.output import console, listen, print_json, print_table, table
 from polyfed.cli.runs_bar import runs_bar
 from polyfed.errors import SettingError
@@ -59,12 +59,13 @@ def sweep(
     ] = None,
     recipe: Recipe = None,
     changes: Changes = None,
+    trust: Trust = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Search settings of each method on validation data only, with equal budgets, then test what was chosen."""
     listen(quiet)
-    settings = chosen_settings(data, values, changes, recipe)
+    settings = chosen_settings(data, values, changes, recipe, trust=trust)
     search = search_of(lr, set_grid or [])
     with runs_bar(quiet) as watcher, stoppable("the same command goes on from here; finished trials are kept."):
         found = search_methods(

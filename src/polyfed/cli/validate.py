@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from polyfed.cli.guard import BAD_INPUT
-from polyfed.cli.options import Json
+from polyfed.cli.options import Json, Trust
 from polyfed.cli.output import busy, print_json
 from polyfed.errors import SettingError
 
@@ -17,6 +17,7 @@ EXAMPLE = "Examples: polyfed validate my_recipe.toml   polyfed validate recipes/
 
 def validate(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Recipes: files, or names of polyfed's own.")],
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Check recipes without data and without training; all errors are said at once."""
@@ -26,7 +27,7 @@ def validate(
     for file in files:
         with busy(f"Checking {file}", as_json):
             try:
-                found[file] = [str(problem) for problem in problems_with(file)]
+                found[file] = [str(problem) for problem in problems_with(file, trust)]
             except SettingError as error:
                 found[file] = [str(error)]
     if as_json:

@@ -8,12 +8,14 @@ import os
 import sys
 from pathlib import Path
 
+from polyfed.core.code_gate import code_in, require_allowed
 from polyfed.core.method import methods
 from polyfed.errors import OptionError, PolyfedError
 
 
 def load_file(path: str | Path) -> list[str]:
-    """Run a user's file of methods; returns the names it registered."""
+    """Run a user's file of methods, if it was asked for (``code_gate.py``); returns the names it registered."""
+    require_allowed(code_in(load=[str(path)]))
     file = Path(path)
     if not os.path.isfile(file):
         raise OptionError(f"There is no file {path} to load methods from.")

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from polyfed.core.code_gate import allow, code_in
 from polyfed.errors import SettingError
 from polyfed.settings import Settings, with_changes
 
@@ -65,7 +66,9 @@ def settings_from(run_config: Mapping[str, Any]) -> Settings:
         settings = read_settings(text)
     except json.JSONDecodeError as error:
         raise SettingError(f"{SETTINGS_KEY} in the run's configuration is not JSON: {error}.") from error
-    return dataclasses.replace(settings, load=tuple(_arrived(file) for file in settings.load))
+    settings = dataclasses.replace(settings, load=tuple(_arrived(file) for file in settings.load))
+    allow(code_in(settings.load))
+    return settings
 
 
 def read_settings(text: str) -> Settings:
@@ -73,7 +76,12 @@ def read_settings(text: str) -> Settings:
     values = json.loads(text)
     if not isinstance(values, dict):
         raise SettingError(f"{SETTINGS_KEY} in the run's configuration is not a table of settings.")
-    return with_changes(Settings(), {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    settings = with_changes(
+        Settings(), {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    )
+    # Whoever may start a run sends an app, whose code Flower runs anyway; what the app names needs no other leave.
+    allow(code_in(settings.load, settings.model))
+    return settings
 
 
 def _arrived(name: str) -> str:

@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from polyfed.core.code_gate import allow, code_in
 from polyfed.errors import ClientFailure, DataError, MissingExtra, PolyfedError, SettingError
 
 if find_spec("flwr") is None or find_spec("ray") is None:
@@ -185,6 +186,7 @@ def virtual_app(settings: Settings, home: Path) -> ClientApp:
     plain = dataclasses.replace(settings, backend="process", load=tuple(str(Path(file).resolve()) for file in settings.load))
 
     def work(wire_message: WireMessage, context: Context) -> WireMessage:
+        allow(code_in(plain.load, plain.model))  # this is a process of Ray: the one that started it has passed the gate
         return build_node(plain, context.node_config, home).answer(wire_message)
 
     return make_app(work)

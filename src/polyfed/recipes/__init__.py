@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from polyfed.core.code_gate import allow, code_in, note
 from polyfed.errors import SettingError, nearest
+from polyfed.runs.account_key import is_sealed
 from polyfed.settings import Settings, setting_names
 
 SHIPPED = Path(__file__).parent / "shipped"
@@ -84,6 +86,21 @@ def read(text: str) -> Recipe:
         raise SettingError(f"{text}: {' '.join(map(str, problems))}")
     about = {key: value for key, value in document.items() if key in (*SENTENCES, NUMBERS)}
     return Recipe(text, file, about, {name: plain_value(value) for name, value in document[SETTINGS].items()})
+
+
+def name_code(text: str, values: Mapping[str, Any], trust: bool = False) -> None:
+    """Let the code that a recipe names be run: a shipped one, the ``run.toml`` of a run of this account, or one the user trusts.
+
+    A file that the user wrote by hand looks like one that came from somebody else, so it needs to be trusted, or its code named again.
+    """
+    file = find(text)
+    load, model = values.get("load"), values.get("model")
+    files = [item for item in load if isinstance(item, str)] if isinstance(load, list | tuple) else []
+    code = code_in(files, model if isinstance(model, str) else None)
+    if trust or (code and (file.is_relative_to(SHIPPED) or is_sealed(file.read_bytes()))):
+        allow(code)
+    else:
+        note(code, str(file))
 
 
 def parsed(file: Path) -> tuple[dict[str, Any], list[Problem]]:

@@ -26,7 +26,7 @@ from polyfed.data.placeholders import blank_data, blank_federation
 from polyfed.data.registry import data_sets, partitions
 from polyfed.errors import DataError, OptionError, PolyfedError, nearest
 from polyfed.models import models
-from polyfed.recipes import SETTINGS, Problem, find, form_problems, line_of, parsed, usable
+from polyfed.recipes import SETTINGS, Problem, find, form_problems, line_of, name_code, parsed, usable
 from polyfed.runs.assemble import build_bench, build_loss, is_folder, prepared_model
 from polyfed.settings import Settings
 from polyfed.text import Call, read_call, read_sum
@@ -34,8 +34,13 @@ from polyfed.text import Call, read_call, read_sum
 GIVEN_BY_RUN = ("root", "classes", "input_shape", "dataset", "seed", "class_counts")
 
 
-def problems_with(text: str) -> list[Problem]:
-    """Every problem of a recipe, given by its file or its name; a file that is not there is an error."""
+def problems_with(text: str, trust: bool = False) -> list[Problem]:
+    """Every problem of a recipe, given by its file or its name; a file that is not there is an error.
+
+    Args:
+        text: the file or name.
+        trust: run the files of methods that the recipe names.
+    """
     file = find(text)
     document, problems = parsed(file)
     if problems:
@@ -46,6 +51,7 @@ def problems_with(text: str) -> list[Problem]:
         return problems
     content = file.read_text(encoding="utf-8")
     sound, unsound = usable(written)
+    name_code(text, written, trust)
     found = Findings(lambda key: line_of(content, key), {key for key, _ in unsound})
     check_texts(sound, found)
     check_together(sound, found)

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from polyfed.core.code_gate import allow, code_in, names_function, require_allowed
 from polyfed.core.data_types import ArrayExamples, DataSet, DatasetExamples, Domain, Examples, Federation
 from polyfed.core.device import chosen_device
 from polyfed.core.entries import entries_of, find_head, optimizer_entries
@@ -100,6 +101,7 @@ def build_federation(data: Any, settings: Settings) -> Federation:
         check_labels(data)
         return data
     dataset = build_data_set(data, settings)
+    allow(code_in(model=dataset.default_model))  # a data set is made by code that runs here already, not by a file
     for domain in dataset.domains:
         refuse_strange(domain.train, f"domain {domain.name}", len(dataset.classes))
     federation = federate(dataset, settings.partition, settings.unseen, settings.seed, settings.few_shot, settings.unseen_part)
@@ -145,13 +147,14 @@ def _built(model: str | nn.Module | Callable[..., nn.Module], context: Mapping[s
     text = model
     if text.startswith("timm:"):
         text = f'timm(name="{text.removeprefix("timm:")}")'
-    if ":" in text.split("(")[0]:
+    if names_function(text):
         return _called(imported(text), context, text)
     return models.build(text, **context)
 
 
 def imported(text: str) -> Callable[..., nn.Module]:
-    """The function named ``module.path:function``; the working folder is searched too."""
+    """The function named ``module.path:function``, if it was asked for (``code_gate.py``); the working folder is searched too."""
+    require_allowed(code_in(model=text))
     module_name, _, name = text.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:

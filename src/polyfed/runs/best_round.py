@@ -14,8 +14,9 @@ from typing import Any
 
 from polyfed.core.evaluation import Row
 from polyfed.errors import RunFolderError, TooFewReplies
-from polyfed.runs.checkpoint import Checkpoints, Damaged, Snapshot, copied
+from polyfed.runs.checkpoint import Checkpoints, Snapshot, copied
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.manifest import Damaged
 from polyfed.runs.selection import BEST_VALIDATION, LAST
 
 log = logging.getLogger("polyfed")

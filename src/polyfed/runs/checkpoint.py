@@ -26,11 +26,9 @@ from polyfed.core.trees import Piece, own, pieces, size, tree_digest, unpacked
 from polyfed.core.workbench import ClientState
 from polyfed.errors import RunFolderError
 from polyfed.runs.atomic_write import sync_folder, write_atomically
+from polyfed.runs.manifest import FORMAT, Damaged, manifest_files, read_manifest, sealed
 
-FORMAT = 2
 KEPT_CHECKPOINTS = 2
-BEFORE_2 = {"ledger": "costs"}
-"""Notes that had other names in the first format."""
 
 
 @dataclass
@@ -193,7 +191,7 @@ class Checkpoints:
 
     def manifests(self) -> list[Path]:
         """Manifests, newest first."""
-        return sorted(self.folder.glob("manifest-*.json"), reverse=True)
+        return manifest_files(self.folder)
 
     def read(self) -> tuple[Snapshot | None, list[str]]:
         """The newest good checkpoint, and a sentence for each damaged file that was passed over."""
@@ -237,37 +235,6 @@ class Checkpoints:
             return unpacked(data)
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
             raise Damaged(f"{path} is damaged ({error}).") from error
-
-
-class Damaged(Exception):
-    """A checkpoint file that cannot be trusted; the one before it is tried."""
-
-
-def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest with a digest of itself."""
-    return {**manifest, "seal": _seal(manifest)}
-
-
-def _seal(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    """A manifest whose seal is whole."""
-    try:
-        manifest = json.loads(path.read_bytes())
-        seal = manifest.pop("seal")
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise Damaged(f"{path} is damaged ({type(error).__name__}).") from error
-    if manifest.get("format", 0) > FORMAT:
-        raise RunFolderError(
-            f"{path} was written by a newer polyfed (checkpoint format {manifest['format']}, this one reads {FORMAT}). Upgrade polyfed to go on."
-        )
-    if seal != _seal(manifest):
-        raise Damaged(f"{path} is damaged (its seal does not match).")
-    if manifest["format"] < FORMAT:
-        manifest["notes"] = {BEFORE_2.get(name, name): note for name, note in manifest["notes"].items()}
-    return manifest  # type: ignore[no-any-return]
 
 
 def digest(snapshot: Snapshot) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 from polyfed.backends.base import Backend
 from polyfed.backends.choose import BackendFor, backend_for, require_known
 from polyfed.core import evaluation
+from polyfed.core.code_gate import allow, code_in
 from polyfed.core.conversation import AskClients, Talk, converse
 from polyfed.core.data_types import Examples, Federation
 from polyfed.core.evaluation import Row
@@ -249,11 +250,19 @@ def read_initial(text: str) -> Mapping[str, Tensor]:
 
 def settings_given(data: Any, model: Any, values: Mapping[str, Any]) -> Settings:
     """The settings of what is given in Python: objects by their names, the rest by value."""
+    allow_default_model(data)
     texts: dict[str, Any] = {"data": str(data) if isinstance(data, str | Path) else getattr(data, "name", "given data")}
     if isinstance(model, str):
         texts["model"] = model
     unseen = values.get("unseen")
     settings = with_changes(Settings(**texts), {**values, **({"unseen": (unseen,)} if isinstance(unseen, str) else {})})
+    allow(code_in(settings.load, settings.model))
     if settings.root is not None and not isinstance(data, str | Path):
         raise SettingError("root= names the folder of a data set's files, and the data were given ready-made. Leave it out.")
     return settings
+
+
+def allow_default_model(data: Any) -> None:
+    """A federation that the user made in Python may name its model by a function: whoever made it runs code here already."""
+    if isinstance(data, Federation):
+        allow(code_in(model=data.default_model))

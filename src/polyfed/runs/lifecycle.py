@@ -116,6 +116,7 @@ def resume(
     load: Sequence[str] | None = None,
     root: str | None = None,
     device: str | None = None,
+    trust: bool = False,
 ) -> Result:
     """Go on with a run from its last good checkpoint, to the same end as if it had never stopped.
 
@@ -123,9 +124,10 @@ def resume(
     on (test or validation), and ``backend`` reaches the clients where the settings do not say it all.
     """
     folder = RunFolder(path)
-    settings = on_this_machine(folder.settings_to_go_on(), root, device, load)
+    settings = on_this_machine(folder.settings_to_go_on(), root, device, load, model)
+    folder.name_code(trust)
     folder.require_objects({"data": data, "method": method, "model": model})
-    experiment = Experiment(settings, data, method, model, backend or backend_for)
+    experiment = Experiment(settings, data, method, None if isinstance(model, str) else model, backend or backend_for)
     folder.require_data(identity_of(experiment.federation))
     experiment.backend.keep_in(folder.path)
     snapshot, complaints = folder.checkpoints.read()

@@ -7,6 +7,7 @@ import os
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from polyfed.core.code_gate import allow, code_in
 from polyfed.data.registry import data_sets
 from polyfed.errors import SettingError, TextError
 from polyfed.runs.assemble import is_folder, reads_files
@@ -76,7 +77,11 @@ def is_path(data: str) -> bool:
 
 
 def on_this_machine(
-    settings: Settings, root: str | None = None, device: str | None = None, load: Sequence[str] | None = None
+    settings: Settings,
+    root: str | None = None,
+    device: str | None = None,
+    load: Sequence[str] | None = None,
+    model: Any = None,
 ) -> Settings:
     """The settings of a run with what lies elsewhere on this machine, or is another device; None: as the run has it.
 
@@ -85,7 +90,9 @@ def on_this_machine(
         root: the folder of the data set's files; where the data are a folder of images, that folder.
         device: where models are computed.
         load: the files of methods.
+        model: the model, where it is named again; one that is no text is not of the settings.
     """
+    allow(code_in(load or (), model if isinstance(model, str) else None))
     changes: dict[str, Any] = {}
     if root is not None:
         settings = relocated(settings, root)
@@ -93,4 +100,6 @@ def on_this_machine(
         changes["device"] = device
     if load is not None:
         changes["load"] = tuple(absolute(file) for file in load)
+    if isinstance(model, str):
+        changes["model"] = model
     return dataclasses.replace(settings, **changes)

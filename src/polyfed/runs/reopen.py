@@ -36,9 +36,10 @@ def open_run(
     device: str = "auto",
     load: Sequence[str] | None = None,
     notify: Callable[[str], None] = print,
+    trust: bool = False,
 ) -> Result:
     """A run as it was left; ``polyfed.open_run`` says what the arguments mean."""
-    experiment = open_experiment(path, model=model, method=method, device=device, load=load, notify=notify)
+    experiment = open_experiment(path, model=model, method=method, device=device, load=load, notify=notify, trust=trust)
     return Result(experiment, rows_at(RunFolder(path), experiment.server.round), str(path))
 
 
@@ -52,12 +53,15 @@ def open_experiment(
     device: str = "auto",
     load: Sequence[str] | None = None,
     notify: Callable[[str], None] = print,
+    trust: bool = False,
 ) -> Experiment:
     """The experiment of a run, in the state of its newest good checkpoint; with its own data, or with placeholders."""
     folder = RunFolder(path)
-    settings = to_look_at(on_this_machine(folder.settings_to_go_on(), root, device, load))
+    settings = to_look_at(on_this_machine(folder.settings_to_go_on(), root, device, load, model))
+    folder.name_code(trust)
     at_nodes = HELD_BY_NODES in folder.document().get("given_in_python", [])
     folder.require_objects({"method": method, "model": model} | ({"data": None} if own_data else {}))
+    model = None if isinstance(model, str) else model
     snapshot = read_snapshot(path, notify)
     if folder.settings().backend == "flower" and not at_nodes:
         # Its virtual nodes kept their state in the run folder: nothing of Flower is needed to look at it.

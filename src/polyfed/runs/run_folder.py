@@ -16,8 +16,10 @@ from typing import Any
 
 import tomli_w
 
+from polyfed.core.code_gate import NamedCode, allow, code_in, note
 from polyfed.data.identity import differences
 from polyfed.errors import DataError, RunFolderError, SettingError, nearest
+from polyfed.runs.account_key import is_sealed, sealed
 from polyfed.runs.atomic_write import write_atomically
 from polyfed.runs.checkpoint import Checkpoints
 from polyfed.runs.lock import hold_lock
@@ -84,7 +86,7 @@ class RunFolder:
         with self.writing():
             self.path.mkdir(parents=True, exist_ok=True)
             self.metrics_file.touch()
-            write_atomically(self.path / "run.toml", tomli_w.dumps(without_none(document)))
+            write_atomically(self.path / "run.toml", sealed(tomli_w.dumps(without_none(document))))
 
     def refuse_to_overwrite(self) -> None:
         """A folder that holds a run is not overwritten."""
@@ -111,6 +113,21 @@ class RunFolder:
     def settings(self) -> Settings:
         """The settings of the run."""
         return settings_from(self.document().get("settings", {}), str(self.path / "run.toml"))
+
+    def named_code(self) -> list[NamedCode]:
+        """The code that ``run.toml`` names, wherever it does."""
+        settings, outline = self.settings(), self.document().get("outline")
+        default = outline.get("default_model") if isinstance(outline, Mapping) else None
+        return code_in(settings.load, settings.model) + code_in(model=default if isinstance(default, str) else None)
+
+    def name_code(self, trust: bool = False) -> None:
+        """Let the code that ``run.toml`` names be run, if this account wrote it or the user trusts it; else say who named it."""
+        path = self.path / "run.toml"
+        code = self.named_code()
+        if trust or (code and is_sealed(path.read_bytes())):
+            allow(code)
+        else:
+            note(code, str(path))
 
     def settings_to_go_on(self) -> Settings:
         """The settings of the run, with every option of its method as it was, should a default have changed since."""

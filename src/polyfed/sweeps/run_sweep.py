@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from polyfed.core.code_gate import allow, code_in
 from polyfed.core.data_types import DataSet, Federation
 from polyfed.core.method import Method
 from polyfed.errors import SettingError
@@ -69,6 +70,8 @@ def axes_of(search: Mapping[str, Sequence[Any]]) -> list[Axis]:
     for name, values in search.items():
         if isinstance(values, str) or not isinstance(values, Sequence):
             raise SettingError(f"search takes a list of values for {name}, such as [0.01, 0.1], found {values!r}.")
+    for model in search.get("model", ()):
+        allow(code_in(model=model if isinstance(model, str) else None))
     return [Axis(name, tuple(values)) for name, values in search.items()]
 
 

@@ -1,0 +1,59 @@
+"""The manifest of a checkpoint: which files belong to it, with their digests, under a seal of its own. Read without torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from polyfed.errors import RunFolderError
+
+FORMAT = 2
+BEFORE_2 = {"ledger": "costs"}
+"""Notes that had other names in the first format."""
+
+
+def manifest_files(folder: Path) -> list[Path]:
+    """The manifests in a checkpoint folder, newest first; a folder that is there and cannot be read is an error, not an empty one."""
+    try:
+        return sorted((path for path in folder.iterdir() if path.match("manifest-*.json")), reverse=True)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunFolderError(
+            f"{folder} cannot be read ({error.strerror or error}), so nobody knows what it holds; nothing was changed. "
+            "Make it a folder that you may read (chmod u+rwx), or put back a copy."
+        ) from error
+
+
+class Damaged(Exception):
+    """A checkpoint file that cannot be trusted; the one before it is tried."""
+
+
+def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest with a digest of itself."""
+    return {**manifest, "seal": _seal(manifest)}
+
+
+def _seal(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """A manifest whose seal is whole."""
+    try:
+        manifest = json.loads(path.read_bytes())
+        seal = manifest.pop("seal")
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise Damaged(f"{path} is damaged ({type(error).__name__}).") from error
+    if manifest.get("format", 0) > FORMAT:
+        raise RunFolderError(
+            f"{path} was written by a newer polyfed (checkpoint format {manifest['format']}, this one reads {FORMAT}). Upgrade polyfed to go on."
+        )
+    if seal != _seal(manifest):
+        raise Damaged(f"{path} is damaged (its seal does not match).")
+    if manifest["format"] < FORMAT:
+        manifest["notes"] = {BEFORE_2.get(name, name): note for name, note in manifest["notes"].items()}
+    return manifest  # type: ignore[no-any-return]

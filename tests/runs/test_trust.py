@@ -1,0 +1,247 @@
+"""Code that only a foreign run folder or recipe names is not run; asked for, it is."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+import polyfed as api
+from helpers.command_line import SHORT, Command, Ended, says
+from polyfed.core.code_gate import allow, code_in, require_allowed
+from polyfed.core.load_methods import load_file
+from polyfed.data.federation_summary import federation_from, summary_of
+from polyfed.errors import UntrustedCode
+from polyfed.runs.account_key import KEY_BYTES, account_key, is_sealed, key_file, sealed
+from polyfed.runs.assemble import build_federation, build_model, imported
+from polyfed.settings import Settings
+
+EVIL = """
+from pathlib import Path
+from polyfed import Method, register
+from torch import nn
+
+Path({marker!r}).write_text("ran")
+
+@register
+def {name}() -> Method:
+    return Method("{name}", standalone=False)
+
+def build(classes, input_shape):
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * input_shape[1] ** 2, classes))
+"""
+
+
+class Foreign:
+    """A run folder and a recipe of somebody else, which name a file and a module that leave a mark when they are run."""
+
+    def __init__(self, home: Path, run: Path, images: Path, setting: str) -> None:
+        self.name = f"evil_{uuid.uuid4().hex[:12]}"
+        self.marker, self.run, self.recipe = home / "marker", run, home / "recipe.toml"
+        self.file = home / f"{self.name}.py"
+        self.file.write_text(EVIL.format(marker=str(self.marker), name=self.name))
+        self.named = str(self.file) if setting == "load" else f"{self.name}:build"
+        self.line = f'load = ["{self.file}"]' if setting == "load" else f'model = "{self.named}"'
+        self.recipe.write_text(f'[settings]\ndata = "{images}"\nrounds = 1\nbatch_size = 8\n{self.line}\n')
+        document = (run / "run.toml").read_text()
+        old = r"^load = \[\]" if setting == "load" else r"^\[settings\]"
+        new = self.line if setting == "load" else f"[settings]\n{self.line}"
+        changed, count = re.subn(old, new.replace("\\", r"\\"), document, count=1, flags=re.MULTILINE)
+        assert count == 1, document
+        (run / "run.toml").write_text(changed)
+
+    @property
+    def ran(self) -> bool:
+        return self.marker.exists()
+
+
+@pytest.fixture(params=["load", "model"])
+def foreign(request: pytest.FixtureRequest, polyfed: Command, images: Path, tmp_path: Path) -> Foreign:
+    assert polyfed("run", images, "--out", "run", "-q", *SHORT).code == 0
+    for manifest in sorted((tmp_path / "run" / "checkpoint").glob("manifest-*"))[1:]:
+        manifest.unlink()  # so that there is something to go on with
+    return Foreign(tmp_path, tmp_path / "run", images, request.param)
+
+
+def refused(ended: Ended, foreign: Foreign) -> None:
+    assert ended.code == 2 and "Traceback" not in ended.err, ended.err
+    assert not foreign.ran
+    words = foreign.named if foreign.named in ended.err else foreign.name
+    assert words in ended.err and "--trust" in ended.err, ended.err
+
+
+def commands(foreign: Foreign, images: Path) -> dict[str, tuple[str | Path, ...]]:
+    image = next(images.rglob("*.png"))
+    return {
+        "predict": ("predict", foreign.run, image),
+        "evaluate": ("evaluate", foreign.run),
+        "evaluate other data": ("evaluate", foreign.run, images),
+        "resume": ("resume", foreign.run),
+        "run": ("run", "--recipe", foreign.recipe, "--out", "new"),
+        "run of a run.toml": ("run", "--recipe", foreign.run / "run.toml", "--out", "new"),
+        "estimate": ("run", "--recipe", foreign.recipe, "--estimate"),
+        "compare": ("compare", "--recipe", foreign.recipe, "--methods", "fedavg", "--out", "new"),
+        "sweep": ("sweep", "--recipe", foreign.recipe, "--methods", "fedavg", "--lr", "0.1", "--out", "new"),
+    }
+
+
+def test_no_command_runs_code_that_only_a_foreign_file_names(foreign: Foreign, polyfed: Command, images: Path) -> None:
+    for words in commands(foreign, images).values():
+        refused(polyfed(*words), foreign)
+
+
+def test_commands_that_need_no_code_run_none(foreign: Foreign, polyfed: Command) -> None:
+    for words in (("report", foreign.run, "-o", "page.html"), ("digest", foreign.run), ("validate", foreign.recipe)):
+        polyfed(*words)
+        assert not foreign.ran, words
+
+
+def test_inspect_shows_the_code_and_imports_nothing(foreign: Foreign, polyfed: Command) -> None:
+    found = polyfed("inspect", foreign.run, "--json").json
+    assert not foreign.ran and not found["is_own"]
+    assert len(found["code"]) == 1 and foreign.name in found["code"][0]
+    assert found["checkpoint"].startswith("round 0, not finished")
+    assert foreign.name in polyfed("inspect", foreign.run).out.replace("\n", "")
+    words = f"import sys\nfrom polyfed.runs.inspection import inspected\ninspected({str(foreign.run)!r})\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", words], check=True)
+    assert not foreign.ran
+
+
+def test_inspect_says_what_is_wrong_in_a_sentence(polyfed: Command, tmp_path: Path) -> None:
+    says(polyfed("inspect", "nowhere"), "nowhere")
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "run.toml").write_text('settings = 3\nmethod = []\noutline = "x"\n')
+    (tmp_path / "odd" / "checkpoint").write_text("a file")
+    assert "cannot be read" in polyfed("inspect", "odd", "--json").json["problems"][0]
+
+
+def test_python_runs_no_code_of_a_foreign_folder(foreign: Foreign) -> None:
+    for door in (api.open_run, api.resume):
+        with pytest.raises(UntrustedCode, match=foreign.name):
+            door(foreign.run)
+    assert not foreign.ran
+
+
+@pytest.mark.parametrize("which", ["run", "run of a run.toml", "compare", "estimate"])
+def test_a_recipe_that_is_trusted_runs_its_code(foreign: Foreign, polyfed: Command, images: Path, which: str) -> None:
+    ended = polyfed(*commands(foreign, images)[which], "--trust")
+    assert foreign.ran, ended.err
+
+
+def test_validate_runs_a_file_of_methods_only_where_it_is_trusted(polyfed: Command, images: Path, tmp_path: Path) -> None:
+    polyfed("run", images, "--out", "run", "-q", *SHORT)
+    foreign = Foreign(tmp_path, tmp_path / "run", images, "load")
+    refused(polyfed("validate", foreign.recipe), foreign)
+    assert polyfed("validate", foreign.recipe, "--trust").code == 0
+    assert foreign.ran
+
+
+def test_naming_the_code_again_allows_it(foreign: Foreign, polyfed: Command) -> None:
+    setting = "--load" if foreign.file.name in foreign.named else "--model"
+    ended = polyfed("run", "--recipe", foreign.recipe, "--out", "new", setting, foreign.named, "-q")
+    assert ended.code == 0 and foreign.ran, ended.err
+
+
+def test_trust_without_a_recipe_is_refused(polyfed: Command, images: Path) -> None:
+    assert "--recipe" in polyfed("run", images, "--trust", *SHORT).err
+
+
+class Own:
+    """A run of this account whose method and model are in files of its own."""
+
+    def __init__(self, home: Path, polyfed: Command, images: Path) -> None:
+        self.name = f"mine_{uuid.uuid4().hex[:12]}"
+        self.marker, self.run = home / "marker", home / "mine"
+        (home / f"{self.name}.py").write_text(EVIL.format(marker=str(self.marker), name=self.name))
+        (home / f"net_{self.name}.py").write_text("from torch import nn\n" + EVIL[EVIL.index("def build") :])
+        self.words = ("--load", f"{self.name}.py", "--model", f"net_{self.name}:build")
+        ended = polyfed("run", images, "--method", f"fedavg + {self.name}", *self.words, "--out", "mine", "-q", *SHORT)
+        assert ended.code == 0, ended.err
+        self.marker.unlink()
+
+
+def test_a_folder_of_this_account_needs_no_flag(polyfed: Command, images: Path, tmp_path: Path) -> None:
+    own = Own(tmp_path, polyfed, images)
+    image = next(images.rglob("*.png"))
+    for words in (("predict", own.run, image), ("evaluate", own.run), ("resume", own.run), ("validate", own.run / "run.toml")):
+        own.marker.unlink(missing_ok=True)
+        ended = polyfed(*words, *(["-q"] if words[0] != "validate" else []))
+        assert ended.code == 0 and own.marker.exists(), ended.err
+
+
+def test_another_account_must_trust_it_or_name_it_again(
+    polyfed: Command, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Own(tmp_path, polyfed, images)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "of another account"))
+    monkeypatch.setattr("polyfed.core.code_gate._allowed", set())
+    image = next(images.rglob("*.png"))
+    for command in (("predict", own.run, image), ("evaluate", own.run), ("resume", own.run)):
+        ended = polyfed(*command)
+        assert ended.code == 2 and own.name in ended.err and not own.marker.exists(), ended.err
+        for words in (("--trust",), own.words):
+            monkeypatch.setattr("polyfed.core.code_gate._allowed", set())
+            assert polyfed(*command, *words, "-q").code == 0
+            assert own.marker.exists()
+            own.marker.unlink()
+        monkeypatch.setattr("polyfed.core.code_gate._allowed", set())
+    with pytest.raises(UntrustedCode):
+        api.open_run(own.run)
+    assert not own.marker.exists()
+    api.open_run(own.run, trust=True)
+    assert own.marker.exists()
+
+
+def test_the_model_in_the_outline_of_a_foreign_folder_is_not_imported(polyfed: Command, images: Path, tmp_path: Path) -> None:
+    polyfed("run", images, "--out", "run", "-q", *SHORT)
+    document = (tmp_path / "run" / "run.toml").read_text()
+    (tmp_path / "run" / "run.toml").write_text(
+        document.replace('default_model = "small_cnn"', 'default_model = "antigravity:build"')
+    )
+    ended = polyfed("predict", "run", next(images.rglob("*.png")))
+    assert ended.code == 2 and "antigravity" in ended.err
+
+
+def test_the_gate_is_closed_until_somebody_names_code(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(EVIL.format(marker=str(tmp_path / "marker"), name=f"gate_{uuid.uuid4().hex[:12]}"))
+    for run in (lambda: load_file(file), lambda: imported("os:abort")):
+        with pytest.raises(UntrustedCode, match="was not named by you"):
+            run()
+    assert not (tmp_path / "marker").exists()
+    allow(code_in([str(file)]))
+    load_file(file)
+    require_allowed(code_in([str(file)]))
+
+
+def test_a_node_cannot_make_the_server_import_its_default_model() -> None:
+    outline = summary_of(build_federation("digits-mini", Settings())) | {"default_model": "os:abort"}
+    with pytest.raises(UntrustedCode, match="os"):
+        build_model(None, federation_from(outline, "data"), 0)
+
+
+def test_the_key_is_made_once_and_for_this_account_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    assert account_key() is None
+    text = sealed("a = 1\n")
+    assert stat.S_IMODE(key_file().stat().st_mode) == 0o600 and len(key_file().read_bytes()) == KEY_BYTES
+    assert is_sealed(text.encode()) and sealed("a = 1\n") == text
+    assert not is_sealed(text.replace("1", "2", 1).encode())
+    assert not is_sealed(text.encode() + b"b = 2\n")
+    assert not is_sealed(b"a = 1\n")
+    key_file().chmod(0o644)
+    assert account_key() is None and not is_sealed(text.encode())
+    shutil.rmtree(tmp_path / "config")
+    assert not is_sealed(text.encode())
+
+
+def test_without_a_place_for_the_key_runs_are_written_unsealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config").write_text("a file")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    assert sealed("a = 1\n") == "a = 1\n"
