@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from helpers.tiny_runs import tiny_net
 from polyfed.core.method import Method
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.lifecycle import resume, train_run
+from polyfed.runs.manifest import sealed
 from polyfed.runs.run_folder import RunFolder
 from polyfed.settings import Settings
 from polyfed.testing import tiny_federation
@@ -20,6 +22,14 @@ def experiment_of(method: str | Method = "fedbn", **changes: Any) -> Experiment:
     """An experiment that writes a checkpoint every round."""
     values: dict[str, Any] = {"rounds": 4, "batch_size": 4, "checkpoint_every": "1"} | changes
     return Experiment(Settings(**values), tiny_federation(), method, tiny_net())
+
+
+def without_seals(folder: Path) -> None:
+    """Make the checkpoints of a run those of an older polyfed, which did not seal the files around them."""
+    for path in (folder / "checkpoint").glob("manifest-*.json"):
+        manifest = json.loads(path.read_text())
+        del manifest["seal"], manifest["notes"]["seals"]
+        path.write_text(json.dumps(sealed(manifest)))
 
 
 class Killed(BaseException):

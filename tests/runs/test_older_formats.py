@@ -31,7 +31,7 @@ def as_format_1(folder: Path) -> None:
     (folder / "run.toml").write_text(tomli_w.dumps(document))
     for path in (folder / "checkpoint").glob("manifest-*.json"):
         manifest = json.loads(path.read_text())
-        del manifest["seal"]
+        del manifest["seal"], manifest["notes"]["seals"]
         manifest["format"] = 1
         manifest["notes"]["ledger"] = manifest["notes"].pop("costs")
         path.write_text(json.dumps(sealed(manifest)))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import polyfed
-from helpers.recorded_runs import experiment_of, go_on, run_until
+from helpers.recorded_runs import experiment_of, go_on, run_until, without_seals
 from helpers.tiny_runs import tiny_net
 from polyfed.core.method import Facts, Method
 from polyfed.core.sharing import batch_norm, keep_local
@@ -49,9 +49,10 @@ def test_a_finished_run_is_read_not_repeated(tmp_path: Path) -> None:
     assert again.digest == whole.digest and again.accuracy == whole.accuracy
 
 
-def test_lost_metrics_are_named_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_lost_metrics_of_an_older_run_are_named_and_it_goes_on(tmp_path: Path) -> None:
     whole = train_run(experiment_of(), RunFolder(tmp_path / "whole"))
     run_until(tmp_path / "cut", 3)
+    without_seals(tmp_path / "cut")
     (tmp_path / "cut" / "metrics.jsonl").write_text("")
     told: list[str] = []
     result = resume(tmp_path / "cut", data=tiny_federation(), model=tiny_net(), notify=told.append)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.recorded_runs import experiment_of, go_on, run_until
+from helpers.recorded_runs import experiment_of, go_on, run_until, without_seals
 from polyfed.errors import RunFolderError, SettingError
 from polyfed.run import run
 from polyfed.runs.lifecycle import train_run
@@ -16,6 +16,7 @@ from polyfed.runs.run_folder import RunFolder
 
 def test_a_run_of_a_newer_version_is_refused_in_a_sentence(tmp_path: Path) -> None:
     train_run(experiment_of(rounds=1), RunFolder(tmp_path / "run"))
+    without_seals(tmp_path / "run")
     text = (tmp_path / "run" / "run.toml").read_text()
     (tmp_path / "run" / "run.toml").write_text(text.replace("format = 2", "format = 99", 1))
     with pytest.raises(RunFolderError, match="newer polyfed"):
@@ -43,6 +44,7 @@ def test_what_run_toml_says_is_enough_to_run_again(tmp_path: Path) -> None:
     assert document["method"]["all_options"] == 'fedbn + agc(clip=0.5, eps=0.001, exclude="nothing")'
     assert document["made_with"]["torch"] and document["plan"]
     assert RunFolder(tmp_path / "run").settings() == experiment.settings
+    without_seals(tmp_path / "run")
     (tmp_path / "run" / "run.toml").write_text("format = 1\n[settings]\nruonds = 3\n")
     with pytest.raises(SettingError, match="rounds"):
         RunFolder(tmp_path / "run").settings()
@@ -50,6 +52,7 @@ def test_what_run_toml_says_is_enough_to_run_again(tmp_path: Path) -> None:
 
 def test_a_default_that_has_changed_since_does_not_change_a_run(tmp_path: Path) -> None:
     run_until(tmp_path / "cut", 2, "fedavg + agc(clip=0.5)")
+    without_seals(tmp_path / "cut")
     written = tmp_path / "cut" / "run.toml"
     then = written.read_text().replace("eps=0.001", "eps=0.25")
     assert then != written.read_text()

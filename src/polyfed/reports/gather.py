@@ -266,7 +266,7 @@ def read_run(path: str | Path) -> Run:
     folder = RunFolder(path)
     document = folder.document()
     lines = folder.metrics()
-    snapshot, complaints = folder.checkpoints.read()
+    snapshot, complaints = folder.read()
     if snapshot is None:
         return Run(str(path), document, lines, complaints=complaints)
     notes, state = snapshot.notes, digest(snapshot)

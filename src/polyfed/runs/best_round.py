@@ -17,7 +17,7 @@ from polyfed.errors import RunFolderError, TooFewReplies
 from polyfed.runs.checkpoint import Checkpoints, Snapshot, copied
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.manifest import Damaged
-from polyfed.runs.selection import BEST_VALIDATION, LAST
+from polyfed.runs.selection import BEST_VALIDATION
 
 log = logging.getLogger("polyfed")
 
@@ -45,7 +45,7 @@ class BestValidation:
         run = checkpoints.folder.parent
         return RunFolderError(
             f"The best state of {run} so far, that of round {self.round}, is lost: {why} Start again with another --out, "
-            f'or set selection = "{LAST}" in {run / "run.toml"} to end with the last round\'s model.'
+            f"or begin another run from its last state (--init {run})."
         )
 
     def look(self) -> list[Row]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,9 +25,11 @@ from torch import Tensor
 from polyfed.core.digests import client_digest
 from polyfed.core.trees import Piece, own, pieces, size, tree_digest, unpacked
 from polyfed.core.workbench import ClientState
-from polyfed.errors import RunFolderError
+from polyfed.errors import MOST_NAMED, RunFolderError
 from polyfed.runs.atomic_write import sync_folder, write_atomically
 from polyfed.runs.manifest import FORMAT, Damaged, manifest_files, read_manifest, sealed
+
+log = logging.getLogger("polyfed")
 
 KEPT_CHECKPOINTS = 2
 
@@ -136,8 +139,18 @@ class Checkpoints:
     def draft(self, snapshot: Snapshot, changed: set[str], finished: bool = False) -> Draft:
         """What a checkpoint of this snapshot has to write. It is the snapshot's own values, not copies."""
         everyone = list(snapshot.clients)
-        due = sorted(changed | (set(everyone) - set(self.client_files)))
+        lost = self.lost_files()
+        kept = {client for client, name in self.client_files.items() if name not in lost}
+        due = sorted(changed | (set(everyone) - kept))
         return Draft(snapshot.round, finished, snapshot.state, snapshot.memory, due, snapshot.clients, everyone, snapshot.notes)
+
+    def lost_files(self) -> set[str]:
+        """Files of the last checkpoints that somebody deleted since; they are named, and what is needed of them is written again."""
+        there = {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
+        lost = set(self.digests) - there
+        for name in sorted(lost)[:MOST_NAMED]:
+            log.warning("%s was deleted while the run was trained; what it held is written again.", self.folder / name)
+        return lost
 
     def put(self, draft: Draft) -> None:
         """Write what was drafted, the manifest last."""

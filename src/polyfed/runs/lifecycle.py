@@ -130,10 +130,10 @@ def resume(
     experiment = Experiment(settings, data, method, None if isinstance(model, str) else model, backend or backend_for)
     folder.require_data(identity_of(experiment.federation))
     experiment.backend.keep_in(folder.path)
-    snapshot, complaints = folder.checkpoints.read()
+    snapshot, complaints = folder.read()
     if not is_finished(snapshot):
         with folder.locked():
-            snapshot, complaints = folder.checkpoints.read()  # until now another process may have trained it
+            snapshot, complaints = folder.read()  # until now another process may have trained it
             if not is_finished(snapshot):
                 best = go_back(experiment, folder, snapshot, complaints, notify)
                 return train_run(experiment, folder, progress, resumed=True, observers=observers, split=split, best=best)
@@ -159,7 +159,7 @@ def go_back(
         folder.truncate_metrics(0)
         return None
     experiment.restore(snapshot)
-    if not folder.truncate_metrics(snapshot.notes["metrics_size"]):
+    if not folder.truncate_metrics(snapshot.notes["metrics_size"]):  # of an older polyfed, whose checkpoints do not seal them
         notify(f"{folder.metrics_file} is shorter than its checkpoint says: some scores of earlier rounds are lost.")
     best: Mapping[str, Any] | None = snapshot.notes.get("best")
     return best

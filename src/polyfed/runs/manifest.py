@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -57,3 +58,13 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if manifest["format"] < FORMAT:
         manifest["notes"] = {BEFORE_2.get(name, name): note for name, note in manifest["notes"].items()}
     return manifest  # type: ignore[no-any-return]
+
+
+def newest_notes(folder: Path) -> dict[str, Any]:
+    """The notes of the newest whole manifest; empty where there is none."""
+    for path in manifest_files(folder):
+        with contextlib.suppress(Damaged, KeyError):
+            notes = read_manifest(path)["notes"]
+            if isinstance(notes, dict):
+                return notes
+    return {}

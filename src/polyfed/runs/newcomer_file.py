@@ -14,13 +14,12 @@ from torch import Tensor
 from polyfed.core import evaluation
 from polyfed.errors import PolyfedError, RunFolderError
 from polyfed.runs.atomic_write import write_atomically
+from polyfed.runs.run_folder import NEWCOMER_FILE as FILE
 
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment
 
 log = logging.getLogger("polyfed")
-
-FILE = "newcomer.safetensors"
 
 
 def leave_newcomer(experiment: Experiment, folder: Path, overwrite: bool = True) -> None:

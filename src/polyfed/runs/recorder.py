@@ -45,6 +45,8 @@ class Recorder:
         self, experiment: Experiment, folder: RunFolder | None, split: str = "test", best: Mapping[str, Any] | None = None
     ) -> None:
         self.experiment, self.folder, self.split = experiment, folder, split
+        if folder is not None:
+            folder.begin_sealing()
         self.selection: BestValidation | None = None
         if experiment.settings.selection == BEST_VALIDATION:
             self.selection = BestValidation(experiment, None if folder is None else folder.best, best)
@@ -64,6 +66,8 @@ class Recorder:
         self.meter.pause(self.experiment.costs)
         if not self.background.busy:
             self.conclude()
+        if self.folder is not None and server.round == 0:
+            self.save()  # before any line of metrics, so that lines without a checkpoint show that one was lost
         losses = self.experiment.backend.losses_of_round
         if server.round and losses:
             self.write(
@@ -74,7 +78,7 @@ class Recorder:
             self.write([as_line(server.round, row) for row in self.selection.look()])
         if is_turn(server.round, server.rounds, every):
             self.evaluate()
-        if self.folder is not None and self.is_time(server):
+        if self.folder is not None and server.round and self.is_time(server):
             self.save()
         self.complete = server.round
         self.meter.go_on(measure_memory=not self.background.busy or self.copied_bytes < LEFT_BEHIND)
@@ -111,6 +115,8 @@ class Recorder:
     def write(self, lines: list[Mapping[str, Any]]) -> None:
         """Add lines to the metrics."""
         if self.folder is not None:
+            if self.saved < 0:
+                self.conclude()
             self.folder.append(lines)
 
     def save_if_between_rounds(self) -> None:
@@ -154,7 +160,7 @@ class Recorder:
         self.conclude()
         backend = self.experiment.backend
         snapshot = self.experiment.snapshot()
-        snapshot.notes |= {"metrics_size": self.folder.metrics_size(), "finished": finished}
+        snapshot.notes |= {**self.folder.seals(), "finished": finished}
         if finished and backend.remote:
             snapshot.notes["client_digests"] = backend.client_digests()
         snapshot.notes["best"] = None if self.selection is None else self.selection.notes()

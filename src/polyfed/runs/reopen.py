@@ -89,6 +89,7 @@ def restore(experiment: Experiment, snapshot: Snapshot, folder: RunFolder) -> No
     if starts_from_weights(folder):
         # They were not read again. What nobody has trained is still in the server's state as it began.
         bench.initial |= {name: value for name, value in snapshot.state.items() if name in bench.live}
+    folder.require_sealed_newcomer(snapshot.notes)
     left = left_newcomer(folder.path)
     experiment.server.averaged = {name: left[name] for name in bench.plan.local_names if name in left}
 
@@ -149,7 +150,7 @@ def read_snapshot(path: str | Path, notify: Callable[[str], None]) -> Snapshot:
     """The newest good checkpoint of a run; damaged ones are named."""
     folder = RunFolder(path)
     folder.document()
-    snapshot, complaints = folder.checkpoints.read()
+    snapshot, complaints = folder.read()
     for complaint in complaints:
         notify(complaint)
     if snapshot is None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import importlib.metadata
 import json
+import logging
 import os
 import platform
 import subprocess
@@ -21,14 +23,20 @@ from polyfed.data.identity import differences
 from polyfed.errors import DataError, RunFolderError, SettingError, nearest
 from polyfed.runs.account_key import is_sealed, sealed
 from polyfed.runs.atomic_write import write_atomically
-from polyfed.runs.checkpoint import Checkpoints
+from polyfed.runs.checkpoint import Checkpoints, Snapshot
 from polyfed.runs.lock import hold_lock
+from polyfed.runs.manifest import newest_notes
 from polyfed.runs.portable_paths import anchored
 from polyfed.settings import Settings, setting_names
+
+log = logging.getLogger("polyfed")
 
 FORMAT = 2
 BEFORE_2 = {"settings": {"deliver": "backend"}, "method": {"leaves": "data_derived_uploads", "grain": "granularity"}}
 """Names of the first format, by table; such runs are still opened and resumed."""
+DOCUMENT, METRICS, NEWCOMER_FILE = "run.toml", "metrics.jsonl", "newcomer.safetensors"
+SEALS = "seals"
+"""Where a checkpoint notes the digests of the files around it."""
 HELD_BY_NODES = "data held by nodes"
 """What ``given_in_python`` says of a run over Flower, whose data its server never had."""
 
@@ -41,6 +49,9 @@ class RunFolder:
         self.checkpoints = Checkpoints(self.path / "checkpoint")
         self.best = Checkpoints(self.path / "best")
         self.is_locked = False
+        self.written = b""
+        self.sealed_metrics: tuple[int, Any] | None = None
+        self.checked = b""
 
     @property
     def holds_run(self) -> bool:
@@ -83,10 +94,11 @@ class RunFolder:
         self.refuse_to_overwrite()
         settings = anchored(settings, facts.get("given_in_python", ()))
         document = {"format": FORMAT, "settings": plain(settings), **facts, "made_with": versions()}
+        text = sealed(tomli_w.dumps(without_none(document)))
         with self.writing():
             self.path.mkdir(parents=True, exist_ok=True)
             self.metrics_file.touch()
-            write_atomically(self.path / "run.toml", sealed(tomli_w.dumps(without_none(document))))
+            write_atomically(self.path / "run.toml", text)
 
     def refuse_to_overwrite(self) -> None:
         """A folder that holds a run is not overwritten."""
@@ -101,7 +113,11 @@ class RunFolder:
         if not path.is_file():
             raise RunFolderError(f"{self.path} is not a run: {missing_words(self.path)}")
         try:
-            document = tomllib.loads(path.read_text())
+            content = path.read_bytes()
+            self.require_sealed_document(content)
+            document = tomllib.loads(content.decode())
+        except RunFolderError:
+            raise
         except (ValueError, RecursionError, OSError) as error:
             raise RunFolderError(f"{path} cannot be read: {error}.") from error
         if document.get("format", 0) > FORMAT:
@@ -166,17 +182,110 @@ class RunFolder:
                 "Give it its own data again, or start a new run in another folder."
             )
 
+    def begin_sealing(self) -> None:
+        """From now on this process writes to the folder: what it writes is hashed on the way, for the next checkpoint to seal."""
+        try:
+            self.written = (self.path / "run.toml").read_bytes()
+            content = self.metrics_file.read_bytes() if self.metrics_file.exists() else b""
+        except OSError as error:
+            raise RunFolderError(f"{error.filename} cannot be read: {error.strerror or error}.") from error
+        self.sealed_metrics = len(content), hashlib.sha256(content)
+
+    def seals(self) -> dict[str, Any]:
+        """What a checkpoint notes of the files around it. A lost ``run.toml`` is written again; lost metrics end the run."""
+        assert self.sealed_metrics is not None
+        path, (size, digest) = self.path / "run.toml", self.sealed_metrics
+        if not path.is_file() or path.read_bytes() != self.written:
+            log.warning("%s was deleted or changed while the run was trained; it is written again.", path)
+            with self.writing():
+                write_atomically(path, self.written)
+        found = self.metrics_size()
+        if found != size or not self.metrics_file.exists():
+            raise RunFolderError(
+                f"{self.metrics_file} was deleted or changed while the run was trained: it has {found} bytes, and {size} were written. "
+                f"The last good checkpoint is untouched. Put back a copy and go on (polyfed resume {self.path}), or begin another run "
+                f"from its state (--init {self.path})."
+            )
+        left = self.path / NEWCOMER_FILE
+        files = {DOCUMENT: hashlib.sha256(self.written).hexdigest(), METRICS: digest.hexdigest()}
+        files |= {NEWCOMER_FILE: hashlib.sha256(left.read_bytes()).hexdigest()} if left.is_file() else {}
+        return {"metrics_size": size, SEALS: files}
+
+    def require_sealed_document(self, content: bytes) -> None:
+        """Refuse a ``run.toml`` that is not the one a checkpoint was made with. Folders of older versions have no such seal."""
+        if content == self.checked:
+            return
+        seal = newest_notes(self.checkpoints.folder).get(SEALS, {}).get(DOCUMENT)
+        if seal is not None and hashlib.sha256(content).hexdigest() != seal:
+            raise RunFolderError(
+                f"{self.path / DOCUMENT} was changed after the run had begun (its digest does not match the checkpoint). Put back a copy, "
+                "or begin another run: its settings can be used with --recipe, its state with --init."
+            )
+        self.checked = content
+
+    def require_sealed_metrics(self, notes: Mapping[str, Any]) -> None:
+        """Refuse metrics that are not those a checkpoint was made with; lines after it are still to be recomputed.
+
+        Args:
+            notes: of the checkpoint.
+        """
+        seal = notes.get(SEALS, {}).get(METRICS)
+        if seal is None:
+            return
+        try:
+            content = self.metrics_file.read_bytes()
+        except OSError as error:
+            raise RunFolderError(self._metrics_words(f"cannot be read ({error.strerror or error})")) from error
+        size = notes["metrics_size"]
+        if len(content) < size:
+            raise RunFolderError(self._metrics_words(f"lacks lines: it has {len(content)} bytes of {size}"))
+        if hashlib.sha256(content[:size]).hexdigest() != seal:
+            raise RunFolderError(self._metrics_words("was changed (its digest does not match the checkpoint)"))
+        if notes.get("finished") and len(content) > size:
+            raise RunFolderError(self._metrics_words(f"has {len(content) - size} bytes more than the run had at its end"))
+
+    def _metrics_words(self, what: str) -> str:
+        return f"{self.metrics_file} {what}. Nothing was changed. Put back a copy; or begin another run from its state (--init {self.path})."
+
+    def require_sealed_newcomer(self, notes: Mapping[str, Any]) -> None:
+        """Refuse a model for newcomers that is not the one the run left."""
+        seal, path = notes.get(SEALS, {}).get(NEWCOMER_FILE), self.path / NEWCOMER_FILE
+        if seal is None:
+            return
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != seal:
+            raise RunFolderError(f"{path} is missing or was changed (its digest does not match the checkpoint). Put back a copy.")
+
+    def read(self) -> tuple[Snapshot | None, list[str]]:
+        """The newest good checkpoint, with the files that belong to it as they were, and a sentence for each damaged one passed over.
+
+        Metrics without any checkpoint are refused: lines are only written after the first checkpoint.
+        """
+        snapshot, complaints = self.checkpoints.read()
+        if snapshot is not None:
+            self.require_sealed_metrics(snapshot.notes)
+        elif self.metrics_size() and not complaints:
+            raise RunFolderError(
+                f"{self.metrics_file} holds scores, but {self.checkpoints.folder} has no checkpoint that can be read. Nothing was changed. "
+                f"Put the folder back; or, to train from the start, remove {self.metrics_file} and resume, or use another --out."
+            )
+        return snapshot, complaints
+
     def append(self, lines: list[Mapping[str, Any]]) -> None:
         """Add lines of metrics."""
         try:
-            with self.metrics_file.open("a") as file:
-                file.writelines(json.dumps(line) + "\n" for line in lines)
+            content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+            with self.metrics_file.open("ab") as file:
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             raise RunFolderError(
                 f"Cannot write to {self.metrics_file}: {error.strerror or error}. What was saved before is kept."
             ) from error
+        if self.sealed_metrics is not None:
+            size, digest = self.sealed_metrics
+            digest.update(content)
+            self.sealed_metrics = size + len(content), digest
 
     def metrics(self) -> list[dict[str, Any]]:
         """All lines of metrics; a last one that a killed run left torn is passed over, and recomputed when the run goes on."""

@@ -22,6 +22,7 @@ from polyfed.reports.json_values import json_values
 from polyfed.reports.tables import MethodRow, method_row, outcome, percent, row_json
 from polyfed.runs.assemble import build_data_set, build_federation
 from polyfed.runs.atomic_write import write_atomically
+from polyfed.runs.checkpoint import Checkpoints
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.lifecycle import facts_of, resume, train_run
 from polyfed.runs.lock import once_free
@@ -257,9 +258,10 @@ def trial_settings(settings: Settings) -> Settings:
 
 def taken_over(trial: Trial, experiment: Experiment, folder: RunFolder) -> Result:
     """The end of a trial as a run of its own, tested: training it again would give the same bits."""
-    snapshot, _ = RunFolder(trial.folder).checkpoints.read()
+    snapshot, _ = RunFolder(trial.folder).read()
     if snapshot is None:
         return train_run(experiment, folder)
+    beginning = experiment.snapshot()
     experiment.restore(snapshot)
     # What validation cost belongs to the search, not to this run.
     costs = experiment.costs
@@ -269,6 +271,9 @@ def taken_over(trial: Trial, experiment: Experiment, folder: RunFolder) -> Resul
     costs.seconds.pop("evaluation", None)
     with folder.locked():
         folder.create(experiment.settings, facts_of(experiment))
+        # Should this be cut off, the run begins at round 0; metrics without any checkpoint would be taken for damage.
+        beginning.notes |= {"metrics_size": 0, "finished": False, "best": None}
+        Checkpoints(folder.checkpoints.folder).write(beginning, set(beginning.clients))
         folder.append([line for line in RunFolder(trial.folder).metrics() if line["view"] == "training"])
         if snapshot.notes.get("best"):
             shutil.copytree(RunFolder(trial.folder).best.folder, folder.best.folder)

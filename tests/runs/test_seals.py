@@ -1,0 +1,85 @@
+"""A checkpoint seals the files around it: what was changed or is missing is named, and nothing is lost by looking."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.recorded_runs import experiment_of, go_on, run_until
+from polyfed.errors import RunFolderError
+from polyfed.reports.html import report_on
+from polyfed.runs.lifecycle import train_run
+from polyfed.runs.reopen import read_snapshot
+from polyfed.runs.run_folder import RunFolder
+
+
+def ways(folder: Path) -> list[Any]:
+    return [lambda: go_on(folder), lambda: read_snapshot(folder, print), lambda: report_on(folder, folder.parent / "page.html")]
+
+
+def refused(folder: Path, file: str) -> None:
+    for way in ways(folder):
+        with pytest.raises(RunFolderError, match=file.replace(".", r"\.")):
+            way()
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_changed_setting_is_named(tmp_path: Path, finished: bool) -> None:
+    run_until(tmp_path / "r", 2) if not finished else train_run(experiment_of(), RunFolder(tmp_path / "r"))
+    path = tmp_path / "r" / "run.toml"
+    text = path.read_text()
+    assert "lr = 0.05" in text
+    path.write_text(text.replace("lr = 0.05", "lr = 0.15"))
+    refused(tmp_path / "r", "run.toml")
+    path.write_text(text)
+    assert go_on(tmp_path / "r").digest == train_run(experiment_of(), None).digest
+
+
+@pytest.mark.parametrize("damage", ["edited", "half", "added"])
+def test_changed_metrics_are_named(tmp_path: Path, damage: str) -> None:
+    train_run(experiment_of(), RunFolder(tmp_path / "r"))
+    path = tmp_path / "r" / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    changed = {"edited": [lines[0].replace('"loss": ', '"loss": 1'), *lines[1:]], "half": lines[::2], "added": [*lines, lines[-1]]}
+    path.write_text("".join(changed[damage]))
+    before = path.read_bytes()
+    refused(tmp_path / "r", "metrics.jsonl")
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("damage", ["gone", "a file"])
+def test_metrics_are_never_emptied_where_no_checkpoint_can_be_read(tmp_path: Path, damage: str) -> None:
+    run_until(tmp_path / "r", 2)
+    shutil.rmtree(tmp_path / "r" / "checkpoint")
+    if damage == "a file":
+        (tmp_path / "r" / "checkpoint").write_text("")
+    before = (tmp_path / "r" / "metrics.jsonl").read_bytes()
+    with pytest.raises(RunFolderError, match=r"checkpoint.*Nothing was changed|cannot be read.*nothing was changed"):
+        go_on(tmp_path / "r")
+    assert before and (tmp_path / "r" / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("file", ["run.toml", "client", "metrics.jsonl"])
+def test_a_file_deleted_in_mid_run_is_named_at_the_next_checkpoint(
+    tmp_path: Path, file: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    experiment = experiment_of(clients_per_round=1)
+
+    def remove(server: Any) -> None:
+        if server.round == 2:
+            folder = tmp_path / "r"
+            for path in folder.glob(f"checkpoint/{file}-*") if file == "client" else [folder / file]:
+                path.unlink()
+
+    with caplog.at_level(logging.WARNING, "polyfed"):
+        if file == "metrics.jsonl":
+            with pytest.raises(RunFolderError, match=r"metrics\.jsonl was deleted"):
+                train_run(experiment, RunFolder(tmp_path / "r"), observers=[remove])
+            return
+        result = train_run(experiment, RunFolder(tmp_path / "r"), observers=[remove])
+    assert any(file in record.message and "deleted" in record.message for record in caplog.records)
+    assert go_on(tmp_path / "r").digest == result.digest
