@@ -1,0 +1,131 @@
+"""Single files of a run folder are damaged at random: each command notices, or answers as before; none ends in a stack trace."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from helpers.command_line import Command, Ended
+
+DATA = "digits-mini(per_domain=10)"
+RUN = (
+    "run",
+    DATA,
+    "--method",
+    "fedbn",
+    "--rounds",
+    "3",
+    "--batch-size",
+    "8",
+    "--evaluate-every",
+    "1",
+    "--checkpoint-every",
+    "1",
+    "-q",
+)
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "digest": ("digest", "run", "--json"),
+    "evaluate": ("evaluate", "run", "--json", "-q"),
+    "predict": ("predict", "run", "image.png", "--json", "-q"),
+    "report": ("report", "run", "-o", "page.html"),
+    "resume": ("resume", "run", "--json", "-q"),
+}
+"""``resume`` is last, since it writes."""
+
+
+def flip(content: bytes, rng: random.Random) -> bytes | None:
+    if not content:
+        return b"\0"
+    place = rng.randrange(len(content))
+    return content[:place] + bytes([content[place] ^ (1 << rng.randrange(8))]) + content[place + 1 :]
+
+
+def shorten(content: bytes, rng: random.Random) -> bytes | None:
+    return content[: rng.randrange(max(1, len(content)))]
+
+
+def delete(content: bytes, rng: random.Random) -> bytes | None:
+    return None
+
+
+def replace(content: bytes, rng: random.Random) -> bytes | None:
+    return rng.choice([b"", rng.randbytes(rng.randrange(1, 400)), b"\0" * len(content), content + content, b"{}\n", b"[" * 100_000])
+
+
+DAMAGES: tuple[Callable[[bytes, random.Random], bytes | None], ...] = (flip, shorten, delete, replace)
+
+
+class Folder:
+    """A run folder that can be put back as it was, and what the commands say of it."""
+
+    def __init__(self, home: Path, polyfed: Command, finished: bool) -> None:
+        self.home, self.polyfed, self.run = home, polyfed, home / "run"
+        ended = polyfed(*RUN, "--out", "run")
+        assert ended.code == 0, ended.err
+        if not finished:
+            for path in (self.run / "checkpoint").glob("*_final*"):
+                path.unlink()
+        Image.fromarray(np.random.default_rng(0).integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(home / "image.png")
+        self.copy = home / "copy"
+        shutil.copytree(self.run, self.copy)
+        self.files = sorted(path.relative_to(self.run) for path in self.run.rglob("*") if path.is_file())
+        self.before = {name: self.outcome(name, polyfed(*words)) for name, words in COMMANDS.items()}
+
+    def outcome(self, name: str, ended: Ended) -> Any:
+        """What a command found, without what no two runs have in common."""
+        assert ended.code in (0, 2) and "Traceback" not in ended.err, ended.err
+        if ended.code == 2:
+            return None
+        if name == "report":
+            return (self.home / "page.html").read_text()
+        return {key: ended.json[key] for key in ("digest", "accuracy", "predictions", "round") if key in ended.json}
+
+    def put_back(self) -> None:
+        shutil.rmtree(self.run)
+        shutil.copytree(self.copy, self.run)
+
+    def judge(self, rng: random.Random) -> list[str]:
+        """Damage one file; says which commands noticed nothing and answered something else."""
+        self.put_back()
+        file, damage = rng.choice(self.files), rng.choice(DAMAGES)
+        content = damage((self.run / file).read_bytes(), rng)
+        if content is None:
+            (self.run / file).unlink()
+        else:
+            (self.run / file).write_bytes(content)
+        wrong = []
+        for name, words in COMMANDS.items():
+            ended = self.polyfed(*words)
+            found = self.outcome(name, ended)
+            said = ended.err + (found if name == "report" and found else "")
+            noticed = file.name in said or "is not finished" in ended.err or "is unfinished" in said
+            if ended.code == 2:
+                if not ended.err.strip().splitlines()[-1].startswith("polyfed: "):
+                    wrong.append(f"{damage.__name__} {file}: {name} ended without a sentence: {ended.err}")
+            elif found != self.before[name] and not noticed:
+                wrong.append(f"{damage.__name__} {file}: {name} found something else and said {ended.err!r}")
+        return wrong
+
+
+def damaged(folder: Folder, number: int, seed: int) -> None:
+    wrong = [sentence for turn in range(number) for sentence in folder.judge(random.Random(f"{seed} {turn}"))]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_damaged_file_is_noticed_or_changes_nothing(finished: bool, polyfed: Command, tmp_path: Path) -> None:
+    damaged(Folder(tmp_path, polyfed, finished), 4, seed=1)
+
+
+@pytest.mark.fuzz
+@pytest.mark.slow
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_thousand_damaged_files_are_noticed_or_change_nothing(finished: bool, polyfed: Command, tmp_path: Path) -> None:
+    damaged(Folder(tmp_path, polyfed, finished), 1000, seed=2)
