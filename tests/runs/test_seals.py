@@ -39,6 +39,12 @@ def test_a_changed_setting_is_named(tmp_path: Path, finished: bool) -> None:
     assert go_on(tmp_path / "r").digest == train_run(experiment_of(), None).digest
 
 
+def test_an_empty_run_toml_is_named(tmp_path: Path) -> None:
+    run_until(tmp_path / "r", 2)
+    (tmp_path / "r" / "run.toml").write_text("")
+    refused(tmp_path / "r", "run.toml")
+
+
 @pytest.mark.parametrize("damage", ["edited", "half", "added"])
 def test_changed_metrics_are_named(tmp_path: Path, damage: str) -> None:
     train_run(experiment_of(), RunFolder(tmp_path / "r"))

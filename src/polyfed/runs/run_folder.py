@@ -51,7 +51,7 @@ class RunFolder:
         self.is_locked = False
         self.written = b""
         self.sealed_metrics: tuple[int, Any] | None = None
-        self.checked = b""
+        self.checked: bytes | None = None
 
     @property
     def holds_run(self) -> bool:
