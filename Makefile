@@ -4,7 +4,7 @@
 DEMO       = compare digits-mini --methods "local; fedavg; fedprox; silobn; fedbn; fedavg + group_norm" --rounds 20 --evaluate-every 2 --out runs/demo
 DEMO_QUICK = compare digits-mini --methods "fedavg; fedbn" --rounds 1
 RIVALS     = 'pfl[pytorch]==0.6.0' 'flwr[simulation]==1.41.0'
-LEFT_OUT   = slow or flower or network
+LEFT_OUT   = slow or flower or network or fuzz
 # Those that need Flower but no processes of it are in `make test` too, and skipped there where it is not installed, as in CI.
 FLOWER     = tests/flower
 WORKERS    = 2
@@ -35,7 +35,7 @@ demo: $(VENV)/.installed-demo  ## compare six methods over the five domains of d
 	@$(VENV)/bin/polyfed report runs/demo -o runs/demo/report.html
 
 test: export OMP_NUM_THREADS = 1
-test: $(VENV)/.installed-test  ## run the tests, without those marked slow, flower or network
+test: $(VENV)/.installed-test  ## run the tests, without those marked slow, fuzz, flower or network
 	$(PY) -m pytest -n $(WORKERS) -m "not ($(LEFT_OUT))" $(ARGS)
 
 test-slow: export OMP_NUM_THREADS = 1
