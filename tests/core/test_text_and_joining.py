@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import polyfed
 from polyfed.core.client import Step
+from polyfed.core.code_gate import allow, code_in
 from polyfed.core.conversation import Talk, conversation
 from polyfed.core.load_methods import load_file
 from polyfed.core.method import Facts, Method, methods, parse
@@ -163,6 +164,7 @@ def test_a_users_file_of_methods_is_loaded(tmp_path: Path) -> None:
         "import polyfed\n\n@polyfed.register\ndef my_own_method(x: float = 1.0):\n    '''Mine.'''\n    return polyfed.Method('my_own_method')\n"
     )
     try:
+        allow(code_in(load=[str(file)]))
         assert load_file(file) == ["my_own_method"]
         assert str(parse("my_own_method(x=2.0)")) == "my_own_method(x=2.0)"
     finally:
@@ -173,10 +175,13 @@ def test_bad_files_of_methods_say_why(tmp_path: Path) -> None:
     for text, says in (("x = 1", "registers no method"), ("1/0", "ZeroDivisionError"), ("def (", "SyntaxError")):
         file = tmp_path / "bad.py"
         file.write_text(text)
+        allow(code_in(load=[str(file)]))
         with pytest.raises(OptionError, match=says):
             load_file(file)
+    missing = tmp_path / "missing.py"
+    allow(code_in(load=[str(missing)]))
     with pytest.raises(OptionError, match="no file"):
-        load_file(tmp_path / "missing.py")
+        load_file(missing)
 
 
 def test_the_text_of_shared_options_joins_the_docstring() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 import polyfed as api
 from helpers.command_line import SHORT, Command, Ended, says
+from helpers.recorded_runs import sealed_again
 from polyfed.core.code_gate import allow, code_in, require_allowed
 from polyfed.core.load_methods import load_file
 from polyfed.data.federation_summary import federation_from, summary_of
@@ -55,6 +56,7 @@ class Foreign:
         changed, count = re.subn(old, new.replace("\\", r"\\"), document, count=1, flags=re.MULTILINE)
         assert count == 1, document
         (run / "run.toml").write_text(changed)
+        sealed_again(run)
 
     @property
     def ran(self) -> bool:
@@ -204,6 +206,7 @@ def test_the_model_in_the_outline_of_a_foreign_folder_is_not_imported(polyfed: C
     (tmp_path / "run" / "run.toml").write_text(
         document.replace('default_model = "small_cnn"', 'default_model = "antigravity:build"')
     )
+    sealed_again(tmp_path / "run")
     ended = polyfed("predict", "run", next(images.rglob("*.png")))
     assert ended.code == 2 and "antigravity" in ended.err
 
