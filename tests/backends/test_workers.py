@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.processes import alive, gone
+from helpers.recorded_runs import sealed_again
 from polyfed.backends import workers as workers_module
 from polyfed.backends.debug import Debug
 from polyfed.backends.in_process import InProcess
@@ -345,6 +346,7 @@ def test_runs_go_on_with_another_number_of_workers(tmp_path: Path) -> None:
     text = (folder.path / "run.toml").read_text()
     assert text.count('workers = "2"') == 1
     (folder.path / "run.toml").write_text(text.replace('workers = "2"', 'workers = "3"'))
+    sealed_again(folder.path)
     torch.manual_seed(3)
     result = resume(folder.path, data=tiny_federation(SIZES), model=TinyNet())
     assert isinstance(result.experiment.backend, Workers)

@@ -201,6 +201,7 @@ folder = Path(sys.argv[1])
 run("digits-mini(per_domain=20)", "fedavg", rounds=1, out=folder)
 for file in (folder / "checkpoint").rglob("*"):
     file.unlink() if file.is_file() else None
+(folder / "metrics.jsonl").write_text("")
 with RunFolder(folder).locked():
     print("held", flush=True)
     sys.stdin.read()

@@ -82,7 +82,7 @@ def replies_with_a_liar(method: str, liar: str = "c") -> tuple[Experiment, dict[
         made = reply(ask, outcome)
         if outcome.client == liar:
             for value in made.entries.values():  # type: ignore[union-attr]
-                value.add_(1000)
+                value.add_(1000 if value.is_floating_point() else 0)
         sent[outcome.client] = dict(made.entries)  # type: ignore[union-attr]
         return made
 

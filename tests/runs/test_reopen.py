@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from helpers.command_line import SHORT, STOPPER, Command, says
 from helpers.networks import same
+from helpers.recorded_runs import sealed_again
 from polyfed import run
 from polyfed.backends import compiled
 from polyfed.core.data_types import DataSet, Domain, Preparation
@@ -37,6 +38,7 @@ def changed(path: Path, old: str, new: str) -> None:
     text = (path / "run.toml").read_text()
     assert text.count(old) == 1
     (path / "run.toml").write_text(text.replace(old, new))
+    sealed_again(path)
 
 
 # ------------------------------------------------------------------------------------------------ without the training data
