@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from polyfed.data.digit_files import DIGIT_FILES
 from polyfed.data.sets.digits_five import digits_five
 from polyfed.errors import DataError
 
@@ -149,19 +150,46 @@ def test_digits_from_the_original_files_are_split_as_by_fedbn(tmp_path):
 def packed_digits(root: Path) -> None:
     (root / "digits5").mkdir(parents=True)
     for seed, name in enumerate(("mnist", "svhn", "usps", "synth_digits_made", "mnist_m")):
-        x, y = digits(30, 28, name not in ("mnist", "usps"), seed)
-        np.savez(root / "digits5" / f"{name}.npz", train_x=x[:20], train_y=y[:20], test_x=x[20:], test_y=y[20:])
+        x, y = digits(60, 28, name not in ("mnist", "usps"), seed)
+        np.savez(root / "digits5" / f"{name}.npz", train_x=x[:40], train_y=y[:40], test_x=x[40:], test_y=y[40:])
 
 
-def test_packed_digits_keep_their_parts_and_the_made_domain_is_called_so(tmp_path):
+def test_packed_subsets_keep_their_parts_and_the_made_domain_is_called_so(tmp_path):
     packed_digits(tmp_path)
     for root in (tmp_path, tmp_path / "digits5"):
         data = digits_five(str(root), per_domain=5)
         assert [domain.name for domain in data.domains] == ["MNIST", "SVHN", "USPS", "SynthDigits (made)", "MNIST-M"]
-        assert labels_of(data.domains[1].train) == [0, 1, 2, 3, 4]
-        assert len(data.domains[1].test) == 10
-        assert "SynthDigits (made) 5/0/10" in data.source
-    assert len(digits_five(str(tmp_path)).domains[0].train) == 20, "as many as there are"
+        assert len(data.domains[1].test) == 20
+        assert "SynthDigits (made) 5/0/20" in data.source
+    whole = digits_five(str(tmp_path)).domain("SVHN")
+    assert len(whole.train) == 40, "as many as there are"
+    x, _ = digits(60, 28, True, 1)
+    order = np.random.default_rng(0).permutation(40)
+    assert (whole.train.batch(slice(None))[0].permute(0, 2, 3, 1).numpy() == x[:40][order]).all(), "shuffled with seed 0"
+    assert (whole.test.batch(slice(None))[0].permute(0, 2, 3, 1).numpy() == x[40:]).all()
+    assert labels_of(data.domain("SVHN").train) == labels_of(whole.train)[:5], "the first of the shuffled order"
+
+
+@pytest.mark.parametrize("domain", ["MNIST", "USPS"])
+def test_packed_whole_sets_are_split_as_the_original_files_are(tmp_path, domain):
+    packed_digits(tmp_path)
+    data = digits_five(str(tmp_path), per_domain=0).domain(domain)
+    files = {"train": digits_npz(tmp_path, domain, "train"), "test": digits_npz(tmp_path, domain, "test")}
+    paths = []
+    for split, (x, y) in files.items():
+        for name, array in ((f"{split}-x", x), (f"{split}-y", y)):
+            (tmp_path / name).write_bytes(idx(array))
+            paths.append(tmp_path / name)
+    expected = DIGIT_FILES[0].read_original(paths)
+    assert (data.train.batch(slice(None))[0][:, 0].numpy() == expected.train_x).all()
+    assert (data.test.batch(slice(None))[0][:, 0].numpy() == expected.test_x).all()
+    assert (len(data.train), len(data.test)) == (48, 12)
+    assert labels_of(data.test) == expected.test_y.tolist()
+
+
+def digits_npz(root: Path, domain: str, split: str) -> tuple[np.ndarray, np.ndarray]:
+    with np.load(root / "digits5" / f"{domain.lower()}.npz") as arrays:
+        return arrays[f"{split}_x"], arrays[f"{split}_y"]
 
 
 def test_each_domain_may_have_its_own_layout(tmp_path):

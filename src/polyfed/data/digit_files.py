@@ -20,6 +20,8 @@ from polyfed.errors import DataError
 BASES = ("", "digit_dataset", "digits5", "data")
 FEDBN_PARTS = 10
 TEST_SHARE = 0.2
+SPLIT_STATE = 0
+PACKED_SEED = 0
 LIST_ENDING = "_labels.txt"
 
 
@@ -43,6 +45,7 @@ class DigitFiles:
         originals: The published files, all of which are needed.
         pooled: Reads the published files into all images and labels, training before test.
         release: Names of the folders of images with a label list next to them, for training and test.
+        packed_whole: Whether the packed file holds the whole data set, so that FedBN's split can be made from it.
     """
 
     domain: str
@@ -51,6 +54,7 @@ class DigitFiles:
     originals: tuple[str, ...]
     pooled: Callable[[Mapping[str, Path]], tuple[NDArray[np.uint8], NDArray[np.int64]]]
     release: tuple[str, ...] = field(default=())
+    packed_whole: bool = False
 
     def packed(self, root: Path) -> list[Path]:
         """The packed file, if it is there."""
@@ -99,12 +103,21 @@ class DigitFiles:
         return [*paths, *(image for folder in folders if folder.is_dir() for image in sorted(folder.iterdir()))]
 
     def read_packed(self, paths: Sequence[Path]) -> Digits:
-        """Read the packed file."""
+        """Read the packed file: a whole set is split as by FedBN, a subset keeps its parts and its training part is shuffled.
+
+        A packed file has the order of its source, and the first images of that are no fair sample: of USPS's first 743,
+        34 are fives, where its share would be 57.
+        """
         try:
             with np.load(io.BytesIO(paths[0].read_bytes()), allow_pickle=False) as arrays:
-                return Digits(*(arrays[name] for name in ("train_x", "train_y", "test_x", "test_y")))
+                digits = Digits(*(arrays[name] for name in ("train_x", "train_y", "test_x", "test_y")))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise DataError(f"{paths[0]} cannot be read: {error}. Get the file again.") from error
+        if self.packed_whole:
+            pool = np.concatenate([digits.train_x, digits.test_x]), np.concatenate([digits.train_y, digits.test_y])
+            return _split_as_fedbn(*pool, paths[0])
+        order = np.random.default_rng(PACKED_SEED).permutation(len(digits.train_y))
+        return digits._replace(train_x=digits.train_x[order], train_y=digits.train_y[order])
 
     def read_parts(self, paths: Sequence[Path]) -> Digits:
         """Read FedBN's pickles: training files in order, the test file last."""
@@ -114,15 +127,8 @@ class DigitFiles:
 
     def read_original(self, paths: Sequence[Path]) -> Digits:
         """Read the published files and split them as the FedBN authors did: merged, stratified, state 0."""
-        from sklearn.model_selection import StratifiedShuffleSplit
-
         x, y = self.pooled(dict(zip(self.originals, paths, strict=True)))
-        splitter = StratifiedShuffleSplit(n_splits=1, test_size=TEST_SHARE, random_state=0)
-        try:
-            train, test = next(splitter.split(np.zeros(len(y)), y))
-        except ValueError as error:
-            raise DataError(f"{paths[0]} and its companions cannot be split 80/20 by class: {error}") from error
-        return Digits(x[train], y[train], x[test], y[test])
+        return _split_as_fedbn(x, y, paths[0])
 
     def read_released(self, paths: Sequence[Path]) -> Digits:
         """Read folders of images by the lists next to them, each line a file and its label."""
@@ -131,6 +137,17 @@ class DigitFiles:
 
     def _folders(self, root: Path) -> list[Path]:
         return [root / base / self.folder for base in BASES]
+
+
+def _split_as_fedbn(x: NDArray[np.uint8], y: NDArray[Any], path: Path) -> Digits:
+    from sklearn.model_selection import StratifiedShuffleSplit
+
+    splitter = StratifiedShuffleSplit(n_splits=1, test_size=TEST_SHARE, random_state=SPLIT_STATE)
+    try:
+        train, test = next(splitter.split(np.zeros(len(y)), y))
+    except ValueError as error:
+        raise DataError(f"{path} and its companions cannot be split 80/20 by class: {error}") from error
+    return Digits(x[train], y[train], x[test], y[test])
 
 
 def _consecutive(parts: Sequence[Path], folder: Path) -> None:
@@ -207,9 +224,10 @@ DIGIT_FILES = (
         "mnist.npz",
         ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
         _idx_pool,
+        packed_whole=True,
     ),
     DigitFiles("SVHN", "SVHN", "svhn.npz", ("train_32x32.mat", "test_32x32.mat"), _mat_pool),
-    DigitFiles("USPS", "USPS", "usps.npz", ("usps.bz2", "usps.t.bz2"), _libsvm_pool),
+    DigitFiles("USPS", "USPS", "usps.npz", ("usps.bz2", "usps.t.bz2"), _libsvm_pool, packed_whole=True),
     DigitFiles("SynthDigits", "SynthDigits", "synth_digits_made.npz", ("synth_train_32x32.mat", "synth_test_32x32.mat"), _mat_pool),
     DigitFiles("MNIST-M", "MNIST_M", "mnist_m.npz", ("mnistm_data.pkl",), _pickle_pool, ("mnist_m_train", "mnist_m_test")),
 )

@@ -11,7 +11,7 @@ import numpy as np
 from polyfed.data.archives import identities
 from polyfed.data.cache import Arrays
 from polyfed.data.declaration import DataOption, Declaration, SplitCounts, augment_option, registered, validation_option
-from polyfed.data.digit_files import DIGIT_FILES, DigitFiles, Digits
+from polyfed.data.digit_files import DIGIT_FILES, PACKED_SEED, DigitFiles, Digits
 from polyfed.data.domain_files import DomainFiles
 from polyfed.data.images import colour
 from polyfed.data.splits import split_at_test
@@ -22,7 +22,7 @@ CLASSES = tuple(str(digit) for digit in range(10))
 DOMAINS = ("MNIST", "SVHN", "USPS", "SynthDigits", "MNIST-M")
 MADE = "SynthDigits (made)"
 
-PACKED = "packed digits5/*.npz (own train and test parts)"
+PACKED = f"packed digits5/*.npz (MNIST, USPS: split 80/20 as by FedBN; others: own parts, shuffled with seed {PACKED_SEED})"
 FEDBN_PARTS = "FedBN's prepared folders <domain>/partitions/train_part*.pkl and test.pkl"
 FEDBN_WHOLE = "FedBN's prepared folders <domain>/train.pkl and test.pkl"
 ORIGINAL = "original files (MNIST idx, SVHN and SynthDigits .mat, USPS .bz2, mnistm_data.pkl), split 80/20 as by FedBN"
@@ -38,12 +38,12 @@ FEDBN_SIZES = {
 }
 PACKED_SIZES: Mapping[str, SplitCounts] = {
     "MNIST": {
-        "train": (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949),
-        "test": (980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009),
+        "train": (5522, 6302, 5592, 5713, 5459, 5050, 5501, 5834, 5460, 5567),
+        "test": (1381, 1575, 1398, 1428, 1365, 1263, 1375, 1459, 1365, 1391),
     },
     "USPS": {
-        "train": (1194, 1005, 731, 658, 652, 556, 664, 645, 542, 644),
-        "test": (359, 264, 198, 166, 200, 160, 170, 147, 166, 177),
+        "train": (1242, 1015, 743, 659, 682, 573, 667, 634, 566, 657),
+        "test": (311, 254, 186, 165, 170, 143, 167, 158, 142, 164),
     },
     "SVHN": {
         "train": (527, 1301, 1104, 880, 794, 698, 597, 575, 504, 458),
@@ -107,14 +107,15 @@ DIGITS_FIVE = Declaration(
 
     Prepared as by the FedBN authors: the first images of each domain's training order, test sets whole,
     28x28, grey repeated to three channels, mean and deviation 0.5. FedBN's own split (all parts merged, then
-    80/20, stratified, state 0) applies to the original files and is what the prepared folders hold. The packed
-    files keep their own parts; their SynthDigits is made by a recipe and called "SynthDigits (made)".
-    Nothing is shuffled: ``per_domain=743`` is the first of FedBN's ten parts.
+    80/20, stratified, state 0) is what the prepared folders hold. It is made again from the original files and
+    from the packed MNIST and USPS, which are whole. The packed SVHN, MNIST-M and SynthDigits are subsets: they
+    keep their own test parts, and their training parts are shuffled with seed 0. SynthDigits is made by a
+    recipe there and called "SynthDigits (made)". ``per_domain=743`` is the first of FedBN's ten parts.
     """,
     title="Digits-Five",
     domains=DOMAINS,
     classes=CLASSES,
-    splits="FedBN's for prepared folders and original files; the packed files' own train and test parts otherwise",
+    splits="FedBN's for prepared folders, original files, and packed MNIST and USPS; other packed files: their own parts",
     terms="MNIST, USPS, MNIST-M: none stated in the sources. SVHN: its home page says non-commercial use only.",
     citation="LeCun, Cortes, Burges (MNIST); Netzer et al. 2011 (SVHN); Ganin et al. 2016 (MNIST-M, SynthDigits)",
     layouts=LAYOUTS,
