@@ -156,6 +156,30 @@ def test_crafted_pickles_are_refused(name):
         unpickled(CRAFTED[name], "bad.pkl")
 
 
+def test_lists_that_share_their_parts_stay_small():
+    """Forty lists, each of which holds the one before twice, would be a million million when every place is made."""
+    content = b"]q\x00" + b"".join(b"](h%ch%ceq%c" % (n, n, n + 1) for n in range(40)) + b"."
+    found = unpickled(content, "x")
+    assert found[0] is found[1] and found[0][0] is found[1][1]
+
+
+@pytest.mark.parametrize("end", [b"}h(Ns.", b"}(h(Nu.", b"(h(Nd.", b"\x8f(h(\x90.", b"(h(\x91."])
+def test_nested_tuples_are_no_keys(end):
+    """The hash of such a tuple takes 2**40 steps."""
+    content = b")q\x00" + b"".join(b"h%ch%c\x86q%c" % (n, n, n + 1) for n in range(40)) + end
+    with pytest.raises(DataError, match="tuple as a key"):
+        unpickled(content, "x")
+
+
+def test_arrays_that_share_their_bytes_are_not_made_without_end():
+    array = pickle.dumps(np.zeros(1000, np.uint8), 2)[2:-1]
+    again = b"h\x09"  # numpy's own form puts the array into the tenth place of the memo
+    assert unpickled(b"\x80\x02" + array + b"0" + again + b".", "x").shape == (1000,)
+    assert len(unpickled(b"\x80\x02(" + array + again * 3 + b"t.", "x")) == 4
+    with pytest.raises(DataError, match="more than 4 times"):
+        unpickled(b"\x80\x02(" + array + again * 20 + b"t.", "x")
+
+
 def test_an_array_must_have_as_many_bytes_as_its_shape_says():
     content = pickle.dumps(np.zeros(10, np.uint8), 2)
     (place,) = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save as save_safetensors
 
 from helpers.recorded_runs import experiment_of, go_on, run_until
 from helpers.tiny_runs import tiny_net
@@ -18,6 +20,7 @@ from polyfed.core.workbench import ClientState
 from polyfed.errors import RunFolderError
 from polyfed.runs.checkpoint import Checkpoints, Snapshot, digest
 from polyfed.runs.lifecycle import resume, train_run
+from polyfed.runs.manifest import sealed
 from polyfed.runs.run_folder import RunFolder
 from polyfed.testing import tiny_federation
 
@@ -140,3 +143,37 @@ def test_damaged_checkpoint_files_are_never_believed(cut_run: Path, data: st.Dat
         assert digest(snapshot) == digest(expected)
     else:
         assert kind == "remove" or complaints
+
+
+def test_a_manifest_that_lacks_something_is_damaged_though_its_seal_is_whole(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    train_run(experiment_of(rounds=1), folder)
+    checkpoints = folder.checkpoints
+    newest, *older = checkpoints.manifests()
+    for path in older:
+        path.unlink()
+    whole = json.loads(newest.read_text())
+    del whole["seal"]
+    odd: tuple[object, ...] = (None, "", 3.5, [], {})
+    for key in ("format", "round", "server", "clients", "digests", "notes"):
+        for value in ("lacking", *odd):
+            manifest = {name: content for name, content in whole.items() if name != key}
+            manifest |= {} if value == "lacking" else {key: value}
+            newest.write_text(json.dumps(sealed(manifest)))
+            snapshot, complaints = checkpoints.read()
+            if key not in ("clients", "notes") or value != {}:
+                assert snapshot is None and len(complaints) == 1, (key, value)
+
+
+def test_a_tree_nested_thousands_deep_is_damage(tmp_path: Path) -> None:
+    folder = Checkpoints(tmp_path)
+    tree = '{"value": 1}'
+    for _ in range(20_000):
+        tree = f'{{"list": [{tree}]}}'
+    content = save_safetensors({"x": torch.zeros(1)}, {"tree": tree})
+    (tmp_path / "server-000001.safetensors").write_bytes(content)
+    digests = {"server-000001.safetensors": hashlib.sha256(content).hexdigest()}
+    manifest = {"format": 2, "round": 1, "server": "server-000001.safetensors", "clients": {}, "digests": digests, "notes": {}}
+    (tmp_path / "manifest-000001.json").write_text(json.dumps(sealed(manifest)))
+    snapshot, complaints = folder.read()
+    assert snapshot is None and "RecursionError" in complaints[0]

@@ -283,3 +283,19 @@ def test_a_run_over_flower_is_not_gone_on_with_here(images: Path, tmp_path: Path
     with pytest.raises(DataError, match="trained by Flower nodes"):
         resume(tmp_path / "r")
     assert RunFolder(tmp_path / "r").settings().data == str(images)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        ('default_model = "', 'no_model = "'),
+        ("samples = [", "samples = [10000000000, "),
+        ('input_type = "uint8"', 'input_type = "text"'),
+        ("class_names = [", "class_names = 3\nrest = ["),
+        ("mean = [", 'mean = ["x", '),
+    ],
+)
+def test_a_damaged_outline_gets_one_sentence(polyfed: Command, images: Path, tmp_path: Path, damage: tuple[str, str]) -> None:
+    assert polyfed("run", images, "--out", "r", *SHORT).code == 0
+    changed(tmp_path / "r", *damage)
+    says(polyfed("predict", "r", next(images.rglob("*.png"))), "outline")

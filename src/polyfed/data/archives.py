@@ -11,18 +11,26 @@ import tarfile
 import weakref
 import zipfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from polyfed.errors import DataError
 
+T = TypeVar("T")
 FileIdentity: TypeAlias = tuple[str, int, int]
 """Path, bytes and time of change in nanoseconds: another file under the same name differs in one of them."""
 
 DEEPEST_FOLDER = 5
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".zip")
+LARGEST_MEMBER = 4 * 2**30
+"""Bytes that one file of an archive may have when it is unpacked; the largest of the published sets have less than 1 GiB."""
+MOST_MEMBERS = 5_000_000
+"""Files that an archive may hold; ImageNet has 1.4 million."""
 _UNREADABLE = (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
 
 
@@ -85,7 +93,8 @@ class TarTree:
     @cached_property
     def _members(self) -> dict[str, tarfile.TarInfo]:
         try:
-            return {_plain(member.name): member for member in self._archive if member.isfile() and _shown(member.name)}
+            counted = _counted(self._archive, self.path)
+            return {_plain(member.name): member for member in counted if member.isfile() and _shown(member.name)}
         except _UNREADABLE as error:
             raise DataError(f"{self.path} is a damaged tar archive: {error}. Get the file again.") from error
 
@@ -99,6 +108,7 @@ class TarTree:
         if name not in self._members:
             raise DataError(f"{self.path} holds no {name}.")
         member = self._members[name]
+        _require_bounded(self.path, name, member.size)
         try:
             stream = self._archive.extractfile(member)
             content = stream.read() if stream is not None else b""
@@ -129,11 +139,13 @@ class ZipTree:
     @cached_property
     def names(self) -> Sequence[str]:
         """All plain files, sorted; hidden ones are left out."""
-        return sorted(info.filename for info in self._archive.infolist() if not info.is_dir() and _shown(info.filename))
+        infos = _counted(self._archive.infolist(), self.path)
+        return sorted(info.filename for info in infos if not info.is_dir() and _shown(info.filename))
 
     def read(self, name: str) -> bytes:
         """The content of a file."""
         try:
+            _require_bounded(self.path, name, self._archive.getinfo(name).file_size)
             return self._archive.read(name)
         except (KeyError, RuntimeError, NotImplementedError, *_UNREADABLE) as error:
             raise DataError(f"{self.path} is damaged at {name}: {error}. Get the file again.") from error
@@ -141,6 +153,32 @@ class ZipTree:
     def identity(self, names: Iterable[str]) -> list[FileIdentity]:
         """What tells the archive from others."""
         return identities([self.path])
+
+
+def _counted(members: Iterable[T], path: Path) -> Iterator[T]:
+    for number, member in enumerate(members):
+        if number >= MOST_MEMBERS:
+            raise DataError(f"{path} holds more than {MOST_MEMBERS:,} files, which is not a data set that can be read.")
+        yield member
+
+
+def _require_bounded(path: Path, name: str, size: int) -> None:
+    if size > LARGEST_MEMBER:
+        raise DataError(
+            f"{name} in {path} would take {size:,} bytes; files of up to {LARGEST_MEMBER:,} are read. It was not unpacked."
+        )
+
+
+def read_npz(path: Path) -> Mapping[str, NDArray[Any]]:
+    """The arrays of an npz file, none of them pickled and none beyond the size that a file of an archive may have."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for info in archive.infolist():
+                _require_bounded(path, info.filename, info.file_size)
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except (ValueError, *_UNREADABLE) as error:
+        raise DataError(f"{path} cannot be read: {error}. Get the file again.") from error
 
 
 def file_tree(path: Path) -> FileTree:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from polyfed.data.archives import read_npz
 from polyfed.data.digit_file_formats import read_idx, read_libsvm, read_mat
 from polyfed.data.images import opened
 from polyfed.data.unpickle import read_pickle
@@ -108,11 +107,11 @@ class DigitFiles:
         A packed file has the order of its source, and the first images of that are no fair sample: of USPS's first 743,
         34 are fives, where its share would be 57.
         """
-        try:
-            with np.load(io.BytesIO(paths[0].read_bytes()), allow_pickle=False) as arrays:
-                digits = Digits(*(arrays[name] for name in ("train_x", "train_y", "test_x", "test_y")))
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise DataError(f"{paths[0]} cannot be read: {error}. Get the file again.") from error
+        arrays = read_npz(paths[0])
+        missing = [name for name in Digits._fields if name not in arrays]
+        if missing:
+            raise DataError(f"{paths[0]} cannot be read: it holds no {missing[0]}. Get the file again.")
+        digits = Digits(*(arrays[name] for name in Digits._fields))
         if self.packed_whole:
             pool = np.concatenate([digits.train_x, digits.test_x]), np.concatenate([digits.train_y, digits.test_y])
             return _split_as_fedbn(*pool, paths[0])

@@ -14,6 +14,7 @@ from torch import Tensor
 from polyfed.core.data_types import ClientData, Examples, Federation, Preparation
 from polyfed.data.placeholders import BlankExamples
 
+MOST_SAMPLES = 10**9
 INPUT_TYPES = {
     name: getattr(torch, name) for name in ("uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 }
@@ -46,6 +47,8 @@ def input_type(x: Tensor) -> str:
 def federation_from(summary: Mapping[str, Any], name: str) -> Federation:
     """The federation with blank inputs in the place of its data, and without tests."""
     classes = tuple(summary["class_names"])
+    if sum(summary["samples"]) > MOST_SAMPLES:
+        raise ValueError(f"{sum(summary['samples']):,} samples, expected at most {MOST_SAMPLES:,}")
 
     def client(place: int) -> ClientData:
         train = _blank(summary["samples"][place], classes, summary["input_shape"], summary["input_type"])
@@ -55,7 +58,7 @@ def federation_from(summary: Mapping[str, Any], name: str) -> Federation:
         name=name,
         classes=classes,
         clients=tuple(client(place) for place in range(len(summary["clients"]))),
-        preparation=Preparation(tuple(summary["mean"]), tuple(summary["std"])),
+        preparation=Preparation(tuple(map(float, summary["mean"])), tuple(map(float, summary["std"]))),
         default_model=summary["default_model"],
     )
 

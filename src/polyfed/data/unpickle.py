@@ -2,7 +2,8 @@
 
 CIFAR-10's batches and FedBN's parts are pickles, and a pickle can call any function by name. Here every
 name but the few that rebuild numpy arrays is refused, and those few are replacements written below: not even
-numpy's own code sees the content before it has been checked. Arrays of Python objects are refused.
+numpy's own code sees the content before it has been checked. Arrays of Python objects are refused, and so are pickles
+that would become much larger than their file.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import io
 import math
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,9 @@ from numpy.typing import NDArray
 from polyfed.errors import DataError
 
 _NUMBERS_AND_TEXT = re.compile(r"^[<>|=]?(\?|[biuf][1248]?|f16|[SUa]\d+)$")
+LARGER_BY = 4
+"""Arrays may take this many times the bytes of their file: text of old protocols is written with up to four bytes for one."""
+_PLAIN_KEYS = (str, bytes, int, float, bool, type(None))
 _BROKEN = (
     pickle.UnpicklingError,
     ArithmeticError,
@@ -55,7 +59,7 @@ def unpickled(content: bytes, name: str) -> Any:
         name: What to call it in messages.
     """
     try:
-        return _finished(_Restricted(io.BytesIO(content), name).load())
+        return _Finishing(name, LARGER_BY * len(content)).finished(_Restricted(io.BytesIO(content), name).load())
     except DataError:
         raise
     except _BROKEN as error:
@@ -64,7 +68,50 @@ def unpickled(content: bytes, name: str) -> Any:
         ) from error
 
 
-class _Restricted(pickle.Unpickler):
+def _require_plain(keys: Iterable[Any]) -> None:
+    """Refuse keys other than numbers and text: the hash of nested tuples that share their parts takes for ever."""
+    for key in keys:
+        if not isinstance(key, _PLAIN_KEYS):
+            raise DataError(f"A pickle uses {type(key).__name__} as a key; only numbers and text are read.")
+
+
+def _set_item(unpickler: Any) -> None:
+    _require_plain(unpickler.stack[-2:-1])
+    pickle._Unpickler.load_setitem(unpickler)  # type: ignore[attr-defined]
+
+
+def _set_items(unpickler: Any) -> None:
+    _require_plain(unpickler.stack[::2])
+    pickle._Unpickler.load_setitems(unpickler)  # type: ignore[attr-defined]
+
+
+def _dict(unpickler: Any) -> None:
+    _require_plain(unpickler.stack[::2])
+    pickle._Unpickler.load_dict(unpickler)  # type: ignore[attr-defined]
+
+
+def _add_items(unpickler: Any) -> None:
+    _require_plain(unpickler.stack)
+    pickle._Unpickler.load_additems(unpickler)  # type: ignore[attr-defined]
+
+
+def _frozenset(unpickler: Any) -> None:
+    _require_plain(unpickler.stack)
+    pickle._Unpickler.load_frozenset(unpickler)  # type: ignore[attr-defined]
+
+
+class _Restricted(pickle._Unpickler):
+    """The unpickler written in Python, since the other one uses keys before anybody can look at them."""
+
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
+        **pickle._Unpickler.dispatch,
+        pickle.SETITEM[0]: _set_item,
+        pickle.SETITEMS[0]: _set_items,
+        pickle.DICT[0]: _dict,
+        pickle.ADDITEMS[0]: _add_items,
+        pickle.FROZENSET[0]: _frozenset,
+    }
+
     def __init__(self, stream: io.BytesIO, name: str) -> None:
         super().__init__(stream, encoding="latin1", errors="strict")
         self._name = name
@@ -120,16 +167,16 @@ class _ElementType:
 class _Array:
     """Stands for a numpy array until its content has been checked."""
 
-    __slots__ = ("value",)
+    __slots__ = ("view",)
 
     def __init__(self) -> None:
-        self.value: NDArray[Any] | None = None
+        self.view: NDArray[Any] | None = None
 
     def __setstate__(self, state: Any) -> None:
         if not isinstance(state, tuple) or len(state) != 5:
             raise DataError("A pickle holds an array in a form that is not known; only plain arrays are read.")
         _, shape, elements, column_major, content = state
-        self.value = _array(content, elements, shape, "F" if column_major is True else "C")
+        self.view = _array(content, elements, shape, "F" if column_major is True else "C")
 
 
 def _array(content: Any, elements: Any, shape: Any, order: Any) -> NDArray[Any]:
@@ -142,8 +189,7 @@ def _array(content: Any, elements: Any, shape: Any, order: Any) -> NDArray[Any]:
     kind = elements.numpy()
     if math.prod(shape) * kind.itemsize != len(content):
         raise DataError(f"A pickle holds an array of shape {shape} and type {kind} in {len(content)} bytes, which does not fit.")
-    # A copy: arrays that share the bytes of the pickle could not be written to.
-    return np.frombuffer(bytes(content), kind).reshape(shape, order=order).copy()
+    return np.frombuffer(content, kind).reshape(shape, order=order)
 
 
 def _empty(kind: Any, *_: Any) -> _Array:
@@ -154,7 +200,7 @@ def _empty(kind: Any, *_: Any) -> _Array:
 
 def _from_buffer(content: Any, elements: Any, shape: Any, order: Any) -> _Array:
     made = _Array()
-    made.value = _array(content, elements, shape, order)
+    made.view = _array(content, elements, shape, order)
     return made
 
 
@@ -191,16 +237,42 @@ _ADMITTED: dict[tuple[str, str], _Admitted] = {
 }
 
 
-def _finished(value: Any) -> Any:
-    """The value with every placeholder replaced by its array."""
-    if isinstance(value, _Array):
-        if value.value is None:
+class _Finishing:
+    """Replaces every placeholder by its array. What stands in several places is made once, or a few lists could become billions."""
+
+    def __init__(self, name: str, most_bytes: int) -> None:
+        self._name, self._bytes_left = name, most_bytes
+        self._made: dict[int, Any] = {}
+        self._open: set[int] = set()
+
+    def finished(self, value: Any) -> Any:
+        """The value without placeholders."""
+        if isinstance(value, _Array):
+            return self._copied(value)
+        if isinstance(value, _ElementType | _Admitted):
+            raise DataError("A pickle holds a type or a function where data should be.")
+        if not isinstance(value, dict | list | tuple | set | frozenset):
+            return value
+        if id(value) in self._open:
+            raise DataError(f"{self._name} holds a list that is a part of itself.")
+        if id(value) not in self._made:
+            self._open.add(id(value))
+            self._made[id(value)] = self._container(value)
+            self._open.remove(id(value))
+        return self._made[id(value)]
+
+    def _container(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: self.finished(item) for key, item in value.items()}
+        return type(value)(self.finished(item) for item in value)
+
+    def _copied(self, array: _Array) -> NDArray[Any]:
+        """A copy: arrays that share the bytes of the pickle could not be written to."""
+        if array.view is None:
             raise DataError("A pickle holds an array without content.")
-        return value.value
-    if isinstance(value, _ElementType | _Admitted):
-        raise DataError("A pickle holds a type or a function where data should be.")
-    if isinstance(value, dict):
-        return {_finished(key): _finished(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return type(value)(_finished(item) for item in value)
-    return value
+        self._bytes_left -= array.view.nbytes
+        if self._bytes_left < 0:
+            raise DataError(
+                f"The arrays in {self._name} take more than {LARGER_BY} times the bytes of the file; they were not made."
+            )
+        return array.view.copy()

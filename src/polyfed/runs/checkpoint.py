@@ -225,6 +225,14 @@ class Checkpoints:
         return self._load(read_manifest(path))
 
     def _load(self, manifest: Mapping[str, Any]) -> Snapshot:
+        try:
+            return self._loaded(manifest)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise Damaged(f"A checkpoint in {self.folder} lacks something ({type(error).__name__}: {error}).") from error
+
+    def _loaded(self, manifest: Mapping[str, Any]) -> Snapshot:
+        if type(manifest["round"]) is not int:
+            raise TypeError(f"its round is {manifest['round']!r}")
         server = self._tree(manifest["server"], manifest["digests"])
         clients = {}
         for client, name in manifest["clients"].items():
@@ -246,8 +254,8 @@ class Checkpoints:
             raise Damaged(f"{path} is damaged (its digest does not match).")
         try:
             return unpacked(data)
-        except (SafetensorError, ValueError, KeyError, TypeError) as error:
-            raise Damaged(f"{path} is damaged ({error}).") from error
+        except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise Damaged(f"{path} is damaged ({type(error).__name__}: {error}).") from error
 
 
 def digest(snapshot: Snapshot) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import operator
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,16 +47,18 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """A manifest whose seal is whole."""
     try:
         manifest = json.loads(path.read_bytes())
-        seal = manifest.pop("seal")
+        seal, written_as = manifest.pop("seal"), operator.index(manifest["format"])
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise Damaged(f"{path} is damaged ({type(error).__name__}).") from error
-    if manifest.get("format", 0) > FORMAT:
+    if written_as > FORMAT:
         raise RunFolderError(
-            f"{path} was written by a newer polyfed (checkpoint format {manifest['format']}, this one reads {FORMAT}). Upgrade polyfed to go on."
+            f"{path} was written by a newer polyfed (checkpoint format {written_as}, this one reads {FORMAT}). Upgrade polyfed to go on."
         )
     if seal != _seal(manifest):
         raise Damaged(f"{path} is damaged (its seal does not match).")
-    if manifest["format"] < FORMAT:
+    if not isinstance(manifest.get("notes"), dict):
+        raise Damaged(f"{path} is damaged (it has no notes).")
+    if written_as < FORMAT:
         manifest["notes"] = {BEFORE_2.get(name, name): note for name, note in manifest["notes"].items()}
     return manifest  # type: ignore[no-any-return]
 

@@ -137,8 +137,13 @@ def placeholder_federation(folder: RunFolder) -> Federation:
             f"{folder.path / 'run.toml'} does not say enough of the data to open the run without them. "
             f"Where the data are, it can be scored: polyfed evaluate {folder.path}."
         )
-    outline["default_model"] = without_weights(outline["default_model"])
-    return federation_from(outline, document.get("data", {}).get("name", "data"))
+    try:
+        outline["default_model"] = without_weights(outline["default_model"])
+        return federation_from(outline, document.get("data", {}).get("name", "data"))
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
+        raise RunFolderError(
+            f"The table [outline] of {folder.path / 'run.toml'} is damaged ({type(error).__name__}: {error}). Put back a copy of the file."
+        ) from error
 
 
 def without_data(at_nodes: bool) -> BackendFor:
