@@ -17,9 +17,12 @@ import torch
 pytest.register_assert_rewrite("helpers")
 
 from helpers.command_line import images, polyfed  # noqa: E402
+from helpers.made_once import make_digits_mini_once  # noqa: E402
 from helpers.paths import ROOT  # noqa: E402
 
 __all__ = ["images", "polyfed"]
+
+make_digits_mini_once()
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 

@@ -27,6 +27,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "amp": ("off", "bfloat16"),
     "layout": ("channels_first", "channels_last"),
 }
+MOST_RUNS = 10_000
+"""Seeds of a comparison, or random trials of a search."""
 OPTIMIZER_BUFFERS = {
     "sgd": ("momentum_buffer",),
     "adam": ("step", "exp_avg", "exp_avg_sq"),
@@ -74,6 +76,10 @@ class Settings:
     selection: str = setting("last", "which round's model counts: last, or best_validation (mean over source clients)")
     evaluate_every: int = setting(
         0, "evaluate every n rounds; 0: only at the end, and on validation data for best_validation every round"
+    )
+    evaluate_clients: int = setting(
+        1000,
+        "clients scored where their models differ: n, from each domain by its share and at least one, drawn by the seed; 0: all",
     )
     newcomer: str = setting("averaged", "local layers of the newcomer model: averaged, re-estimated, nearest or ensemble")
     test_batch_size: int = setting(256, "samples in a test batch")
@@ -171,7 +177,18 @@ def problems_of(settings: Settings) -> Iterable[str]:
             yield f"{name} must be at least 1, found {getattr(settings, name)}."
     if settings.local_steps is not None and settings.local_steps < 1:
         yield f"local_steps must be at least 1, found {settings.local_steps}."
-    for name in ("lr", "momentum", "weight_decay", "few_shot", "evaluate_every", "retries", "seed", "flower_cpus", "flower_gpus"):
+    for name in (
+        "lr",
+        "momentum",
+        "weight_decay",
+        "few_shot",
+        "evaluate_every",
+        "evaluate_clients",
+        "retries",
+        "seed",
+        "flower_cpus",
+        "flower_gpus",
+    ):
         if not math.isfinite(getattr(settings, name)):
             yield f"{name} must be a finite number, found {getattr(settings, name)}."
         elif getattr(settings, name) < 0:
@@ -225,6 +242,14 @@ def _hint_words(hint: Any) -> str:
     words = {int: "a whole number", float: "a number", str: "text", type(None): "nothing"}
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     return " or ".join(words.get(option, "a list of names") for option in options)
+
+
+def require_count(name: str, count: int) -> None:
+    """Refuse a number of runs that is none, or that no machine could hold."""
+    if count < 1:
+        raise SettingError(f"{name} must be at least 1, found {count if count > -MOST_RUNS else 'much less'}.")
+    if count > MOST_RUNS:
+        raise SettingError(f"{name} must be at most {MOST_RUNS}, found more.")
 
 
 def setting_names() -> list[str]:

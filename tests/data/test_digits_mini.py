@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Iterator
 from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
 
+from helpers.made_once import paint
 from polyfed.core.data_types import ArrayExamples, DataSet, Domain
 from polyfed.data import digit_recipes as recipes
 from polyfed.data.registry import data_sets
@@ -34,6 +36,14 @@ def digest(dataset: DataSet) -> str:
             seen.update(part.x.numpy().tobytes())
             seen.update(part.y.numpy().tobytes())
     return seen.hexdigest()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def painted_each_time() -> Iterator[None]:
+    """These tests are about the painting; all others copy what was painted once."""
+    module._examples, copied = paint, module._examples
+    yield
+    module._examples = copied
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from polyfed.backends.base import Outcome, StagingBackend
 from polyfed.core.client import Client, answer
 from polyfed.core.conversation import Ask
+from polyfed.core.joint_scoring import evaluate_together, neighbours
 from polyfed.core.workbench import ClientState
 from polyfed.errors import NotFinite
 
@@ -21,8 +22,28 @@ class InProcess(StagingBackend):
 
     def outcomes(self, ask: Ask, clients: Sequence[str]) -> Iterator[Outcome]:
         """What comes of the question at each of these clients, in their order."""
+        if ask.together:
+            for group in self.scored_together(ask, clients):
+                yield from self.scores_of(ask, group)
+            return
         for client in clients:
             yield self.outcome(ask, client, self.current_state(client))
+
+    def scored_together(self, ask: Ask, clients: Sequence[str]) -> Iterator[Sequence[str]]:
+        """Groups of clients that are scored in one batch."""
+        split = ask.payloads[clients[0]].extras["split"] if clients else ""
+        for group in neighbours([self.data[client] for client in clients], split, self.bench):
+            yield [client.id for client in group]
+
+    def scores_of(self, ask: Ask, group: Sequence[str]) -> Iterator[Outcome]:
+        """Score a group in one batch, or one by one where that is all that can be done."""
+        states = [self.current_state(client) for client in group]
+        at_work = [
+            Client(self.data[name], self.bench, state, ask.round, ask.attempt) for name, state in zip(group, states, strict=True)
+        ]
+        answers = evaluate_together(at_work, ask.payloads[group[0]])
+        for place, (name, state) in enumerate(zip(group, states, strict=True)):
+            yield self.outcome(ask, name, state) if answers is None else Outcome(name, answers[place], state)
 
     def outcome(self, ask: Ask, name: str, state: ClientState) -> Outcome:
         """Let one client answer."""

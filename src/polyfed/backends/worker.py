@@ -229,7 +229,7 @@ class WorkerLoop:
 
     def unpacked(self, message: Json) -> tuple[Ask, dict[str, ClientState], Marks]:
         """What is asked of whom, what they keep, and by which marks the parent knows the tensors that were sent."""
-        serial, what, purpose, number, attempt = message["ask"]
+        serial, what, purpose, number, attempt, together = message["ask"]
         if serial != self.ask:
             self.ask, self.shared_tensors, self.shared_payloads, self.shared_marks = serial, [], [], {}
         for spot in message["spots"]:
@@ -247,7 +247,7 @@ class WorkerLoop:
         for client, payload, state in message["clients"]:
             payloads[client] = self.shared_payloads[payload] if isinstance(payload, int) else Payload(*joined(payload, tensor))
             states[client] = ClientState() if state is None else ClientState(*joined(state, tensor))
-        return Ask(what, payloads, purpose, number, attempt), states, marks
+        return Ask(what, payloads, purpose, number, attempt, together), states, marks
 
     def packed(self, ask: Ask, outcome: Outcome, marks: Marks, own: list[Spot]) -> Json:
         """An outcome as JSON, its tensors laid out; those that were sent and are as they were are only named."""

@@ -118,7 +118,7 @@ class Sending:
         except TypeError as error:
             raise ClientFailure(f"Round {ask.round}, question {ask.what!r} to {task.words}: {error}") from error
         message = {
-            "ask": [self.serial, ask.what, ask.purpose, ask.round, ask.attempt],
+            "ask": [self.serial, ask.what, ask.purpose, ask.round, ask.attempt, ask.together],
             "spots": self.spots[worker.known_spots :],
             "trees": self.trees[worker.known_trees :],
             "own": own,
@@ -220,7 +220,9 @@ class Workers(StagingBackend):
                 self.end(list(self.at_work))
 
     def tasks(self, ask: Ask, clients: Sequence[str]) -> list[WorkerTask]:
-        """Clients one by one; to train, in as many groups as there are workers where the backend inside is made for groups."""
+        """Clients one by one, or those that are scored together; to train, in as many groups as there are workers where the backend inside is made for groups."""
+        if ask.together:
+            return [WorkerTask(place, group) for place, group in enumerate(self.inner.scored_together(ask, clients))]
         size = -(-len(clients) // self.count) if self.inner.takes_groups and ask.what == "train" else 1
         groups = [clients[start : start + size] for start in range(0, len(clients), size)]
         return [WorkerTask(place, group) for place, group in enumerate(groups)]

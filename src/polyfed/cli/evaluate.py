@@ -226,7 +226,8 @@ def summary_of(
         "split": split,
         "accuracy": accuracy_table([*as_seen, *shown]),
         "newcomer": {choice: {row.domain: row.numbers["accuracy"] for row in found} for choice, found in unseen.items()},
-        "test_sizes": experiment.federation.test_sizes(),
+        "test_sizes": experiment.test_sizes(),
+        "scored_clients": experiment.scored_clients(),
         "scores": [{"view": row.view, "client": row.client, "domain": row.domain, **row.numbers} for row in rows],
     }
 

@@ -147,6 +147,10 @@ def print_scores(summary: dict[str, Any], title: str | None = None) -> None:
             f"over {over} domains: mean [bold]{percent(accuracy['mean'])}[/bold], worst {percent(accuracy['worst'])}, "
             f"spread {percent(accuracy['spread'])}   [dim]± is the binomial standard error of the test[/dim]"
         )
+    if sample := summary["scored_clients"]:
+        console().print(
+            f"[dim]{sample['scored']} of {sample['clients']} clients were scored, drawn by the seed (--evaluate-clients)[/dim]"
+        )
 
 
 def print_costs(summary: dict[str, Any]) -> None:

@@ -265,14 +265,17 @@ def require_finite(client: Client, loss: Tensor, steps: int) -> None:
 def evaluate(client: Client, payload: Payload) -> Payload:
     """Score this client's model on its own test (or validation) data, by domain."""
     client.receive(payload.entries)
-    if payload.extras.get("split", "test") == "validation":
-        validation = client.data.validation
-        if validation is None or not len(validation):
-            raise DataError(f"Client {client.id} has no validation data. Use a data set or a partition with a validation part.")
-        parts: Mapping[str, Examples] = {"+".join(client.data.domains): validation}
-    else:
-        parts = client.data.tests
+    parts = scored_parts(client.data, payload.extras.get("split", "test"))
     return Payload(extras={"scores": {domain: score(client.bench, examples).results() for domain, examples in parts.items()}})
+
+
+def scored_parts(data: ClientData, split: str) -> Mapping[str, Examples]:
+    """What a client is scored on, by domain."""
+    if split != "validation":
+        return data.tests
+    if data.validation is None or not len(data.validation):
+        raise DataError(f"Client {data.id} has no validation data. Use a data set or a partition with a validation part.")
+    return {"+".join(data.domains): data.validation}
 
 
 @torch.no_grad()

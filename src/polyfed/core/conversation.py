@@ -29,13 +29,17 @@ class Payload:
 
 @dataclass(frozen=True)
 class Ask:
-    """A question to some clients, with a payload for each. ``purpose`` keeps the costs of training, evaluation and newcomers apart."""
+    """A question to some clients, with a payload for each. ``purpose`` keeps the costs of training, evaluation and newcomers apart.
+
+    ``together``: the clients have the same model, so that a backend that holds their data may work out several answers at once.
+    """
 
     what: str
     payloads: Mapping[str, Payload]
     purpose: str = TRAINING
     round: int = 0
     attempt: int = 0
+    together: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ and domains nobody trains on. Images stay ``uint8`` until a batch is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -217,18 +217,18 @@ class Federation:
         shown = ", ".join(lacking[:NAMED_CLIENTS]) + more
         return f"{len(lacking)} of {len(self.clients)} clients of {self.name} have none ({shown})"
 
-    def tests(self) -> dict[str, list[Examples]]:
-        """The test data of seen domains; what several clients share is there once."""
+    def tests(self, clients: Collection[str] | None = None) -> dict[str, list[Examples]]:
+        """The test data of seen domains, or of these clients only; what several clients share is there once."""
         found: dict[str, dict[int, Examples]] = {}
-        for client in self.clients:
+        for client in self.clients if clients is None else (client for client in self.clients if client.id in clients):
             for domain, examples in client.tests.items():
                 found.setdefault(domain, {})[id(examples)] = examples
         return {domain: list(examples.values()) for domain, examples in found.items()}
 
-    def test_sizes(self) -> dict[str, dict[str, int]]:
-        """Numbers of test examples by view and domain."""
+    def test_sizes(self, clients: Collection[str] | None = None) -> dict[str, dict[str, int]]:
+        """Numbers of test examples by view and domain; of seen domains, those of these clients only, where they are given."""
         return {
-            "seen": {domain: sum(map(len, parts)) for domain, parts in self.tests().items()},
+            "seen": {domain: sum(map(len, parts)) for domain, parts in self.tests(clients).items()},
             "unseen": {domain: len(examples) for domain, examples in self.unseen.items()},
         }
 

@@ -7,7 +7,7 @@ question of their own, only when a newcomer is asked for, and counted apart.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,10 @@ from polyfed.core.conversation import EVALUATION, NEWCOMER, Ask, Payload, Talk
 from polyfed.core.data_types import Examples, in_batches
 from polyfed.core.device import CPU, sent_to
 from polyfed.core.entries import STATISTIC
+from polyfed.core.joint_scoring import MANY
 from polyfed.core.metrics import Scores
 from polyfed.core.reducers import Entries, Reduction, by_type
+from polyfed.core.scored_clients import models_are_equal, scored_clients
 from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
 from polyfed.errors import DataError, TooFewReplies
@@ -49,24 +51,14 @@ def seen(server: Server, split: str = "test") -> Talk[list[Row]]:
     """Ask clients to score their own models."""
     for prepare in server.method.before_evaluation:
         yield from prepare(server)
-    clients = [info.id for info in server.clients] if split == "validation" else representatives(server)
-    payloads = {client: Payload(server.outgoing(client), {"split": split}) for client in clients}
-    replies = yield Ask("evaluate", payloads, EVALUATION, server.round)
+    clients = scored_clients(server, split)
+    together = len(clients) >= MANY and models_are_equal(server.method, server.plan)
+    if together:
+        payloads = dict.fromkeys(clients, Payload(server.outgoing(""), {"split": split}))
+    else:
+        payloads = {client: Payload(server.outgoing(client), {"split": split}) for client in clients}
+    replies = yield Ask("evaluate", payloads, EVALUATION, server.round, together=together)
     return [Row("seen" if split == "test" else split, r.client, d, n) for r in replies for d, n in r.extras["scores"].items()]
-
-
-def representatives(server: Server) -> list[str]:
-    """Clients to ask: all, or, where all models are the same, enough to cover all test data."""
-    method = server.method
-    if server.plan.has_local_entries or method.outgoing is not None or method.receiving:
-        return [info.id for info in server.clients]
-    covered: set[Hashable] = set()
-    chosen = []
-    for info in server.clients:
-        if not info.tests <= covered:
-            covered |= info.tests
-            chosen.append(info.id)
-    return chosen
 
 
 def newcomer(server: Server, bench: Workbench, choice: str, target: Callable[[], Iterator[Tensor]]) -> Talk[Newcomer]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -55,8 +56,7 @@ class Scores:
         confidence, answers = probabilities.max(dim=1)
         right = answers == labels
         self.confusion += torch.bincount(labels * self.classes + answers, minlength=self.classes**2).view_as(self.confusion)
-        # A bin holds its upper bound but not its lower one, as in Guo et al. 2017.
-        bins = (confidence * self.bins).ceil().to(torch.int64).sub(1).clamp(0, self.bins - 1)
+        bins = _bins(confidence, self.bins)
         self.bin_counts += torch.bincount(bins, minlength=self.bins)
         self.bin_right += torch.bincount(bins[right], minlength=self.bins)
         self.bin_confidence += torch.bincount(bins, weights=confidence, minlength=self.bins)
@@ -127,6 +127,43 @@ class Scores:
                 "Some predicted probabilities are outside 0 to 1. A method's predict returns probabilities, not logits."
             )
         return probabilities, labels
+
+
+def results_of_parts(
+    probabilities: Tensor, labels: Tensor, sizes: Sequence[int], classes: int, bins: int = BINS
+) -> list[dict[str, float | int]]:
+    """What ``Scores.results`` says of each of several parts that lie one after the other, for all of them in a few operations."""
+    probabilities, labels = Scores(classes)._checked(probabilities, labels)
+    parts = len(sizes)
+    part = torch.repeat_interleave(torch.arange(parts), torch.tensor(sizes))
+    confidence, answers = probabilities.max(dim=1)
+    is_right = answers == labels
+    count, right = torch.tensor(sizes), torch.bincount(part[is_right], minlength=parts)
+    accuracy = right / count.to(torch.float64)
+    totals = torch.bincount(part * classes + labels, minlength=parts * classes).view(parts, classes)
+    hits = torch.bincount((part * classes + labels)[is_right], minlength=parts * classes).view(parts, classes)
+    recalls = (hits / totals.to(torch.float64)).nan_to_num(0.0).sum(dim=1)
+    places = part * bins + _bins(confidence, bins)
+    bin_right = torch.bincount(places[is_right], minlength=parts * bins).view(parts, bins)
+    bin_confidence = torch.bincount(places, weights=confidence, minlength=parts * bins).view(parts, bins)
+    sure = [torch.bincount(part[which], weights=confidence[which], minlength=parts) for which in (is_right, ~is_right)]
+    columns = {
+        "accuracy": accuracy,
+        "balanced_accuracy": recalls / (totals > 0).sum(dim=1),
+        "standard_error": (accuracy * (1 - accuracy) / count).sqrt(),
+        "calibration_error": (bin_right - bin_confidence).abs().sum(dim=1) / count,
+        "confidence_when_right": sure[0] / right,
+        "confidence_when_wrong": sure[1] / (count - right),
+        "count": count,
+        "right": right,
+    }
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return [{name: value for name, value in zip(columns, row, strict=True) if not math.isnan(value)} for row in rows]
+
+
+def _bins(confidence: Tensor, bins: int) -> Tensor:
+    """The bin of each confidence. A bin holds its upper bound but not its lower one, as in Guo et al. 2017."""
+    return (confidence * bins).ceil().to(torch.int64).sub(1).clamp(0, bins - 1)
 
 
 _SHARE = Number(0, 1.001, required=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,12 +40,14 @@ class Costs:
     memory: dict[str, int] = field(default_factory=dict)
     once: int | None = 0
 
-    def note(self, direction: str, purpose: str, payload: Payload, kinds: Mapping[str, Entry], when: int | None = None) -> None:
-        """Add one payload; ``when`` is the round it belongs to, 0 before the first."""
+    def note(
+        self, direction: str, purpose: str, payload: Payload, kinds: Mapping[str, Entry], when: int | None = None, times: int = 1
+    ) -> None:
+        """Add a payload that was sent once, or to several clients; ``when`` is the round it belongs to, 0 before the first."""
         classes = self.bytes[direction].setdefault(purpose, {})
-        extra = size_of(payload.extras)
+        extra = times * size_of(payload.extras)
         for name, value in payload.entries.items():
-            size = value.numel() * value.element_size()
+            size = times * value.numel() * value.element_size()
             if name in kinds:
                 classes[kinds[name].kind] = classes.get(kinds[name].kind, 0) + size
             else:
@@ -115,8 +118,9 @@ def counted(ask_clients: AskClients, costs: Costs, kinds: Mapping[str, Entry]) -
     """A backend whose traffic is counted."""
 
     def count(ask: Ask) -> Replies:
-        for payload in ask.payloads.values():
-            costs.note("down", ask.purpose, payload, kinds)
+        times = Counter(map(id, ask.payloads.values()))
+        for payload in {id(payload): payload for payload in ask.payloads.values()}.values():
+            costs.note("down", ask.purpose, payload, kinds, times=times[id(payload)])
         costs.messages[ask.purpose] = costs.messages.get(ask.purpose, 0) + len(ask.payloads)
         for reply in ask_clients(ask):
             costs.note("up", ask.purpose, reply.payload, kinds, ask.round)

@@ -114,6 +114,13 @@ class Run:
         return sizes
 
     @cached_property
+    def scored_clients(self) -> int:
+        """How many clients' models were scored at the end, where each has its own."""
+        scored = [(line["round"], line["client"]) for line in self.lines if line["view"].removeprefix(SELECTED) == "seen"]
+        last = max((number for number, _ in scored), default=0)
+        return len({client for number, client in scored if number == last})
+
+    @cached_property
     def losses(self) -> dict[str, dict[int, float]]:
         """Training loss by client and round."""
         found: dict[str, dict[int, float]] = {}

@@ -267,6 +267,9 @@ def notices(group: Group) -> list[str]:
 def _about_runs(entry: GroupEntry) -> list[str]:
     sentences = []
     for run in entry.runs:
+        scored, clients = run.scored_clients, run.document.get("data", {}).get("clients", 0)
+        if run.settings["evaluate_clients"] and 0 < run.settings["evaluate_clients"] <= scored < clients:
+            sentences.append(f"{entry.label}, seed {run.seed}: {scored} of {clients} clients were scored, drawn by the seed.")
         sentences += [f"{complaint} The checkpoint before it was read." for complaint in run.complaints]
         if not run.finished:
             shown = "; its numbers are left out" if entry.finished else ""

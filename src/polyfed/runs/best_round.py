@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from polyfed.core.evaluation import Row
+from polyfed.core.scored_clients import scored_clients
 from polyfed.errors import RunFolderError, TooFewReplies
 from polyfed.runs.checkpoint import Checkpoints, Snapshot, copied
 from polyfed.runs.experiment import Experiment
@@ -51,7 +52,7 @@ class BestValidation:
     def look(self) -> list[Row]:
         """Score the present state on validation data; keep it if it is the best so far. Means over other clients do not compare."""
         rows = self.experiment.evaluate(split="validation")
-        silent = sorted(set(self.experiment.server.ids) - {row.client for row in rows})
+        silent = sorted(set(self.scored) - {row.client for row in rows})
         if silent:
             log.warning(
                 "Round %d cannot be the best one: no validation scores came from %s.",
@@ -68,6 +69,11 @@ class BestValidation:
                 self.checkpoints.write(self.best, set(self.best.clients))
         return rows
 
+    @property
+    def scored(self) -> list[str]:
+        """The clients whose validation scores count."""
+        return scored_clients(self.experiment.server, "validation")
+
     def notes(self) -> dict[str, Any] | None:
         """What a checkpoint says about the best state so far."""
         return {"round": self.round, "value": self.value} if self.round else None
@@ -78,7 +84,7 @@ class BestValidation:
             self.look()
         if not self.round:
             raise TooFewReplies(
-                f"{BEST_VALIDATION} needs a round in which all {len(self.experiment.server.ids)} clients answer with validation scores, "
+                f"{BEST_VALIDATION} needs a round in which all {len(self.scored)} clients answer with validation scores, "
                 "and there was none. Go on with the run when all of them are there: its last round is looked at again."
             )
         if self.best is None:

@@ -29,7 +29,7 @@ from polyfed.runs.portable_paths import anchored
 from polyfed.runs.result import Result
 from polyfed.runs.run_folder import RunFolder
 from polyfed.runs.watcher import Watcher
-from polyfed.settings import Settings
+from polyfed.settings import Settings, require_count
 
 SEEN, LEAVE_ONE_OUT = PROTOCOLS = ("seen", "leave-one-out")
 LEAVE_ONE_OUT_DEFAULTS: Mapping[str, Any] = {"unseen_part": "all"}
@@ -216,8 +216,7 @@ def wait_for_start(folder: Path) -> None:
 
 def check_protocol(settings: Settings, seeds: int, protocol: str) -> None:
     """Refuse a number of seeds or a protocol that cannot be followed."""
-    if seeds < 1:
-        raise SettingError(f"seeds must be at least 1, found {seeds}.")
+    require_count("seeds", seeds)
     if protocol not in PROTOCOLS:
         raise SettingError(f"protocol cannot be {protocol!r}. {nearest(protocol, PROTOCOLS)}")
     if protocol == LEAVE_ONE_OUT and settings.unseen:

@@ -24,6 +24,7 @@ from polyfed.core.load_methods import load_file
 from polyfed.core.loop import Observer, hold
 from polyfed.core.method import Method, as_method
 from polyfed.core.reply_checks import checked
+from polyfed.core.scored_clients import models_are_equal, scored_clients
 from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
 from polyfed.costs.totals import Costs, counted
@@ -37,6 +38,7 @@ from polyfed.settings import Settings, with_changes
 DEFAULTS = Settings()
 DEALING = ("partition", "few_shot", "unseen", "unseen_part", "root")
 """Settings that say how data are dealt to clients, and from where."""
+MOST_ROUNDS = 2**31
 
 
 class Experiment:
@@ -85,6 +87,11 @@ class Experiment:
             input_dtype=sample.dtype,
         )
         self.notices = notices(self.settings, self.method, self.bench, len(self.federation.clients))
+        if drawn := self.scored_clients():
+            self.notices.append(
+                f"Every client has a model of its own: {drawn['scored']} of {drawn['clients']} clients are scored, drawn by the seed "
+                "(--evaluate-clients 0 scores all)."
+            )
 
     @property
     def ask_clients(self) -> AskClients:
@@ -119,6 +126,17 @@ class Experiment:
                     row for domain in self.federation.unseen for row in self.unseen_rows(domain, newcomer or self.settings.newcomer)
                 ]
         return rows
+
+    def scored_clients(self) -> dict[str, int] | None:
+        """How many clients are scored, of how many; None where the scores are those of all."""
+        if models_are_equal(self.method, self.bench.plan):
+            return None
+        asked, clients = len(scored_clients(self.server)), len(self.server.clients)
+        return {"scored": asked, "clients": clients} if asked < clients else None
+
+    def test_sizes(self) -> dict[str, dict[str, int]]:
+        """Numbers of test examples that scores are made of, by view and domain."""
+        return self.federation.test_sizes(None if self.scored_clients() is None else set(scored_clients(self.server)))
 
     def unseen_rows(self, domain: str, choice: str) -> list[Row]:
         """Score the newcomer on one unseen domain."""
@@ -222,7 +240,13 @@ def rounds_from_budget(settings: Settings, federation: Federation) -> Settings:
         passes = settings.local_epochs * share
     else:
         passes = settings.local_steps * settings.batch_size * settings.sampled(len(federation.clients)) / samples
-    return dataclasses.replace(settings, rounds=max(1, round(settings.total_epochs / passes)), total_epochs=None)
+    rounds = settings.total_epochs / passes
+    if rounds >= MOST_ROUNDS:
+        raise SettingError(
+            f"total_epochs is {settings.total_epochs:g}: that takes {rounds:.3g} rounds, and a run has fewer than {MOST_ROUNDS}. "
+            "Lower --total-epochs, or let clients do more in a round."
+        )
+    return dataclasses.replace(settings, rounds=max(1, round(rounds)), total_epochs=None)
 
 
 def read_initial(text: str) -> Mapping[str, Tensor]:

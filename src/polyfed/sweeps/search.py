@@ -17,7 +17,7 @@ from typing import Any
 
 from polyfed.core.conversation import EVALUATION
 from polyfed.core.data_types import DataSet
-from polyfed.errors import ClientFailure, PolyfedError, RunFolderError, SettingError, TooFewReplies
+from polyfed.errors import ClientFailure, PolyfedError, RunFolderError, TooFewReplies
 from polyfed.reports.json_values import json_values
 from polyfed.reports.tables import MethodRow, method_row, outcome, percent, row_json
 from polyfed.runs.assemble import build_data_set, build_federation
@@ -29,7 +29,7 @@ from polyfed.runs.lock import once_free
 from polyfed.runs.result import Result
 from polyfed.runs.run_folder import RunFolder, plain, versions
 from polyfed.runs.watcher import Watcher
-from polyfed.settings import Settings
+from polyfed.settings import Settings, require_count
 from polyfed.sweeps.data import ReadTooSoon, need_validation, with_validation, without_tests
 from polyfed.sweeps.space import Axis, Values, applied, check_axes, planned
 from polyfed.sweeps.trials import Score, Searched, Trial, edges, name_of, score_json, values_words
@@ -68,8 +68,7 @@ class Sweep:
             data: the data set; default: the one the settings name.
             watcher: hears of every trial and final run.
         """
-        if seeds < 1:
-            raise SettingError(f"seeds must be at least 1, found {seeds}.")
+        require_count("seeds", seeds)
         check_axes(axes, methods, settings)
         self.settings, self.axes, self.folder, self.random = settings, list(axes), Path(folder), random
         self.seeds = [settings.seed + step for step in range(seeds)]

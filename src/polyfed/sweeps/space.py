@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from polyfed.core.method import Method, join, methods, parse
 from polyfed.core.seeds import chooser
 from polyfed.errors import SettingError, nearest
-from polyfed.settings import Settings, setting_names, with_changes
+from polyfed.settings import Settings, require_count, setting_names, with_changes
 from polyfed.text import Call
 
 Values: TypeAlias = Mapping[str, Any]
@@ -21,7 +21,7 @@ RATE = "lr"
 TASK = ("data", "root", "partition", "unseen", "unseen_part", "few_shot", "newcomer", "init", "head", "model", "load")
 BUDGET = ("rounds", "total_epochs")
 DRAWS_PER_TRIAL = 1000
-MACHINERY = ("seed", "threads", "backend", "checkpoint_every", "evaluate_every", "test_batch_size")
+MACHINERY = ("seed", "threads", "backend", "checkpoint_every", "evaluate_every", "evaluate_clients", "test_batch_size")
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ def planned(texts: Sequence[str], axes: Sequence[Axis], random: int | None, seed
         random: the number of random trials; None: a grid.
         seed: of the random choices, which are the same for all methods.
     """
-    if random is not None and random < 1:
-        raise SettingError(f"--random takes a number of trials of at least 1, found {random}.")
+    if random is not None:
+        require_count("--random", random)
     own = {text: [axis for axis in axes if not axis.part or axis.part in _parts(text)] for text in texts}
     if random is not None:
         return {text: drawn(text, own[text], [], random, seed) for text in texts}

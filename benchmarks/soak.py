@@ -1,0 +1,186 @@
+"""A long run: 10,000 clients, 50 of them a round, in worker processes, with checkpoints. Memory, files and seconds a round must stay flat.
+
+Run: python benchmarks/soak.py RUN [--rounds 5000] [--clients 10000] [--a-round 50] [--workers 2] [--checkpoint-every 60s]
+The same command goes on where it was stopped or killed. What it measured lies next to the run, in RUN.soak.jsonl, a line for every
+``--look-every`` rounds; at the end the quarters of the run are compared. Every client keeps layers of its own (fedbn), so memory and
+files grow until all clients have been asked once: about 1,000 rounds with the numbers above. The exit code is 1 where they grow later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import processes
+import torch
+from works import CLASSES, client_name
+
+from polyfed.core.data_types import ArrayExamples, ClientData, Federation
+from polyfed.core.server import Server
+from polyfed.costs.malloc import keep_freed_pages
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.lifecycle import resume, train_run
+from polyfed.runs.run_folder import RunFolder
+from polyfed.settings import Settings
+from polyfed.testing import TinyNet
+
+SAMPLES, SIZE = 4, 8
+MOST_GROWTH = 1.05
+"""By how much memory may grow from the second to the last quarter, when all clients have been seen."""
+
+
+def federation(clients: int) -> Federation:
+    """Clients with a few random images each, which all of them share."""
+    stream = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (SAMPLES, 3, SIZE, SIZE), dtype=torch.uint8, generator=stream)
+    same = ArrayExamples(x, torch.randint(0, CLASSES, (SAMPLES,), generator=stream))
+    made = tuple(ClientData(client_name(index), ("d",), same, {"d": same}) for index in range(clients))
+    return Federation("soak", tuple(map(str, range(CLASSES))), made)
+
+
+def net() -> TinyNet:
+    """The model, always with the same weights."""
+    torch.manual_seed(0)
+    return TinyNet(CLASSES)
+
+
+class Looker:
+    """Writes down now and then how the run does."""
+
+    def __init__(self, folder: Path, every: int) -> None:
+        self.folder, self.every = folder, every
+        self.file = measurements_of(folder)
+        self.marks: tuple[int, float, float] | None = None
+
+    def __call__(self, server: Server) -> None:
+        if server.round % self.every:
+            return
+        own = processes.tree(os.getpid())
+        now = server.round, time.perf_counter(), processes.processor_seconds(own)
+        if self.marks is not None:
+            rounds, seconds, processor = (after - before for after, before in zip(now, self.marks, strict=True))
+            files = [path for path in self.folder.rglob("*") if path.is_file()]
+            checkpoint = [path for path in files if path.parent != self.folder]
+            found = {
+                "round": server.round,
+                "seconds": seconds / rounds,
+                "processor": processor / rounds,
+                "memory": anonymous_bytes(os.getpid()),
+                "memory_of_all": processes.resident_bytes(own),
+                "open_files": len(os.listdir("/proc/self/fd")),
+                "files": len(files),
+                "checkpoint_bytes": sum(size_of(path) for path in checkpoint),
+            }
+            with self.file.open("a") as file:
+                file.write(json.dumps(found) + "\n")
+        self.marks = now
+
+
+def size_of(path: Path) -> int:
+    """The size of a file, 0 where it has just been replaced."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def anonymous_bytes(pid: int) -> int:
+    """The memory of a process that is not a file's."""
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("RssAnon:"))
+    return int(line.split()[1]) * 1024
+
+
+def measurements_of(folder: Path) -> Path:
+    """Where the measurements of a run are written."""
+    return folder.with_name(f"{folder.name}.soak.jsonl")
+
+
+def train(folder: Path, options: argparse.Namespace) -> None:
+    """Begin the run, or go on with it."""
+    look = Looker(folder, options.look_every)
+    data = federation(options.clients)
+    if (folder / "run.toml").exists():
+        resume(folder, data=data, model=net(), notify=print, observers=[look])
+        return
+    settings = Settings(
+        method=options.method,
+        rounds=options.rounds,
+        clients_per_round=options.a_round,
+        batch_size=SAMPLES,
+        workers=str(options.workers),
+        checkpoint_every=options.checkpoint_every,
+    )
+    train_run(Experiment(settings, data, model=net()), RunFolder(folder), observers=[look])
+
+
+def quarters(folder: Path, rounds: int) -> list[dict[str, float]]:
+    """What was measured in each quarter of the run, by the median; a round that was held twice counts as it was the last time."""
+    lines = {line["round"]: line for line in map(json.loads, measurements_of(folder).read_text().splitlines())}
+    found = []
+    for quarter in range(4):
+        those = [line for number, line in lines.items() if quarter * rounds < 4 * number <= (quarter + 1) * rounds]
+        names: Sequence[str] = [name for name in those[0] if name != "round"] if those else []
+        found.append({"looks": len(those)} | {name: statistics.median(line[name] for line in those) for name in names})
+    return found
+
+
+def verdict(found: Sequence[dict[str, float]]) -> list[str]:
+    """What has grown from the second quarter to the last one, though it should not."""
+    second, last = found[1], found[3]
+    return [
+        f"{name} grew from {second[name]:,.0f} to {last[name]:,.0f}"
+        for name in ("memory", "open_files", "files")
+        if last[name] > MOST_GROWTH * second[name]
+    ]
+
+
+def table(found: Sequence[dict[str, float]]) -> str:
+    """The quarters side by side."""
+    rows = [("", *(f"quarter {number}" for number in range(1, 5)))]
+    rows.append(("seconds a round", *(f"{one['seconds']:.3f}" for one in found)))
+    rows.append(("processor seconds a round", *(f"{one['processor']:.3f}" for one in found)))
+    rows.append(("memory, MB", *(f"{one['memory'] / 1e6:.1f}" for one in found)))
+    rows.append(("memory with workers, MB", *(f"{one['memory_of_all'] / 1e6:.1f}" for one in found)))
+    rows.append(("open files", *(f"{one['open_files']:.0f}" for one in found)))
+    rows.append(("files of the run", *(f"{one['files']:.0f}" for one in found)))
+    rows.append(("checkpoints, MB", *(f"{one['checkpoint_bytes'] / 1e6:.2f}" for one in found)))
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Hold the run, print the quarters, and say whether anything grew."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="folder of the run")
+    parser.add_argument("--rounds", type=int, default=5000)
+    parser.add_argument("--clients", type=int, default=10_000)
+    parser.add_argument("--a-round", type=int, default=50)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--method", default="fedbn")
+    parser.add_argument("--checkpoint-every", default="60s")
+    parser.add_argument("--look-every", type=int, default=10)
+    parser.add_argument("--compare-only", action="store_true", help="train nothing; compare the quarters of the rounds held so far")
+    options = parser.parse_args(arguments)
+    keep_freed_pages()
+    torch.set_num_threads(1)
+    if not options.compare_only:
+        train(options.run, options)
+    last = options.rounds
+    if options.compare_only:
+        last = max(json.loads(line)["round"] for line in measurements_of(options.run).read_text().splitlines())
+    found: list[dict[str, Any]] = quarters(options.run, last)
+    print(f"{last} rounds, {options.clients} clients, {options.a_round} a round, {options.workers} workers, {options.method}")
+    print(table(found))
+    grown = verdict(found)
+    print("; ".join(grown) if grown else "Memory, open files and files of the run are flat.")
+    return int(bool(grown))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

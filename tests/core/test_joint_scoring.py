@@ -1,0 +1,174 @@
+"""Many clients with equal models are scored in one pass; where models differ, a sample of them is, drawn by the seed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from helpers.tiny_runs import tiny_net
+from polyfed.core import evaluation, joint_scoring
+from polyfed.core.data_types import ArrayExamples, ClientData, Federation
+from polyfed.core.evaluation import Row
+from polyfed.core.method import Method, parse
+from polyfed.core.metrics import Scores, results_of_parts
+from polyfed.core.scored_clients import sample_to_score
+from polyfed.core.server import ClientInfo
+from polyfed.reports.tables import domain_rows
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.result import Result
+from polyfed.settings import Settings
+
+MANY = joint_scoring.MANY + 20
+
+
+def examples(size: int, stream: torch.Generator) -> ArrayExamples:
+    x = torch.randint(0, 256, (size, 3, 8, 8), dtype=torch.uint8, generator=stream)
+    return ArrayExamples(x, torch.randint(0, 3, (size,), generator=stream))
+
+
+def many_clients(count: int = MANY) -> Federation:
+    """Clients of two domains, each with tests of its own: some with one example, some with more than fit into a batch."""
+    stream = torch.Generator().manual_seed(0)
+    clients = []
+    for number in range(count):
+        domain = "a" if number % 4 else "b"
+        tests = {domain: examples(70 if number % 30 == 7 else (1, 5, 9)[number % 3], stream)}
+        clients.append(ClientData(f"c{number:04d}", (domain,), examples(4, stream), tests, examples(3, stream)))
+    return Federation("many", ("x", "y", "z"), tuple(clients))
+
+
+def experiment(method: str | Method = "fedavg", model: nn.Module | None = None, count: int = MANY, **changes: Any) -> Experiment:
+    values = {"rounds": 1, "batch_size": 4, "clients_per_round": 5, "test_batch_size": 64} | changes
+    return Experiment(Settings(**values), many_clients(count), method, model or tiny_net())
+
+
+def one_by_one(run: Experiment, monkeypatch: pytest.MonkeyPatch, split: str = "test") -> list[Row]:
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluation, "MANY", 10**9)
+        return run.evaluate(split)
+
+
+def passes_of(model: nn.Module) -> list[int]:
+    """The sizes of the batches that a model is given from here on."""
+    sizes: list[int] = []
+    model.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+    return sizes
+
+
+@pytest.mark.parametrize("split", ["test", "validation"])
+def test_one_pass_gives_every_client_its_own_scores(split: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = experiment()
+    run.train()
+    apart = one_by_one(run, monkeypatch, split)
+    sizes = passes_of(run.bench.model)
+    together = run.evaluate(split)
+    assert len(sizes) < MANY, "clients were not scored together"
+    assert [(row.view, row.client, row.domain) for row in together] == [(row.view, row.client, row.domain) for row in apart]
+    for one, other in zip(together, apart, strict=True):
+        assert one.numbers.keys() == other.numbers.keys()
+        assert [one.numbers[name] for name in ("count", "right", "accuracy")] == [
+            other.numbers[name] for name in ("count", "right", "accuracy")
+        ]
+        assert one.numbers == pytest.approx(other.numbers, abs=1e-6)
+
+
+def test_workers_score_the_same_batches() -> None:
+    rows = []
+    for workers in ("1", "2"):
+        run = experiment(workers=workers)
+        run.train()
+        rows.append(run.evaluate())
+        run.backend.close()
+    assert rows[0] == rows[1]
+
+
+class OwnStatistics(nn.Module):
+    """Normalises with the statistics of the batch, in evaluation too: who shares a batch matters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3, track_running_stats=False)
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(x).square().mean(dim=(2, 3)))  # type: ignore[no-any-return]
+
+
+def test_predictions_that_depend_on_the_batch_are_made_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = experiment(model=OwnStatistics())
+    run.train()
+    assert run.evaluate() == one_by_one(run, monkeypatch)
+
+
+def test_random_predictions_are_made_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def guess(model: nn.Module, x: Tensor) -> Tensor:
+        return torch.rand(len(x), 3).softmax(dim=1)
+
+    run = experiment(parse("fedavg") + Method("guess", predict=guess, standalone=False))
+    run.train()
+    assert run.evaluate() == one_by_one(run, monkeypatch)
+
+
+def test_traffic_is_that_of_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    together, apart = experiment(), experiment()
+    together.evaluate()
+    one_by_one(apart, monkeypatch)
+    assert together.costs.bytes == apart.costs.bytes and together.costs.messages == apart.costs.messages
+
+
+def test_results_of_parts_are_those_of_each_part() -> None:
+    stream = torch.Generator().manual_seed(1)
+    sizes = [1, 0, 7, 30, 2]
+    probabilities = torch.rand(sum(sizes), 4, generator=stream).mul(4).softmax(dim=1)
+    labels = torch.randint(0, 4, (sum(sizes),), generator=stream)
+    found = results_of_parts(probabilities, labels, sizes, 4)
+    start = 0
+    for size, results in zip(sizes, found, strict=True):
+        scores = Scores(4)
+        scores.add(probabilities[start : start + size], labels[start : start + size])
+        assert results.keys() == scores.results().keys() and results == pytest.approx(scores.results(), abs=1e-12)
+        start += size
+
+
+def infos(counts: dict[str, int]) -> list[ClientInfo]:
+    return [ClientInfo(f"{domain}{number}", (domain,), 5) for domain, count in counts.items() for number in range(count)]
+
+
+def test_a_sample_has_every_domain_by_its_share() -> None:
+    clients = infos({"a": 700, "b": 290, "c": 9, "d": 1})
+    chosen = sample_to_score(clients, 100, seed=0)
+    assert Counter(name[0] for name in chosen) == {"a": 70, "b": 29, "c": 1, "d": 1}
+    assert chosen == sample_to_score(clients, 100, seed=0) != sample_to_score(clients, 100, seed=1)
+    assert len(sample_to_score(clients, 1, seed=0)) == 4, "one of each domain"
+    assert sample_to_score(clients, 0, seed=0) == sample_to_score(clients, 1000, seed=0) == [info.id for info in clients]
+
+
+def test_where_models_differ_a_sample_is_scored_and_the_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = experiment("fedbn", count=40, evaluate_clients=12, rounds=2)
+    assert "12 of 40 clients are scored" in " ".join(run.notices)
+    run.train()
+    rows = run.evaluate()
+    assert Counter(row.domain for row in rows) == {"a": 9, "b": 3}
+    assert {row.client for row in rows} == {row.client for row in run.evaluate("validation")}
+    whole = {(row.client, row.domain): row for row in experiment_with_all(run).evaluate()}
+    assert len(whole) == 40 and all(whole[row.client, row.domain] == row for row in rows)
+    summary = Result(run, rows).summary()
+    assert summary["scored_clients"] == {"scored": 12, "clients": 40}
+    assert {row.domain: row.count for row in domain_rows(summary)} == summary["test_sizes"]["seen"]
+    assert summary["test_sizes"]["seen"]["b"] == sum(row.numbers["count"] for row in rows if row.domain == "b")
+
+
+def experiment_with_all(run: Experiment) -> Experiment:
+    """The same run with every client scored."""
+    other = experiment("fedbn", count=40, evaluate_clients=0, rounds=2)
+    other.restore(run.snapshot())
+    return other
+
+
+def test_where_models_are_equal_all_test_data_are_scored() -> None:
+    run = experiment(count=40, evaluate_clients=12)
+    assert run.scored_clients() is None and len(run.evaluate()) == 40
