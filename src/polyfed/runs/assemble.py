@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib
 import inspect
 import os
@@ -219,6 +220,15 @@ def prepared_model(
         raise ModelError(f"--init does not fit {type(built).__name__}: names or shapes differ ({', '.join(strange) or 'shapes'}).")
     require_trainable(built)
     return built
+
+
+def normalised_for(model: nn.Module, federation: Federation) -> Federation:
+    """The federation with images normalised as the model's published weights want it, where the model says so (``model.normalisation``)."""
+    wanted = getattr(model, "normalisation", None)
+    if not wanted:
+        return federation
+    mean, std = wanted
+    return dataclasses.replace(federation, preparation=dataclasses.replace(federation.preparation, mean=mean, std=std))
 
 
 def operated(operate: Surgery | HeadSurgery, model: nn.Module, sample: Tensor, named_head: str | None, method: Method) -> nn.Module:

