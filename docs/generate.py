@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import importlib.util
 import inspect
 import os
 import re
@@ -48,6 +49,7 @@ UPWARDS = (
     "analysis",
     "reports",
     "sweeps",
+    "experiments",
     "flower",
     "cli",
 )
@@ -153,6 +155,16 @@ def slots_table() -> str:
     return table(("slot", "side", "meaning", "two parts joined", "stages, in order", "named by `uses`"), rows)
 
 
+def results_index() -> str:
+    """The claims of the papers, and what the results pages say of them."""
+    spec = importlib.util.spec_from_file_location("results_index", ROOT / "docs" / "results_index.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return str(module.index_table())
+
+
 def linked_from(page: Path) -> method_tables.Link:
     """Addresses of methods' pages, relative to a page."""
     return lambda name: Path(os.path.relpath(ROOT / "docs" / "methods" / f"{name}.md", page.parent)).as_posix()
@@ -170,6 +182,7 @@ BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "settings": lambda _, __: settings_table(),
     "list": lambda _, about: listing(about),
     "file": lambda _, about: shown_file(about),
+    "results-index": lambda _, __: results_index(),
     "own-method": lambda _, __: shown_file("examples/own_method.py"),
 }
 

@@ -71,7 +71,7 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-_DOORS = ("compare", "estimate", "open_run", "report", "resume", "run", "sweep")
+_DOORS = ("compare", "estimate", "open_run", "report", "reproduce", "resume", "run", "sweep")
 
 __all__ = [*_DOORS, *sorted(_HOME_OF)]
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from polyfed.core.method import Method
+    from polyfed.experiments.reproduction import Reproduction
     from polyfed.reports.comparison import Comparison
     from polyfed.runs.estimate import Estimate
     from polyfed.runs.result import Result
@@ -239,3 +240,43 @@ def report(runs: str | Path | Sequence[str | Path], out: str | Path = "report.ht
     from polyfed.reports.html import report_on
 
     return report_on(runs, out)
+
+
+def reproduce(
+    experiment: str,
+    root: str | Path | None = None,
+    *,
+    reduced: bool = False,
+    only: str | Sequence[str] = (),
+    seeds: int | None = None,
+    out: str | Path = "runs/reproduce",
+    watcher: Watcher | None = None,
+    **settings: Any,
+) -> Reproduction:
+    """Reproduce a table or figure of a paper: train what is missing, and put our numbers beside the published ones.
+
+    Args:
+        experiment: its name, such as ``fedwon/table-1`` (``polyfed ls experiments``).
+        root: the folder of the data sets' files; cells whose data are not there say "no data".
+        reduced: the form that fits a laptop, with fewer rounds, smaller images and one seed, as the experiment's file says.
+        only: names of methods, as the table or the text form has them; the others are left out.
+        seeds: runs of each cell; default: as the paper, or as the reduced form says.
+        out: folder of runs and pages. Finished runs in it are reused, stopped ones resumed, also by other experiments with the same runs.
+        watcher: hears of every run, round and notice; default: nobody.
+        settings: any field of ``polyfed.Settings``, in the place of the experiment's own; cells say that they differ.
+
+    Returns:
+        Every cell with the published number and ours (``outcomes``, ``as_json()``), and the written ``page``.
+
+    Example:
+        ``polyfed.reproduce("fedwon/table-1", "~/data", reduced=True, only="FedBN").page``
+    """
+    from polyfed.experiments.files import read_item
+    from polyfed.experiments.grid import Form
+    from polyfed.experiments.page import write_page
+    from polyfed.experiments.reproduction import reproduce_item
+
+    form = Form(reduced, (only,) if isinstance(only, str) else tuple(only), seeds, settings)
+    found = reproduce_item(read_item(experiment), form, root, out, watcher)
+    write_page(found)
+    return found

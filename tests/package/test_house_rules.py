@@ -27,6 +27,7 @@ KNOWN = {
     "reports/costs.py": ["fedavg"],  # what costs are set beside
     "models/alexnet_fedwon.py": ["fedwon"],  # a start of weights that a paper describes
     "models/six_layer_cnn.py": ["fedwon"],
+    "experiments/budget.py": ["fedbn"],  # a split that a paper describes
     "data/sets/office_caltech10.py": ["fedbn"],  # a split that a paper describes
 }
 

@@ -3,51 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
+from helpers.model_claims import OF_LABELS, Check, has_group_norm, keeps_batch_norm, standardises
 from polyfed.core.method import parse
 from polyfed.data.federate import federate
 from polyfed.data.placeholders import blank_federation
 from polyfed.data.registry import data_sets
-from polyfed.methods.weight_standard import KINDS as STANDARDISED
 from polyfed.models import models
 from polyfed.recipes import read, shipped_names
 from polyfed.recipes.checks import embedded, record_of
 from polyfed.runs.assemble import prepared_model
 from polyfed.runs.run_folder import settings_from
 
-Norms = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.modules.instancenorm._InstanceNorm)
-
-
-def has(model: nn.Module, *kinds: type) -> bool:
-    return any(isinstance(module, kinds) for module in model.modules())
-
-
-def standardises(model: nn.Module) -> bool:
-    return has(model, *STANDARDISED.values())
-
-
-def keeps_batch_norm(model: nn.Module) -> bool:
-    return has(model, nn.modules.batchnorm._BatchNorm)
-
-
-def has_group_norm(model: nn.Module) -> bool:
-    return has(model, nn.GroupNorm) and not keeps_batch_norm(model)
-
-
-Check = Callable[[nn.Module], bool]
-OF_LABELS: dict[str, Check] = {
-    r"\bGN\b|group norm": has_group_norm,
-    r"\bLN\b|layer[ _]norm": lambda model: has(model, nn.LayerNorm, nn.GroupNorm) and not keeps_batch_norm(model),
-    r"\bBN\b|with batch norm": keeps_batch_norm,
-    r"\bWS\b": standardises,
-    r"norm-free|FedWon": lambda model: not has(model, *Norms),
-}
-"""Words in the first part of a title ("GN+WS on PACS ..."), and what the model must then be."""
 OF_NOTES: dict[str, Check] = {
     r"by group norm": has_group_norm,
     r"[Bb]atch norm stays": keeps_batch_norm,

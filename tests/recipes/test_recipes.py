@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,8 @@ from polyfed.data.federate import federate
 from polyfed.data.placeholders import blank_data
 from polyfed.data.registry import data_sets
 from polyfed.errors import SettingError
+from polyfed.experiments.files import read_item
+from polyfed.experiments.grid import Form, cells_of
 from polyfed.recipes import SHIPPED, command_of, copy, find, layered, read, shipped_names
 from polyfed.recipes.checks import problems_with
 from polyfed.runs.experiment import rounds_from_budget
@@ -54,20 +55,9 @@ def test_shipped_recipes_are_sound_without_data(name: str) -> None:
 
 
 def test_shipped_recipes_hold_no_machine_path_and_their_folder_is_the_package() -> None:
-    assert {"demo", "fedwon/table-1-digits-fedbn", "hfedf/pacs-photo-fedavg", "fedwon/table-11-fed-isic-fedavg"} <= set(
-        shipped_names()
-    )
+    assert {"demo", "digits-five/30-rounds-fedbn", "pacs/30-rounds-photo-fedavg"} <= set(shipped_names())
     assert all(str(Path.home()) not in find(name).read_text() and "/work" not in find(name).read_text() for name in shipped_names())
     assert (SHIPPED.parent.parent / "settings.py").is_file()
-
-
-def test_published_means_are_the_means_of_the_published_domains() -> None:
-    for name in shipped_names():
-        expects = dict(tomllib.loads(find(name).read_text()).get("expects", {}))
-        mean = expects.pop("mean", None)
-        if mean is not None and expects:
-            # The paper's Standalone row misses its own mean by 0.26; the others agree to rounding.
-            assert sum(expects.values()) / len(expects) == pytest.approx(mean, abs=0.27 if "singleset" in name else 0.1), name
 
 
 def test_all_errors_at_once_with_lines_and_nearest_names(tmp_path: Path) -> None:
@@ -150,12 +140,14 @@ def test_options_override_the_recipe_and_set_overrides_both(tmp_path: Path) -> N
     file.write_text('[settings]\ndata = "digits-mini"\nlr = 0.1\nbatch_size = 8\nrounds = 5\nunseen = ["street"]\n')
     settings = chosen_settings(None, {"lr": 0.2, "batch_size": 16}, ["lr=0.3"], str(file))
     assert (settings.lr, settings.batch_size, settings.rounds, settings.unseen) == (0.3, 16, 5, ("street",))
-    named = chosen_settings(None, {}, ["rounds=2"], "fixbn/table-5-cifar10-shards-batch_norm")
+    (tmp_path / "epochs.toml").write_text('[settings]\ndata = "cifar10"\nlocal_steps = 100\ntotal_epochs = 128.0\n')
+    named = chosen_settings(None, {}, ["rounds=2"], str(tmp_path / "epochs.toml"))
     assert (named.rounds, named.total_epochs, named.local_steps) == (2, None, 100)
 
 
 def test_fixed_epochs_become_the_papers_rounds() -> None:
-    settings = chosen_settings(None, {}, None, "fixbn/table-5-cifar10-shards-batch_norm")
+    settings = next(cell.settings for cell in cells_of(read_item("fixbn/table-5"), Form()) if cell.row.name == "BN")
+    assert settings is not None
     data = blank_data("cifar10", data_sets.find("cifar10"), ())
     assert rounds_from_budget(settings, federate(data, settings.partition)).rounds == 640
 
@@ -168,8 +160,8 @@ def test_copies_are_the_users_own(tmp_path: Path, polyfed: Command) -> None:
     says(polyfed("cp", "demo"), "demo.toml", "exists already")
     assert (tmp_path / "demo.toml").read_text() == "mine"
     (tmp_path / "sub").mkdir()
-    assert copy("fedwon/table-1-digits-fedbn", "sub") == Path("sub/table-1-digits-fedbn.toml")
-    assert "--recipe sub/table-1-digits-fedbn.toml --root" in command_of(Path("sub/table-1-digits-fedbn.toml"))
+    assert copy("digits-five/30-rounds-fedbn", "sub") == Path("sub/30-rounds-fedbn.toml")
+    assert "--recipe sub/30-rounds-fedbn.toml --root" in command_of(Path("sub/30-rounds-fedbn.toml"))
     says(polyfed("cp", "dem"), "Did you mean demo?")
     says(polyfed("cp", "demo", "nowhere/x.toml"), "Cannot write nowhere/x.toml")
 
@@ -194,7 +186,7 @@ def test_a_run_from_a_recipe(polyfed: Command, images: Path, tmp_path: Path) -> 
     shown = polyfed("run", "--recipe", "r.toml", "--set", "rounds=1", "--method", "fedbn", "-q", "--json", "--out", "done").json
     assert (shown["rounds"], shown["method"]) == (1, "fedbn")
     assert problems_with("done/run.toml") == []
-    says(polyfed("run", "--recipe", "fedwon/table-1-digits-fedbm"), "Did you mean fedwon/table-1-digits-fedbn?")
+    says(polyfed("run", "--recipe", "digits-five/30-rounds-fedbm"), "Did you mean digits-five/30-rounds-fedbn?")
 
 
 def test_every_setting_can_be_written_in_a_recipe(tmp_path: Path) -> None:

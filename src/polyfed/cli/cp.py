@@ -8,7 +8,7 @@ import typer
 
 from polyfed.recipes import command_of, copy
 
-EXAMPLE = "Examples: polyfed cp demo   polyfed cp fedwon/table-1-digits-fedbn my_recipe.toml"
+EXAMPLE = "Examples: polyfed cp demo   polyfed cp digits-five/30-rounds-fedbn my_recipe.toml"
 
 
 def cp(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from polyfed.cli.options import Json, Load
+from polyfed.cli.options import DataRoot, Json, Load
 from polyfed.cli.output import busy, console, print_json, table
-from polyfed.reports.kinds import LISTS
-
-if TYPE_CHECKING:
-    pass
+from polyfed.reports.kinds import EXPERIMENTS, LISTS
 
 EXAMPLE = "Example: polyfed ls methods"
 
@@ -29,11 +26,15 @@ def load_files(files: list[str] | None) -> None:
 def ls(
     kind: Annotated[str, typer.Argument(metavar="KIND", help=f"One of: {', '.join(LISTS)}.")],
     load: Load = None,
+    root: DataRoot = None,
     as_json: Json = False,
 ) -> None:
-    """List methods, data sets, models, partitions, losses or recipes."""
+    """List methods, data sets, models, partitions, losses, recipes or experiments."""
     from rich.markup import escape
 
+    if kind == EXPERIMENTS:
+        _list_experiments(root, as_json)
+        return
     with busy("Looking", as_json):
         from polyfed.reports.catalogue import listed
 
@@ -48,6 +49,35 @@ def ls(
         for row in rows:
             shown.add_row(row["name"], escape(row["summary"]))
         console().print(shown)
+
+
+def _list_experiments(root: str | None, as_json: bool) -> None:
+    from rich.markup import escape
+
+    with busy("Looking", as_json):
+        from polyfed.experiments.listing import experiment_rows
+
+        rows = experiment_rows(root)
+    if as_json:
+        print_json({"kind": EXPERIMENTS, "items": rows})
+        return
+    shown = table(("name", "what", "data", "core-hours", "reduced", "data here", "state"), ("core-hours", "reduced"))
+    shown.columns[0].no_wrap = True
+    for row in rows:
+        hours = [_hours(row[key]) for key in ("core_hours_full", "core_hours_reduced")]
+        state = row["state"] + (f": {'; '.join(row['missing'])}" if row["missing"] else "")
+        shown.add_row(
+            row["name"], escape(row["title"]), escape(", ".join(row["data"])), *hours, _yes(row["data_here"]), escape(state)
+        )
+    console().print(shown)
+    console().print(
+        "[dim]core-hours: all runs of all seeds that can be run, by the measured speed of the networks (docs/reproduce.md). "
+        "data here: looked for in --root DIR, or in the folder that POLYFED_DATA names.[/dim]"
+    )
+
+
+def _hours(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def _print_methods(rows: list[dict[str, Any]]) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polyfed.cli import compare, cp, digest, evaluate, inspect, ls, predict, report, run, show, sweep, validate
+from polyfed.cli import compare, cp, digest, evaluate, inspect, ls, predict, report, reproduce, run, show, sweep, validate
 from polyfed.cli.data import data_app
 from polyfed.cli.deploy import deploy_app
 from polyfed.cli.guard import Guarded
@@ -48,6 +48,7 @@ def _version() -> str:
 
 app.command("run", epilog=run.EXAMPLE)(run.run)
 app.command("compare", epilog=compare.EXAMPLE)(compare.compare)
+app.command("reproduce", epilog=reproduce.EXAMPLE)(reproduce.reproduce)
 app.command("sweep", epilog=sweep.EXAMPLE)(sweep.sweep)
 app.command("resume", epilog=run.RESUME_EXAMPLE)(run.resume)
 app.command("evaluate", epilog=evaluate.EXAMPLE)(evaluate.evaluate)

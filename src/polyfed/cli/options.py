@@ -35,6 +35,10 @@ Recipe = Annotated[
 ]
 Changes = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting by its name; may be repeated.")]
 Load = Annotated[list[str] | None, typer.Option("--load", metavar="FILE", help="File of methods of your own; may be repeated.")]
+DataRoot = Annotated[
+    str | None,
+    typer.Option("--root", metavar="DIR", envvar="POLYFED_DATA", help="Folder that holds the files of experiments' data sets."),
+]
 Device = Annotated[
     str | None,
     typer.Option("--device", metavar="DEVICE", help="Where models are computed on this machine: cpu, cuda, mps or auto."),

@@ -274,3 +274,22 @@ def _names(dots: Sequence[Dot], x: Scale, y: Scale) -> list[str]:
         taken.append((start, start + width, place))
         parts.append(_text(x(dot.x) - 9 if left_side else start, place, name, "end" if left_side else "start", "label"))
     return parts
+
+
+def heat_map(values: Sequence[Sequence[float | None]], rows: Sequence[str], columns: Sequence[str], title: str) -> Markup:
+    """A grid of numbers, each on a field that is the more opaque the larger it is; a field without a number stays empty."""
+    found = [value for line in values for value in line if value is not None]
+    low, high = min(found, default=0.0), max(found, default=1.0)
+    left, top, height = 86, 22, 24
+    width = (WIDTH - left - 6) / max(len(columns), 1)
+    parts = [_text(left + (place + 0.5) * width, top - 7, short(name, 10), "middle") for place, name in enumerate(columns)]
+    for number, (name, line) in enumerate(zip(rows, values, strict=True)):
+        y = top + number * height
+        parts.append(_text(left - 6, y + 16, short(name, 14), "end"))
+        for place, value in enumerate(line):
+            if value is not None:
+                share = 0.15 + 0.7 * ((value - low) / (high - low) if high > low else 0.5)
+                box = f'x="{left + place * width:.2f}" y="{y}" width="{width - 2:.2f}" height="{height - 2}"'
+                parts.append(f'<rect class="fill s0" fill-opacity="{share:.2f}" {box}/>')
+                parts.append(_text(left + (place + 0.5) * width - 1, y + 16, f"{value:.1f}", "middle", "label"))
+    return _svg(top + height * len(rows) + 6, title, parts)

@@ -4,4 +4,5 @@ from __future__ import annotations
 
 KINDS = ("methods", "data", "models", "partitions", "losses")
 RECIPES = "recipes"
-LISTS = (*KINDS, RECIPES)
+EXPERIMENTS = "experiments"
+LISTS = (*KINDS, RECIPES, EXPERIMENTS)

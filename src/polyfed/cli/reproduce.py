@@ -1,0 +1,155 @@
+"""``polyfed reproduce``: a table or figure of a paper, run again, with ours beside theirs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polyfed.cli.estimating import Measuring, time_words
+from polyfed.cli.guard import stoppable
+from polyfed.cli.options import Changes, DataRoot, Json, Quiet, read_change
+from polyfed.cli.output import busy, console, listen, print_json, print_table, status, table, warn
+from polyfed.cli.runs_bar import runs_bar
+from polyfed.errors import SettingError
+from polyfed.run import reproduce as reproduce_experiment
+
+if TYPE_CHECKING:
+    from polyfed.experiments.grid import Form
+    from polyfed.experiments.reproduction import Reproduction
+
+EXAMPLE = (
+    "Examples:\n\npolyfed reproduce fedwon/table-1 --root ~/data --reduced\n\n"
+    "polyfed reproduce fedwon/table-1 --root ~/data --only FedBN --only FedWon --seeds 1\n\npolyfed reproduce --all --estimate"
+)
+NOTE = "From measured speeds of the networks on one core (docs/reproduce.md); runs that several experiments share count once."
+
+
+def reproduce(
+    experiment: Annotated[
+        str | None,
+        typer.Argument(metavar="EXPERIMENT", help="Such as fedwon/table-1 (polyfed ls experiments).", show_default=False),
+    ] = None,
+    root: DataRoot = None,
+    reduced: Annotated[
+        bool, typer.Option("--reduced", help="The form that fits a laptop: fewer rounds, smaller images, one seed.")
+    ] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="METHOD", help="Only this method, as the table or the text form names it; may be repeated."),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", metavar="N", min=1, help="Runs of each cell; default: as the paper.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="With --estimate: all experiments.")] = False,
+    estimate: Annotated[bool, typer.Option("--estimate", help="Train nothing: say what it would cost (core-hours).")] = False,
+    out: Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="Folder of runs and pages.")] = "runs/reproduce",
+    workers: Annotated[
+        str | None,
+        typer.Option("--workers", metavar="N|auto", help="Processes that train clients side by side; results stay the same."),
+    ] = None,
+    changes: Changes = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a table or figure of a paper again and print ours beside theirs; what is there already is reused."""
+    from polyfed.experiments.grid import Form
+
+    settings = dict(read_change(text) for text in changes or ()) | ({} if workers is None else {"workers": workers})
+    form = Form(reduced, tuple(only or ()), seeds, settings)
+    if every:
+        if not estimate or experiment is not None:
+            raise SettingError(
+                "--all is for --estimate: polyfed reproduce --all --estimate. To run experiments, name one at a time."
+            )
+        _estimate_all(form, as_json, quiet)
+        return
+    if experiment is None:
+        raise SettingError("Name an experiment: polyfed reproduce fedwon/table-1. All of them: polyfed ls experiments.")
+    listen(quiet)
+    if estimate:
+        _estimate_one(experiment, form, root, as_json, quiet)
+        return
+    with runs_bar(quiet) as watcher, stoppable("the same command goes on from here; finished runs are kept."):
+        found = reproduce_experiment(
+            experiment, root, reduced=reduced, only=form.only, seeds=seeds, out=out, watcher=watcher, **settings
+        )
+    if not quiet:
+        print_reproduction(found)
+    if as_json:
+        print_json(found.as_json())
+
+
+def print_reproduction(found: Reproduction) -> None:
+    """The paper's tables with ours, what differs, and where the page is."""
+    from rich.markup import escape
+
+    from polyfed.experiments.page import sentences, verdicts
+    from polyfed.experiments.tables import LEGEND, Footnotes, shown_tables
+
+    out, footnotes = console(), Footnotes()
+    out.print(f"[bold]{escape(found.item.paper)}, {escape(found.item.item)}: {escape(found.item.title)}[/bold]")
+    for sentence in sentences(found):
+        out.print(escape(sentence))
+    for made in shown_tables(found, footnotes):
+        shown = table(made.head)
+        for line in made.lines:
+            shown.add_row(*map(escape, line))
+        print_table(made.name, shown)
+    out.print(f"[dim]{escape(LEGEND)}[/dim]")
+    for sentence in [*footnotes.lines(), *verdicts(found)]:
+        out.print(escape(sentence))
+    for problem in dict.fromkeys(found.problems.values()):
+        warn(problem)
+    out.print(f"page: {found.page} and {found.page.with_suffix('.html').name}", soft_wrap=True, markup=False)
+
+
+def _estimate_all(form: Form, as_json: bool, quiet: bool) -> None:
+    """What all experiments would cost, by measured speeds of their networks."""
+    with busy("Looking", quiet):
+        from polyfed.experiments.budget import core_hours
+        from polyfed.experiments.files import item_names, read_item
+        from polyfed.experiments.grid import cells_of, planned_runs
+
+        plans = {name: planned_runs(cells_of(read_item(name), form), form) for name in item_names()}
+        shared = {folder: run for runs in plans.values() for folder, run in runs.items()}
+        rows = [(name, sum(run.seeds for run in runs.values()), core_hours(runs.values())) for name, runs in plans.items()]
+        total = core_hours(shared.values())
+    if not quiet:
+        shown = table(("experiment", "runs", "core-hours"), ("runs", "core-hours"))
+        for name, runs, hours in rows:
+            shown.add_row(name, str(runs), "-" if hours is None else f"{hours:,.1f}")
+        print_table(f"all experiments, {'reduced' if form.reduced else 'full'} form", shown)
+        told = "unknown" if total is None else f"{total:,.0f} core-hours"
+        console().print(f"[bold]{sum(run.seeds for run in shared.values())} different runs: {told}.[/bold]")
+        console().print(f"[dim]{NOTE} A dash: nothing of it can be run yet.[/dim]")
+    if as_json:
+        items = [{"name": name, "runs": runs, "core_hours": hours} for name, runs, hours in rows]
+        print_json({"experiments": items, "core_hours": total, "form": "reduced" if form.reduced else "full", "note": NOTE})
+
+
+def _estimate_one(experiment: str, form: Form, root: str | None, as_json: bool, quiet: bool) -> None:
+    """What one experiment would cost: measured on its data where they are here, else by the speed of its networks."""
+    rows: list[dict[str, Any]] = []
+    with status("Preparing data", quiet) as shown_status:
+        from polyfed.experiments.estimates import estimate_item
+        from polyfed.experiments.files import read_item
+
+        for one in estimate_item(read_item(experiment), form, root, Measuring(shown_status, quiet)):
+            rows.append(one)
+    total = sum(row["core_seconds"] for row in rows if row["core_seconds"] is not None)
+    if not quiet:
+        shown = table(("run", "method", "seeds", "a run", "how"), ("seeds",))
+        for row in rows:
+            seconds = row["core_seconds"]
+            shown.add_row(
+                row["run"],
+                row["method"],
+                str(row["seeds"]),
+                "-" if seconds is None else time_words(seconds / row["seeds"], "core-"),
+                row["how"],
+            )
+        print_table(f"{experiment}, {'reduced' if form.reduced else 'full'} form: what it would cost", shown)
+        console().print(f"[bold]{sum(row['seeds'] for row in rows)} runs: {time_words(total, 'core-')}.[/bold]")
+    if as_json:
+        print_json({"experiment": experiment, "core_hours": total / 3600, "runs": rows})

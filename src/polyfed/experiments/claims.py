@@ -1,0 +1,103 @@
+"""Claims that name an order, checked against numbers: ``part, column: ROW > OTHER``."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from polyfed.errors import SettingError
+from polyfed.experiments.files import PaperItem
+from polyfed.experiments.reproduction import Reproduction
+
+ORDER = re.compile(r"(?:(?P<part>.+), )?(?P<column>[^:]+): (?P<high>.+) > (?P<low>.+)")
+Find = Callable[[str, str, str], tuple[float, float] | None]
+
+
+@dataclass(frozen=True)
+class Order:
+    """One order of two cells: the higher first."""
+
+    text: str
+    part: str
+    column: str
+    high: str
+    low: str
+
+
+@dataclass(frozen=True)
+class Checked:
+    """An order, with the numbers it was checked against; ``holds`` is None where one of them is missing.
+
+    ``close`` says that the two are nearer than their deviations over seeds allow to tell apart.
+    """
+
+    order: Order
+    high: float | None = None
+    low: float | None = None
+    close: bool = False
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the order is that of the numbers."""
+        return None if self.high is None or self.low is None else self.high > self.low
+
+    def __str__(self) -> str:
+        if self.holds is None:
+            return f"{self.order.text}: not run"
+        told = "holds here" if self.holds else "does not hold here"
+        doubt = ", within one deviation over seeds" if self.close else ""
+        return f"{self.order.text}: {told} ({self.high:.4g} and {self.low:.4g}{doubt})"
+
+
+def orders_of(item: PaperItem) -> list[Order]:
+    """The orders an experiment names; parts, rows and columns that it does not have are refused."""
+    return [_order(item, text) for text in item.orders]
+
+
+def _order(item: PaperItem, text: str) -> Order:
+    found = ORDER.fullmatch(text)
+    if found is None:
+        raise SettingError(f"{item.name}: cannot read the order {text!r}. Write: part, column: ROW > OTHER.")
+    parts = [part for part in item.parts if part.name == (found["part"] or part.name)]
+    for part in parts:
+        names = {row.name for row in part.rows}
+        if {found["high"], found["low"]} <= names and found["column"] in {column.name for column in part.columns}:
+            return Order(text, part.name, found["column"], found["high"], found["low"])
+    raise SettingError(f"{item.name}: the order {text!r} names a part, row or column that the experiment does not have.")
+
+
+def published_orders(item: PaperItem) -> list[Checked]:
+    """The orders, checked against the published numbers."""
+
+    def find(part: str, row: str, column: str) -> tuple[float, float] | None:
+        for each in item.parts:
+            if each.name == part:
+                for line in each.rows:
+                    if line.name == row:
+                        value = line.published[[c.name for c in each.columns].index(column)].value
+                        return None if value is None else (value, 0.0)
+        return None
+
+    return [check(order, find) for order in orders_of(item)]
+
+
+def checked_orders(found: Reproduction) -> list[Checked]:
+    """The orders, checked against ours."""
+    places = [(part.name, row.name, column.name) for part in found.item.parts for row in part.rows for column in part.columns]
+    ours = dict(zip(places, found.outcomes, strict=True))
+
+    def find(part: str, row: str, column: str) -> tuple[float, float] | None:
+        one = ours[part, row, column]
+        return None if one.mean is None else (one.mean, one.spread or 0.0)
+
+    return [check(order, find) for order in orders_of(found.item)]
+
+
+def check(order: Order, find: Find) -> Checked:
+    """One order against numbers that ``find(part, row, column)`` gives with their deviations."""
+    high, low = find(order.part, order.high, order.column), find(order.part, order.low, order.column)
+    if high is None or low is None:
+        return Checked(order)
+    return Checked(order, high[0], low[0], abs(high[0] - low[0]) < math.hypot(high[1], low[1]))

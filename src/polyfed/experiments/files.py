@@ -1,0 +1,255 @@
+"""Experiment files: found, read, and their references to each other followed.
+
+A file has sentences (``title``, ``paper``, ``item``, ``claim``, ``measure``), ``seeds``, ``[settings]`` of every run, ``[methods]``
+(settings by a name the paper uses) and one ``[[part]]`` or several: a table of rows and columns. A row, a column and a part each add
+settings; the last one wins. ``like = "paper/item: part"`` takes a part of another file, and changes what is written beside it.
+"""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from polyfed.errors import SettingError, nearest
+from polyfed.experiments.published import Published, read_cells
+from polyfed.settings import setting_names
+
+SHIPPED = Path(__file__).parent / "shipped"
+SUFFIX = ".toml"
+SENTENCES = ("title", "paper", "item", "claim", "measure", "note", "missing", "figure", "x")
+KEYS = (*SENTENCES, "seeds", "settings", "methods", "reduced", "orders", "part")
+OF_PART = (
+    "name",
+    "like",
+    "settings",
+    "columns",
+    "rows",
+    "reduced",
+    "missing",
+    "differs",
+    "score",
+    "unit",
+)
+OF_ROW = ("published", "missing", "like")
+OF_COLUMN = ("name", "read", "mean", "over", "of", "column", "x")
+OF_REDUCED = ("seeds", "columns", "rows", "targets")
+UNITS: Mapping[str, tuple[float, int]] = {"percent": (100.0, 1), "fraction": (1.0, 2)}
+"""What a score between 0 and 1 is multiplied by, and how many digits are written."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: what is read from a run, or from other columns.
+
+    Attributes:
+        name: as the paper heads it.
+        read: ``mean`` (over seen domains), ``unseen`` (mean over unseen domains), or the name of a seen domain.
+        mean: names of columns that this one is the mean of.
+        over: settings, one group after the other, whose runs this column is the mean of.
+        of: another experiment whose cells it shows, those of the rows of the same names.
+        column: the column there.
+        x: its place on the horizontal axis of a figure.
+        settings: of its runs.
+    """
+
+    name: str
+    read: str = ""
+    mean: tuple[str, ...] = ()
+    over: tuple[Mapping[str, Any], ...] = ()
+    of: str = ""
+    column: str = ""
+    x: float | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row: the settings of its runs, what was published, and what is missing to run it."""
+
+    name: str
+    settings: Mapping[str, Any]
+    published: tuple[Published, ...]
+    missing: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One table of an experiment.
+
+    Attributes:
+        name: the heading; empty where there is only one part.
+        settings: of all its runs.
+        columns: its columns.
+        rows: its rows.
+        reduced: what the reduced form changes.
+        missing: what is missing to run it; empty where nothing is.
+        differs: how its settings differ from the paper's: for a column or a row by its name, for all cells under "all".
+        score: which score is read.
+        unit: percent or fraction.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    reduced: Mapping[str, Any] = field(default_factory=dict)
+    missing: str = ""
+    differs: Mapping[str, str] = field(default_factory=dict)
+    score: str = "accuracy"
+    unit: str = "percent"
+
+
+@dataclass(frozen=True)
+class PaperItem:
+    """A table or a figure of a paper."""
+
+    name: str
+    title: str
+    paper: str
+    item: str
+    claim: str
+    measure: str
+    seeds: int
+    parts: tuple[Part, ...]
+    reduced: Mapping[str, Any] = field(default_factory=dict)
+    orders: tuple[str, ...] = ()
+    note: str = ""
+    missing: str = ""
+    figure: str = ""
+    x: str = ""
+
+    @property
+    def is_figure(self) -> bool:
+        """Whether the paper draws it."""
+        return self.item.startswith("Figure")
+
+
+def item_names() -> list[str]:
+    """The names of all experiments, by paper, tables before figures."""
+    names = [file.relative_to(SHIPPED).with_suffix("").as_posix() for file in SHIPPED.rglob(f"*{SUFFIX}")]
+    return sorted(names, key=_place)
+
+
+def _place(name: str) -> tuple[str, bool, int, str]:
+    paper, _, item = name.partition("/")
+    kind, _, number = item.partition("-")
+    return paper, kind != "table", int(number) if number.isdigit() else 1000, number
+
+
+@functools.cache
+def read_item(name: str) -> PaperItem:
+    """Read an experiment by its name."""
+    if name not in item_names():
+        raise SettingError(f"There is no experiment {name!r}. {nearest(name, item_names())} All of them: polyfed ls experiments.")
+    return item_from(name, (SHIPPED / f"{name}{SUFFIX}").read_text(encoding="utf-8"))
+
+
+def item_from(name: str, text: str) -> PaperItem:
+    """An experiment from the text of its file."""
+    document = tomllib.loads(text)
+    _refuse(name, document, KEYS)
+    document["methods"] = _methods(name, document.get("methods", {}))
+    parts = [_part(f"{name}, part {number}", each, document) for number, each in enumerate(document.get("part", ()), 1)]
+    sentences = {key: str(document.get(key, "")) for key in SENTENCES}
+    reduced = document.get("reduced", {})
+    _refuse(f"{name}, reduced", reduced, (*OF_REDUCED, *setting_names()))
+    return PaperItem(
+        name=name,
+        seeds=int(document.get("seeds", 1)),
+        parts=tuple(parts),
+        reduced=_plain(reduced),
+        orders=tuple(document.get("orders", ())),
+        **sentences,
+    )
+
+
+def _refuse(where: str, found: Mapping[str, Any], known: Sequence[str]) -> None:
+    for key in found:
+        if key not in known:
+            raise SettingError(f"{where}: there is no entry {key!r}. {nearest(key, known)}")
+
+
+def _methods(name: str, written: Any) -> dict[str, Any]:
+    """The settings of each method by its name, or those of another file."""
+    if isinstance(written, str):
+        other = tomllib.loads((SHIPPED / f"{written}{SUFFIX}").read_text(encoding="utf-8"))
+        return _methods(written, other.get("methods", {}))
+    for row, settings in written.items():
+        _refuse(f"{name}, methods, {row}", settings, setting_names())
+    return dict(written)
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+def _part(where: str, written: Mapping[str, Any], document: Mapping[str, Any]) -> Part:
+    _refuse(where, written, OF_PART)
+    base = _liked(written["like"]) if "like" in written else None
+    columns = tuple(map(_column, written["columns"])) if "columns" in written else base.columns if base else ()
+    own = {**_plain(document.get("settings", {})), **_plain(written.get("settings", {}))}
+    _refuse(where, own, setting_names())
+    rows = _rows(where, written, document, base, len(columns))
+    differs = written.get("differs", {})
+    return Part(
+        name=str(written.get("name", base.name if base else "")),
+        settings={**(base.settings if base else {}), **own},
+        columns=columns,
+        rows=rows,
+        reduced={**(base.reduced if base else {}), **_plain(written.get("reduced", {}))},
+        missing=str(written.get("missing", base.missing if base else "")),
+        differs={**(base.differs if base else {}), **({"all": differs} if isinstance(differs, str) else differs)},
+        score=str(written.get("score", base.score if base else "accuracy")),
+        unit=str(written.get("unit", base.unit if base else "percent")),
+    )
+
+
+def _liked(text: str) -> Part:
+    """The part of another experiment: ``paper/item``, or ``paper/item: name of the part``."""
+    name, _, wanted = (word.strip() for word in text.partition(":"))
+    parts = read_item(name).parts
+    found = [part for part in parts if part.name == wanted or not wanted]
+    if not found:
+        raise SettingError(f"{name} has no part {wanted!r}. {nearest(wanted, [part.name for part in parts])}")
+    return found[0]
+
+
+def _column(written: Any) -> Column:
+    if isinstance(written, str):
+        return Column(written, written)
+    settings = _plain({key: value for key, value in written.items() if key not in OF_COLUMN})
+    _refuse(f"column {written.get('name')}", settings, setting_names())
+    return Column(
+        str(written["name"]),
+        str(written.get("read", written["name"])),
+        tuple(written.get("mean", ())),
+        tuple(map(_plain, written.get("over", ()))),
+        str(written.get("of", "")),
+        str(written.get("column", "")),
+        written.get("x"),
+        settings,
+    )
+
+
+def _rows(where: str, written: Mapping[str, Any], document: Mapping[str, Any], base: Part | None, columns: int) -> tuple[Row, ...]:
+    known = {row.name: row for row in base.rows} if base else {}
+    if "rows" not in written:
+        return tuple(known.values())
+    rows = []
+    for name, value in written["rows"].items():
+        given = {"published": value} if isinstance(value, str) else dict(value)
+        like = str(given.get("like", name))
+        before = known.get(like)
+        settings = {**_plain(document["methods"].get(like, {})), **(before.settings if before else {})}
+        settings |= _plain({key: each for key, each in given.items() if key not in OF_ROW})
+        _refuse(f"{where}, row {name}", settings, setting_names())
+        inherited = before is not None and "published" not in given and len(before.published) == columns
+        published = (
+            before.published if inherited and before else read_cells(str(given.get("published", "")), columns, f"{where}, {name}")
+        )
+        rows.append(Row(name, settings, published, str(given.get("missing", before.missing if before else ""))))
+    return tuple(rows)

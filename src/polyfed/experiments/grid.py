@@ -1,0 +1,229 @@
+"""The runs of an experiment: settings of each cell, in full and in reduced form, and which cells share a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from polyfed.errors import SettingError, nearest
+from polyfed.experiments.files import OF_REDUCED, Column, PaperItem, Part, Row, read_item
+from polyfed.experiments.published import Published
+from polyfed.recipes import layered
+from polyfed.runs.folder_names import data_slug, slug
+from polyfed.settings import Settings
+
+NOT_IN_NAME = ("seed", "root", "workers", "checkpoint_every")
+LEFT_OUT = "not in the reduced form"
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is asked for of an experiment: in full or reduced, which methods, how many seeds, and settings that win over all others."""
+
+    reduced: bool = False
+    only: tuple[str, ...] = ()
+    seeds: int | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: where it stands, what was published, and the settings of its runs.
+
+    Attributes:
+        item: the experiment whose runs it shows.
+        part: its part there.
+        row: its row.
+        column: its column.
+        published: what the paper has.
+        settings: of its runs, but for the seed; None where nothing is run for it.
+        seeds: how many seeds.
+        why_not: why nothing is run for it.
+        notes: how its setting differs from the paper's.
+    """
+
+    item: PaperItem
+    part: Part
+    row: Row
+    column: Column
+    published: Published
+    settings: Settings | None
+    seeds: int
+    why_not: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What tells it apart from all others."""
+        return self.item.name, self.part.name, self.row.name, self.column.name
+
+
+def cells_of(item: PaperItem, form: Form) -> list[Cell]:
+    """Every cell of an experiment, row by row."""
+    check_only(item, form.only)
+    return [cell for part in item.parts for row in part.rows for cell in _cells_of_row(item, part, row, form)]
+
+
+def check_only(item: PaperItem, only: Sequence[str]) -> None:
+    """Refuse the name of a method that the experiment does not have."""
+    rows = [row for part in item.parts for row in part.rows]
+    known = dict.fromkeys(name for row in rows for name in (row.name, str(row.settings.get("method", ""))) if name)
+    for name in only:
+        if name.casefold() not in {each.casefold() for each in known}:
+            raise SettingError(f"{item.name} has no method {name!r}. {nearest(name, list(known))}")
+
+
+def _cells_of_row(item: PaperItem, part: Part, row: Row, form: Form) -> Iterator[Cell]:
+    for column, published in zip(part.columns, row.published, strict=True):
+        if column.of:
+            yield _referred(item, part, row, column, published, form)
+            continue
+        reduced = {**item.reduced, **part.reduced}
+        why = _why_not(part, row, column, published, form, reduced)
+        settings = None if why or column.mean or column.over else settings_of(item, part, row, column, form)
+        notes = [part.differs[key] for key in ("all", column.name, row.name) if key in part.differs]
+        notes += _changes(item, part, row, column, form) if settings is not None else []
+        seeds = form.seeds or (int(reduced.get("seeds", 1)) if form.reduced else item.seeds)
+        yield Cell(item, part, row, column, published, settings, seeds, why, tuple(notes))
+
+
+def _why_not(part: Part, row: Row, column: Column, published: Published, form: Form, reduced: Mapping[str, Any]) -> str:
+    if not published.exists:
+        return published.text
+    if part.missing or row.missing:
+        return f"not yet: {part.missing or row.missing}"
+    names = {row.name.casefold(), str(row.settings.get("method", "")).casefold()}
+    if form.only and not names & {name.casefold() for name in form.only}:
+        return "not asked for"
+    if form.reduced and _left_out(row, column, reduced):
+        return LEFT_OUT
+    return ""
+
+
+def _left_out(row: Row, column: Column, reduced: Mapping[str, Any]) -> bool:
+    """Whether the reduced form has no such cell; a mean stays where one of its columns does."""
+    kept_columns, kept_rows = reduced.get("columns"), reduced.get("rows")
+    if kept_rows and row.name not in kept_rows:
+        return True
+    return bool(kept_columns) and not {column.name, *column.mean} & set(kept_columns or ())
+
+
+def settings_of(item: PaperItem, part: Part, row: Row, column: Column, form: Form) -> Settings:
+    """The settings of a cell's runs."""
+    full = layered(part.settings, row.settings, column.settings)
+    return Settings(**layered(full, _reduction(item, part, full) if form.reduced else {}, form.changes))
+
+
+def _reduction(item: PaperItem, part: Part, full: Mapping[str, Any]) -> dict[str, Any]:
+    """What the reduced form changes; rounds above those of the full form stay as they are."""
+    changes = layered(*({k: v for k, v in each.items() if k not in OF_REDUCED} for each in (item.reduced, part.reduced)))
+    for budget in ("rounds", "total_epochs"):
+        if budget in changes and full.get(budget) is not None:
+            changes[budget] = min(changes[budget], full[budget])
+    return changes
+
+
+def _changes(item: PaperItem, part: Part, row: Row, column: Column, form: Form) -> list[str]:
+    """What the reduced form and the user changed, in words."""
+    full = layered(part.settings, row.settings, column.settings)
+    notes = []
+    for words, changes in (
+        ("reduced", _reduction(item, part, full) if form.reduced else {}),
+        ("changed by the user", form.changes),
+    ):
+        told = [
+            f"{name} {value} (paper: {full.get(name, _default(name))})"
+            for name, value in changes.items()
+            if _matters(name, value, full)
+        ]
+        notes += [f"{words}: {', '.join(told)}"] if told else []
+    return notes
+
+
+def _default(name: str) -> Any:
+    return getattr(Settings(), name)
+
+
+def _matters(name: str, value: Any, full: Mapping[str, Any]) -> bool:
+    return name not in NOT_IN_NAME and value != full.get(name, _default(name))
+
+
+def _referred(item: PaperItem, own: Part, row: Row, column: Column, published: Published, form: Form) -> Cell:
+    """A cell of another experiment, with the number that this one prints."""
+    if not published.exists:
+        return Cell(item, own, row, column, published, None, 1, published.text)
+    other = read_item(column.of)
+    plain = dataclasses.replace(form, only=())
+    for part in other.parts:
+        for its_row in part.rows:
+            if its_row.name == row.name:
+                found = [
+                    cell
+                    for cell in _cells_of_row(other, part, its_row, plain)
+                    if cell.column.name == (column.column or column.name)
+                ]
+                if found:
+                    asked = not form.only or {row.name.casefold(), str(its_row.settings.get("method", "")).casefold()} & {
+                        name.casefold() for name in form.only
+                    }
+                    why = found[0].why_not if asked else "not asked for"
+                    return dataclasses.replace(found[0], published=published, why_not=why)
+    raise SettingError(f"{column.of} has no cell in row {row.name!r} and column {column.column or column.name!r}.")
+
+
+def sources_of(cell: Cell, form: Form) -> list[Cell]:
+    """The cells that a mean is taken over, in the reduced form those that it has; the cell itself where it is no mean."""
+    whole = dataclasses.replace(form, only=())
+    if cell.column.over:
+        targets = {**cell.item.reduced, **cell.part.reduced}.get("targets") if form.reduced else None
+        kept = [each for each in cell.column.over if not targets or set(each.get("unseen", ())) & set(targets)]
+        return [_over(cell, each, whole, len(kept) < len(cell.column.over)) for each in kept]
+    if not cell.column.mean:
+        return [cell]
+    row = [each for each in _cells_of_row(cell.item, cell.part, cell.row, whole) if each.column.name in cell.column.mean]
+    found = [each for each in row if each.why_not != LEFT_OUT]
+    note = (f"reduced: mean over {', '.join(each.column.name for each in found)} only",) if len(found) < len(row) else ()
+    return [dataclasses.replace(each, notes=(*each.notes, *note)) for each in found]
+
+
+def _over(cell: Cell, more: Mapping[str, Any], form: Form, shortened: bool) -> Cell:
+    """One of the runs that a column is the mean of."""
+    column = dataclasses.replace(cell.column, over=(), settings={**cell.column.settings, **more})
+    notes = _changes(cell.item, cell.part, cell.row, column, form)
+    notes += [f"reduced: mean over {', '.join(more.get('unseen', ()))} only"] if shortened else []
+    settings = settings_of(cell.item, cell.part, cell.row, column, form)
+    return dataclasses.replace(cell, column=column, settings=settings, notes=(*cell.notes, *notes))
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """Runs that differ in their seed only, and that one cell or several read."""
+
+    settings: Settings
+    seeds: int
+    words: str
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder that holds them."""
+        values = {key: value for key, value in dataclasses.asdict(self.settings).items() if key not in NOT_IN_NAME}
+        written = json.dumps(values, sort_keys=True, default=list).encode()
+        return f"{data_slug(self.settings.data)}-{slug(self.settings.method)[:30]}-{hashlib.sha256(written).hexdigest()[:10]}"
+
+
+def planned_runs(cells: Sequence[Cell], form: Form) -> dict[str, PlannedRun]:
+    """The runs of cells, each once, by their folders."""
+    runs: dict[str, PlannedRun] = {}
+    for cell in cells:
+        if cell.why_not:
+            continue
+        for source in sources_of(cell, form):
+            if source.settings is not None:
+                run = PlannedRun(source.settings, source.seeds, " ".join(filter(None, (source.part.name, source.row.name))))
+                if run.folder not in runs or runs[run.folder].seeds < run.seeds:
+                    runs[run.folder] = run
+    return runs

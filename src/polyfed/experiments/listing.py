@@ -1,0 +1,87 @@
+"""All experiments as rows of a list: paper, data, cost in full and in reduced form, whether this machine has the data, and their state."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from polyfed.data.registry import data_sets
+from polyfed.errors import PolyfedError
+from polyfed.experiments.budget import core_hours
+from polyfed.experiments.files import PaperItem, item_names, read_item
+from polyfed.experiments.grid import Form, cells_of, planned_runs
+from polyfed.experiments.reproduction import FOLDER
+from polyfed.text import read_call
+
+READY, IN_PART, NOT_YET = "can be run", "in part", "not yet"
+FULL, REDUCED = Form(), Form(reduced=True)
+
+
+def experiment_rows(root: str | None = None, out: str | Path = FOLDER) -> list[dict[str, Any]]:
+    """A row for each experiment."""
+    here: dict[str, bool] = {}
+    return [_row(read_item(name), root, Path(out), here) for name in item_names()]
+
+
+def _row(item: PaperItem, root: str | None, out: Path, here: dict[str, bool]) -> dict[str, Any]:
+    cells = cells_of(item, FULL)
+    missing = list(dict.fromkeys(cell.why_not.removeprefix("not yet: ") for cell in cells if cell.why_not.startswith("not yet")))
+    full, reduced = planned_runs(cells, FULL), planned_runs(cells_of(item, REDUCED), REDUCED)
+    data = list(dict.fromkeys(run.settings.data for run in full.values()))
+    for text in data:
+        if text not in here:
+            here[text] = has_data(text, root)
+    return {
+        "name": item.name,
+        "title": item.title,
+        "paper": item.paper,
+        "item": item.item,
+        "data": data_names(item),
+        "runs": sum(run.seeds for run in full.values()),
+        "core_hours_full": core_hours(full.values()),
+        "core_hours_reduced": core_hours(reduced.values()),
+        "data_here": bool(data) and all(here[text] for text in data),
+        "state": state_of(item),
+        "missing": missing,
+        "finished_runs": {"full": _finished(full, out), "reduced": _finished(reduced, out)},
+    }
+
+
+def data_names(item: PaperItem) -> list[str]:
+    """The data sets of an experiment, also those that polyfed does not read yet."""
+    columns = (part.settings.get("data") or part.name for part in item.parts if not all(column.of for column in part.columns))
+    named = [read_call(str(text)).name if "(" in str(text) or text in data_sets else str(text) for text in columns]
+    named += [name for part in item.parts for column in part.columns if column.of for name in data_names(read_item(column.of))]
+    return list(dict.fromkeys(name.replace("_", "-") for name in named if name))
+
+
+def state_of(item: PaperItem) -> str:
+    """Whether all of its cells can be run with what polyfed has, some, or none."""
+    cells = [cell for cell in cells_of(item, FULL) if cell.published.exists]
+    waiting = [cell for cell in cells if cell.why_not.startswith("not yet")]
+    if not cells or len(waiting) == len(cells):
+        return NOT_YET
+    return IN_PART if waiting or item.missing else READY
+
+
+def has_data(text: str, root: str | None) -> bool:
+    """Whether the files of a data set are there; nothing is decoded."""
+    name = read_call(text).name
+    if name not in data_sets:
+        return False
+    record = data_sets.find(name)
+    declaration = record.extra.get("declaration")
+    if declaration is None:
+        return "root" not in record.signature.parameters
+    if root is None:
+        return False
+    with contextlib.suppress(PolyfedError, OSError):
+        return bool(declaration.sources_to_check(root))
+    return False
+
+
+def _finished(folders: Iterable[str], out: Path) -> int:
+    """How many runs of these folders have come to their end, as far as their metrics say."""
+    return sum(1 for name in folders for file in (out / "runs" / name).glob("*/run.toml") if (file.parent / "checkpoint").is_dir())

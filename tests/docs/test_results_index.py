@@ -1,0 +1,71 @@
+"""The index of results: its verdicts follow from the tables of the pages, and orders in words on those pages are true of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from types import ModuleType
+
+import pytest
+
+from helpers.paths import ROOT
+from polyfed.experiments.files import item_names
+
+PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
+ORDER = re.compile(
+    r"(?P<one>[\w+][\w+ -]*?) is (?P<points>[\d.]+) points? (?P<way>above|below) (?P<other>[\w+ -]+?) \((?P<a>[\d.]+) against (?P<b>[\d.]+)\)"
+)
+
+
+@pytest.fixture(scope="module")
+def index() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("results_index", ROOT / "docs" / "results_index.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_experiment_has_one_row_with_its_command() -> None:
+    lines = (ROOT / "docs" / "results" / "index.md").read_text().splitlines()
+    rows = [line.split(" | ") for line in lines if line.startswith("| ") and "polyfed reproduce" in line]
+    assert [row[0].removeprefix("| ") for row in rows] == item_names()
+    assert all(f"`polyfed reproduce {name} --root DATA`" in row[-1] for name, row in zip(item_names(), rows, strict=True))
+
+
+def test_verdicts_say_no_more_than_seeds_carry(index: ModuleType) -> None:
+    def verdict(high: tuple[float, float], low: tuple[float, float]) -> str:
+        numbers = [index.Number(*each, "0, 1") for each in (high, low)]
+        return str(index.Measured("o", ("a", "b"), *numbers, "p.md", "s").verdict)
+
+    assert verdict((88.8, 0.6), (87.1, 0.1)) == index.HOLDS
+    assert verdict((22.3, 4.8), (35.1, 3.0)) == index.DOES_NOT
+    assert verdict((40.0, 1.0), (39.5, 1.0)) == index.UNDECIDED and verdict((40.0, 0.0), (40.0, 0.0)) == index.UNDECIDED
+
+
+def test_numbers_are_read_from_the_pages_and_wrong_names_are_errors(index: ModuleType) -> None:
+    page = (ROOT / "docs" / "results" / "digits-five.md").read_text()
+    found = index.number("digits-five.md", "Accuracy, %", "FedBN", "mean")
+    row = next(line for line in page.splitlines() if line.startswith("| FedBN |"))
+    assert f"**{found}**" in row and row.endswith(f"| {found.seeds} |")
+    for wrong in (("No heading", "FedBN", "mean"), ("Accuracy, %", "FedBM", "mean"), ("Accuracy, %", "FedBN", "men")):
+        with pytest.raises(SystemExit):
+            index.number("digits-five.md", *wrong)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_orders_in_words_are_those_of_the_tables(page: object) -> None:
+    text = " ".join(page.read_text().split())  # type: ignore[attr-defined]
+    rows = page.read_text().splitlines()  # type: ignore[attr-defined]
+    for found in ORDER.finditer(text):
+        a, b, points = (float(found[key]) for key in ("a", "b", "points"))
+        assert points == pytest.approx(abs(a - b), abs=0.051) and (a > b) == (found["way"] == "above"), found.group()
+        for name, number in ((found["one"].strip(), found["a"]), (found["other"], found["b"])):
+            assert any(row.startswith(f"| {name} |") and number in row for row in rows), found.group()
+
+
+def test_the_pattern_of_orders_finds_the_one_that_is_written() -> None:
+    texts = [" ".join(page.read_text().split()) for page in PAGES]
+    assert sum(len(ORDER.findall(text)) for text in texts) >= 1

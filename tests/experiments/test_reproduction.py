@@ -1,0 +1,183 @@
+"""Reproduce from end to end on a tiny experiment: trained once, reused, changed, stopped and gone on with; tables, pages, pictures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from helpers.command_line import Command, says
+from polyfed.errors import SettingError
+from polyfed.experiments import files
+from polyfed.experiments.files import item_from
+from polyfed.experiments.grid import Form, cells_of, planned_runs
+from polyfed.experiments.page import write_page
+from polyfed.experiments.reproduction import FAILED, NO_DATA, Reproduction, reproduce_item
+from polyfed.runs.watcher import Watcher
+
+TINY = """\
+title = "A tiny comparison"
+paper = "Tiny"
+item = "Figure 1"
+claim = "FedBN is above FedAvg."
+orders = ["seen, avg: FedBN > FedAvg", "other data, a: FedAvg > FedBN"]
+measure = "accuracy, percent"
+figure = "curves"
+seeds = 2
+
+[settings]
+data = "digits-mini(per_domain=40)"
+rounds = 3
+evaluate_every = 1
+batch_size = 16
+
+[reduced]
+seeds = 1
+rounds = 1
+
+[methods]
+FedAvg = { method = "fedavg" }
+FedBN = { method = "fedbn", lr = 0.1 }
+
+[[part]]
+name = "seen"
+columns = ["plain", { name = "avg", read = "mean" }]
+differs = { plain = "its own plain digits" }
+rows = { FedAvg = "50.0±1.0 40.0", FedBN = "≈60.0 n/a" }
+
+[[part]]
+name = "unseen"
+columns = [{ name = "S", read = "unseen", unseen = ["street"] }, { name = "P", read = "unseen", unseen = ["plain"] }, { name = "avg", mean = ["S", "P"] }]
+reduced = { columns = ["S"] }
+rows = { FedAvg = "1.0 2.0 -", FedBN = { published = "1.5 2.5 2.0", missing = "patience" } }
+
+[[part]]
+name = "other data"
+settings = { data = "pacs(size=32)" }
+columns = ["a"]
+rows = { FedAvg = "1", FedBN = "2", Wrong = { method = "fedbn", model = "hfedf_cnn", data = "digits-mini(per_domain=40)", published = "3" } }
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("reproduced")
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> Reproduction:
+    return reproduce_item(item_from("tiny/figure-1", TINY), Form(reduced=True), out=folder)
+
+
+def test_cells_have_ours_beside_theirs(found: Reproduction) -> None:
+    cells = {(one.cell.part.name, one.cell.row.name, one.cell.column.name): one for one in found.outcomes}
+    one = cells["seen", "FedAvg", "plain"]
+    assert one.mean is not None and 0 <= one.mean <= 100 and list(one.values) == [0]
+    assert one.difference == pytest.approx(one.mean - 50.0)
+    assert one.notes == ("its own plain digits", "reduced: rounds 1 (paper: 3)", "1 seed (paper: 2)")
+    assert cells["seen", "FedBN", "avg"].difference is None and cells["seen", "FedBN", "avg"].mean is not None
+    states = {key: cell.state for key, cell in cells.items() if cell.state}
+    assert states["unseen", "FedBN", "S"] == "not yet"
+    assert states["unseen", "FedAvg", "P"] == "not in the reduced form" and states["unseen", "FedAvg", "avg"] == "-"
+    assert states["other data", "FedAvg", "a"] == NO_DATA and states["other data", "Wrong", "a"] == FAILED
+    assert ("unseen", "FedAvg", "S") not in states
+
+
+def test_a_mean_is_that_of_its_columns_and_shares_their_runs() -> None:
+    item = item_from("tiny/table-1", TINY.replace('FedAvg = "1.0 2.0 -"', 'FedAvg = "1.0 2.0 1.5"'))
+    form = Form(seeds=1)
+    cells = [cell for cell in cells_of(item, form) if cell.part.name == "unseen" and cell.row.name == "FedAvg"]
+    assert [cell.column.name for cell in cells] == ["S", "P", "avg"] and cells[2].settings is None
+    assert len(planned_runs(cells, form)) == len(planned_runs(cells[2:], form)) == 2
+
+
+class Counting(Watcher):
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.begun: list[tuple[int, int]] = []
+
+    def begin(self, words: str, number: int, total: int) -> None:
+        self.begun.append((number, total))
+
+    def round(self, server: object) -> None:
+        self.rounds += 1
+
+
+def test_what_is_there_is_reused_and_what_was_stopped_goes_on(found: Reproduction, folder: Path) -> None:
+    class Stop(Counting):
+        def round(self, server: object) -> None:
+            super().round(server)
+            if self.rounds == 2:
+                raise KeyboardInterrupt
+
+    again = Counting()
+    repeated = reproduce_item(found.item, Form(reduced=True), out=folder, watcher=again)
+    assert again.rounds == 0 and [one.values for one in repeated.outcomes] == [one.values for one in found.outcomes]
+    assert [number for number, _ in again.begun] == list(range(1, len(again.begun) + 1))
+    form = Form(only=("FedBN",), seeds=1)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce_item(found.item, form, out=folder, watcher=Stop())
+    rest = Counting()
+    finished = reproduce_item(found.item, form, out=folder, watcher=rest)
+    whole = reproduce_item(found.item, form, out=folder / "elsewhere")
+    assert 0 < rest.rounds <= 2
+    assert [run.digest for runs in finished.trained.values() for run in runs] == [
+        run.digest for runs in whole.trained.values() for run in runs
+    ]
+
+
+def test_the_page_says_what_was_done_and_pictures_stand_beside_it(found: Reproduction) -> None:
+    page = write_page(found)
+    text = page.read_text()
+    assert page.name == "figure-1-reduced.md" and "Reduced form" in text
+    assert "| FedAvg | 50.0 ± 1.0 / " in text and "≈60.0 / " in text and "n/a / " in text and "1 / no data" in text
+    assert "polyfed reproduce tiny/figure-1 --reduced --root DATA" in text
+    for runs in found.trained.values():
+        assert f"`{runs[0].digest[:16]}`" in text and runs[0].made_with["torch"] in text
+    assert "other data, a: FedAvg > FedBN: not run" in text and "seen, avg: FedBN > FedAvg: " in text
+    drawn = sorted(page.parent.glob("figure-1-reduced-*.svg"))
+    assert drawn and all(file.read_text().startswith("<svg xmlns=") and f"]({file.name})" in text for file in drawn)
+    html = page.with_suffix(".html").read_text()
+    assert html.count("<svg") >= len(drawn) and "<script" not in html and "50.0 ± 1.0 / " in html
+
+
+def test_the_command(polyfed: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("POLYFED_DATA", raising=False)
+    (tmp_path / "shipped" / "tiny").mkdir(parents=True)
+    (tmp_path / "shipped" / "tiny" / "figure-1.toml").write_text(TINY)
+    monkeypatch.setattr(files, "SHIPPED", tmp_path / "shipped")
+    files.read_item.cache_clear()
+    try:
+        ended = polyfed("reproduce", "tiny/figure-1", "--reduced", "--only", "fedbn", "--out", "done", "--json")
+        assert ended.code == 0 and "no data" in ended.out and "failed" in ended.out
+        cells = ended.json["cells"]
+        assert {cell["state"] for cell in cells} >= {"measured", "no data", "not asked for", "not yet"}
+        assert Path(ended.json["page"]) == Path("done/tiny/figure-1-reduced.md") and Path(ended.json["page"]).is_file()
+        (row,) = polyfed("ls", "experiments", "--json").json["items"]
+        assert (row["name"], row["state"], row["data_here"]) == ("tiny/figure-1", "in part", False)
+        estimated = polyfed("reproduce", "--all", "--estimate", "--reduced", "--json")
+        assert estimated.code == 0 and len(estimated.json["experiments"]) == 1
+        measured = polyfed("reproduce", "tiny/figure-1", "--reduced", "--only", "FedAvg", "--estimate", "--json").json["runs"]
+        assert {run["how"].split(";")[0] for run in measured} == {"measured", "speed of the network"}
+        says(polyfed("reproduce", "tiny/figure-2"), "no experiment 'tiny/figure-2'", "Did you mean tiny/figure-1?")
+        says(polyfed("reproduce", "tiny/figure-1", "--only", "FedBM"), "no method 'FedBM'", "FedBN")
+        says(polyfed("reproduce", "--all"), "--all is for --estimate")
+        says(polyfed("reproduce"), "Name an experiment")
+    finally:
+        files.read_item.cache_clear()
+
+
+def test_files_that_cannot_be_read_say_where() -> None:
+    for old, new, words in (
+        ('"50.0±1.0 40.0"', '"50.0"', "1 published cells for 2 columns"),
+        ('"50.0±1.0 40.0"', '"50.0±1.0 4o.0"', "'4o.0'"),
+        ("rounds = 3", "ronds = 3", "'ronds'"),
+        ('claim = "', 'clam = "', "'clam'"),
+    ):
+        with pytest.raises(SettingError, match=words):
+            item_from("tiny/figure-1", TINY.replace(old, new, 1))
+
+
+def test_json_holds_every_cell(found: Reproduction) -> None:
+    assert len(json.loads(json.dumps(found.as_json()))["cells"]) == len(found.outcomes) == 4 + 6 + 3
