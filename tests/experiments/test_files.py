@@ -15,7 +15,7 @@ from polyfed.experiments.claims import published_orders
 from polyfed.experiments.figures import KINDS
 from polyfed.experiments.files import SHIPPED, PaperItem, item_names, read_item
 from polyfed.experiments.grid import Form, cells_of, planned_runs, settings_of
-from polyfed.experiments.listing import IN_PART, NOT_YET, READY, state_of
+from polyfed.experiments.listing import IN_PART, NOT_YET, READY, experiment_rows, state_of
 from polyfed.experiments.published import Published, read_cell
 from polyfed.recipes.checks import Findings, check_data, check_texts
 from polyfed.settings import Settings
@@ -227,10 +227,14 @@ def test_the_reduced_form_is_smaller_and_has_runs_wherever_the_full_form_has() -
 
 def test_states_are_those_of_the_audit() -> None:
     states = {name: state_of(read_item(name)) for name in item_names()}
-    assert set(states.values()) == {READY, IN_PART, NOT_YET}
-    assert all(
-        read_item(name).missing or any(p.missing for p in read_item(name).parts)
-        for name, state in states.items()
-        if state == NOT_YET
-    )
+    assert Counter(states.values()) == {READY: 46, IN_PART: 14, NOT_YET: 23}
     assert states["fedwon/table-1"] == IN_PART and states["fedwon/table-3"] == READY and states["gperxan/table-3"] == NOT_YET
+
+
+def test_the_list_has_83_rows_with_cost_data_and_state(tmp_path: Path) -> None:
+    rows = experiment_rows(root=None, out=tmp_path)
+    assert [row["name"] for row in rows] == item_names()
+    for row in rows:
+        assert row["data"] and row["runs"] > 0 and 0 < row["core_hours_reduced"] < row["core_hours_full"], row
+        assert row["core_hours_reduced"] < 3 or row["state"] == NOT_YET, row
+        assert bool(row["missing"]) == (row["state"] != READY) and not row["data_here"]

@@ -18,7 +18,7 @@ from polyfed.recipes.checks import embedded, record_of
 from polyfed.runs.assemble import build_bench, prepared_model
 from polyfed.settings import Settings
 
-LIGHT = ("resnet20", "lenet", "hfedf_cnn", "six_layer_cnn")
+LIGHT = ("resnet20", "lenet")
 """Networks that are built in a moment; the others are built by make test-slow."""
 Built = tuple[str, str]
 
@@ -46,7 +46,7 @@ def label(key: Built) -> str:
 
 
 def marked() -> list[object]:
-    light = [key for key in BUILDS if key[0].split("(")[0] in LIGHT and "hfedf(" not in key[1]]
+    light = [key for key in BUILDS if key[0].split("(")[0] in LIGHT]
     return [pytest.param(key, id=label(key), marks=[] if key in light else pytest.mark.slow) for key in BUILDS]
 
 

@@ -42,13 +42,13 @@ FedBN = { method = "fedbn", lr = 0.1 }
 
 [[part]]
 name = "seen"
-columns = ["plain", { name = "avg", read = "mean" }]
-differs = { plain = "its own plain digits" }
+columns = ["pen", { name = "avg", read = "mean" }]
+differs = { pen = "its own pen digits" }
 rows = { FedAvg = "50.0±1.0 40.0", FedBN = "≈60.0 n/a" }
 
 [[part]]
 name = "unseen"
-columns = [{ name = "S", read = "unseen", unseen = ["street"] }, { name = "P", read = "unseen", unseen = ["plain"] }, { name = "avg", mean = ["S", "P"] }]
+columns = [{ name = "S", read = "unseen", unseen = ["street"] }, { name = "P", read = "unseen", unseen = ["pen"] }, { name = "avg", mean = ["S", "P"] }]
 reduced = { columns = ["S"] }
 rows = { FedAvg = "1.0 2.0 -", FedBN = { published = "1.5 2.5 2.0", missing = "patience" } }
 
@@ -72,10 +72,10 @@ def found(folder: Path) -> Reproduction:
 
 def test_cells_have_ours_beside_theirs(found: Reproduction) -> None:
     cells = {(one.cell.part.name, one.cell.row.name, one.cell.column.name): one for one in found.outcomes}
-    one = cells["seen", "FedAvg", "plain"]
+    one = cells["seen", "FedAvg", "pen"]
     assert one.mean is not None and 0 <= one.mean <= 100 and list(one.values) == [0]
     assert one.difference == pytest.approx(one.mean - 50.0)
-    assert one.notes == ("its own plain digits", "reduced: rounds 1 (paper: 3)", "1 seed (paper: 2)")
+    assert one.notes == ("its own pen digits", "reduced: rounds 1 (paper: 3)", "1 seed (paper: 2)")
     assert cells["seen", "FedBN", "avg"].difference is None and cells["seen", "FedBN", "avg"].mean is not None
     states = {key: cell.state for key, cell in cells.items() if cell.state}
     assert states["unseen", "FedBN", "S"] == "not yet"

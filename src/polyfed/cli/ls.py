@@ -71,7 +71,7 @@ def _list_experiments(root: str | None, as_json: bool) -> None:
         )
     console().print(shown)
     console().print(
-        "[dim]core-hours: all runs of all seeds that can be run, by the measured speed of the networks (docs/reproduce.md). "
+        "[dim]core-hours: all seeds of what can be run (not yet: of all there will be), by the measured speed of the networks (docs/reproduce.md). "
         "data here: looked for in --root DIR, or in the folder that POLYFED_DATA names.[/dim]"
     )
 

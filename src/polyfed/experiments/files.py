@@ -200,12 +200,17 @@ def _part(where: str, written: Mapping[str, Any], document: Mapping[str, Any]) -
         settings={**(base.settings if base else {}), **own},
         columns=columns,
         rows=rows,
-        reduced={**(base.reduced if base else {}), **_plain(written.get("reduced", {}))},
+        reduced=_reduced_like(base, _plain(document.get("reduced", {}))) | _plain(written.get("reduced", {})),
         missing=str(written.get("missing", base.missing if base else "")),
         differs={**(base.differs if base else {}), **({"all": differs} if isinstance(differs, str) else differs)},
         score=str(written.get("score", base.score if base else "accuracy")),
         unit=str(written.get("unit", base.unit if base else "percent")),
     )
+
+
+def _reduced_like(base: Part | None, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The reduced form of a part of another file; what this file's own reduced form says wins."""
+    return {} if base is None else {name: own.get(name, value) for name, value in base.reduced.items()}
 
 
 def _liked(text: str) -> Part:

@@ -22,12 +22,16 @@ LEFT_OUT = "not in the reduced form"
 
 @dataclass(frozen=True)
 class Form:
-    """What is asked for of an experiment: in full or reduced, which methods, how many seeds, and settings that win over all others."""
+    """What is asked for of an experiment: in full or reduced, which methods, how many seeds, and settings that win over all others.
+
+    ``planned`` also counts cells that cannot be run yet: for estimates.
+    """
 
     reduced: bool = False
     only: tuple[str, ...] = ()
     seeds: int | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
+    planned: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ def _cells_of_row(item: PaperItem, part: Part, row: Row, form: Form) -> Iterator
 def _why_not(part: Part, row: Row, column: Column, published: Published, form: Form, reduced: Mapping[str, Any]) -> str:
     if not published.exists:
         return published.text
-    if part.missing or row.missing:
+    if (part.missing or row.missing) and not form.planned:
         return f"not yet: {part.missing or row.missing}"
     names = {row.name.casefold(), str(row.settings.get("method", "")).casefold()}
     if form.only and not names & {name.casefold() for name in form.only}:

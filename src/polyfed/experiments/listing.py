@@ -16,7 +16,7 @@ from polyfed.experiments.reproduction import FOLDER
 from polyfed.text import read_call
 
 READY, IN_PART, NOT_YET = "can be run", "in part", "not yet"
-FULL, REDUCED = Form(), Form(reduced=True)
+FULL, REDUCED = Form(planned=True), Form(reduced=True, planned=True)
 
 
 def experiment_rows(root: str | None = None, out: str | Path = FOLDER) -> list[dict[str, Any]]:
@@ -26,9 +26,12 @@ def experiment_rows(root: str | None = None, out: str | Path = FOLDER) -> list[d
 
 
 def _row(item: PaperItem, root: str | None, out: Path, here: dict[str, bool]) -> dict[str, Any]:
-    cells = cells_of(item, FULL)
-    missing = list(dict.fromkeys(cell.why_not.removeprefix("not yet: ") for cell in cells if cell.why_not.startswith("not yet")))
-    full, reduced = planned_runs(cells, FULL), planned_runs(cells_of(item, REDUCED), REDUCED)
+    cells = cells_of(item, Form())
+    waiting = [cell.why_not.removeprefix("not yet: ") for cell in cells if cell.why_not.startswith("not yet")]
+    missing = list(dict.fromkeys([*([item.missing] if item.missing and not waiting else []), *waiting]))
+    state = state_of(item)
+    forms = (FULL, REDUCED) if state == NOT_YET else (Form(), Form(reduced=True))
+    full, reduced = (planned_runs(cells_of(item, form), form) for form in forms)
     data = list(dict.fromkeys(run.settings.data for run in full.values()))
     for text in data:
         if text not in here:
@@ -43,7 +46,7 @@ def _row(item: PaperItem, root: str | None, out: Path, here: dict[str, bool]) ->
         "core_hours_full": core_hours(full.values()),
         "core_hours_reduced": core_hours(reduced.values()),
         "data_here": bool(data) and all(here[text] for text in data),
-        "state": state_of(item),
+        "state": state,
         "missing": missing,
         "finished_runs": {"full": _finished(full, out), "reduced": _finished(reduced, out)},
     }
@@ -51,15 +54,13 @@ def _row(item: PaperItem, root: str | None, out: Path, here: dict[str, bool]) ->
 
 def data_names(item: PaperItem) -> list[str]:
     """The data sets of an experiment, also those that polyfed does not read yet."""
-    columns = (part.settings.get("data") or part.name for part in item.parts if not all(column.of for column in part.columns))
-    named = [read_call(str(text)).name if "(" in str(text) or text in data_sets else str(text) for text in columns]
-    named += [name for part in item.parts for column in part.columns if column.of for name in data_names(read_item(column.of))]
-    return list(dict.fromkeys(name.replace("_", "-") for name in named if name))
+    runs = planned_runs(cells_of(item, FULL), FULL).values()
+    return list(dict.fromkeys(read_call(run.settings.data).name.replace("_", "-") for run in runs))
 
 
 def state_of(item: PaperItem) -> str:
     """Whether all of its cells can be run with what polyfed has, some, or none."""
-    cells = [cell for cell in cells_of(item, FULL) if cell.published.exists]
+    cells = [cell for cell in cells_of(item, Form()) if cell.published.exists]
     waiting = [cell for cell in cells if cell.why_not.startswith("not yet")]
     if not cells or len(waiting) == len(cells):
         return NOT_YET

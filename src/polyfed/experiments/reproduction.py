@@ -234,6 +234,8 @@ def outcome_of(cell: Cell, form: Form, trained: Mapping[str, Sequence[Trained]],
             return Outcome(cell, {}, NO_DATA)
         notes |= dict.fromkeys([f"{source.column.read}{MADE}: made by a recipe here, not the published files"] if made else [])
         values.append(found)
+    if not values:
+        return Outcome(cell, {}, NOT_RUN)
     seeds = set.intersection(*(set(each) for each in values))
     means = {seed: statistics.fmean(each[seed] for each in values) for seed in sorted(seeds)}
     if len(means) != cell.item.seeds:
