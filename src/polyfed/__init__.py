@@ -10,6 +10,7 @@ from polyfed.run import compare as compare
 from polyfed.run import estimate as estimate
 from polyfed.run import open_run as open_run
 from polyfed.run import report as report
+from polyfed.run import reproduce as reproduce
 from polyfed.run import resume as resume
 from polyfed.run import run as run
 from polyfed.run import sweep as sweep
