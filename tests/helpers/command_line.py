@@ -14,6 +14,7 @@ import pytest
 import typer.main
 from PIL import Image
 
+from polyfed.cli.guard import OWN_FAULT
 from polyfed.cli.main import app
 from polyfed.core.method import methods
 
@@ -57,6 +58,7 @@ def polyfed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
         with pytest.raises(SystemExit) as end:
             command_group().main([str(arg) for arg in args], prog_name="polyfed")
         printed = capsys.readouterr()
+        assert OWN_FAULT not in printed.err, printed.err
         return Ended(int(end.value.code or 0), printed.out, printed.err)
 
     return command

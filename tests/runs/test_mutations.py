@@ -131,7 +131,7 @@ def damaged(folder: Folder, number: int, seed: int) -> None:
 
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_damaged_file_is_noticed_or_changes_nothing(finished: bool, polyfed: Command, tmp_path: Path) -> None:
-    damaged(Folder(tmp_path, polyfed, finished), 30, seed=1)
+    damaged(Folder(tmp_path, polyfed, finished), 12, seed=1)
 
 
 @pytest.mark.fuzz

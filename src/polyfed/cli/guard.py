@@ -1,4 +1,4 @@
-"""Bad input gets one sentence on standard error and exit code 2; a stack trace only with ``--debug``."""
+"""Bad input gets one sentence on standard error and exit code 2, an error nobody foresaw exit code 1; a stack trace only with ``--debug``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from typer.core import TyperGroup
 from polyfed.cli.output import visible
 from polyfed.errors import PolyfedError, SettingError
 
-BAD_INPUT, STOPPED = 2, 130
+FAULT, BAD_INPUT, STOPPED = 1, 2, 130
+OWN_FAULT = "This is a fault of polyfed, please report it"
+"""What an error is called that nobody foresaw."""
 
 # typer 0.15 raises click's errors, later ones raise those of a click they carry along; both name the same parent.
 UsageError: Any = typer.BadParameter.__mro__[1]
@@ -74,6 +76,10 @@ def _one_sentence() -> Iterator[None]:
         _end(f"{sentence}{'' if sentence.endswith(('.', '?')) else '.'} See {path} --help.", BAD_INPUT)
     except KeyboardInterrupt as stop:
         _end(str(stop) or "stopped.", STOPPED)
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception as error:
+        _end(f"{OWN_FAULT}: {type(error).__name__}: {error}. --debug shows where.", FAULT)
 
 
 def _end(sentence: str, code: int) -> None:

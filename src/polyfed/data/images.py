@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import warnings
 import zlib
 from collections.abc import Sequence
 
@@ -36,7 +37,8 @@ def is_image(name: str) -> bool:
 def opened(content: bytes, name: str) -> Image.Image:
     """An image as RGB, decoded to the end; of a moving one the first frame."""
     try:
-        with Image.open(io.BytesIO(content)) as image:
+        # Pillow warns of oddities in a file and goes on; an image that cannot be read is an error all the same.
+        with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(content)) as image:
             image.load()
             return _rgb(image)
     except _UNREADABLE as error:

@@ -34,11 +34,13 @@ def write_report(runs: Sequence[str | Path], out: str | Path) -> Path:
     Raises:
         RunFolderError: no run was given, a folder is no run, or the file cannot be written.
     """
-    page = render(runs, out)
     path = Path(out)
+    if not path.name:
+        raise RunFolderError(f"The report needs a file to be written to, found {str(out)!r}. Name one: -o report.html")
+    page = render(runs, out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, page)
+        write_atomically(path, page.encode("utf-8", "backslashreplace"))  # names of files need not be text
     except OSError as error:
         raise RunFolderError(
             f"Cannot write the report to {path}: {error.strerror or error}. Choose another file with -o."
