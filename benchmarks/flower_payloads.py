@@ -29,3 +29,17 @@ def megabytes_44(classes: int, input_shape: tuple[int, ...]) -> nn.Module:
 
 def megabytes_228(classes: int, input_shape: tuple[int, ...]) -> nn.Module:
     return of_size(228_000_000, classes, input_shape)
+
+
+def resnet_20(classes: int, input_shape: tuple[int, ...]) -> nn.Module:
+    """116 small tensors, 1.1 MB."""
+    from polyfed.models import models
+
+    model: nn.Module = models.build("resnet20", classes=classes, input_shape=input_shape)
+    return model
+
+
+def build(name: str) -> nn.Module:
+    """A model of this file for ten classes of small colour images."""
+    model: nn.Module = globals()[name](10, (3, 28, 28))
+    return model

@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
-from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from helpers.flower_fakes import TINY, FakeGrid, Meddler, over, tiny_data, virtual_nodes
 from helpers.flower_runs import METHODS, settings_for
@@ -25,10 +25,10 @@ from polyfed.flower.backend import loss_in
 from polyfed.flower.codec import block_of
 from polyfed.flower.node import when_lost
 from polyfed.flower.placeholder_federation import federation_of
-from polyfed.flower.records import RAW
+from polyfed.flower.records import records_of, wire_message_of
 from polyfed.flower.roster import Description
 from polyfed.flower.server_app import run_on_grid
-from polyfed.flower.wire_message import BadMessage
+from polyfed.flower.wire_message import BadMessage, Block, WireMessage
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.runs.result import Result
@@ -103,32 +103,38 @@ def killed_in(round_number: int) -> Callable[[Message, Message], Message | None]
     return meddle
 
 
-def changed(answered: Message, name: str, value: torch.Tensor) -> Message:
-    block = block_of(value)
-    answered.content["entries"][name] = Array(dtype=block.dtype, shape=block.shape, stype=RAW, data=block.data)
+def changed(answered: Message, name: str, block: Block) -> Message:
+    """The answer with one of its tensors replaced, or added."""
+    wire_message = wire_message_of(answered.content)
+    blocks = {group: dict(named) for group, named in wire_message.blocks.items()}
+    blocks.setdefault("entries", {})[name] = block
+    answered.content = records_of([WireMessage(wire_message.control, blocks)])[0]
     return answered
+
+
+def entry_in(answered: Message, name: str) -> Block:
+    return wire_message_of(answered.content).blocks["entries"][name]
 
 
 def not_a_number(asked: Message, answered: Message) -> Message:
-    return changed(answered, "head.weight", torch.full(tuple(answered.content["entries"]["head.weight"].shape), torch.nan))
+    return changed(answered, "head.weight", block_of(torch.full(entry_in(answered, "head.weight").shape, torch.nan)))
 
 
 def wrong_shape(asked: Message, answered: Message) -> Message:
-    return changed(answered, "head.weight", torch.zeros(2, 2))
+    return changed(answered, "head.weight", block_of(torch.zeros(2, 2)))
 
 
 def extra_entry(asked: Message, answered: Message) -> Message:
-    return changed(answered, "surprise", torch.zeros(2))
+    return changed(answered, "surprise", block_of(torch.zeros(2)))
 
 
 def huge(asked: Message, answered: Message) -> Message:
-    return changed(answered, "surprise", torch.zeros(70 * 1024 * 1024, dtype=torch.uint8))
+    return changed(answered, "surprise", block_of(torch.zeros(70 * 1024 * 1024, dtype=torch.uint8)))
 
 
 def torn(asked: Message, answered: Message) -> Message:
-    array = answered.content["entries"]["head.weight"]
-    answered.content["entries"]["head.weight"] = Array(array.dtype, (1, *array.shape, 2), array.stype, array.data)
-    return answered
+    block = entry_in(answered, "head.weight")
+    return changed(answered, "head.weight", Block(block.dtype, (1, *block.shape, 2), block.data))
 
 
 def foreign(asked: Message, answered: Message) -> Message:

@@ -166,12 +166,14 @@ class Trial:
         environment: added to the environment of every process.
         executor: a command that runs ClientApps for a node instead of Flower's own; it is started beside each node, with the address of
             the node's Runtime API as its last word, and the node with ``--isolation process``.
+        supernode: the program of a node.
     """
 
     folder: Path
     node_configs: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     executor: Sequence[str] = ()
+    supernode: Sequence[str] = ("flower-supernode",)
     processes: dict[str, Process] = field(default_factory=dict)
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     port: int = field(default_factory=free_port)
@@ -234,7 +236,7 @@ class Trial:
         """Start a SuperNode, by default with its own key and the right CA certificate."""
         name = name or node_name(number)
         command = [
-            "flower-supernode",
+            *self.supernode,
             "--superlink",
             self.address,
             "--root-certificates",

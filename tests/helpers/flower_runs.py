@@ -54,6 +54,7 @@ METHODS = (
 """Those of the core and the seed papers; several exchanges a round (fedtan), a setup (elcfs) and a hypernetwork (hfedf) among them."""
 RUN_LIMIT = 400.0
 EXECUTOR = ("python", "-m", "polyfed.flower.executor")
+SUPERNODE = ("python", "-m", "polyfed.flower.supernode")
 
 
 def settings_for(method: str, others: Settings = SMALL) -> Settings:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from polyfed.flower.records import Arrays, wire_message_of
+from polyfed.flower.records import records_of, wire_message_of
 from polyfed.flower.resident import ask_resident
 from polyfed.flower.run_config import settings_from, settings_text
 from polyfed.flower.wire_message import ACTION, WireMessage
@@ -22,7 +22,8 @@ def make_app(work: Callable[[WireMessage, Context], WireMessage]) -> ClientApp:
     made = ClientApp()
 
     def handle(message: Message, context: Context) -> Message:
-        return Message(Arrays().records(work(wire_message_of(message.content), context)), reply_to=message)
+        answered = work(wire_message_of(message.content), context)
+        return Message(records_of([answered])[0], reply_to=message)
 
     for category in (made.train, made.evaluate, made.query):
         category(ACTION)(handle)

@@ -50,7 +50,8 @@ def block_of(value: Tensor) -> Block:
         raise TypeError(f"Tensors of type {value.dtype} cannot be sent. Types that can: {', '.join(DTYPES)}.")
     _require_little_endian()
     flat = value.detach().cpu().contiguous().reshape(-1)
-    return Block(name, tuple(value.shape), flat.view(torch.uint8).numpy().tobytes())
+    # No copy: the block is joined with others, or written to a socket, before anybody changes the tensor.
+    return Block(name, tuple(value.shape), flat.view(torch.uint8).numpy().data)
 
 
 def tensor_of(block: Block) -> Tensor:

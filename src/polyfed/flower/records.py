@@ -1,38 +1,46 @@
-"""Wire messages as Flower's records and back: an ArrayRecord for each group of tensors, a ConfigRecord for the rest."""
+"""Wire messages as Flower's records and back: one ArrayRecord for the packed tensors, a ConfigRecord for the rest."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from polyfed.flower.wire_message import BadMessage, Block, WireMessage, control_of, text_of
+from polyfed.flower.packing import packed, unpacked
+from polyfed.flower.wire_message import BadMessage, Block, WireMessage, control_of, text_of, value_of
 
-CONTROL, TEXT = "polyfed", "control"
-RAW = "polyfed.raw"
+CONTROL, TEXT, LAYOUT, TENSORS = "polyfed", "control", "layout", "tensors"
+RAW, BYTES = "polyfed.packed", "uint8"
 
 
-class Arrays:
-    """Turns blocks into Flower's arrays; a block that several messages share is turned, cut and hashed once."""
+def records_of(wire_messages: Sequence[WireMessage]) -> list[RecordDict]:
+    """Wire messages that are sent together as contents of Flower messages; an array that several share is joined, cut and hashed once."""
+    arrays = _Arrays()
+    contents = []
+    for wire_message, parts in zip(wire_messages, packed(wire_messages), strict=True):
+        control = ConfigRecord({TEXT: text_of(wire_message.control), LAYOUT: text_of(parts.layout)})
+        content = RecordDict({CONTROL: control})
+        if parts.arrays:
+            content[TENSORS] = record = ArrayRecord()
+            # One by one: the constructor would copy the arrays, and each copy would be cut and hashed again.
+            for name, blocks in parts.arrays.items():
+                record[name] = arrays.array(blocks)
+        contents.append(content)
+    return contents
+
+
+class _Arrays:
+    """Joins blocks into Flower's arrays; the same blocks become the same array."""
 
     def __init__(self) -> None:
-        self.done: dict[int, tuple[Block, Array]] = {}
+        self.done: dict[tuple[int, ...], Array] = {}
 
-    def records(self, wire_message: WireMessage) -> RecordDict:
-        """A wire message as the content of a Flower message."""
-        content = RecordDict({CONTROL: ConfigRecord({TEXT: text_of(wire_message.control)})})
-        for group, named in wire_message.blocks.items():
-            record = ArrayRecord()
-            # One by one: the constructor would copy the arrays, and each copy would be cut and hashed again.
-            for name, block in named.items():
-                record[name] = self.array(block)
-            content[group] = record
-        return content
-
-    def array(self, block: Block) -> Array:
-        """A block as one of Flower's arrays."""
-        if id(block) not in self.done:
-            array = Array(dtype=block.dtype, shape=block.shape, stype=RAW, data=block.data)
-            self.done[id(block)] = (block, array)
-        return self.done[id(block)][1]
+    def array(self, blocks: Sequence[Block]) -> Array:
+        key = tuple(map(id, blocks))
+        if key not in self.done:
+            data = b"".join(block.data for block in blocks)
+            self.done[key] = Array(dtype=BYTES, shape=(len(data),), stype=RAW, data=data)
+        return self.done[key]
 
 
 def wire_message_of(content: RecordDict) -> WireMessage:
@@ -40,12 +48,10 @@ def wire_message_of(content: RecordDict) -> WireMessage:
     control = content.get(CONTROL)
     if not isinstance(control, ConfigRecord):
         raise BadMessage("it was not written by polyfed")
-    blocks = {
-        str(group): {str(name): _block(array) for name, array in record.items()}
-        for group, record in content.items()
-        if isinstance(record, ArrayRecord)
+    arrays = {
+        str(name): _data(array) for record in content.values() if isinstance(record, ArrayRecord) for name, array in record.items()
     }
-    return WireMessage(control_of(control.get(TEXT)), blocks)
+    return WireMessage(control_of(control.get(TEXT)), unpacked(value_of(control.get(LAYOUT)), arrays))
 
 
 def size_of(content: RecordDict) -> int:
@@ -57,7 +63,7 @@ def size_of(content: RecordDict) -> int:
     return arrays + texts
 
 
-def _block(array: Array) -> Block:
+def _data(array: Array) -> bytes:
     if array.stype != RAW:
         raise BadMessage(f"an array is written as {array.stype!r}")
-    return Block(array.dtype, tuple(array.shape), array.data)
+    return array.data

@@ -22,6 +22,7 @@ from polyfed.flower.placeholder_federation import federation_of
 from polyfed.flower.roster import Roster
 from polyfed.flower.run_config import MIN_NODES, NEWCOMER, OUT, PATIENCE, TIMEOUT, WAIT, number, settings_from, switch
 from polyfed.flower.transport import Transport
+from polyfed.flower.waits import shorten_server
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder_names import default_name, free_folder
 from polyfed.runs.lifecycle import resume, train_run
@@ -42,6 +43,7 @@ MAY_DIFFER = ("rounds", "total_epochs", "method", "load", "root", "unseen", "bac
 def main(grid: Grid, context: Context) -> None:
     """Train what the run's configuration says."""
     show_log()
+    shorten_server()
     log_result(run_on_grid(grid, settings_from(context.run_config), context.run_config))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from polyfed.flower.records import Arrays
+from polyfed.flower.records import records_of
 from polyfed.flower.wire_message import ACTION, WireMessage
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
@@ -33,10 +33,9 @@ class Transport:
 
     def send(self, wire_messages: Mapping[int, WireMessage], category: str, group: str, timeout: float) -> dict[int, Sent]:
         """Send a wire message to each of these nodes."""
-        arrays = Arrays()
         messages = {
-            node: Message(arrays.records(wire_message), node, f"{category}.{ACTION}", ttl=timeout + GRACE, group_id=group)
-            for node, wire_message in wire_messages.items()
+            node: Message(content, node, f"{category}.{ACTION}", ttl=timeout + GRACE, group_id=group)
+            for node, content in zip(wire_messages, records_of(list(wire_messages.values())), strict=True)
         }
         accepted = set(self.grid.push_messages(list(messages.values()))) if messages else set()
         deadline = time.monotonic() + timeout

@@ -29,7 +29,7 @@ class Block:
 
     dtype: str
     shape: tuple[int, ...]
-    data: bytes
+    data: bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,22 @@ def refusal(problem: str, kind: str = "error") -> WireMessage:
     return WireMessage({"ok": False, "kind": kind, "problem": problem})
 
 
-def text_of(control: Mapping[str, Any]) -> str:
+def text_of(values: Mapping[str, Any] | list[Any]) -> str:
     """Plain values as text; floats come back to the bit."""
-    return json.dumps(control)
+    return json.dumps(values)
+
+
+def value_of(text: object) -> object:
+    """Plain values from text; None where there is no text."""
+    try:
+        return json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError) as error:
+        raise BadMessage(f"its text is no JSON ({error})") from error
 
 
 def control_of(text: object) -> dict[str, Any]:
-    """Plain values from text."""
-    try:
-        found = json.loads(text) if isinstance(text, str) else None
-    except (ValueError, RecursionError) as error:
-        raise BadMessage(f"its text is no JSON ({error})") from error
+    """A table of plain values from text."""
+    found = value_of(text)
     if not isinstance(found, dict):
         raise BadMessage("it has no table of plain values")
     return found
@@ -94,7 +99,7 @@ def _blocks(connection: socket.socket, heads: Mapping[str, Any]) -> Iterator[tup
         yield name, Block(dtype, tuple(shape), _exactly(connection, length))
 
 
-def _exactly(connection: socket.socket, count: int) -> bytes:
+def _exactly(connection: socket.socket, count: int) -> bytearray:
     buffer = bytearray(count)
     view, filled = memoryview(buffer), 0
     while filled < count:
@@ -102,4 +107,4 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
         if not got:
             raise ConnectionResetError("the other side ended in the middle of a message")
         filled += got
-    return bytes(buffer)
+    return buffer
