@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import itertools
 import json
 import shutil
@@ -35,6 +36,7 @@ from write_flower import DATA, TEXT, document  # noqa: E402
 
 from helpers.flower_harness import Trial  # noqa: E402
 from helpers.flower_runs import EXECUTOR, digest_in  # noqa: E402
+from polyfed.core.code_gate import allow, code_in  # noqa: E402
 from polyfed.core.server import Server  # noqa: E402
 from polyfed.flower.app_folder import write_app  # noqa: E402
 from polyfed.runs.experiment import Experiment  # noqa: E402
@@ -43,6 +45,7 @@ from polyfed.settings import Settings  # noqa: E402
 
 MODELS = HERE / "flower_payloads.py"
 SIZES = (1, 44, 228)
+LISTED = hashlib.sha256(MODELS.read_bytes()).hexdigest()
 NODES = ("pen", "photo")
 LOOK_EVERY = 0.01
 RUN_LIMIT = 300.0
@@ -123,6 +126,7 @@ def settings_for(size: int, rounds: int) -> Settings:
 def in_process(settings: Settings) -> dict[str, Any]:
     """The same settings in this process."""
     moments: list[float] = []
+    allow(code_in(model=settings.model))
 
     def note(server: Server) -> None:
         if server.round:
@@ -155,7 +159,8 @@ def federation(way: Way) -> Iterator[Trial]:
     with tempfile.TemporaryDirectory(prefix="polyfed-bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         configs = [
-            f'domain="{node}" state="{folder / "state" / node}" resident={"true" if way.resident else "false"}' for node in NODES
+            f'domain="{node}" state="{folder / "state" / node}" resident={"true" if way.resident else "false"} code="{LISTED}"'
+            for node in NODES
         ]
         with Trial(folder, configs, executor=way.executor) as trial:
             yield trial

@@ -2,10 +2,9 @@
 
 Run: .venv/bin/python benchmarks/bench_flower_peer.py     (needs the flower extra; some fifteen minutes; adds to flower.json, writes flower.md)
 
-Three federations stand at the same time, each with a SuperLink and three SuperNodes on loopback, with TLS and node keys: one for plain
-Flower's app (``plain_flower.py``), one for polyfed on Flower's own SuperNodes, one for polyfed on ``polyfed.flower.supernode`` with the
-warm executor. Runs alternate between them, so that other work on the machine meets all of them. Plain Flower's app takes one step of
-eight small images at each node, as polyfed does, and evaluates nothing.
+Each side has a SuperLink and three SuperNodes on loopback, with TLS and node keys: plain Flower's app (``plain_flower.py``), polyfed on
+Flower's own SuperNodes, and polyfed on ``polyfed.flower.supernode`` with the warm executor. Sides take turns, so that other work on the
+machine meets all of them. Plain Flower's app takes one step of eight small images at each node, as polyfed does, and evaluates nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from bench_flower import COMMON, HERE, MODELS, RUN_LIMIT, RoundClock, differences, in_process
+from bench_flower import COMMON, HERE, LISTED, MODELS, RUN_LIMIT, RoundClock, differences, in_process
 from results import put, read
 from write_flower import DATA, TEXT, document
 
@@ -101,34 +100,28 @@ def finished(trial: Trial, app: Path, *words: str) -> str:
 
 
 @contextlib.contextmanager
-def federations(sides: Sequence[Side]) -> Iterator[dict[str, Trial]]:
-    """A federation for each side, in a folder that is removed afterwards."""
-    with tempfile.TemporaryDirectory(prefix="polyfed-bench-", ignore_cleanup_errors=True) as name, contextlib.ExitStack() as stack:
-        trials = {}
-        for side in sides:
-            folder = Path(name) / side.name
-            configs = [f'domain="{node}" state="{folder / "state" / node}"' for node in NODES]
-            trials[side.name] = stack.enter_context(Trial(folder, configs, executor=side.executor, supernode=side.supernode))
-        yield trials
+def federation(side: Side) -> Iterator[Trial]:
+    """The federation of a side, in a folder that is removed afterwards."""
+    with tempfile.TemporaryDirectory(prefix="polyfed-bench-", ignore_cleanup_errors=True) as name:
+        configs = [f'domain="{node}" state="{Path(name) / "state" / node}" code="{LISTED}"' for node in NODES]
+        with Trial(Path(name), configs, executor=side.executor, supernode=side.supernode) as trial:
+            yield trial
 
 
 def measure(payload: str, sides: Sequence[Side], rounds: int, turns: int, out: Path) -> None:
-    """Measure one payload on all sides, by turns."""
+    """Measure one payload on all sides, by turns; what is there so far is written down after each."""
     digest = in_process(settings_for(payload, rounds))["digest"]
     seconds: dict[str, list[float]] = {side.name: [] for side in sides}
-    with federations(sides) as trials:
-        for _ in range(turns):
-            for side in sides:
-                begin = time.monotonic()
-                trial = trials[side.name]
+    for _ in range(turns):
+        for side in sides:
+            begin = time.monotonic()
+            with federation(side) as trial:
                 found = plain_run(trial, payload, rounds) if side.plain else polyfed_run(trial, payload, rounds, digest)
-                seconds[side.name] += found
-                print(
-                    f"{payload}, {side.name}: {', '.join(f'{v:.2f}' for v in found)} s a round, {time.monotonic() - begin:.0f} s in all",
-                    flush=True,
-                )
-    facts: dict[str, Any] = {"payload": payload, "title": PAYLOADS[payload], "rounds": seconds, "nodes": len(NODES)}
-    put(out, "peer", payload, facts, sys.argv)
+            seconds[side.name] += found
+            lasted = ", ".join(f"{value:.2f}" for value in found)
+            print(f"{payload}, {side.name}: {lasted} s a round, {time.monotonic() - begin:.0f} s in all", flush=True)
+        facts: dict[str, Any] = {"payload": payload, "title": PAYLOADS[payload], "rounds": dict(seconds), "nodes": len(NODES)}
+        put(out, "peer", payload, facts, sys.argv)
 
 
 def main() -> None:

@@ -18,7 +18,8 @@ from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
 BATCH = 8
-server, client = ServerApp(), ClientApp()
+server = ServerApp()
+client = ClientApp()
 
 
 @server.main()

@@ -76,17 +76,80 @@ def circumstances(measured: Mapping[str, Any]) -> str:
     )
 
 
+def peer_table(cases: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """A round beside plain Flower's own app, as ratios."""
+    yield "| payload | side | seconds a round: median (range) | rounds | times as fast as plain Flower |"
+    yield "|---|---|---|---|---|"
+    for case in cases.values():
+        plain = statistics.median(case["rounds"]["plain"])
+        for side, seconds in case["rounds"].items():
+            ratio = plain / statistics.median(seconds)
+            yield f"| {case['title']} | {SIDES[side]} | {with_range(seconds)} | {len(seconds)} | **{ratio:.1f}** |"
+
+
+def waits_line(cases: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """What an exchange of a small model costs beside the waits of Flower's own SuperNode."""
+    small = cases.get("resnet_20", {}).get("rounds", {})
+    for side in ("packed", "polyfed"):
+        if side in small:
+            ratio = statistics.median(small[side]) / BUILT_IN_WAITS
+            yield f"* ResNet-20, {SIDES[side]}: {ratio:.2f} times the {BUILT_IN_WAITS:g} s that Flower's SuperNode waits by itself."
+
+
+def simulation_table(cases: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """A round on Flower's simulation beside the same in process."""
+    yield "| clients | method, model | in process: seconds a round | `--backend flower` | times as long |"
+    yield "|---|---|---|---|---|"
+    for case in cases.values():
+        process, flower = case["rounds"]["process"], case["rounds"]["flower"]
+        ratio = statistics.median(flower) / statistics.median(process)
+        what = f"{case['method']}, {case['model']}, {case['steps']} steps"
+        yield f"| {case['clients']} | {what} | {with_range(process)} | {with_range(flower)} | **{ratio:.2f}** |"
+
+
 def document(everything: Mapping[str, Any]) -> str:
     """The page."""
-    cases = ordered(everything["flower"])
-    lines = [*BEGINNING, *table(cases), "", *gains(cases), "", *LOWERED, "", "## Auto with", "", *provenance(cases), "", *HOW]
+    lines = ["# What Flower costs", ""]
+    measured: list[Mapping[str, Any]] = []
+    if peer := everything.get("peer"):
+        lines += [*PEER, *peer_table(peer), "", *waits_line(peer), ""]
+        measured += peer.values()
+    if simulation := everything.get("simulation"):
+        lines += [*SIMULATION, *simulation_table(simulation), ""]
+        measured += simulation.values()
+    if "flower" in everything:
+        cases = ordered(everything["flower"])
+        lines += [*BEGINNING, *table(cases), "", *gains(cases), ""]
+        measured += cases
+    lines += [*LOWERED, "", "## Measured with", "", *provenance(measured), "", *HOW]
     return "\n".join(lines).rstrip() + "\n"
 
 
-BEGINNING = (
-    "# What an exchange over Flower costs",
+SIDES = {
+    "plain": "plain Flower's own app on Flower's SuperNodes",
+    "packed": "polyfed on Flower's own SuperNodes",
+    "polyfed": "polyfed on `polyfed.flower.supernode` with the warm executor",
+}
+BUILT_IN_WAITS = 3.5
+"""Seconds: a SuperNode of flwr 1.41 sleeps 3 s when it found no message, and 0.5 s before it looks for its app's reply."""
+PEER = (
+    "## A round beside plain Flower's own app",
     "",
-    "Written by `benchmarks/bench_flower.py` from `flower.json`. One SuperLink and two SuperNodes on one machine, TLS and node keys;",
+    "Written by `benchmarks/bench_flower_peer.py`: three nodes, TLS and node keys, one small training step at each node, nothing evaluated.",
+    "Sides take turns in one run. The weights of polyfed are those of the run in process to the bit (the benchmark stops if they are not).",
+    "Other work ran on the machine (its load is given below), which slows plain Flower most: it starts Python and imports torch for each message.",
+    "",
+)
+SIMULATION = (
+    "## Flower's simulation (Ray) beside the same run in process",
+    "",
+    "Written by `benchmarks/bench_flower_simulation.py`, by turns in one run; the weights at the end are the same to the bit.",
+    "",
+)
+BEGINNING = (
+    "## What an exchange costs, by size and by how a node runs its app",
+    "",
+    "Written by `benchmarks/bench_flower.py` from `flower.json`, before tensors were packed. One SuperLink and two SuperNodes on one machine, TLS and node keys;",
     "beside it the same rounds in process. The weights at the end are the same to the bit (the benchmark stops if they are not).",
     "",
 )
@@ -97,11 +160,13 @@ LOWERED = (
     "  unix socket. That ClientApp imports no torch.",
     "* The warm executor in the place of Flower's SuperExec: it has imported everything and forks for each message.",
     "* Fewer exchanges: a round of FedAvg is one question, nodes are described once, and nothing is evaluated between rounds unless asked for.",
-    "* A tensor that goes to several nodes is encoded, cut and hashed once, and sent to the SuperLink once.",
-    "* Replies are looked for every 0.05 s at first, then less often, up to every second; Flower's `send_and_receive` looks every 3 s.",
-    "",
-    "What is left and has no setting in flwr 1.41: a SuperNode that found no message sleeps 3 s and looks right after it has replied; it looks",
-    "for its ClientApp's reply every 0.5 s; whoever asks for a part of a message that has not arrived yet waits about 1 s before asking again.",
+    "* Tensors are packed: Flower fetches every array by requests of its own, so all tensors that go to the same nodes travel as one array,",
+    "  and what goes to all nodes is sent to the SuperLink once.",
+    "* Replies are looked for every 0.05 s at first, then less often, up to every 0.25 s; Flower's `send_and_receive` looks every 3 s.",
+    "* `python -m polyfed.flower.supernode` takes the place of `flower-supernode`: a SuperNode of flwr 1.41 that found no message sleeps 3 s and",
+    "  looks right after it has replied, looks for its app's reply every 0.5 s, and waits about 1 s before it asks again for a part of a message",
+    "  that is still on its way. None of these has a setting; here they are 0.5 s, 0.05 s and 0.1 s.",
+    "* In the simulation a virtual node is no client: each actor keeps the whole federation and one model, and answers for many clients a message.",
 )
 HOW = (
     "## How it was measured",

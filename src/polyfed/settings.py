@@ -68,6 +68,10 @@ class Settings:
     weight_decay: float = setting(0.0, "weight decay")
     clients_per_round: float | None = setting(None, "clients in a round: a number, or a share below 1; default: all")
     weights: str = setting("samples", "weights of clients in every mean: samples or uniform")
+    max_weight_share: float | None = setting(
+        None, "largest share of the weights that one client may have in a mean; default: no bound"
+    )
+    max_update_norm: float | None = setting(None, "largest norm of what a client may change in a round; more is scaled down")
     drop: float = setting(0.0, "share of clients that fail to answer, simulated")
     min_share: float = setting(0.5, "share of the asked clients that must answer, else the round is repeated")
     retries: int = setting(3, "how often a round is repeated before the run stops")
@@ -196,6 +200,10 @@ def problems_of(settings: Settings) -> Iterable[str]:
     for name in ("drop", "min_share"):
         if not 0 <= getattr(settings, name) <= 1:
             yield f"{name} must lie between 0 and 1, found {getattr(settings, name)}."
+    if settings.max_weight_share is not None and not 0 < settings.max_weight_share <= 1:
+        yield f"max_weight_share must be above 0 and at most 1, found {settings.max_weight_share}."
+    if settings.max_update_norm is not None and not 0 < settings.max_update_norm < math.inf:
+        yield f"max_update_norm must be positive and finite, found {settings.max_update_norm}."
     wanted = settings.clients_per_round
     if wanted is not None and not (math.isfinite(wanted) and (0 < wanted < 1 or (wanted >= 1 and wanted == int(wanted)))):
         yield f"clients_per_round must be a positive number of clients or a share below 1, found {wanted}."

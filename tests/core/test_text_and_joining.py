@@ -171,6 +171,17 @@ def test_a_users_file_of_methods_is_loaded(tmp_path: Path) -> None:
         methods._records.pop("my_own_method", None)
 
 
+def test_a_file_that_holds_only_a_model_is_loaded(tmp_path: Path) -> None:
+    """It was refused, so that a model of one's own could not travel to nodes."""
+    file = tmp_path / "my_net.py"
+    file.write_text("from torch import nn\n\ndef build(classes):\n    return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))\n")
+    allow(code_in(load=[str(file)]))
+    assert load_file(file) == []
+    file.write_text("from torch.nn import Linear\n")
+    with pytest.raises(OptionError, match=r"defines no model.*--model my_net:FUNCTION"):
+        load_file(file)
+
+
 def test_bad_files_of_methods_say_why(tmp_path: Path) -> None:
     for text, says in (("x = 1", "registers no method"), ("1/0", "ZeroDivisionError"), ("def (", "SyntaxError")):
         file = tmp_path / "bad.py"

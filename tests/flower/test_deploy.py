@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import ipaddress
+import os
 import stat
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from helpers.paths import DOCS
 from polyfed.cli.main import app
 from polyfed.errors import SettingError
 from polyfed.flower.app_folder import PROJECT, README, RECIPE, write_app
@@ -269,3 +272,29 @@ def test_help_of_the_command_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_model_of_ones_own_travels_by_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("flwr", reason=WITHOUT)
+    monkeypatch.chdir(tmp_path)
+    text = "from torch import nn\n\ndef build(classes):\n    return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))\n"
+    Path("my_net.py").write_text(text)
+    words = ["--recipe", "demo", "--set", "load=my_net.py", "--set", "model=my_net:build"]
+    code, said = run("deploy", "init", "app", *words)
+    assert code == 0, said
+    assert Path("app", "my_net.py").read_text() == text
+    assert hashlib.sha256(text.encode()).hexdigest() in said
+    assert config_of(Path("app"))[SETTINGS_KEY]
+
+
+@pytest.mark.parametrize("page", ["docs", "app"])
+def test_telling_flwr_where_the_server_is_may_be_repeated(page: str, tmp_path: Path) -> None:
+    """It wrote the same table twice, which is no TOML."""
+    write_app(tmp_path / "app", Settings(), "demo")
+    text = ((DOCS / "deploy.md") if page == "docs" else (tmp_path / "app" / README)).read_text()
+    begin = text.index("mkdir -p ~/.flwr")
+    block = text[begin : text.index("\nEND\n", begin) + len("\nEND\n")]
+    for _ in range(2):
+        subprocess.run(["bash", "-euc", block], check=True, cwd=tmp_path, env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]})
+    told = tomllib.loads((tmp_path / ".flwr" / "config.toml").read_text())
+    assert told["superlink"]["trial"]["address"] == "127.0.0.1:8000"

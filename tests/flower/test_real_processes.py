@@ -14,7 +14,18 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed
 pytest.importorskip("cryptography", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
 from helpers.flower_harness import Trial
-from helpers.flower_runs import EXECUTOR, METHODS_FILE, NODES, Site, digest_in, in_process, settings_for, waits_for
+from helpers.flower_runs import (
+    EXECUTOR,
+    LISTED,
+    METHODS_FILE,
+    NODES,
+    SUPERNODE,
+    Site,
+    digest_in,
+    in_process,
+    settings_for,
+    waits_for,
+)
 
 pytestmark = pytest.mark.flower
 
@@ -22,7 +33,8 @@ pytestmark = pytest.mark.flower
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("flower")
-    with Trial(folder, [f'domain="{name}" state="{folder / "state" / name}"' for name in NODES], executor=EXECUTOR) as trial:
+    configs = [f'domain="{name}" state="{folder / "state" / name}" code="{LISTED}"' for name in NODES]
+    with Trial(folder, configs, executor=EXECUTOR, supernode=SUPERNODE) as trial:
         yield Site(trial, folder)
 
 

@@ -15,7 +15,7 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed
 pytest.importorskip("cryptography", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
 from helpers.flower_harness import LINK, Trial
-from helpers.flower_runs import EXECUTOR, METHODS, NODES, Site, digest_in, in_process, settings_for, waits_for
+from helpers.flower_runs import EXECUTOR, LISTED, METHODS, NODES, Site, digest_in, in_process, settings_for, waits_for
 from helpers.paths import TESTS
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
@@ -39,7 +39,7 @@ with_both = pytest.mark.parametrize("site", [WARM, FLOWERS_OWN], indirect=True)
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """Three nodes with a domain each."""
     folder = tmp_path_factory.mktemp("flower")
-    configs = [f'domain="{name}" state="{folder / "state" / name}"' for name in NODES]
+    configs = [f'domain="{name}" state="{folder / "state" / name}" code="{LISTED}"' for name in NODES]
     with Trial(folder, configs, executor=EXECUTOR if request.param == WARM else ()) as trial:
         yield Site(trial, folder)
 

@@ -11,18 +11,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
 from flwr.app import Message
 
 from helpers.command_line import CLASSES, Command, picture, says
-from helpers.flower_fakes import TINY, FakeGrid, tiny_data, virtual_nodes
+from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, tiny_data, virtual_nodes
 from helpers.networks import same
+from polyfed.core import evaluation
 from polyfed.data.registry import data_sets
-from polyfed.errors import DataError, SettingError
+from polyfed.errors import DataError, RunFolderError, SettingError
 from polyfed.flower.run_config import DEFAULTS, NEWCOMER
 from polyfed.flower.server_app import run_on_grid
+from polyfed.flower.transport import Transport
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.runs.newcomer_file import FILE
@@ -31,7 +34,7 @@ from polyfed.runs.result import Result
 from polyfed.runs.run_folder import RunFolder
 from polyfed.settings import Settings
 
-SMALL = Settings(data=TINY, method="fedbn", rounds=2, batch_size=4, local_steps=3, checkpoint_every="1")
+SMALL = Settings(data=TINY, model=TINY_MODEL, method="fedbn", rounds=2, batch_size=4, local_steps=3, checkpoint_every="1")
 NODES = 3
 
 
@@ -60,6 +63,70 @@ def taken(folder: Path) -> Path:
     shutil.move(folder / "run", folder / "taken")
     shutil.rmtree(folder / "nodes", ignore_errors=True)
     return folder / "taken"
+
+
+@pytest.mark.parametrize("method", ["local", "copa", "hfedf", "pfedhn", "fedbn"])
+def test_after_deployment_every_method_has_the_newcomers_models_of_the_run_in_process(method: str, tmp_path: Path) -> None:
+    """hfedf, pfedhn, copa and local left no file, so that nothing could be done with them any more."""
+    settings = dataclasses.replace(SMALL, method=method, rounds=1)
+    expected = models_for_newcomers(train_run(Experiment(settings), None))
+    over_flower(settings, tmp_path)
+    found = models_for_newcomers(open_run(taken(tmp_path)))
+    assert (found.score, len(found.models)) == (expected.score, len(expected.models))
+    for (weight, state), (other_weight, other) in zip(found.models, expected.models, strict=True):
+        assert weight == other_weight
+        assert all(torch.equal(state[name], other[name]) for name in open_run(tmp_path / "taken").experiment.bench.live)
+
+
+def models_for_newcomers(result: Result) -> evaluation.Newcomer:
+    experiment = result.experiment
+    made: evaluation.Newcomer = experiment.talk(
+        evaluation.newcomer(experiment.server, experiment.bench, "averaged", lambda: iter(()))
+    )
+    return made
+
+
+def test_a_damaged_file_of_newcomers_is_named(tmp_path: Path) -> None:
+    over_flower(dataclasses.replace(SMALL, method="local", rounds=1), tmp_path)
+    data = (tmp_path / "run" / FILE).read_bytes()
+    (tmp_path / "run" / FILE).write_bytes(data.replace(b"mean_of_models", b"mean_of_modelz"))
+    with pytest.raises(RunFolderError, match=r"newcomer\.safetensors"):
+        open_run(tmp_path / "run")
+
+
+def test_the_run_folder_is_named_after_the_nodes_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = dataclasses.replace(SMALL, data="digits-mini", rounds=1)
+    grid = FakeGrid(dataclasses.replace(settings, data=TINY), tmp_path / "nodes", virtual_nodes(NODES))
+    found = over_flower(settings, tmp_path, grid, out="")
+    assert found.path == str(tmp_path / "runs" / "tiny-fedbn-seed0")
+
+
+def test_unseen_domains_are_tested_where_the_server_has_their_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = dataclasses.replace(SMALL, rounds=1)
+    whole = dataclasses.replace(settings, unseen=("small",))
+    expected = train_run(Experiment(whole), None)
+    grid = FakeGrid(whole, tmp_path / "nodes", {n: {"data": TINY, "domain": name} for n, name in ((1, "big"), (2, "middle"))})
+    found = over_flower(whole, tmp_path, grid, unseen_data=TINY)
+    assert found.digest == expected.digest
+    assert found.rows == expected.rows
+    assert [row.domain for row in found.rows if row.view == "unseen"] == ["small"]
+    with pytest.raises(SettingError, match=r"the layers that fedbn keeps at the nodes. Let it ask for them"):
+        over_flower(whole, tmp_path / "refused", grid, unseen_data=TINY, newcomer_model=False)
+    with caplog.at_level(logging.WARNING, "polyfed"):
+        untested = over_flower(whole, tmp_path / "untested", grid)
+    assert "Unseen domains (small) are not tested" in caplog.text
+    assert not any(row.view == "unseen" for row in untested.rows)
+    with pytest.raises(DataError, match="nodes have"):
+        over_flower(dataclasses.replace(whole, unseen=()), tmp_path / "other", grid, unseen_data="digits-mini(per_domain=10)")
+
+
+def test_nodes_have_as_long_to_describe_themselves_as_the_run_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    send = Transport.send
+    monkeypatch.setattr(Transport, "send", lambda self, m, c, g, timeout: waited.append(timeout) or send(self, m, c, g, timeout))
+    over_flower(dataclasses.replace(SMALL, rounds=1), tmp_path, describe_timeout=77.0)
+    assert waited[0] == 77.0 and DEFAULTS["describe-timeout"] == 300.0
 
 
 @pytest.mark.parametrize("method", ["fedbn", "fedavg", "gperxan"])

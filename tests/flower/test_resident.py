@@ -18,6 +18,7 @@ import pytest
 
 from polyfed.errors import ClientFailure
 from polyfed.flower import resident
+from polyfed.flower.descriptions import own_versions
 from polyfed.flower.wire_message import DESCRIBE, WireMessage
 from polyfed.settings import Settings
 
@@ -55,17 +56,17 @@ def gone(mark: str, limit: float) -> bool:
 
 def test_it_answers_is_started_again_when_it_died_and_ends_with_its_node(tmp_path: Path, node: subprocess.Popen[bytes]) -> None:
     config = {"domain": "pen", "state": str(tmp_path)}
-    first = resident.ask_resident(SETTINGS, config, WireMessage({"what": DESCRIBE}))
+    first = resident.ask_resident(SETTINGS, config, WireMessage({"what": DESCRIBE, "versions": own_versions()}))
     assert first.control["description"]["client"] == "pen"
     address = resident.socket_path(SETTINGS, config)
     number = process_at(address)
     mark = resident.process_mark(number)
-    assert resident.ask_resident(SETTINGS, config, WireMessage({"what": DESCRIBE})) == first
+    assert resident.ask_resident(SETTINGS, config, WireMessage({"what": DESCRIBE, "versions": own_versions()})) == first
     assert process_at(address) == number, "one process answers them all"
 
     os.kill(number, signal.SIGKILL)
     assert gone(mark, 5.0)
-    assert resident.ask_resident(SETTINGS, config, WireMessage({"what": DESCRIBE})) == first
+    assert resident.ask_resident(SETTINGS, config, WireMessage({"what": DESCRIBE, "versions": own_versions()})) == first
     again = resident.process_mark(process_at(address))
     assert int(again.split(":")[0]) != number
 
@@ -103,6 +104,6 @@ def test_other_settings_or_nodes_have_processes_of_their_own(tmp_path: Path) -> 
 
 def test_what_fails_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     job = {resident.SETTINGS: SETTINGS, resident.CONFIG: {"domain": "nowhere"}}
-    told = resident.answer(WireMessage({"what": DESCRIBE}), job)
+    told = resident.answer(WireMessage({"what": DESCRIBE, "versions": own_versions()}), job)
     assert not told.control["ok"]
     assert "nowhere" in told.control["problem"]

@@ -26,8 +26,8 @@ from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings
 from polyfed.testing import tiny_federation
 
-TINY = "flower_tiny"
-"""The name under which the tiny federation can be built by nodes; ``tiny_data`` makes it known for a while."""
+TINY, TINY_MODEL = "flower_tiny", "polyfed.testing:TinyNet"
+"""The name under which the tiny federation can be built by nodes; ``tiny_data`` makes it known for a while; and its model, which nodes may not name to the server."""
 
 
 @contextlib.contextmanager
@@ -35,7 +35,7 @@ def tiny_data() -> Iterator[None]:
     def flower_tiny() -> DataSet:
         federation = tiny_federation({"big": 21, "middle": 14, "small": 9})
         parts = [Domain(c.id, c.train, c.tests[c.id], c.validation) for c in federation.clients]
-        return DataSet("tiny", federation.classes, tuple(parts), default_model="polyfed.testing:TinyNet", source="made here")
+        return DataSet("tiny", federation.classes, tuple(parts), default_model=TINY_MODEL, source="made here")
 
     data_sets.add(flower_tiny, TINY)
     try:

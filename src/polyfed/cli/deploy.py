@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -38,6 +39,8 @@ def init(
     refuse_what_cannot_run(settings, recipe)
     for file in write_app(Path(folder), settings, recipe):
         print(file)
+        if file.suffix == ".py":
+            print(f"  SHA-256 {hashlib.sha256(file.read_bytes()).hexdigest()}: nodes run this file only if they list it.")
     print(f"The commands that start server, nodes and run are in {Path(folder) / README}.")
 
 

@@ -73,7 +73,7 @@ def newcomer(server: Server, bench: Workbench, choice: str, target: Callable[[],
     for prepare in server.method.before_evaluation:
         yield from prepare(server)
     if server.method.newcomer is not None:
-        made: Newcomer = yield from server.method.newcomer(server)
+        made: Newcomer = yield from own_newcomer(server)
         return made
     if choice in ("averaged", "re-estimated"):
         state = yield from averaged_state(server)
@@ -82,6 +82,15 @@ def newcomer(server: Server, bench: Workbench, choice: str, target: Callable[[],
     if choice == "nearest":
         return Newcomer([(1.0, states[nearest_client(bench, states, target)])])
     return Newcomer([(1.0 / len(states), state) for state in states.values()])
+
+
+def own_newcomer(server: Server) -> Talk[Newcomer]:
+    """What the method itself gives a newcomer, or gave it when clients could still be asked."""
+    assert server.method.newcomer is not None
+    if server.left is not None:
+        return server.left
+    made: Newcomer = yield from server.method.newcomer(server)
+    return made
 
 
 def inputs_of(bench: Workbench, examples: Examples) -> Callable[[], Iterator[Tensor]]:

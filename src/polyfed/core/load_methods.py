@@ -1,4 +1,4 @@
-"""Methods from a user's own file."""
+"""Methods, and models, from a user's own file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from polyfed.errors import OptionError, PolyfedError
 
 
 def load_file(path: str | Path) -> list[str]:
-    """Run a user's file of methods, if it was asked for (``code_gate.py``); returns the names it registered."""
+    """Run a user's file of methods or models, if it was asked for (``code_gate.py``); returns the names of methods it registered.
+
+    A file without methods must define a function or class of its own, such as one that ``model = "file:function"`` names.
+    """
     require_allowed(code_in(load=[str(path)]))
     file = Path(path)
     if not os.path.isfile(file):
@@ -35,6 +38,10 @@ def load_file(path: str | Path) -> list[str]:
     new = sorted(
         (set(methods.names()) - before) | {known for known, record in methods.known().items() if record.build.__module__ == name}
     )
-    if not new:
-        raise OptionError(f"{path} registers no method. Decorate a function that returns a Method with @polyfed.register.")
+    defined = [value for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+    if not new and not any(getattr(value, "__module__", None) == name for value in defined):
+        raise OptionError(
+            f"{path} registers no method and defines no model. Decorate a function that returns a Method with @polyfed.register, "
+            f"or write a function that returns a torch module and name it: --model {file.stem}:FUNCTION"
+        )
     return new

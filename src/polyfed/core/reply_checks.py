@@ -6,6 +6,7 @@ them is passed on to other clients. What an answer may hold is declared: ``Metho
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from polyfed.core.bounds import bounded
 from polyfed.core.conversation import Ask, AskClients, Payload, Replies, Reply
 from polyfed.core.entries import COUNTER, MOMENTUM, OPTIMIZER, STATISTIC
 from polyfed.core.extras import (
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
     from polyfed.core.method import Method
     from polyfed.core.server import Server
     from polyfed.core.slots import ReplyEntries
+
+
+log = logging.getLogger("polyfed")
 
 
 def planned_uploads(asked: Asked) -> Sequence[str]:
@@ -77,6 +82,7 @@ def checked(ask_clients: AskClients, server: Server) -> AskClients:
 
     def check(ask: Ask) -> Replies:
         answered: set[str] = set()
+        server.partners = tuple(client for client in ask.payloads if client in server.known)
         for reply in ask_clients(ask):
             who = getattr(reply, "client", None)
             if not isinstance(who, str) or who not in ask.payloads or who not in server.known or who in answered:
@@ -88,9 +94,23 @@ def checked(ask_clients: AskClients, server: Server) -> AskClients:
             if problem:
                 server.reject(who, problem)
             else:
-                yield replace(reply, decoded=entries)
+                yield within_norm(server, ask, replace(reply, decoded=entries))
 
     return check
+
+
+def within_norm(server: Server, ask: Ask, reply: Reply) -> Reply:
+    """A good reply, moved no further from what the client was sent than the settings allow."""
+    largest, entries = server.settings.max_update_norm, reply.decoded
+    if largest is None or not entries or not answered_by_training(declared_entries(server.method, ask.what)):
+        return reply
+    found, norm = bounded(entries, {**server.state, **ask.payloads[reply.client].entries}, largest)
+    if found is entries:
+        return reply
+    log.info("Round %d: the update of client %s has the norm %.4g and is scaled to %g.", server.round, reply.client, norm, largest)
+    # Rounds of their own may read the entries that came up; where these are encoded, only the decoded ones can be scaled.
+    payload = Payload(found, reply.extras) if entries is reply.entries else reply.payload
+    return replace(reply, payload=payload, decoded=found)
 
 
 def checked_reply(server: Server, ask: Ask, reply: Reply) -> tuple[Mapping[str, Tensor], str]:

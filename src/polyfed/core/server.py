@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from polyfed.core.bounds import capped
 from polyfed.core.conversation import TRAINING, Ask, Payload, Reply
 from polyfed.core.reducers import Reduction
 from polyfed.core.reply_checks import problem_with
 from polyfed.core.seeds import chooser
-from polyfed.errors import TooFewReplies
+from polyfed.errors import SettingError, TooFewReplies
 
 if TYPE_CHECKING:
     from torch import nn
 
     from polyfed.core.data_types import ClientData
+    from polyfed.core.evaluation import Newcomer
     from polyfed.core.method import Method
     from polyfed.core.sharing import Phase, Plan
     from polyfed.settings import Settings
@@ -55,7 +57,9 @@ def in_fixed_order(clients: Iterable[ClientInfo]) -> list[ClientInfo]:
 class Server:
     """Everything the server knows. ``blueprint`` is the model's structure; ``state`` holds the values.
 
-    ``averaged`` holds clients' local entries as they were averaged once, where the clients cannot be asked any more.
+    ``partners`` are the clients of the ask that is being answered.
+    ``averaged`` holds clients' local entries as they were averaged once, where the clients cannot be asked any more; ``left`` the
+    models that the method itself gave a newcomer then.
     ``input_shape`` and ``input_dtype`` are those of one prepared input, which the size of some answers depends on.
     """
 
@@ -71,11 +75,18 @@ class Server:
     dormant: dict[str, Any] = field(default_factory=dict)
     rejected: dict[str, str] = field(default_factory=dict)
     asked: int = 0
+    partners: tuple[str, ...] = ()
     averaged: dict[str, Tensor] = field(default_factory=dict)
+    left: Newcomer | None = None
     input_shape: tuple[int, ...] = ()
     input_dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
+        own = self.method.weighting
+        if self.settings.max_weight_share is not None and own is not None and not getattr(own, "is_capped", False):
+            raise SettingError(
+                f"{self.method} weighs clients in its own way, so --max-weight-share would not be used. Leave it out."
+            )
         self.introduce(self.clients)
 
     def introduce(self, clients: Iterable[ClientInfo]) -> None:
@@ -139,7 +150,19 @@ class Server:
         """The weight of a reply in every mean."""
         if self.method.weighting is not None:
             return float(self.method.weighting(self, reply))
-        return float(reply.samples) if self.settings.weights == "samples" else 1.0
+        return self.usual_weight(reply.client)
+
+    def usual_weight(self, client: str) -> float:
+        """The weight of a client by the settings: its samples or 1, capped among the clients that were asked."""
+        if self.settings.max_weight_share is None:
+            return self.usual_weights([client])[client]
+        return self.usual_weights(self.partners if client in self.partners else tuple(self.known))[client]
+
+    def usual_weights(self, clients: Sequence[str]) -> dict[str, float]:
+        """The weights of clients by the settings, none above its largest share of theirs."""
+        by_samples, share = self.settings.weights == "samples", self.settings.max_weight_share
+        weights = tuple(float(self.known[client].samples) if by_samples else 1.0 for client in clients)
+        return dict(zip(clients, weights if share is None else capped(weights, share), strict=True))
 
     def absorb(self, replies: Iterable[Reply]) -> None:
         """Fold the replies into the next state, by the plan; bad replies are dropped with who and why."""

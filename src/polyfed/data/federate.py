@@ -77,6 +77,11 @@ def _few_shots(target: Domain, clients: int, shots: int, seed: int) -> tuple[lis
     )
 
 
+def whole_domain(target: Domain) -> Examples:
+    """Everything a domain has."""
+    return _whole(target, np.arange(len(target.train)))
+
+
 def _whole(target: Domain, training: Positions) -> Examples:
     """Everything a domain has, with only these of its training positions."""
     parts = [target.train.subset(torch.from_numpy(training)), target.validation, target.test]

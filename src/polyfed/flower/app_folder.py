@@ -155,7 +155,7 @@ For nodes on other machines say `--host 0.0.0.0`.
 
 ```
 mkdir -p ~/.flwr
-cat >> ~/.flwr/config.toml <<END
+grep -qsF '[superlink.trial]' ~/.flwr/config.toml || cat >> ~/.flwr/config.toml <<END
 
 [superlink.trial]
 address = "127.0.0.1:8000"
@@ -191,6 +191,8 @@ The log ends with the accuracy of each domain and the run folder, which is on th
 * `min-nodes=3 wait=600.0`: how many nodes the run waits for, and for how many seconds at most;
 * `timeout=3600.0`: how many seconds a node may take to answer an ask;
 * `patience=120.0`: how many seconds a node that has gone is waited for;
+* `describe-timeout=300.0`: how many seconds a node may take to describe itself;
+* `unseen-data="/srv/unseen"`: images on the server, on whose domains the newcomer's model is tested;
 * `newcomer-model=true`: at the end, ask the nodes once for the layers that stayed local, so that the run folder has a model for newcomers;
 * `out="/srv/runs/trial"`: the run folder; if it holds a run with the same settings, that run goes on.
 """

@@ -20,10 +20,10 @@ from polyfed.core.conversation import EVALUATION, TRAINING, Ask
 from polyfed.core.data_types import ClientData
 from polyfed.core.extras import shown
 from polyfed.core.workbench import ClientState, Workbench
-from polyfed.errors import DataError, NotFinite
+from polyfed.errors import DataError
 from polyfed.flower.codec import Encoder, payload_of
 from polyfed.flower.records import size_of
-from polyfed.flower.roster import Roster, read_answer
+from polyfed.flower.roster import Roster, read_answer, reason_in
 from polyfed.flower.wire_message import BadMessage, WireMessage
 from polyfed.runs.client_state_files import version_name
 
@@ -102,9 +102,15 @@ class FlowerBackend(StagingBackend):
         try:
             if message is not None and message.has_content() and (size := size_of(message.content)) > bound:
                 raise BadMessage(f"its answer is {size} bytes large, at most {bound} were expected")
-            answer = read_answer(message, node, self.timeout)
-            if not answer.control.get("ok"):
-                return self.refused(client, answer.control)
+            return self.outcome(read_answer(message, node, self.timeout), client, version)
+        except BadMessage as error:
+            return Outcome(client, None, ClientState(), problem=f"{error}.")
+
+    def outcome(self, answer: WireMessage, client: str, version: str) -> Outcome:
+        """What came of the question, by a client's answer."""
+        if not answer.control.get("ok"):
+            return self.refused(client, answer.control)
+        try:
             payload = payload_of(answer)
             loss, mark = loss_in(answer.control), self.mark(answer.control, version)
         except BadMessage as error:
@@ -114,11 +120,8 @@ class FlowerBackend(StagingBackend):
         return Outcome(client, payload, mark, loss)
 
     def refused(self, client: str, control: Mapping[str, Any]) -> Outcome:
-        """A client that says it has no answer."""
-        problem = str(control.get("problem"))
-        if control.get("kind") == "not_finite" and self.bench.settings.on_nan == "stop":
-            raise NotFinite(problem)
-        return Outcome(client, None, ClientState(), problem=problem)
+        """A client that says it has no answer; whatever its reason, one node does not end the run of the others."""
+        return Outcome(client, None, ClientState(), problem=reason_in(control.get("problem")))
 
     def mark(self, control: Mapping[str, Any], version: str) -> ClientState:
         """What the server keeps in the place of a client's state."""

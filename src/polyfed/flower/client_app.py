@@ -11,10 +11,11 @@ from collections.abc import Callable
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from polyfed.flower.listed_code import problem_with_code
 from polyfed.flower.records import records_of, wire_message_of
 from polyfed.flower.resident import ask_resident
 from polyfed.flower.run_config import settings_from, settings_text
-from polyfed.flower.wire_message import ACTION, WireMessage
+from polyfed.flower.wire_message import ACTION, WireMessage, refusal
 
 
 def make_app(work: Callable[[WireMessage, Context], WireMessage]) -> ClientApp:
@@ -41,4 +42,10 @@ def answer(wire_message: WireMessage, context: Context) -> WireMessage:
     return ask_resident(settings_text(settings), config, wire_message)
 
 
-app = make_app(answer)
+def answer_with_listed_code(wire_message: WireMessage, context: Context) -> WireMessage:
+    """Answer an ask, unless its app brings code that the node does not list."""
+    problem = problem_with_code(settings_from(context.run_config), context.node_config)
+    return refusal(problem) if problem else answer(wire_message, context)
+
+
+app = make_app(answer_with_listed_code)

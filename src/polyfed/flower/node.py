@@ -27,6 +27,7 @@ from polyfed.data.federation_summary import input_type
 from polyfed.data.partition import federate
 from polyfed.errors import DataError, NotFinite, PolyfedError, SettingError, StateLost, nearest
 from polyfed.flower.codec import Encoder, payload_of
+from polyfed.flower.descriptions import own_versions, plain_text, version_problem
 from polyfed.flower.node_folders import home_of
 from polyfed.flower.run_config import read_settings, settings_text
 from polyfed.flower.wire_message import DESCRIBE, BadMessage, WireMessage, refusal
@@ -80,6 +81,8 @@ class Node:
         """Answer an ask; what goes wrong here is said in the answer."""
         try:
             if wire_message.control.get("what") == DESCRIBE:
+                if problem := version_problem(wire_message.control.get("versions") or {}):
+                    return refusal(f"The server cannot work with this node: {problem}.")
                 return WireMessage({"ok": True, "description": self.description()})
             return self.work(wire_message)
         except NotFinite as error:
@@ -126,6 +129,7 @@ class Node:
         federation, data = self.workplace.federation, self.data
         raw, _ = data.train.batch(slice(0, 1))
         return {
+            "versions": own_versions(),
             "client": data.id,
             "domains": list(data.domains),
             "name": federation.name,
@@ -182,7 +186,7 @@ def own_client(federation: Federation, config: Mapping[str, Any]) -> ClientData:
             f"{federation.name} holds {len(found)} clients ({', '.join(client.id for client in found)}). Say which one this node is: "
             f"--node-config 'domain=\"NAME\"' or 'client=\"NAME\"'."
         )
-    return found[0] if wanted is None else dataclasses.replace(found[0], id=str(wanted))
+    return found[0] if wanted is None else dataclasses.replace(found[0], id=plain_text(str(wanted)).strip())
 
 
 def virtual_client(federation: Federation, number: int) -> ClientData:
@@ -198,6 +202,11 @@ def build_node(settings: Settings, config: Mapping[str, Any], home: Path | None 
     clients = place.federation
     data = virtual_client(clients, int(config[PARTITION])) if place.simulated else clients.clients[0]
     return Node(place, data, home or home_of(config), when_lost(config))
+
+
+def shared_workplace(settings: Settings) -> Workplace:
+    """The workplace of all virtual clients; the process that asks keeps it."""
+    return _workplace(settings_text(settings), json.dumps({PARTITION: 0}))
 
 
 def when_lost(config: Mapping[str, Any]) -> str:

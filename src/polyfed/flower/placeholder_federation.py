@@ -10,15 +10,15 @@ from torch import Tensor
 from polyfed.core.data_types import ClientData, Federation, Preparation
 from polyfed.data.federation_summary import INPUT_TYPES
 from polyfed.data.placeholders import BlankExamples
-from polyfed.flower.roster import Description
+from polyfed.flower.descriptions import Description
 
 
 def federation_of(nodes: Sequence[Description]) -> Federation:
     """A federation of placeholders, in which everything but the data is as at the nodes; it does not depend on the order of the nodes."""
     nodes = sorted(nodes, key=lambda node: node.client)
-    first = nodes[0]
+    first, names = nodes[0], sorted({node.name for node in nodes})
     return Federation(
-        name=first.name,
+        name=names[0] if len(names) == 1 else f"{len(nodes)}-nodes",
         classes=first.classes,
         clients=tuple(_client(node) for node in nodes),
         preparation=Preparation(first.mean, first.std),

@@ -1,18 +1,16 @@
-"""The roster: which node is which client. Nodes describe themselves; what they say must fit together."""
+"""The roster: which node is which client. Nodes describe themselves; those that do not fit together are left out by name."""
 
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from flwr.app import Message
 
-from polyfed.data.federation_summary import INPUT_TYPES
 from polyfed.errors import DataError
+from polyfed.flower.descriptions import Description, own_versions, plain_text, those_that_fit
 from polyfed.flower.records import wire_message_of
 from polyfed.flower.transport import Transport
 from polyfed.flower.wire_message import DESCRIBE, BadMessage, WireMessage, refusal
@@ -21,67 +19,6 @@ log = logging.getLogger("polyfed")
 
 LOOK_AGAIN = 1.0
 LONGEST_REASON = 500
-
-
-@dataclass(frozen=True)
-class Description:
-    """What a node says of itself: names and numbers, no examples."""
-
-    client: str
-    domains: tuple[str, ...]
-    name: str
-    source: str
-    default_model: str
-    classes: tuple[str, ...]
-    class_counts: tuple[int, ...]
-    input_shape: tuple[int, ...]
-    input_type: str
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    tests: Mapping[str, int]
-    validation: int | None
-
-    @classmethod
-    def read(cls, values: object) -> Description:
-        """A description as it came over the wire."""
-        if not isinstance(values, dict):
-            raise BadMessage("it does not describe itself")
-        try:
-            return cls(
-                client=str(values["client"]),
-                domains=tuple(str(name) for name in values["domains"]),
-                name=str(values["name"]),
-                source=str(values["source"]),
-                default_model=str(values["default_model"]),
-                classes=tuple(str(name) for name in values["classes"]),
-                class_counts=tuple(_count(number) for number in values["class_counts"]),
-                input_shape=tuple(_count(side) for side in values["input_shape"]),
-                input_type=_known_type(values["input_type"]),
-                mean=tuple(_finite(number) for number in values["mean"]),
-                std=tuple(_finite(number) for number in values["std"]),
-                tests={str(domain): _count(number) for domain, number in values["tests"].items()},
-                validation=None if values["validation"] is None else _count(values["validation"]),
-            )
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise BadMessage(f"its description lacks something ({type(error).__name__}: {error})") from error
-
-
-def _count(number: object) -> int:
-    if not isinstance(number, int) or number < 0:
-        raise ValueError(f"{number!r} is no count")
-    return number
-
-
-def _finite(number: object) -> float:
-    if not isinstance(number, int | float) or not math.isfinite(number):
-        raise ValueError(f"{number!r} is no number")
-    return float(number)
-
-
-def _known_type(name: object) -> str:
-    if name not in INPUT_TYPES:
-        raise ValueError(f"{name!r} is no type of inputs")
-    return str(name)
 
 
 @dataclass
@@ -111,6 +48,9 @@ class Roster:
             wanted: clients that are waited for as well, where a run goes on; then no others take part.
         """
         found, problems = self._await(least, limit, wanted)
+        found, odd = those_that_fit(found) if found else (found, {})
+        problems |= odd
+        self.refused |= set(odd)
         for node, problem in problems.items():
             log.warning("Node %d cannot take part: %s", node, problem)
         if len(found) < least:
@@ -120,7 +60,7 @@ class Roster:
                 self.refused.add(node)
                 log.warning("Node %d is not let in: %s is no client of the run that goes on.", node, described.client)
         chosen = {node: described for node, described in found.items() if node not in self.refused}
-        check_together(list(chosen.values()))
+        report_torch(list(chosen.values()))
         self.nodes = {described.client: node for node, described in chosen.items()}
         self.described = {described.client: described for described in chosen.values()}
         return list(chosen.values())
@@ -155,14 +95,16 @@ class Roster:
 
     def describe(self, nodes: Sequence[int]) -> tuple[dict[int, Description], dict[int, str]]:
         """Ask nodes who they are; those that cannot say so come with the reason."""
-        sent = self.transport.send({node: WireMessage({"what": DESCRIBE}) for node in nodes}, "query", "describe", self.timeout)
+        sent = self.transport.send(
+            {node: WireMessage({"what": DESCRIBE, "versions": own_versions()}) for node in nodes}, "query", "describe", self.timeout
+        )
         found: dict[int, Description] = {}
         problems: dict[int, str] = {}
         for node in nodes:
             try:
                 answer = read_answer(self.transport.wait(sent[node]), node, self.timeout)
                 if not answer.control.get("ok"):
-                    raise BadMessage(str(answer.control.get("problem"))[:LONGEST_REASON])
+                    raise BadMessage(reason_in(answer.control.get("problem")))
                 found[node] = Description.read(answer.control.get("description"))
             except BadMessage as error:
                 problems[node] = str(error)
@@ -213,39 +155,20 @@ def read_answer(message: Message | None, node: int, timeout: float) -> WireMessa
     if message is None:
         raise BadMessage(f"it gave no answer within {timeout:g} seconds")
     if message.has_error():
-        return refusal(f"it answered with an error ({message.error.code}): {str(message.error.reason)[:LONGEST_REASON]}")
+        return refusal(f"it answered with an error ({message.error.code}): {reason_in(message.error.reason)}")
     if message.metadata.src_node_id != node:
         raise BadMessage("the answer came from another node")
     return wire_message_of(message.content)
 
 
-def check_together(nodes: Sequence[Description]) -> None:
-    """Refuse nodes that cannot train one model."""
-    first = nodes[0]
-    names = [node.client for node in nodes]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise DataError(
-            f"Two nodes call themselves {', '.join(twice)}. Give each a name of its own: --node-config 'client=\"NAME\"'."
-        )
-    for other in nodes[1:]:
-        if other.classes != first.classes:
-            raise DataError(
-                f"{first.client} has the classes {_few(first.classes)}, {other.client} has {_few(other.classes)}. "
-                "All nodes need the same classes in the same order."
-            )
-        if other.input_shape != first.input_shape:
-            raise DataError(
-                f"Inputs of {first.client} have the shape {first.input_shape}, those of {other.client} {other.input_shape}. "
-                "All nodes need the same."
-            )
-        if (other.input_type, other.mean, other.std) != (first.input_type, first.mean, first.std):
-            raise DataError(
-                f"{first.client} scales its inputs by mean {first.mean} and deviation {first.std} ({first.input_type}), {other.client} "
-                f"by {other.mean} and {other.std} ({other.input_type}). All nodes need the same normalisation."
-            )
+def reason_in(words: object) -> str:
+    """A reason that a node gives, for the log: short, and without control characters."""
+    return plain_text(str(words)[:LONGEST_REASON])
 
 
-def _few(names: Sequence[str]) -> str:
-    shown: list[Any] = [*names[:5], *(["..."] if len(names) > 5 else [])]
-    return f"{', '.join(shown)} ({len(names)})"
+def report_torch(nodes: Sequence[Description]) -> None:
+    """Say which nodes have another torch than the server: their results differ in the last bits."""
+    mine = own_versions()["torch"]
+    other = [f"{node.client} ({node.torch or 'unknown'})" for node in nodes if node.torch != mine]
+    if other:
+        log.warning("torch here is %s, but another one at %s: weights will differ in the last bits.", mine, ", ".join(other))

@@ -16,6 +16,7 @@ from polyfed.settings import Settings, with_changes
 SETTINGS_KEY = "polyfed-settings"
 
 OUT, MIN_NODES, WAIT, TIMEOUT, PATIENCE, NEWCOMER = "out", "min-nodes", "wait", "timeout", "patience", "newcomer-model"
+DESCRIBE_TIMEOUT, UNSEEN_DATA = "describe-timeout", "unseen-data"
 DEFAULTS: Mapping[str, str | int | float] = {
     OUT: "",
     MIN_NODES: 2,
@@ -23,11 +24,14 @@ DEFAULTS: Mapping[str, str | int | float] = {
     TIMEOUT: 3600.0,
     PATIENCE: 120.0,
     NEWCOMER: False,
+    DESCRIBE_TIMEOUT: 300.0,
+    UNSEEN_DATA: "",
 }
 """``out``: run folder on the server (empty: a new one); a run that is in it is gone on with. ``min-nodes``: how many nodes the run waits
 for, ``wait`` seconds at most. ``timeout``: seconds a node may take to answer. ``patience``: seconds a node that has gone is waited for.
 ``newcomer-model``: at the end, ask the nodes once for the layers that stayed local, and leave the newcomer's model in the run folder.
-Only on request: whoever chose a method that keeps layers local did not expect them to leave."""
+``describe-timeout``: seconds a node may take to describe itself; it reads its data first. ``unseen-data``: a folder or data set on the
+server, on whose domains the newcomer's model is tested. ``newcomer-model`` only on request: whoever chose a method that keeps layers local did not expect them to leave."""
 
 
 def switch(config: Mapping[str, object], key: str) -> bool:

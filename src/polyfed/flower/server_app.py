@@ -20,8 +20,21 @@ from polyfed.errors import SettingError
 from polyfed.flower.backend import FlowerBackend
 from polyfed.flower.placeholder_federation import federation_of
 from polyfed.flower.roster import Roster
-from polyfed.flower.run_config import MIN_NODES, NEWCOMER, OUT, PATIENCE, TIMEOUT, WAIT, number, settings_from, switch
+from polyfed.flower.run_config import (
+    DESCRIBE_TIMEOUT,
+    MIN_NODES,
+    NEWCOMER,
+    OUT,
+    PATIENCE,
+    TIMEOUT,
+    UNSEEN_DATA,
+    WAIT,
+    number,
+    settings_from,
+    switch,
+)
 from polyfed.flower.transport import Transport
+from polyfed.flower.unseen_data import unseen_at_server
 from polyfed.flower.waits import shorten_server
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder_names import default_name, free_folder
@@ -55,15 +68,20 @@ def run_on_grid(grid: Grid, settings: Settings, config: Mapping[str, object]) ->
         raise SettingError(f"{settings.method} brings the data of all clients together; over Flower they stay where they are.")
     settings = dataclasses.replace(settings, backend="flower")
     refuse_unused(settings)
-    if settings.unseen:
-        log.warning("Unseen domains (%s) are not tested over Flower: no node is asked for them.", ", ".join(settings.unseen))
-        settings = dataclasses.replace(settings, unseen=(), few_shot=0)
-    roster = Roster(Transport(grid), patience=number(config, PATIENCE))
+    roster = Roster(Transport(grid), timeout=number(config, DESCRIBE_TIMEOUT), patience=number(config, PATIENCE))
     out = str(config.get(OUT, ""))
     nodes = roster.gather(max(1, int(number(config, MIN_NODES))), number(config, WAIT), clients_before(out))
     for node in nodes:
         log.info("Client %s: %s, %d training examples.", node.client, ", ".join(node.domains), sum(node.class_counts))
-    return recorded(settings, federation_of(nodes), roster, config)
+    unseen = unseen_at_server(settings, str(config.get(UNSEEN_DATA, "")), nodes[0])
+    settings = dataclasses.replace(settings, unseen=tuple(unseen), few_shot=0)
+    federation = dataclasses.replace(federation_of(nodes), unseen=unseen)
+    if settings.model is None and not federation.default_model:
+        raise SettingError(
+            f"The data of {nodes[0].client} bring a model by the name of code, and nodes may not name code to the server. Name the model "
+            "in the app: polyfed deploy init DIR --recipe NAME --set model=NAME"
+        )
+    return recorded(settings, federation, roster, config)
 
 
 def recorded(settings: Settings, federation: Federation, roster: Roster, config: Mapping[str, object]) -> Result:
@@ -79,10 +97,11 @@ def recorded(settings: Settings, federation: Federation, roster: Roster, config:
         ended = resume(out, data=federation, notify=log.warning, backend=backend, load=settings.load)
     else:
         experiment = Experiment(settings, federation, backend=backend)
+        require_newcomer(experiment, leaves_newcomer)
         experiment.given = [HELD_BY_NODES]
         for notice in experiment.notices:
             log.warning("%s", notice)
-        ended = train_run(experiment, RunFolder(out or fresh_folder(experiment.settings)))
+        ended = train_run(experiment, RunFolder(out or fresh_folder(experiment)))
     if needs_file(ended.experiment) and not leaves_newcomer:
         log.info(
             "Layers stayed at the nodes, so there is no model for newcomers. --run-config 'newcomer-model=true' lets the server ask for them."
@@ -100,8 +119,18 @@ def clients_before(out: str) -> list[str]:
     return list(RunFolder(out).document().get("data", {}).get("samples", ())) if holds_run(out) else []
 
 
-def fresh_folder(settings: Settings) -> Path:
-    """A new run folder where the server runs, named as ``polyfed run`` would name it."""
+def require_newcomer(experiment: Experiment, allowed: bool) -> None:
+    """Refuse to test unseen domains with layers that nobody allowed to leave the nodes."""
+    if experiment.federation.unseen and needs_file(experiment) and not allowed:
+        raise SettingError(
+            f"To test unseen domains ({', '.join(experiment.federation.unseen)}) the server needs the layers that {experiment.method} keeps "
+            f"at the nodes. Let it ask for them (--run-config '{NEWCOMER}=true'), or leave {UNSEEN_DATA} out."
+        )
+
+
+def fresh_folder(experiment: Experiment) -> Path:
+    """A new run folder where the server runs, named after the nodes' data as ``polyfed run`` would name it."""
+    settings = dataclasses.replace(experiment.settings, data=experiment.federation.name)
     return free_folder(Path("runs") / default_name(settings)).resolve()
 
 

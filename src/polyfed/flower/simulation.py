@@ -5,6 +5,9 @@ of its own behind a SuperLink that stays, so that no result could come back. pol
 runtime runs in a thread, its ServerApp does nothing but lend the Grid out, and returns when the backend is closed. The entry used is
 the one that ``flwr-simulation`` itself uses in 1.41 (``run_simulation``, the public one, is deprecated and only wraps it).
 
+A virtual node is no client: every actor of Ray builds the whole federation and the model once, keeps them, and answers for any client.
+The clients of an ask are divided among a few messages, so that the runtime's cost for a message is not paid for each client.
+
 What clients keep lies in the run folder, which all machines of the cluster must share, or in a temporary folder without one.
 """
 
@@ -12,18 +15,21 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import itertools
 import logging
+import math
 import os
 import queue
 import shutil
 import tempfile
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from polyfed.core.code_gate import allow, code_in
-from polyfed.errors import ClientFailure, DataError, MissingExtra, PolyfedError, SettingError
+from polyfed.errors import ClientFailure, DataError, MissingExtra, NotFinite, SettingError
 
 if find_spec("flwr") is None or find_spec("ray") is None:
     raise MissingExtra("--backend flower needs Flower with its simulation. Install it with: pip install 'polyfed[flower]'")
@@ -32,7 +38,8 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 # What Ray will do by itself in later versions; it warns until it is set.
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
-from flwr.app import ConfigRecordValues, Context
+import ray
+from flwr.app import ConfigRecordValues, Context, Message, MessageType
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation.run_simulation import _run_simulation
@@ -42,18 +49,24 @@ from polyfed.backends.base import Backend, Outcome
 from polyfed.core.conversation import Ask
 from polyfed.core.data_types import ClientData
 from polyfed.core.workbench import ClientState, Workbench
-from polyfed.flower.backend import FlowerBackend
+from polyfed.flower.backend import CATEGORIES, FlowerBackend
+from polyfed.flower.bundles import BUNDLE, bundled, unbundled
 from polyfed.flower.client_app import make_app
-from polyfed.flower.node import build_node, counts_of
-from polyfed.flower.roster import Description, Roster
+from polyfed.flower.codec import Encoder
+from polyfed.flower.node import Node, counts_of, shared_workplace
+from polyfed.flower.roster import Roster, read_answer
 from polyfed.flower.transport import Transport
-from polyfed.flower.wire_message import WireMessage
+from polyfed.flower.wire_message import BadMessage, WireMessage, refusal
 from polyfed.runs.client_state_files import NODES, read_states
 from polyfed.settings import Settings
 
 log = logging.getLogger("polyfed")
 START_LIMIT = 300.0
 END_LIMIT = 60.0
+MESSAGES_FOR_AN_ACTOR = 2
+LEAST_NODES, MOST_NODES = 8, 256
+LARGEST_MESSAGE = 256 * 1024 * 1024
+COUNTS, OTHER_DATA = "counts", "other_data"
 
 
 class Runtime:
@@ -125,36 +138,65 @@ class Simulated(FlowerBackend):
         super().__init__(bench, clients, Roster(_NotStarted()))
         self.home: Path | None = None
         self.runtime: Runtime | None = None
+        self.counts = {client.id: counts_of(client.train, bench.classes) for client in clients}
 
     def keep_in(self, folder: Path) -> None:
         self.home = folder.resolve() / NODES
 
     def outcomes(self, ask: Ask, clients: Sequence[str]) -> Iterator[Outcome]:
-        if self.runtime is None:
-            self.start()
-        yield from super().outcomes(ask, clients)
+        runtime = self.runtime or self.start()
+        encoder, transport = Encoder(), RuntimeTransport(runtime)
+        nodes = sorted(runtime.grid.get_node_ids())
+        shares = dict(zip(nodes, divided(clients, self.messages_for(clients, len(nodes))), strict=False))
+        messages = {node: [self.message_for(encoder, ask, client) for client in share] for node, share in shares.items()}
+        versions = {message.control["client"]: message.control["version"] for share in messages.values() for message in share}
+        bundles = {node: bundled(share) for node, share in messages.items()}
+        sent = transport.send(bundles, CATEGORIES.get(ask.purpose, MessageType.QUERY), str(ask.round), self.timeout)
+        del messages, bundles, encoder
+        for node, share in shares.items():
+            for client, answer in zip(share, self.answers(transport.wait(sent[node]), node, len(share)), strict=True):
+                yield self.outcome(answer, client, versions[client])
 
-    def start(self) -> None:
-        """Start the runtime and learn which virtual node is which client."""
+    def messages_for(self, clients: Sequence[str], nodes: int) -> int:
+        """Into how many messages an ask is divided: some for each actor, and more where one would be too large."""
+        wanted = max(self.least_messages(len(clients)), MESSAGES_FOR_AN_ACTOR * actors(self.bench.settings))
+        return max(1, min(nodes, len(clients), wanted))
+
+    def least_messages(self, clients: int) -> int:
+        """How many messages these clients need, so that none is too large."""
+        model = sum(entry.size for entry in self.bench.plan.entries.values())
+        return math.ceil(clients * model / LARGEST_MESSAGE)
+
+    def message_for(self, encoder: Encoder, ask: Ask, client: str) -> WireMessage:
+        message = super().message_for(encoder, ask, client)
+        return WireMessage({**message.control, COUNTS: self.counts[client]}, message.blocks)
+
+    def answers(self, message: Message | None, node: int, count: int) -> list[WireMessage]:
+        """The answers in a message; where there are none, each client of it says why."""
+        try:
+            answer = read_answer(message, node, self.timeout)
+            answers = unbundled(answer) if BUNDLE in answer.control else [answer] * count
+            if len(answers) != count:
+                raise BadMessage(f"{len(answers)} of {count} answers came")
+        except BadMessage as error:
+            return [refusal(f"{error}.")] * count
+        return answers
+
+    def refused(self, client: str, control: Mapping[str, Any]) -> Outcome:
+        if control.get("kind") == OTHER_DATA:
+            raise DataError(str(control.get("problem")))
+        if control.get("kind") == "not_finite" and self.bench.settings.on_nan == "stop":
+            raise NotFinite(str(control.get("problem")))
+        return super().refused(client, control)
+
+    def start(self) -> Runtime:
+        """Start the runtime."""
         if self.home is None:
             self.home = Path(tempfile.mkdtemp(prefix="polyfed-nodes-"))
             atexit.register(shutil.rmtree, self.home, ignore_errors=True)
-        self.runtime = Runtime(virtual_app(self.bench.settings, self.home), len(self.data), self.bench.settings)
-        self.roster = Roster(RuntimeTransport(self.runtime))
-        try:
-            for described in self.roster.gather(len(self.data), START_LIMIT):
-                self.check(described)
-        except PolyfedError:
-            self.close()
-            raise
-
-    def check(self, described: Description) -> None:
-        """Refuse a node that built something else than the server."""
-        known = self.data.get(described.client)
-        if known is None or counts_of(known.train, self.bench.classes) != list(described.class_counts):
-            raise DataError(
-                f"A virtual node built other data for client {described.client} than the server has. Do all machines see the same files?"
-            )
+        app, clients = virtual_app(self.bench.settings, self.home), len(self.data)
+        self.runtime = Runtime(app, min(clients, max(most_messages(), self.least_messages(clients))), self.bench.settings)
+        return self.runtime
 
     def state_of(self, client: str) -> ClientState:
         if self.home is None or client not in self.client_states:
@@ -187,6 +229,36 @@ def virtual_app(settings: Settings, home: Path) -> ClientApp:
 
     def work(wire_message: WireMessage, context: Context) -> WireMessage:
         allow(code_in(plain.load, plain.model))  # this is a process of Ray: the one that started it has passed the gate
-        return build_node(plain, context.node_config, home).answer(wire_message)
+        return bundled([answer_of(plain, home, message) for message in unbundled(wire_message)])
 
     return make_app(work)
+
+
+def answer_of(settings: Settings, home: Path, wire_message: WireMessage) -> WireMessage:
+    """The answer of one of the clients that an actor answers for."""
+    client = str(wire_message.control["client"])
+    place = shared_workplace(settings)
+    data = next((data for data in place.federation.clients if data.id == client), None)
+    if data is None or counts_of(data.train, len(place.federation.classes)) != wire_message.control[COUNTS]:
+        why = f"A virtual node built other data for client {client} than the server has. Do all machines see the same files?"
+        return refusal(why, OTHER_DATA)
+    return Node(place, data, home).answer(wire_message)
+
+
+def divided(clients: Sequence[str], count: int) -> Iterator[Sequence[str]]:
+    """Clients in a number of shares that differ by one at most, in their order."""
+    edges = [len(clients) * place // count for place in range(count + 1)]
+    return (clients[begin:end] for begin, end in itertools.pairwise(edges))
+
+
+def actors(settings: Settings) -> int:
+    """How many clients train at a time, by what Ray has."""
+    found = ray.cluster_resources() if ray.is_initialized() else {}  # type: ignore[no-untyped-call]
+    wanted = {"CPU": settings.flower_cpus, "GPU": settings.flower_gpus}
+    return max(1, min(int(found.get(name, 1) // amount) for name, amount in wanted.items() if amount))
+
+
+def most_messages() -> int:
+    """How many messages can be under way: the number of virtual nodes, each of which the runtime looks at ten times a second."""
+    on_a_cluster = ray.is_initialized() or os.environ.get("RAY_ADDRESS")
+    return MOST_NODES if on_a_cluster else max(MESSAGES_FOR_AN_ACTOR * (os.cpu_count() or 1), LEAST_NODES)

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from polyfed.flower.records import records_of
 from polyfed.flower.wire_message import ACTION, WireMessage
 
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.25
 GRACE = 60.0
 
 

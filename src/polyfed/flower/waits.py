@@ -21,7 +21,7 @@ LOOK_FOR_MESSAGES = 0.5
 """Seconds between a node's questions to the server; each is a request over the network."""
 LOOK_FOR_REPLIES = 0.05
 """Seconds between a node's looks for the reply of its own app, in its own memory."""
-FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 2.0
+FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 0.5
 IDLE_SLEEP = 3
 
 

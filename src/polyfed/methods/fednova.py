@@ -96,7 +96,7 @@ def scaled(start: Mapping[str, Tensor], end: Mapping[str, Tensor], names: tuple[
 
 def weigh(server: Server, reply: Reply) -> float:
     """The run's weight of a client; a_k is added up with it."""
-    weight = float(reply.samples) if server.settings.weights == "samples" else 1.0
+    weight = server.usual_weight(reply.client)
     if STEPS in reply.extras:
         sums: dict[str, float] = server.remember(SUMS, dict)
         if sums.get("round") != server.round:
@@ -108,6 +108,9 @@ def weigh(server: Server, reply: Reply) -> float:
             "steps": sums["steps"] + weight * reply.extras[STEPS],
         }
     return weight
+
+
+weigh.is_capped = True  # type: ignore[attr-defined]
 
 
 def step_on(server: Server, aggregate: Mapping[str, Tensor]) -> dict[str, Tensor]:

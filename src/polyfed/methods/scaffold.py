@@ -99,8 +99,7 @@ def exchanged(asked: Asked) -> tuple[str, ...]:
 
 def update_control(server: Server, extras: Mapping[str, Mapping[str, Any]]) -> None:
     """Add P_k times the clients' changes to c; absent clients change nothing."""
-    by_samples = server.settings.weights == "samples"
-    weights = {info.id: float(info.samples) if by_samples else 1.0 for info in server.clients}
+    weights = server.usual_weights([info.id for info in server.clients])
     total = sum(weights.values())
     control: dict[str, Tensor] = server.remember(MEMORY, dict)
     for client, sent in extras.items():

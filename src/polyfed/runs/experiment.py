@@ -161,7 +161,7 @@ class Experiment:
     def newcomer_state(self) -> dict[str, Tensor]:
         """The state of the averaged newcomer model."""
         if self.method.newcomer is not None:
-            made = self.talk(self.method.newcomer(self.server))
+            made = self.talk(evaluation.own_newcomer(self.server))
             if len(made.models) > 1:
                 raise ModelError(
                     f"{self.method} has no single newcomer model, but {len(made.models)} models; use polyfed evaluate."

@@ -17,7 +17,7 @@ from polyfed.models import models
 from polyfed.runs.checkpoint import Snapshot
 from polyfed.runs.client_state_files import NODES, read_states
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.newcomer_file import left_newcomer
+from polyfed.runs.newcomer_file import put_back
 from polyfed.runs.portable_paths import on_this_machine
 from polyfed.runs.recorder import rows_at
 from polyfed.runs.result import Result
@@ -90,8 +90,7 @@ def restore(experiment: Experiment, snapshot: Snapshot, folder: RunFolder) -> No
         # They were not read again. What nobody has trained is still in the server's state as it began.
         bench.initial |= {name: value for name, value in snapshot.state.items() if name in bench.live}
     folder.require_sealed_newcomer(snapshot.notes)
-    left = left_newcomer(folder.path)
-    experiment.server.averaged = {name: left[name] for name in bench.plan.local_names if name in left}
+    put_back(experiment, folder.path)
 
 
 def to_look_at(settings: Settings) -> Settings:

@@ -1,0 +1,237 @@
+"""What a node says of itself, checked by a schema: every value has a type and bounds, names are plain text, and nothing names code.
+
+The server builds tables, placeholders and a model from descriptions, so none of them is believed further than this.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, TypeVar
+
+from polyfed.core.code_gate import names_function
+from polyfed.core.extras import shown
+from polyfed.data.federation_summary import INPUT_TYPES
+from polyfed.errors import DataError
+from polyfed.flower.wire_message import PROTOCOL, BadMessage
+
+T = TypeVar("T")
+LONGEST_NAME, LONGEST_TEXT = 200, 1000
+MOST_CLASSES, MOST_DOMAINS, MOST_SIDES, MOST_CHANNELS = 100_000, 1000, 4, 4096
+MOST_SAMPLES = 10_000_000
+"""Of one node. The server holds a label for each; a node that says more is mistaken, or wants the others to count for nothing."""
+LARGEST_INPUT = 2**28
+MUST_AGREE = ("protocol", "polyfed")
+"""Versions that must be the same; another torch is only reported, since its results differ in the last bits."""
+
+
+def own_versions() -> dict[str, str]:
+    """The versions that both ends tell each other."""
+    return {"protocol": str(PROTOCOL), "polyfed": version("polyfed"), "torch": version("torch")}
+
+
+def version_problem(theirs: Mapping[str, str]) -> str:
+    """Why two ends cannot work together; empty where they can."""
+    mine = own_versions()
+    other = [f"{name} {theirs.get(name, 'unknown')} (here {mine[name]})" for name in MUST_AGREE if theirs.get(name) != mine[name]]
+    return f"it has another version of {', '.join(other)}; install the same on every machine" if other else ""
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a node says of itself: names and numbers, no examples."""
+
+    client: str
+    domains: tuple[str, ...]
+    name: str
+    source: str
+    default_model: str
+    classes: tuple[str, ...]
+    class_counts: tuple[int, ...]
+    input_shape: tuple[int, ...]
+    input_type: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    tests: Mapping[str, int]
+    validation: int | None
+    torch: str = ""
+
+    @property
+    def samples(self) -> int:
+        """Numbers of training examples."""
+        return sum(self.class_counts)
+
+    @classmethod
+    def read(cls, values: object) -> Description:
+        """A description as it came over the wire; what is outside the schema is refused."""
+        if not isinstance(values, dict):
+            raise BadMessage("it does not describe itself")
+        try:
+            return _read(values)
+        except KeyError as error:
+            raise BadMessage(f"its description has no {error.args[0]}") from error
+        except ValueError as error:
+            raise BadMessage(f"its description cannot be used: {error}") from error
+
+
+def _read(values: Mapping[str, Any]) -> Description:
+    versions = _mapping(values["versions"], "versions", lambda text, what: _text(text, what, LONGEST_NAME), 10)
+    if problem := version_problem(versions):
+        raise ValueError(problem)
+    found = Description(
+        client=_name(values["client"], "client"),
+        domains=_several(values["domains"], "domains", _name, 1, MOST_DOMAINS),
+        name=_name(values["name"], "name"),
+        source=_text(values["source"], "source", LONGEST_TEXT),
+        default_model=_model(values["default_model"]),
+        classes=_several(values["classes"], "classes", _name, 1, MOST_CLASSES),
+        class_counts=_several(values["class_counts"], "class_counts", _count, 1, MOST_CLASSES),
+        input_shape=_several(values["input_shape"], "input_shape", _count, 1, MOST_SIDES),
+        input_type=_known_type(values["input_type"]),
+        mean=_several(values["mean"], "mean", _finite, 0, MOST_CHANNELS),
+        std=_several(values["std"], "std", _finite, 0, MOST_CHANNELS),
+        tests=_mapping(values["tests"], "tests", _count, MOST_DOMAINS),
+        validation=None if values["validation"] is None else _count(values["validation"], "validation"),
+        torch=versions.get("torch", ""),
+    )
+    _require_consistent(found)
+    return found
+
+
+def _require_consistent(found: Description) -> None:
+    if len(found.class_counts) != len(found.classes) or len(set(found.classes)) != len(found.classes):
+        raise ValueError(f"{len(found.class_counts)} class_counts for {len(set(found.classes))} different classes")
+    if found.samples == 0:
+        raise ValueError("it has no training examples")
+    if found.samples > MOST_SAMPLES:
+        raise ValueError(f"class_counts add up to {found.samples}, at most {MOST_SAMPLES} are believed")
+    if not 0 < math.prod(found.input_shape) <= LARGEST_INPUT:
+        raise ValueError(f"input_shape {found.input_shape} is empty or too large")
+    if len(found.mean) != len(found.std) or any(value <= 0 for value in found.std):
+        raise ValueError("std takes a positive number for each of mean")
+
+
+def plain_text(text: str) -> str:
+    r"""Text without control characters and others that cannot be seen.
+
+    >>> plain_text("ward\x1b[31m 7\u202e")
+    'ward[31m 7'
+    """
+    return "".join(letter for letter in text if not unicodedata.category(letter).startswith("C"))
+
+
+def _text(value: object, what: str, longest: int) -> str:
+    if not isinstance(value, str) or len(value) > longest:
+        raise ValueError(f"{what} takes text of at most {longest} letters, found {shown(value)}")
+    return plain_text(value)
+
+
+def _name(value: object, what: str) -> str:
+    text = _text(value, what, LONGEST_NAME).strip()
+    if not text:
+        raise ValueError(f"{what} is an empty name")
+    return text
+
+
+def _model(value: object) -> str:
+    """The data set's own model, by a name of polyfed's. A name of code is no answer: what the server runs, its own recipe says."""
+    text = _text(value, "default_model", LONGEST_TEXT)
+    return "" if names_function(text) else text
+
+
+def _count(value: object, what: str) -> int:
+    if type(value) is not int or not 0 <= value <= MOST_SAMPLES:
+        raise ValueError(f"{what} takes counts from 0 to {MOST_SAMPLES}, found {shown(value)}")
+    return value
+
+
+def _finite(value: object, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e6 <= value <= 1e6:
+        raise ValueError(f"{what} takes numbers up to 1e6 in magnitude, found {shown(value)}")
+    return float(value)
+
+
+def _known_type(value: object) -> str:
+    if not isinstance(value, str) or value not in INPUT_TYPES:
+        raise ValueError(f"there is no input_type {shown(value)}")
+    return value
+
+
+def _several(value: object, what: str, read: Callable[[object, str], T], least: int, most: int) -> tuple[T, ...]:
+    if not isinstance(value, list) or not least <= len(value) <= most:
+        raise ValueError(f"{what} takes a list of {least} to {most} values, found {shown(value)}")
+    return tuple(read(item, what) for item in value)
+
+
+def _mapping(value: object, what: str, read: Callable[[object, str], T], most: int) -> dict[str, T]:
+    if not isinstance(value, dict) or len(value) > most:
+        raise ValueError(f"{what} takes a table of at most {most} rows, found {shown(value)}")
+    return {_name(name, what): read(item, what) for name, item in value.items()}
+
+
+# ------------------------------------------------------------------------------------------------------ nodes together
+def those_that_fit(nodes: Mapping[int, Description]) -> tuple[dict[int, Description], dict[int, str]]:
+    """The nodes that can train one model, and why the others are left out.
+
+    Of nodes with the same name the first one counts. Where data differ, those stay that most nodes agree with; without a majority
+    nobody can say who is odd.
+    """
+    fit: dict[int, Description] = {}
+    problems: dict[int, str] = {}
+    for node, described in nodes.items():
+        if described.client in {other.client for other in fit.values()}:
+            problems[node] = (
+                f"Two nodes call themselves {described.client}; the second is left out. Give each a name of its own: "
+                "--node-config 'client=\"NAME\"'."
+            )
+        else:
+            fit[node] = described
+    usual = usual_kind(list(fit.values()))
+    for node, described in list(fit.items()):
+        if why := difference(usual, described):
+            problems[node] = why
+            del fit[node]
+    return fit, problems
+
+
+def usual_kind(nodes: Sequence[Description]) -> Description:
+    """The first of the nodes whose data most others share; an error where two kinds are equally frequent."""
+    kinds = Counter(map(_kind, nodes))
+    ranked = kinds.most_common(2)
+    first = {_kind(node): node for node in reversed(nodes)}
+    if len(ranked) > 1 and ranked[0][1] == ranked[1][1]:
+        raise DataError(difference(first[ranked[0][0]], first[ranked[1][0]]))
+    return first[ranked[0][0]]
+
+
+def _kind(node: Description) -> tuple[object, ...]:
+    return node.classes, node.input_shape, node.input_type, node.mean, node.std
+
+
+def difference(usual: Description, other: Description) -> str:
+    """In what the data of a node differ from the usual; empty where they do not."""
+    if other.classes != usual.classes:
+        return (
+            f"{usual.client} has the classes {_few(usual.classes)}, {other.client} has {_few(other.classes)}. "
+            "All nodes need the same classes in the same order."
+        )
+    if other.input_shape != usual.input_shape:
+        return (
+            f"Inputs of {usual.client} have the shape {usual.input_shape}, those of {other.client} {other.input_shape}. "
+            "All nodes need the same."
+        )
+    if _kind(other) != _kind(usual):
+        return (
+            f"{usual.client} scales its inputs by mean {usual.mean} and deviation {usual.std} ({usual.input_type}), {other.client} "
+            f"by {other.mean} and {other.std} ({other.input_type}). All nodes need the same normalisation."
+        )
+    return ""
+
+
+def _few(names: Sequence[str]) -> str:
+    few = [*names[:5], *(["..."] if len(names) > 5 else [])]
+    return f"{', '.join(few)} ({len(names)})"

@@ -1,0 +1,47 @@
+"""Domains on the server that no node holds: the newcomer's model is tested on them, as in a run in process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from polyfed.core.data_types import Examples
+from polyfed.data.federate import whole_domain
+from polyfed.data.federation_summary import input_type
+from polyfed.errors import DataError
+from polyfed.flower.descriptions import Description
+from polyfed.runs.assemble import build_data_set
+from polyfed.settings import Settings
+
+log = logging.getLogger("polyfed")
+
+
+def unseen_at_server(settings: Settings, data: str, node: Description) -> Mapping[str, Examples]:
+    """Test data by domain: those that the settings call unseen, or all there are.
+
+    Args:
+        settings: of the run.
+        data: a folder or a data set on the server; empty: none.
+        node: one of the nodes, whose classes and inputs the data must have.
+    """
+    if not data:
+        if settings.unseen:
+            log.warning(
+                "Unseen domains (%s) are not tested: no node is asked for them. With their images on the server they are: "
+                "--run-config 'unseen-data=\"DIR\"'.",
+                ", ".join(settings.unseen),
+            )
+        return {}
+    found = build_data_set(data, settings)
+    domains = [found.domain(name) for name in settings.unseen] or list(found.domains)
+    if found.classes != node.classes:
+        raise DataError(f"unseen-data {data} has the classes {', '.join(found.classes)}; nodes have {', '.join(node.classes)}.")
+    tests = {domain.name: domain.test if settings.unseen_part == "test" else whole_domain(domain) for domain in domains}
+    for name, examples in tests.items():
+        raw, _ = examples.batch(slice(0, 1))
+        if tuple(raw.shape[1:]) != node.input_shape or input_type(raw) != node.input_type:
+            raise DataError(
+                f"Inputs of unseen-data {data} ({name}) have the shape {tuple(raw.shape[1:])} ({input_type(raw)}), those of nodes "
+                f"{node.input_shape} ({node.input_type}). Name the size: unseen-data='image_folder(root=\"DIR\", size=32)'."
+            )
+    return tests

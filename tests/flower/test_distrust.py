@@ -1,0 +1,194 @@
+"""The server distrusts nodes: an odd one is left out by name, and the run of the others goes on."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
+
+from flwr.app import Message
+
+from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, tiny_data
+from polyfed.errors import DataError, SettingError
+from polyfed.flower import descriptions
+from polyfed.flower.descriptions import MOST_SAMPLES, Description, own_versions, plain_text
+from polyfed.flower.node import build_node
+from polyfed.flower.records import records_of, wire_message_of
+from polyfed.flower.server_app import run_on_grid
+from polyfed.flower.wire_message import DESCRIBE, BadMessage, WireMessage
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.lifecycle import train_run
+from polyfed.runs.result import Result
+from polyfed.settings import Settings
+
+SMALL = Settings(data=TINY, model=TINY_MODEL, rounds=1, batch_size=4, local_steps=2, checkpoint_every="1")
+ODD = 3
+CONFIGS = {1: {"data": TINY, "domain": "big"}, 2: {"data": TINY, "domain": "middle"}, ODD: {"data": TINY, "domain": "small"}}
+Change = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def tiny() -> Iterator[None]:
+    with tiny_data():
+        yield
+
+
+def describing(change: Change) -> Callable[[Message, Message], Message]:
+    """The odd node's description is changed on its way."""
+
+    def meddle(asked: Message, answered: Message) -> Message:
+        if asked.metadata.dst_node_id == ODD and asked.metadata.message_type.startswith("query"):
+            control = copy.deepcopy(dict(wire_message_of(answered.content).control))
+            control["description"] = change(control["description"])
+            answered.content = records_of([WireMessage(control)])[0]
+        return answered
+
+    return meddle
+
+
+def run(tmp_path: Path, meddle: Callable[[Message, Message], Message], settings: Settings = SMALL, **config: Any) -> Result:
+    grid = FakeGrid(SMALL, tmp_path / "nodes", CONFIGS, meddle)
+    asked = {"out": str(tmp_path / "run"), "min-nodes": 2, "wait": 1.0, "timeout": 0.5, "patience": 0.0} | config
+    return run_on_grid(grid, settings, asked)  # type: ignore[arg-type]
+
+
+def honest(asked: Message, answered: Message) -> Message:
+    return answered
+
+
+ODD_NODES: dict[str, tuple[Change, str]] = {
+    "another class list": (lambda told: told | {"classes": ["x", *told["classes"][1:]]}, "All nodes need the same classes"),
+    "a duplicate name": (lambda told: told | {"client": "big"}, "Two nodes call themselves big"),
+    "zero samples": (lambda told: told | {"class_counts": [0] * len(told["classes"])}, "it has no training examples"),
+    "counts of 1e12": (lambda told: told | {"class_counts": [10**12] * len(told["classes"])}, "class_counts takes counts from 0"),
+    "counts that add up": (lambda told: told | {"class_counts": [MOST_SAMPLES] * len(told["classes"])}, "add up to"),
+    "too few counts": (lambda told: told | {"class_counts": [1]}, "1 class_counts for"),
+    "a negative count": (lambda told: told | {"class_counts": [-1] * len(told["classes"])}, "class_counts takes counts"),
+    "an input of another shape": (lambda told: told | {"input_shape": [3, 99, 99]}, "All nodes need the same"),
+    "a huge input": (lambda told: told | {"input_shape": [10**6, 10**6]}, "empty or too large"),
+    "no versions": (lambda told: {key: value for key, value in told.items() if key != "versions"}, "has no versions"),
+    "another polyfed": (lambda told: told | {"versions": told["versions"] | {"polyfed": "9.9"}}, "another version of polyfed 9.9"),
+    "another protocol": (lambda told: told | {"versions": told["versions"] | {"protocol": "1"}}, "another version of protocol 1"),
+    "text for a list": (lambda told: told | {"domains": "small"}, "domains takes a list"),
+    "a list for a name": (lambda told: told | {"client": ["small"]}, "client takes text"),
+    "a name of nothing": (lambda told: told | {"client": "\x1b\x00"}, "client is an empty name"),
+    "an endless name": (lambda told: told | {"client": "x" * 10_000}, "client takes text of at most 200 letters"),
+    "a mean that is no number": (lambda told: told | {"mean": [float("nan")], "std": [1.0]}, "mean takes numbers"),
+    "a deviation of zero": (lambda told: told | {"mean": [0.0], "std": [0.0]}, "std takes a positive number"),
+    "an unknown type": (lambda told: told | {"input_type": "object"}, "there is no input_type"),
+    "no table": (lambda told: [told], "it does not describe itself"),  # type: ignore[dict-item,return-value]
+}
+
+
+@pytest.mark.parametrize("odd", ODD_NODES)
+def test_an_odd_node_is_left_out_by_name_and_the_run_goes_on(odd: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    change, why = ODD_NODES[odd]
+    with caplog.at_level(logging.WARNING, "polyfed"):
+        found = run(tmp_path, describing(change))
+    assert found.experiment.server.ids == ["big", "middle"]
+    (said,) = [text for text in caplog.messages if text.startswith(f"Node {ODD} cannot take part")]
+    assert why in said
+
+
+def test_too_few_that_fit_end_the_run_with_the_reasons(tmp_path: Path) -> None:
+    change, why = ODD_NODES["zero samples"]
+    with pytest.raises(DataError, match=f"2 of 3 nodes can take part. .*{why}"):
+        run(tmp_path, describing(change), **{"min-nodes": 3})
+
+
+def test_where_nodes_differ_without_a_majority_nobody_is_called_odd(tmp_path: Path) -> None:
+    change, _ = ODD_NODES["another class list"]
+    grid = FakeGrid(SMALL, tmp_path, {number: CONFIGS[number] for number in (2, ODD)}, describing(change))
+    with pytest.raises(DataError, match="All nodes need the same classes in the same order"):
+        run_on_grid(grid, SMALL, {"min-nodes": 2, "wait": 1.0})  # type: ignore[arg-type]
+
+
+def test_a_node_cannot_name_code_to_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was imported and called: ``os:getcwd``."""
+    monkeypatch.setattr(os, "getcwd", lambda: pytest.fail("the server ran what a node named"))
+    nameless = dataclasses.replace(SMALL, model=None)
+    with pytest.raises(SettingError, match="nodes may not name code to the server"):
+        run(tmp_path, describing(lambda told: told | {"default_model": "os:getcwd"}), nameless)
+
+
+def test_names_lose_their_control_characters(tmp_path: Path) -> None:
+    found = run(tmp_path, describing(lambda told: told | {"source": "ward\x1b[2J\n7", "name": "tiny\u202e"}))
+    assert "ward[2J7" in found.experiment.federation.source
+    assert plain_text("a\x00b\x7fc\u200bd\r\n") == "abcd"
+
+
+def test_another_torch_is_reported_and_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def older(told: dict[str, Any]) -> dict[str, Any]:
+        return told | {"versions": told["versions"] | {"torch": "1.0"}}
+
+    with caplog.at_level(logging.WARNING, "polyfed"):
+        found = run(tmp_path, describing(older))
+    assert found.experiment.server.ids == ["big", "middle", "small"]
+    assert any("another one at small (1.0)" in text for text in caplog.messages)
+
+
+def test_a_node_refuses_a_server_of_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = build_node(SMALL, CONFIGS[1], tmp_path)
+    asked = WireMessage({"what": DESCRIBE, "versions": own_versions() | {"polyfed": "9.9"}})
+    answered = node.answer(asked)
+    assert not answered.control["ok"] and "another version of polyfed 9.9" in answered.control["problem"]
+    assert node.answer(WireMessage({"what": DESCRIBE, "versions": own_versions()})).control["ok"]
+    assert not node.answer(WireMessage({"what": DESCRIBE})).control["ok"]
+
+
+def test_a_node_that_says_its_loss_is_not_finite_does_not_end_the_others_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def meddle(asked: Message, answered: Message) -> Message:
+        if asked.metadata.dst_node_id == ODD and asked.metadata.message_type.startswith("train"):
+            refused = {"ok": False, "kind": "not_finite", "problem": "the loss became \x1b[31mnan"}
+            answered.content = records_of([WireMessage(refused)])[0]
+        return answered
+
+    with caplog.at_level(logging.WARNING, "polyfed"):
+        found = run(tmp_path, meddle)
+    assert found.experiment.server.round == 1
+    assert "Round 1: client small is dropped: the loss became [31mnan" in caplog.messages
+
+
+def test_a_description_is_exactly_what_the_node_wrote(tmp_path: Path) -> None:
+    told = build_node(SMALL, CONFIGS[1], tmp_path).description()
+    found = Description.read(told)
+    assert (found.client, found.domains, found.samples) == ("big", ("big",), 21)
+    assert found.default_model == "", "this one names code"
+    with pytest.raises(BadMessage, match="has no classes"):
+        Description.read({key: value for key, value in told.items() if key != "classes"})
+    assert descriptions.version_problem(own_versions()) == ""
+
+
+# ---------------------------------------------------------------------------------------------------- weight and norm
+def test_a_node_that_claims_many_samples_outvotes_nobody_with_a_capped_share(tmp_path: Path) -> None:
+    def boast(told: dict[str, Any]) -> dict[str, Any]:
+        return told | {"class_counts": [1_000_000, *told["class_counts"][1:]]}
+
+    free = run(tmp_path / "free", describing(boast))
+    weights = free.experiment.server.usual_weights(["small", "big", "middle"])
+    assert weights["small"] / sum(weights.values()) > 0.99
+    bound = run(tmp_path / "bound", describing(boast), dataclasses.replace(SMALL, max_weight_share=0.5))
+    weights = bound.experiment.server.usual_weights(["small", "big", "middle"])
+    assert weights == {"small": 35.0, "big": 21.0, "middle": 14.0}
+    assert bound.digest != free.digest
+
+
+def test_the_bounds_give_the_same_weights_over_the_grid_as_in_process(tmp_path: Path) -> None:
+    settings = dataclasses.replace(SMALL, max_weight_share=0.4, max_update_norm=0.01)
+    grid = FakeGrid(settings, tmp_path / "nodes", CONFIGS)
+    found = run_on_grid(grid, settings, {"out": str(tmp_path / "run"), "min-nodes": 3, "wait": 1.0})  # type: ignore[arg-type]
+    expected = train_run(Experiment(settings), None)
+    assert found.digest == expected.digest
+    assert expected.digest != train_run(Experiment(SMALL), None).digest
+    assert all(torch.isfinite(value).all() for value in expected.experiment.server.state.values())
