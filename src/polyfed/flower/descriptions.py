@@ -10,7 +10,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
 from polyfed.core.code_gate import names_function
@@ -31,7 +31,14 @@ MUST_AGREE = ("protocol", "polyfed")
 
 def own_versions() -> dict[str, str]:
     """The versions that both ends tell each other."""
-    return {"protocol": str(PROTOCOL), "polyfed": version("polyfed"), "torch": version("torch")}
+    return {"protocol": str(PROTOCOL), "polyfed": _version("polyfed"), "torch": _version("torch")}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # run from its source folder
+        return "unknown"
 
 
 def version_problem(theirs: Mapping[str, str]) -> str:
