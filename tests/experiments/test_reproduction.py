@@ -135,7 +135,7 @@ def test_the_page_says_what_was_done_and_pictures_stand_beside_it(found: Reprodu
     assert "polyfed reproduce tiny/figure-1 --reduced --root DATA" in text
     for runs in found.trained.values():
         assert f"`{runs[0].digest[:16]}`" in text and runs[0].made_with["torch"] in text
-    assert "other data, a: FedAvg > FedBN: not run" in text and "seen, avg: FedBN > FedAvg: " in text
+    assert "other data, a: FedAvg > FedBN: not run" in text and "seen, avg: FedBN > FedAvg: " in text and ", one seed)" in text
     drawn = sorted(page.parent.glob("figure-1-reduced-*.svg"))
     assert drawn and all(file.read_text().startswith("<svg xmlns=") and f"]({file.name})" in text for file in drawn)
     html = page.with_suffix(".html").read_text()

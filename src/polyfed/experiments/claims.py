@@ -30,13 +30,13 @@ class Order:
 class Checked:
     """An order, with the numbers it was checked against; ``holds`` is None where one of them is missing.
 
-    ``close`` says that the two are nearer than their deviations over seeds allow to tell apart.
+    ``doubt`` says what keeps the numbers from carrying it: one seed, or a difference within the deviations over seeds.
     """
 
     order: Order
     high: float | None = None
     low: float | None = None
-    close: bool = False
+    doubt: str = ""
 
     @property
     def holds(self) -> bool | None:
@@ -47,8 +47,7 @@ class Checked:
         if self.holds is None:
             return f"{self.order.text}: not run"
         told = "holds here" if self.holds else "does not hold here"
-        doubt = ", within one deviation over seeds" if self.close else ""
-        return f"{self.order.text}: {told} ({self.high:.4g} and {self.low:.4g}{doubt})"
+        return f"{self.order.text}: {told} ({self.high:.4g} and {self.low:.4g}{self.doubt})"
 
 
 def orders_of(item: PaperItem) -> list[Order]:
@@ -90,14 +89,16 @@ def checked_orders(found: Reproduction) -> list[Checked]:
 
     def find(part: str, row: str, column: str) -> tuple[float, float] | None:
         one = ours[part, row, column]
-        return None if one.mean is None else (one.mean, one.spread or 0.0)
+        return None if one.mean is None else (one.mean, math.nan if one.spread is None else one.spread)
 
     return [check(order, find) for order in orders_of(found.item)]
 
 
 def check(order: Order, find: Find) -> Checked:
-    """One order against numbers that ``find(part, row, column)`` gives with their deviations."""
+    """One order against numbers that ``find(part, row, column)`` gives with their deviations, not a number for one seed."""
     high, low = find(order.part, order.high, order.column), find(order.part, order.low, order.column)
     if high is None or low is None:
         return Checked(order)
-    return Checked(order, high[0], low[0], abs(high[0] - low[0]) < math.hypot(high[1], low[1]))
+    joint = math.hypot(high[1], low[1])
+    doubt = ", one seed" if math.isnan(joint) else ", within the deviation over seeds" if abs(high[0] - low[0]) < joint else ""
+    return Checked(order, high[0], low[0], doubt)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from polyfed.core.method import parse
 from polyfed.errors import SettingError, nearest
 from polyfed.experiments.files import OF_REDUCED, Column, PaperItem, Part, Row, read_item
 from polyfed.experiments.published import Published
 from polyfed.recipes import layered
 from polyfed.runs.folder_names import data_slug, slug
-from polyfed.settings import Settings
+from polyfed.settings import Settings, setting_names
 
 NOT_IN_NAME = ("seed", "root", "workers", "checkpoint_every")
 LEFT_OUT = "not in the reduced form"
@@ -119,7 +121,13 @@ def _left_out(row: Row, column: Column, reduced: Mapping[str, Any]) -> bool:
 def settings_of(item: PaperItem, part: Part, row: Row, column: Column, form: Form) -> Settings:
     """The settings of a cell's runs."""
     full = layered(part.settings, row.settings, column.settings)
-    return Settings(**layered(full, _reduction(item, part, full) if form.reduced else {}, form.changes))
+    return _made(tuple(sorted(layered(full, _reduction(item, part, full) if form.reduced else {}, form.changes).items())))
+
+
+@functools.cache
+def _made(values: tuple[tuple[str, Any], ...]) -> Settings:
+    """Settings are checked when they are made, which takes a while: thousands of cells share a few hundred."""
+    return Settings(**dict(values))
 
 
 def _reduction(item: PaperItem, part: Part, full: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,7 +157,7 @@ def _changes(item: PaperItem, part: Part, row: Row, column: Column, form: Form) 
 
 
 def _default(name: str) -> Any:
-    return getattr(Settings(), name)
+    return getattr(Settings, name)
 
 
 def _matters(name: str, value: Any, full: Mapping[str, Any]) -> bool:
@@ -203,6 +211,12 @@ def _over(cell: Cell, more: Mapping[str, Any], form: Form, shortened: bool) -> C
     return dataclasses.replace(cell, column=column, settings=settings, notes=(*cell.notes, *notes))
 
 
+@functools.cache
+def canonical(method: str) -> str:
+    """The text of a method with its defaults left out, so that the same method has the same folder."""
+    return str(parse(method))
+
+
 @dataclass(frozen=True)
 class PlannedRun:
     """Runs that differ in their seed only, and that one cell or several read."""
@@ -214,9 +228,15 @@ class PlannedRun:
     @property
     def folder(self) -> str:
         """The name of the folder that holds them."""
-        values = {key: value for key, value in dataclasses.asdict(self.settings).items() if key not in NOT_IN_NAME}
-        written = json.dumps(values, sort_keys=True, default=list).encode()
-        return f"{data_slug(self.settings.data)}-{slug(self.settings.method)[:30]}-{hashlib.sha256(written).hexdigest()[:10]}"
+        return folder_of(self.settings)
+
+
+@functools.cache
+def folder_of(settings: Settings) -> str:
+    """The name of the folder of runs with these settings, whatever their seed."""
+    values = {name: getattr(settings, name) for name in setting_names() if name not in NOT_IN_NAME}
+    written = json.dumps(values | {"method": canonical(settings.method)}, sort_keys=True, default=list).encode()
+    return f"{data_slug(settings.data)}-{slug(settings.method)[:30]}-{hashlib.sha256(written).hexdigest()[:10]}"
 
 
 def planned_runs(cells: Sequence[Cell], form: Form) -> dict[str, PlannedRun]:
@@ -228,6 +248,7 @@ def planned_runs(cells: Sequence[Cell], form: Form) -> dict[str, PlannedRun]:
         for source in sources_of(cell, form):
             if source.settings is not None:
                 run = PlannedRun(source.settings, source.seeds, " ".join(filter(None, (source.part.name, source.row.name))))
-                if run.folder not in runs or runs[run.folder].seeds < run.seeds:
+                before = runs.get(run.folder)
+                if before is None or before.seeds < run.seeds:
                     runs[run.folder] = run
     return runs

@@ -41,21 +41,20 @@ def _row(item: PaperItem, root: str | None, out: Path, here: dict[str, bool]) ->
         "title": item.title,
         "paper": item.paper,
         "item": item.item,
-        "data": data_names(item),
+        "data": list(dict.fromkeys(data_name(text) for text in data)),
         "runs": sum(run.seeds for run in full.values()),
         "core_hours_full": core_hours(full.values()),
         "core_hours_reduced": core_hours(reduced.values()),
         "data_here": bool(data) and all(here[text] for text in data),
         "state": state,
         "missing": missing,
-        "finished_runs": {"full": _finished(full, out), "reduced": _finished(reduced, out)},
+        "run_folders": {"full": _run_folders(full, out), "reduced": _run_folders(reduced, out)},
     }
 
 
-def data_names(item: PaperItem) -> list[str]:
-    """The data sets of an experiment, also those that polyfed does not read yet."""
-    runs = planned_runs(cells_of(item, FULL), FULL).values()
-    return list(dict.fromkeys(read_call(run.settings.data).name.replace("_", "-") for run in runs))
+def data_name(text: str) -> str:
+    """The name of a data set, without its options."""
+    return read_call(text).name.replace("_", "-")
 
 
 def state_of(item: PaperItem) -> str:
@@ -83,6 +82,6 @@ def has_data(text: str, root: str | None) -> bool:
     return False
 
 
-def _finished(folders: Iterable[str], out: Path) -> int:
-    """How many runs of these folders have come to their end, as far as their metrics say."""
-    return sum(1 for name in folders for file in (out / "runs" / name).glob("*/run.toml") if (file.parent / "checkpoint").is_dir())
+def _run_folders(names: Iterable[str], out: Path) -> int:
+    """How many runs of an experiment are there, finished or stopped."""
+    return sum(1 for name in names for _ in (out / "runs" / name).glob("*/run.toml"))
