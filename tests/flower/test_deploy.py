@@ -6,6 +6,7 @@ import datetime
 import hashlib
 import ipaddress
 import os
+import shlex
 import stat
 import subprocess
 import sys
@@ -17,11 +18,13 @@ from typer.testing import CliRunner
 
 from helpers.paths import DOCS
 from polyfed.cli.main import app
+from polyfed.data.registry import data_sets
 from polyfed.errors import SettingError
 from polyfed.flower.app_folder import PROJECT, README, RECIPE, write_app
 from polyfed.flower.run_config import DEFAULTS, SETTINGS_KEY, settings_from, settings_text
 from polyfed.recipes import read
 from polyfed.settings import Settings, with_changes
+from polyfed.text import read_call
 
 WITHOUT = "needs the flower extra: pip install 'polyfed[flower]'"
 OWN_METHOD = """
@@ -298,3 +301,15 @@ def test_telling_flwr_where_the_server_is_may_be_repeated(page: str, tmp_path: P
         subprocess.run(["bash", "-euc", block], check=True, cwd=tmp_path, env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]})
     told = tomllib.loads((tmp_path / ".flwr" / "config.toml").read_text())
     assert told["superlink"]["trial"]["address"] == "127.0.0.1:8000"
+
+
+def test_options_of_an_image_folder_reach_a_node_as_the_page_writes_them() -> None:
+    config = pytest.importorskip("flwr.common.config", reason=WITHOUT)
+    text = (DOCS / "deploy.md").read_text()
+    (line,) = [line.strip() for line in text.splitlines() if "image_folder(" in line and "--node-config" in line]
+    _, written = shlex.split(line)
+    told = config.parse_config_args([written], flatten=False)
+    assert told["domain"] == "sketch"
+    call = read_call(told["data"])
+    assert call.named["root"] == "/srv/images"
+    assert set(call.named) <= set(data_sets.find("image_folder").signature.parameters)
