@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from polyfed.core.sharing import upload_only as upload_only
     from polyfed.errors import PolyfedError as PolyfedError
     from polyfed.reports.comparison import Comparison as Comparison
+    from polyfed.runs.callback import Callback as Callback
     from polyfed.runs.result import Result as Result
     from polyfed.runs.watcher import Watcher as Watcher
     from polyfed.settings import Settings as Settings
@@ -65,6 +66,7 @@ _HOMES = {
     "core.sharing": ("Rule", "Select", "keep_local", "reduce_with", "upload_only"),
     "errors": ("PolyfedError",),
     "reports.comparison": ("Comparison",),
+    "runs.callback": ("Callback",),
     "runs.result": ("Result",),
     "runs.watcher": ("Watcher",),
     "settings": ("Settings",),
@@ -75,6 +77,11 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _DOORS = ("compare", "estimate", "open_run", "report", "reproduce", "resume", "run", "sweep")
 
 __all__ = [*_DOORS, *sorted(_HOME_OF)]
+
+
+def __dir__() -> list[str]:
+    """The public names, and nothing else."""
+    return sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:

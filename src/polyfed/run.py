@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from polyfed.core.method import Method
     from polyfed.experiments.reproduction import Reproduction
     from polyfed.reports.comparison import Comparison
+    from polyfed.runs.callback import Callback
     from polyfed.runs.estimate import Estimate
     from polyfed.runs.result import Result
     from polyfed.runs.watcher import Watcher
@@ -37,7 +38,10 @@ def run(data: Any = "digits-mini", method: str | Method | None = None, model: Mo
         method: its text, or a Method; default: the method underneath all others.
         model: a name, a module, or a function that builds one; default: the data set's own.
         settings: any field of ``polyfed.Settings`` (``rounds=20``, ``lr=0.05``, ``seed=0``...), ``out=DIR`` to write a run folder,
-            and ``progress=True`` for a progress bar.
+            ``progress=True`` for a progress bar, ``callbacks=[...]`` (``polyfed.Callback``: may stop the run), and
+            ``track="tensorboard"``, ``"mlflow"`` or ``"wandb"``. ``optimizer``, ``loss``, ``schedule`` and ``augment`` may be objects:
+            a class of torch or a function (of parameters and ``lr``; of logits and labels; of a round and the number of rounds; of a
+            uint8 batch).
 
     Returns:
         The accuracy table, the costs, ``model_for(client)`` and ``newcomer()``.
@@ -59,6 +63,7 @@ def compare(
     protocol: str = "seen",
     out: str | Path | None = None,
     watcher: Watcher | None = None,
+    track: str | Sequence[str] = (),
     **settings: Any,
 ) -> Comparison:
     """Train several methods with the same data, seeds and settings, and put them in one table.
@@ -72,11 +77,12 @@ def compare(
         out: folder of the run folders. Finished runs in it are reused, stopped ones resumed; a run with a model or method given as an
             object is trained again. None: nothing is written.
         watcher: hears of every run, round and notice; default: nobody.
+        track: trackers that every run is written to: ``tensorboard``, ``mlflow``, ``wandb``.
         settings: any field of ``polyfed.Settings`` except ``method``.
 
     Returns:
-        A row for each method (``rows``), ``best()``, ``costs``, ``note`` and ``as_json()``. A method that cannot be run has a
-        ``problem`` in its row; the others go on.
+        A row for each method (``rows``), ``best()``, ``table()`` and ``metrics()`` as pandas frames, ``plot()``, ``warnings``,
+        ``certainty``, ``costs``, ``note`` and ``as_json()``. A method that cannot be run has a ``problem`` in its row; the others go on.
 
     Example:
         ``polyfed.compare("digits-mini", ["fedavg", "fedbn"], seeds=3, rounds=5).best().method``
@@ -85,7 +91,9 @@ def compare(
     from polyfed.runs.compare import ComparedRuns, settings_for
 
     chosen = settings_for(data, model, protocol, settings)
-    runs = ComparedRuns(chosen, methods, data=data, model=model, seeds=seeds, protocol=protocol, folder=out, watcher=watcher)
+    runs = ComparedRuns(
+        chosen, methods, data=data, model=model, seeds=seeds, protocol=protocol, folder=out, watcher=watcher, track=track
+    )
     return compare_runs(runs)
 
 
@@ -164,6 +172,8 @@ def resume(
     trust: bool = False,
     progress: bool = False,
     notify: Callable[[str], None] = print,
+    callbacks: Sequence[Callback] = (),
+    **objects: Any,
 ) -> Result:
     """Go on with a run from its last good checkpoint, to the same end as if it had never stopped.
 
@@ -178,6 +188,8 @@ def resume(
         trust: run the code that the folder names, though this account did not write it (``docs/security.md``).
         progress: show a progress bar.
         notify: called with a sentence for each damaged file.
+        callbacks: as for ``polyfed.run``.
+        objects: ``optimizer``, ``loss``, ``schedule`` and ``augment``, where the run was given them as objects.
 
     Returns:
         As ``polyfed.run``.
@@ -185,11 +197,22 @@ def resume(
     Example:
         ``polyfed.resume("runs/digits-mini-fedbn-seed0").accuracy``
     """
-    from polyfed.runs import experiment, lifecycle
+    from polyfed.runs import experiment, given_objects, lifecycle
 
     experiment.allow_default_model(data)
     return lifecycle.resume(
-        path, data, model, progress=progress, notify=notify, method=method, load=load, root=root, device=device, trust=trust
+        path,
+        data,
+        model,
+        progress=progress,
+        notify=notify,
+        method=method,
+        load=load,
+        root=root,
+        device=device,
+        trust=trust,
+        callbacks=callbacks,
+        objects=given_objects.checked(objects),
     )
 
 
@@ -224,12 +247,16 @@ def open_run(
     return reopen.open_run(path, model, method, device, load, notify, trust)
 
 
-def report(runs: str | Path | Sequence[str | Path], out: str | Path = "report.html") -> Path:
-    """Write one self-contained page about one or several runs: who won and how surely, curves, costs, what travelled.
+def report(
+    runs: str | Path | Sequence[str | Path], out: str | Path = "report.html", *, metric: str = "auto", pictures: bool | None = None
+) -> Path:
+    """Write one self-contained page about one or several runs: who won and how surely, what it costs, why, how to run it again.
 
     Args:
         runs: run folders, or folders that hold run folders.
         out: the file to write; it needs no other file and no network.
+        metric: the measure that heads the tables: auto, accuracy, balanced_accuracy, macro_f1 or auroc.
+        pictures: whether images of the data are shown; None: where this account made the runs, and the data are here.
 
     Returns:
         The file.
@@ -239,7 +266,7 @@ def report(runs: str | Path | Sequence[str | Path], out: str | Path = "report.ht
     """
     from polyfed.reports.html import report_on
 
-    return report_on(runs, out)
+    return report_on(runs, out, metric, pictures)
 
 
 def reproduce(

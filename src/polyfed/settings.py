@@ -15,6 +15,7 @@ from typing import Any
 from polyfed.errors import SettingError, nearest
 from polyfed.text import read_call
 
+AUTO = "auto"
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "weights": ("samples", "uniform"),
     "optimizer": ("sgd", "adam", "adamw"),
@@ -23,6 +24,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "selection": ("last", "best_validation"),
     "newcomer": ("averaged", "re-estimated", "nearest", "ensemble"),
     "unseen_part": ("test", "all"),
+    "metric": (AUTO, "accuracy", "balanced_accuracy", "macro_f1", "auroc"),
     "compile": ("off", "on", "auto"),
     "amp": ("off", "bfloat16"),
     "layout": ("channels_first", "channels_last"),
@@ -86,6 +88,10 @@ class Settings:
         "clients scored where their models differ: n, from each domain by its share and at least one, drawn by the seed; 0: all",
     )
     newcomer: str = setting("averaged", "local layers of the newcomer model: averaged, re-estimated, nearest or ensemble")
+    metric: str = setting(
+        AUTO,
+        "measure that heads the tables: accuracy, balanced_accuracy, macro_f1, auroc, or auto (balanced where classes are uneven)",
+    )
     test_batch_size: int = setting(256, "samples in a test batch")
     seed: int = setting(0, "seed of everything random")
     threads: int = setting(1, "torch threads; results are the same to the bit only for the same number")

@@ -85,7 +85,7 @@ def test_compare_reuses_runs_and_goes_on_after_a_failure(polyfed: Command, image
     assert first.code == 2
     assert [row["method"] for row in first.json["methods"]] == ["fedavg", "fedbn", "fedbn + no_norm"]
     assert "no batch norm" in first.json["methods"][2]["problem"] and "could not be run" in first.out
-    assert first.err.index("fedbn + no_norm will be left out") < first.err.index("fedavg, seed 0: mean")
+    assert first.err.index("fedbn + no_norm will be left out") < first.err.index("fedavg, seed 0: accuracy: mean of 2 seen domains")
     fedbn = first.json["methods"][1]
     alone = [polyfed("run", images, "--method", "fedbn", *SHORT, "--seed", seed, "-q", "--json").json for seed in ("0", "1")]
     for domain in ("day", "night"):
@@ -126,7 +126,7 @@ def test_compare_loads_own_methods_and_resumes_what_was_stopped(polyfed: Command
     again = polyfed(*(word for word in command if word != "-q"))
     rows = again.json["methods"]
     assert rows[0]["accuracy"] == rows[1]["accuracy"]
-    assert "fedbn + stopper, seed 0: mean" in again.err and "resumed" in again.err
+    assert "fedbn + stopper, seed 0: accuracy: mean" in again.err and "resumed" in again.err
     assert "1 of 2 runs were in runs/compare-pictures already and are used as they are." in again.err
 
 
@@ -185,7 +185,7 @@ def test_a_run_that_another_process_trains_is_waited_for_and_read(polyfed: Comma
         assert line, notices
         notices += line
     assert f"both/fedavg-seed0 is being trained by process {holder.pid} on" in notices
-    assert "fedbn, seed 0: mean" in notices  # the others are trained first
+    assert "fedbn, seed 0: accuracy: mean" in notices  # the others are trained first
     holder.communicate("", timeout=60)
     out, _ = other.communicate(timeout=300)
     assert holder.returncode == 0 and other.returncode == 0

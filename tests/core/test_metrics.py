@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import accuracy_score, confusion_matrix, recall_score
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, confusion_matrix, f1_score, recall_score, roc_auc_score
 
-from polyfed.core.metrics import Scores
+from polyfed.core.metrics import COUNTS, SCORES, Scores, pooled, standard_error
 from polyfed.errors import DataError, NotFinite
 
 
@@ -21,8 +22,8 @@ def predictions(count: int, classes: int, seed: int) -> tuple[torch.Tensor, torc
     return logits.softmax(dim=1), torch.randint(classes, (count,), generator=generator)
 
 
-def measure(probabilities: torch.Tensor, labels: torch.Tensor) -> dict[str, float | int]:
-    scores = Scores(probabilities.shape[1])
+def measure(probabilities: torch.Tensor, labels: torch.Tensor, in_detail: bool = False) -> dict[str, Any]:
+    scores = Scores(probabilities.shape[1], in_detail=in_detail)
     scores.add(probabilities, labels)
     return scores.results()
 
@@ -79,12 +80,14 @@ def test_batches_add_up(count: int, cut: int, seed: int) -> None:
     whole.add(probabilities, labels)
     parts.add(probabilities[:cut], labels[:cut])
     parts.add(probabilities[cut:], labels[cut:])
-    assert whole.results() == pytest.approx(parts.results())
-    assert all(isinstance(value, float | int) for value in whole.results().values())
+    one, other = whole.results(), parts.results()
+    assert {key: one.pop(key) for key in COUNTS} == {key: other.pop(key) for key in COUNTS}
+    assert one == pytest.approx(other)
+    assert all(isinstance(value, float | int) for key, value in whole.results().items() if key not in COUNTS)
 
 
 def test_a_mean_over_nothing_is_left_out() -> None:
-    assert Scores(3).results() == {"count": 0, "right": 0}
+    assert Scores(3).results() == {"count": 0, "right": 0, **{key: [0, 0, 0] for key in COUNTS}}
     assert "confidence_when_wrong" not in measure(torch.eye(3), torch.arange(3))
 
 
@@ -105,3 +108,55 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(NotFinite, match="diverged"):
         scores.add(torch.tensor([[math.nan, 0.5]]), torch.tensor([0]))
     assert scores.count == 0
+
+
+@pytest.mark.parametrize(("count", "classes", "seed"), [(60, 2, 3), (50, 3, 0), (400, 10, 1)])
+def test_f1_and_auroc_against_scikit_learn(count: int, classes: int, seed: int) -> None:
+    probabilities, labels = predictions(count, classes, seed)
+    probabilities = (probabilities * 20).round() / 20  # many ties
+    probabilities /= probabilities.sum(dim=1, keepdim=True)
+    found = measure(probabilities, labels, in_detail=True)
+    answers, truth = probabilities.argmax(dim=1).numpy(), labels.numpy()
+    assert found["macro_f1"] == pytest.approx(f1_score(truth, answers, average="macro", zero_division=0))
+    areas = [roc_auc_score(truth == c, probabilities[:, c].numpy()) for c in np.unique(truth)]
+    assert found["auroc"] == pytest.approx(np.mean(areas))
+    assert found["confusion"] == confusion_matrix(truth, answers, labels=range(classes)).tolist()
+    assert found["majority_rate"] == np.bincount(truth).max() / count
+    assert "auroc" not in measure(probabilities, labels) and "confusion" not in measure(probabilities, labels)
+
+
+def test_scores_of_several_clients_are_those_of_all_their_images() -> None:
+    probabilities, labels = predictions(90, 4, 5)
+    labels[:50] = 0  # the first client has one class only
+    whole = measure(probabilities, labels)
+    parts = [measure(probabilities[:50], labels[:50]), measure(probabilities[50:], labels[50:])]
+    found = pooled(parts)
+    for name in ("accuracy", "balanced_accuracy", "macro_f1", "majority_rate"):
+        assert found[name] == pytest.approx(whole[name]), name
+    assert found["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels.numpy(), probabilities.argmax(1).numpy()))
+    assert [found[key] for key in COUNTS] == [whole[key] for key in COUNTS]
+    assert pooled([{"accuracy": 0.5, "count": 10}, {"accuracy": 1.0, "count": 30}])["accuracy"] == 0.875  # a file of before
+
+
+def test_error_of_the_balanced_accuracy_is_not_zero_for_three_images() -> None:
+    found = measure(torch.tensor([[0.8, 0.1, 0.1]]).repeat(30, 1), torch.tensor([0] * 24 + [1] * 3 + [2] * 3))
+    assert found["balanced_accuracy"] == pytest.approx(1 / 3) and standard_error(found, "balanced_accuracy") > 0.1
+    assert standard_error(found, "accuracy") == found["standard_error"] and math.isnan(standard_error(found, "auroc"))
+
+
+def test_counts_that_do_not_add_up_are_refused() -> None:
+    good = measure(*predictions(20, 3, 0), in_detail=True)
+    asked: Any = None
+
+    def problem(**changes: Any) -> str:
+        return SCORES.problem({**good, **changes}, asked)
+
+    assert problem() == ""
+    assert SCORES.problem({key: good[key] for key in ("accuracy", "count", "right")}, asked) == ""  # an older client
+    assert "do not add up" in problem(class_counts=[20, 1, 0])
+    assert "different numbers of classes" in problem(class_right=[1, 2])
+    assert "confusion" in problem(confusion=[[20, 0, 0], [0, 0, 0], [0, 0, 0]])
+    assert "confusion" in problem(confusion=[])
+    assert problem(class_answers="many") and problem(class_counts=[math.nan] * 3) and problem(confusion=[[1], 2])
+    without = {key: value for key, value in good.items() if key != "class_right"}
+    assert "no 'class_right'" in SCORES.problem(without, asked)

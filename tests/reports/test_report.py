@@ -209,7 +209,9 @@ def test_plan_and_what_leaves_clients(tmp_path: Path) -> None:
     one = make_run(tmp_path / "a", seen={"pen": 300})
     two = make_run(tmp_path / "b", "my_own", {"pen": 300}, leaves="mean colours of images")
     seen = words(render([one, two]))
-    assert "norm statistics sent, not uploaded 6 896 B 4" in seen
+    assert (
+        "norm statistics from round 4: sent, not uploaded 6 entries, 896 B" in seen and "weights shared 3 entries, 97.0 kB" in seen
+    )
     assert "fedavg: Nothing but model entries leaves clients in training." in seen
     assert "my_own: Beyond model entries this leaves clients in training: mean colours of images." in seen
 
@@ -353,9 +355,11 @@ class Tags(HTMLParser):
         self.tags: set[str] = set()
         self.loads: list[str] = []
         self.handlers: list[str] = []
+        self.scripts = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
+        self.scripts += tag == "script"
         self.loads += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "srcset", "data", "action")]
         self.handlers += [name for name, _ in attrs if name.startswith("on")]
 
@@ -373,10 +377,17 @@ def test_nothing_in_a_run_becomes_markup_and_nothing_is_loaded(tmp_path: Path) -
     page = render(evil_runs(tmp_path))
     found = Tags()
     found.feed(page)
-    assert not found.tags & {"script", "img", "link", "iframe", "object", "embed", "base", "form"}
+    assert not found.tags & {"img", "link", "iframe", "object", "embed", "base", "form"}
+    assert found.scripts == 3 and page.count("<script") == 3  # the curves, uPlot, and the page's own
     assert found.loads == [] and found.handlers == []
     assert "@import" not in page and "url(" not in page
     assert "alert(1)" in words(page)  # shown, as text
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert policy is not None and "default-src 'none'" in policy[1] and policy[1].count("'sha256-") == 2
+    assert "script-src 'unsafe-inline'" not in policy[1]
+    curves = re.search(r'<script type="application/json" id="curves">(.*?)</script>', page, flags=re.DOTALL)
+    assert curves is not None and "<" not in curves[1]
+    assert any(EVIL in label for group in json.loads(curves[1]) for label in group["labels"])
 
 
 def test_report_is_one_file_written_whole(tmp_path: Path) -> None:
@@ -436,7 +447,9 @@ def test_page_renders_in_a_browser(tmp_path: Path, chromium: Path) -> None:
         assert picture.size == (900, 1400)
         assert len(picture.convert("RGB").getcolors(maxcolors=2**24) or []) > 50
     dom = browse(chromium, tmp_path / "p", "--dump-dom", page.as_uri()).stdout
-    assert dom.count("<svg") == page.read_text().count("<svg") and "<script" not in dom
+    assert (
+        dom.count("<svg") == page.read_text().count("<svg") and dom.count("<canvas") == 1
+    )  # the runs scored in one round have no curves
 
 
 def test_how_often_it_was_scored_matters_where_validation_chose_the_round(tmp_path: Path) -> None:
@@ -460,3 +473,19 @@ def test_runs_of_one_text_whose_options_differ_are_two_entries(tmp_path: Path) -
     written.write_text(written.read_text().replace('all_options = "fedavg"', 'all_options = "fedavg(statistics=\\"local\\")"'))
     (group,) = gather.gather(folders)
     assert sorted(one.label for one in group.entries) == ["fedavg", 'fedavg(statistics="local")']
+
+
+def test_a_search_is_reported_with_what_it_tried(tmp_path: Path) -> None:
+    from polyfed.reports.html import report_on
+
+    make_run(tmp_path / "sweep" / "final" / "fedavg-seed0", seen={"pen": 300}, lr=0.1)
+    trials = [{"values": {"lr": lr}, "validation": v, "run": f"trials/{lr}"} for lr, v in ((0.01, 0.5), (0.1, 0.625), (1.0, None))]
+    method = {"method": "fedavg", "trials": trials, "chosen": trials[1]}
+    document = {"search": "grid", "searched": {"lr": [0.01, 0.1, 1.0]}, "chosen_by": "mean of validation", "methods": [method]}
+    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(document))
+    page = words(report_on(tmp_path / "sweep", tmp_path / "r.html").read_text())
+    assert "What was searched Grid search in" in page and "chosen by the mean of validation. No test set was read for it." in page
+    assert "fedavg 0.1 62.5 chosen fedavg 0.01 50.0 fedavg 1.0 failed" in page and "fedavg reaches 75.0 % on pen." in page
+    (tmp_path / "sweep" / "sweep.json").write_text("[]")
+    with pytest.raises(RunFolderError, match=r"sweep.json cannot be read as a search"):
+        report_on(tmp_path / "sweep", tmp_path / "r.html")

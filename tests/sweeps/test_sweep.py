@@ -273,7 +273,7 @@ def test_the_command_reports_the_whole_grid_and_what_was_chosen(polyfed: Command
     done = polyfed(*command)
     assert done.code == 0, done.err
     assert done.out.count("<--") == 2 and "4 trials for each method" in done.out and "tests of the chosen" in done.out
-    assert done.err.count("validation") == 8 and done.err.count("test: mean") == 4
+    assert done.err.count("validation") == 8 and done.err.count("test: accuracy: mean") == 4
     told = polyfed(*command, "--json", "-q").json
     assert told["searched"] == {"lr": [0.001, 0.05], "fedprox.mu": [0.1, 1.0]}
     assert [len(one["trials"]) for one in told["methods"]] == [4, 4]

@@ -11,8 +11,8 @@ import typer
 from polyfed.cli.estimating import print_estimate
 from polyfed.cli.guard import BAD_INPUT, stoppable
 from polyfed.cli.method_table import print_methods
-from polyfed.cli.options import Changes, EstimateOnly, Json, Quiet, Recipe, Trust, arguments, chosen_settings, with_settings
-from polyfed.cli.output import busy, console, listen, print_json, print_table, table
+from polyfed.cli.options import Changes, EstimateOnly, Json, Quiet, Recipe, Track, Trust, arguments, chosen_settings, with_settings
+from polyfed.cli.output import busy, console, listen, print_json, print_table, print_warnings, table
 from polyfed.cli.runs_bar import runs_bar
 from polyfed.errors import SettingError
 from polyfed.run import compare as compare_methods
@@ -43,6 +43,7 @@ def compare(
     recipe: Recipe = None,
     changes: Changes = None,
     trust: Trust = False,
+    track: Track = None,
     costs: Annotated[
         bool | None,
         typer.Option(
@@ -68,7 +69,15 @@ def compare(
         return
     folder = Path(out) if out is not None else Path("runs") / f"compare-{data_slug(settings.data)}"
     with runs_bar(quiet) as watcher, stoppable("the same command goes on from here; finished runs are kept."):
-        found = compare_methods(**arguments(settings), methods=methods, seeds=seeds, protocol=protocol, out=folder, watcher=watcher)
+        found = compare_methods(
+            **arguments(settings),
+            methods=methods,
+            seeds=seeds,
+            protocol=protocol,
+            out=folder,
+            watcher=watcher,
+            track=track or (),
+        )
     if not quiet:
         print_comparison(found, costs is not False)
     if as_json:
@@ -102,12 +111,19 @@ def print_comparison(found: Comparison, costs: bool) -> None:
     """The tables and their footnotes."""
     from rich.markup import escape
 
+    from polyfed.core.metrics import MEASURES
     from polyfed.reports.tables import reference_of
     from polyfed.runs.compare import SEEN
 
     if found.reused:
         print(f"{found.reused} of {found.planned} runs were in {found.folder} already and are used as they are.", file=sys.stderr)
-    print_methods(found.data if found.protocol == SEEN else f"{found.data}, {found.protocol}", found.rows)
+    print_warnings(found.warnings)
+    about = found.data if found.protocol == SEEN else f"{found.data}, {found.protocol}: each domain unseen in turn"
+    print_methods(f"{about}: {MEASURES[found.metric]} in %", found.rows)
+    if found.metric != "accuracy":
+        console().print(escape(found.metric_reason))
+    if found.certainty:
+        console().print(escape(found.certainty))
     console().print(f"[dim]{escape(found.note)}[/dim]")
     reference = reference_of(found.rows) if costs else None
     if reference is not None:

@@ -125,7 +125,7 @@ def seen_rows(experiment: Experiment, split: str) -> list[Row]:
     if split == "test" and not any(client.tests for client in experiment.backend.data.values()):
         return []
     with threads(experiment.settings.threads):
-        rows: list[Row] = experiment.talk(evaluation.seen(experiment.server, split))
+        rows: list[Row] = experiment.talk(evaluation.seen(experiment.server, split, in_detail=True))
     return rows
 
 
@@ -134,7 +134,7 @@ def newcomer_rows(experiment: Experiment, choice: str) -> list[Row]:
     from polyfed.runs.experiment import threads
 
     with threads(experiment.settings.threads):
-        return [row for domain in experiment.federation.unseen for row in experiment.unseen_rows(domain, choice)]
+        return [row for domain in experiment.federation.unseen for row in experiment.unseen_rows(domain, choice, in_detail=True)]
 
 
 def with_other_data(experiment: Experiment, data: str, root: str | None, part: str) -> None:
@@ -161,22 +161,12 @@ def other_data_set(experiment: Experiment, data: str, root: str | None) -> DataS
     """A data set by name or folder; a folder is read at the size of the run's inputs."""
     from polyfed.data.sets.image_folder import image_folder
     from polyfed.runs.assemble import build_data_set, is_folder
+    from polyfed.runs.predictions import input_shape
 
     height, width = input_shape(experiment)[1:]
     if is_folder(data) and height == width:
         return image_folder(data, size=height)
     return build_data_set(data, dataclasses.replace(experiment.settings, data=data, root=root))
-
-
-def input_shape(experiment: Experiment) -> tuple[int, int, int]:
-    """Channels, height and width of the run's inputs; a run on something else than images is refused."""
-    x, _ = experiment.federation.clients[0].train.batch(slice(0, 1))
-    if x.dim() != 4 or str(x.dtype) != "torch.uint8":
-        raise DataError(
-            f"The inputs of this run are not images (shape {tuple(x.shape[1:])}, {x.dtype}), so images cannot be given to it."
-        )
-    channels, height, width = x.shape[1:]
-    return int(channels), int(height), int(width)
 
 
 def _part_of(domain: Domain, part: str) -> Examples:
@@ -195,6 +185,7 @@ def fitted(experiment: Experiment, examples: Examples) -> Examples:
     from torch.nn.functional import interpolate
 
     from polyfed.core.data_types import ArrayExamples
+    from polyfed.runs.predictions import input_shape
 
     channels, height, width = input_shape(experiment)
     x, y = examples.batch(slice(None))
@@ -212,18 +203,25 @@ def summary_of(
     experiment: Experiment, path: str, data: str | None, split: str, seen: list[Row], unseen: dict[str, list[Row]]
 ) -> dict[str, Any]:
     """What was found as one JSON object; ``accuracy`` has the run's own newcomer choice, or the only one asked for."""
+    from polyfed.runs.headline import domains_of, headline, warnings
     from polyfed.runs.result import accuracy_table
 
     own = experiment.settings.newcomer
     shown = unseen.get(own, next(iter(unseen.values())))
     as_seen = [dataclasses.replace(row, view="seen") for row in seen]
     rows = [*seen, *shown]
+    domains = domains_of([*as_seen, *shown])
+    chosen, warned = headline(experiment.settings.metric, domains), warnings(domains, str(experiment.method))
     return {
+        **({"warning": " ".join(warned)} if warned else {}),
         "run": path,
         "data": data or experiment.settings.data,
         "method": str(experiment.method),
         "rounds": experiment.server.round,
         "split": split,
+        "metric": chosen.measure,
+        "metric_reason": chosen.reason,
+        "headline": accuracy_table([*as_seen, *shown], chosen.measure),
         "accuracy": accuracy_table([*as_seen, *shown]),
         "newcomer": {choice: {row.domain: row.numbers["accuracy"] for row in found} for choice, found in unseen.items()},
         "test_sizes": experiment.test_sizes(),

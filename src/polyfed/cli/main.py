@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polyfed.cli import compare, cp, digest, evaluate, inspect, ls, predict, report, reproduce, run, show, sweep, validate
+from polyfed.cli import compare, cp, digest, evaluate, inspect, ls, predict, report, reproduce, run, show, sweep, validate, watch
 from polyfed.cli.data import data_app
 from polyfed.cli.deploy import deploy_app
 from polyfed.cli.guard import Guarded
@@ -54,6 +54,7 @@ app.command("resume", epilog=run.RESUME_EXAMPLE)(run.resume)
 app.command("evaluate", epilog=evaluate.EXAMPLE)(evaluate.evaluate)
 app.command("predict", epilog=predict.EXAMPLE)(predict.predict)
 app.command("report", epilog=report.EXAMPLE)(report.report)
+app.command("watch", epilog=watch.EXAMPLE)(watch.watch)
 app.command("digest", epilog=digest.EXAMPLE)(digest.digest)
 app.command("inspect", epilog=inspect.EXAMPLE)(inspect.inspect)
 app.command("ls", epilog=ls.EXAMPLE)(ls.ls)

@@ -34,7 +34,8 @@ def method_table(rows: Sequence[MethodRow], stacked: bool) -> Table:
     """A row for each method, the best of each column in bold; stacked, errors stand below their numbers."""
     from rich.markup import escape
 
-    from polyfed.reports.tables import best_methods, column_names, percent
+    from polyfed.reports.tables import baseline_of, best_methods, column_names, percent
+    from polyfed.runs.headline import BASELINE
 
     best, columns = best_methods(rows), column_names(rows)
     costs = ("MB\nup", "MB\ndown", "s") if stacked else ("MB up", "MB down", "s")
@@ -55,4 +56,10 @@ def method_table(rows: Sequence[MethodRow], stacked: bool) -> Table:
         cells = [cell(row, key, percent(numbers[key].value, numbers[key].error)) if key in numbers else "-" for key in columns]
         traffic = [cell(row, "up", f"{row.bytes_up / 1e6:.3f}"), cell(row, "down", f"{row.bytes_down / 1e6:.3f}")]
         shown.add_row(name, *cells, *traffic, cell(row, "seconds", f"{row.seconds:.1f}"))
+    by_chance = baseline_of(rows, next((row.measure for row in rows if not row.problem), "accuracy"))
+    if by_chance:
+        shown.add_section()
+        shown.add_row(
+            BASELINE, *(percent(by_chance[c]) if c in by_chance else "-" for c in columns), *("" for _ in costs), style="dim"
+        )
     return shown

@@ -43,6 +43,10 @@ Device = Annotated[
     str | None,
     typer.Option("--device", metavar="DEVICE", help="Where models are computed on this machine: cpu, cuda, mps or auto."),
 ]
+Track = Annotated[
+    list[str] | None,
+    typer.Option("--track", metavar="NAME", help="Write to a tracker too: tensorboard, mlflow or wandb; may be repeated."),
+]
 Trust = Annotated[
     bool,
     typer.Option(

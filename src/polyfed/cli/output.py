@@ -68,6 +68,19 @@ def print_table(title: str, made: Table) -> None:
     out.print(made)
 
 
+def print_warnings(sentences: Sequence[str]) -> None:
+    """What must be read before any table: printed first, to standard output, so that it stays with the numbers."""
+    out = console()
+    for sentence in sentences:
+        out.print(f"[bold red]Warning:[/bold red] {_plain(sentence)}")
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
 def warn(text: str) -> None:
     """Say something on standard error."""
     print(f"polyfed: warning: {visible(text)}", file=sys.stderr)

@@ -17,11 +17,12 @@ from polyfed.cli.options import (
     ModelAgain,
     Quiet,
     Recipe,
+    Track,
     Trust,
     chosen_settings,
     with_settings,
 )
-from polyfed.cli.output import busy, console, listen, print_json, print_table, show_progress, table, warn
+from polyfed.cli.output import busy, console, listen, print_json, print_table, print_warnings, show_progress, table, warn
 from polyfed.run import resume as go_on
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def run(
     recipe: Recipe = None,
     changes: Changes = None,
     trust: Trust = False,
+    track: Track = None,
     estimate: EstimateOnly = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -65,15 +67,16 @@ def run(
     with busy("Preparing data and model", quiet):
         from polyfed.runs.experiment import Experiment
         from polyfed.runs.folder_names import default_name, free_folder
-        from polyfed.runs.lifecycle import train_run
+        from polyfed.runs.lifecycle import tracked_by, train_run
 
+        heard_by = tracked_by(track or ())
         experiment = Experiment(settings)
     folder = Path(out) if out is not None else free_folder(Path("runs") / default_name(experiment.settings))
     if not quiet:
         for notice in experiment.notices:
             warn(notice)
     with stoppable(f"go on with: polyfed resume {folder}"):
-        result = train_run(experiment, RunFolder(folder), show_progress(quiet))
+        result = train_run(experiment, RunFolder(folder), show_progress(quiet), callbacks=heard_by)
     report(result, as_json, quiet)
 
 
@@ -123,13 +126,18 @@ def report(result: Result, as_json: bool, quiet: bool) -> None:
 
 
 def print_scores(summary: dict[str, Any], title: str | None = None) -> None:
-    """Accuracy by domain, seen and unseen apart."""
+    """The headline measure by domain, with the share of the most frequent class beside every accuracy; seen and unseen apart."""
     from rich.markup import escape
 
+    from polyfed.core.metrics import MEASURES
     from polyfed.reports.tables import domain_rows, percent, rounds_words
+    from polyfed.runs.headline import BASELINE
 
-    rows = domain_rows(summary)
-    shown = table(("view", "domain", "accuracy %", "test images"), ("accuracy %", "test images"))
+    print_warnings([summary["warning"]] if "warning" in summary else [])
+    measure = summary["metric"]
+    rows = domain_rows(summary, measure)
+    heads = [f"{MEASURES[measure]} %", *(["accuracy %"] if measure != "accuracy" else []), f"{BASELINE} %", "test images"]
+    shown = table(("view", "domain", *heads), heads)
     several = any(row.clients > 1 for row in rows)
     if several:
         shown.add_column("clients", justify="right")
@@ -137,20 +145,23 @@ def print_scores(summary: dict[str, Any], title: str | None = None) -> None:
     for place, row in enumerate(rows):
         ends = place + 1 < len(rows) and views[place + 1] != row.view
         begins = place == 0 or views[place - 1] != row.view
-        cells = [row.view if begins else "", escape(row.domain), percent(row.accuracy, row.error), str(row.count)]
+        cells = [row.view if begins else "", escape(row.domain), percent(row.value, row.error)]
+        cells += [*([percent(row.accuracy)] if measure != "accuracy" else []), percent(row.majority), str(row.count)]
         shown.add_row(*cells, *([str(row.clients)] if several else []), end_section=ends)
     print_table(title or f"{summary['method']} on {summary['data']}, {rounds_words(summary['rounds'])}", shown)
-    accuracy = summary["accuracy"]
-    over = "seen" if accuracy["seen"] else "unseen"
+    found = summary["headline"]
+    over = "seen" if found["seen"] else "unseen"
     if rows:
         console().print(
-            f"over {over} domains: mean [bold]{percent(accuracy['mean'])}[/bold], worst {percent(accuracy['worst'])}, "
-            f"spread {percent(accuracy['spread'])}   [dim]± is the binomial standard error of the test[/dim]"
+            f"{MEASURES[measure]} over {over} domains: mean [bold]{percent(found['mean'])}[/bold], worst {percent(found['worst'])}, "
+            f"spread {percent(found['spread'])}   [dim]± is the standard error from the size of the test[/dim]"
         )
     if sample := summary["scored_clients"]:
         console().print(
             f"[dim]{sample['scored']} of {sample['clients']} clients were scored, drawn by the seed (--evaluate-clients)[/dim]"
         )
+    if measure != "accuracy":
+        console().print(escape(summary["metric_reason"]))
 
 
 def print_costs(summary: dict[str, Any]) -> None:

@@ -175,17 +175,22 @@ def print_tests(found: Sweep) -> None:
     """What the chosen settings reach on test data."""
     from rich.markup import escape
 
+    from polyfed.core.metrics import MEASURES
     from polyfed.sweeps.search import FILE
     from polyfed.sweeps.trials import values_words
 
     out = console()
     out.print()
-    print_methods("tests of the chosen settings", found.rows())
+    print_methods(f"tests of the chosen settings: {MEASURES[found.metric]} in %", found.rows())
     for one in found.searched:
         if one.chosen is not None:
             out.print(f"[dim]{escape(one.chosen.trial.settings.method)}: {escape(values_words(one.chosen.trial.values))}[/dim]")
     seeds = len(found.seeds)
-    meaning = f"the sample standard deviation over {seeds} seeds" if seeds > 1 else "the binomial standard error of one run"
+    meaning = (
+        f"the sample standard deviation over {seeds} seeds"
+        if seeds > 1
+        else "the standard error of one run from the size of its test"
+    )
     whole = "" if found.hold_out is None else " What was held out in the search is trained on here."
-    out.print(f"[dim]Accuracy in %; ± is {meaning}.{whole} Data: {escape(found.whole.source)}.[/dim]")
+    out.print(f"[dim]± is {meaning}.{whole} Data: {escape(found.whole.source)}.[/dim]")
     out.print(f"all trials and results: {found.folder / FILE}", soft_wrap=True, markup=False)

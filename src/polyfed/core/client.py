@@ -82,7 +82,8 @@ class Client:
     @property
     def lr(self) -> float:
         """The learning rate of this round."""
-        return self.bench.settings.lr_at(self.round)
+        settings, schedule = self.bench.settings, self.bench.own_schedule
+        return settings.lr_at(self.round) if schedule is None else settings.lr * schedule(self.round, settings.rounds)
 
     def receive(self, entries: Mapping[str, Tensor]) -> None:
         """Become this client: what was sent, else its own client state, else the initial values."""
@@ -101,6 +102,8 @@ class Client:
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """A fresh optimizer, with those buffers that were received or are part of the client's state."""
+        if self.bench.own_optimizer is not None:
+            return self.bench.own_optimizer(self.bench.parameters.values(), lr=self.lr)
         optimizer = make_optimizer(self.bench.settings, self.bench.parameters.values(), self.lr)
         saved = {**self.state.entries, **self.received}
         for name, value in saved.items():
@@ -265,8 +268,13 @@ def require_finite(client: Client, loss: Tensor, steps: int) -> None:
 def evaluate(client: Client, payload: Payload) -> Payload:
     """Score this client's model on its own test (or validation) data, by domain."""
     client.receive(payload.entries)
-    parts = scored_parts(client.data, payload.extras.get("split", "test"))
-    return Payload(extras={"scores": {domain: score(client.bench, examples).results() for domain, examples in parts.items()}})
+    in_detail = bool(payload.extras.get("detail", False))
+    scores = {}
+    for domain, examples in scored_parts(client.data, payload.extras.get("split", "test")).items():
+        found = score(client.bench, examples, in_detail)
+        client.bench.note_answers("seen", client.id, domain, found)
+        scores[domain] = found.results()
+    return Payload(extras={"scores": scores})
 
 
 def scored_parts(data: ClientData, split: str) -> Mapping[str, Examples]:
@@ -279,9 +287,9 @@ def scored_parts(data: ClientData, split: str) -> Mapping[str, Examples]:
 
 
 @torch.no_grad()
-def score(bench: Workbench, examples: Examples) -> Scores:
-    """Score the resident model, as it is now, on some examples."""
-    scores = Scores(bench.classes)
+def score(bench: Workbench, examples: Examples, in_detail: bool = False) -> Scores:
+    """Score the resident model, as it is now, on some examples; in detail, with the measures that cost more."""
+    scores = Scores(bench.classes, in_detail=in_detail)
     bench.model.eval()
     for x, y in in_batches(examples, bench.settings.test_batch_size):
         scores.add(probabilities(bench, bench.preparation.for_testing(sent_to(x, bench.device))).to(CPU), y)

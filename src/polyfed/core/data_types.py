@@ -20,6 +20,7 @@ from polyfed.errors import DataError, nearest
 Augmentation: TypeAlias = Callable[[Tensor], Tensor]
 
 NAMED_CLIENTS = 5
+SHOWN_CLIENTS = 12
 
 
 @runtime_checkable
@@ -105,6 +106,16 @@ def joined(parts: Sequence[Examples]) -> Examples:
     return ArrayExamples(torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs]))
 
 
+def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Lines of a small text table; numbers to the right."""
+    cells = [list(map(str, heads)), *(list(map(str, row)) for row in rows)]
+    widths = [max(len(line[place]) for line in cells) for place in range(len(heads))]
+    numeric = [bool(rows) and isinstance(rows[0][place], int) for place in range(len(heads))]
+    return [
+        "  ".join(t.rjust(w) if n else t.ljust(w) for t, w, n in zip(line, widths, numeric, strict=True)).rstrip() for line in cells
+    ]
+
+
 @dataclass(frozen=True)
 class Preparation:
     """From raw batches to what a model eats: augment (training only), scale to [0, 1], normalise.
@@ -148,7 +159,7 @@ class Domain:
     groups: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DataSet:
     """Domains with the same classes. ``source`` says which files and splits were used, for every table."""
 
@@ -158,6 +169,11 @@ class DataSet:
     preparation: Preparation = field(default_factory=Preparation)
     default_model: str = "small_cnn"
     source: str = ""
+
+    def __repr__(self) -> str:
+        rows = [(d.name, len(d.train), 0 if d.validation is None else len(d.validation), len(d.test)) for d in self.domains]
+        head = f"<DataSet {self.name}: {len(self.domains)} domains, {len(self.classes)} classes>"
+        return "\n".join([head, *_table(("domain", "train", "validation", "test"), rows)])
 
     def domain(self, name: str) -> Domain:
         """Find a domain by name; a wrong one names the nearest right one."""
@@ -178,7 +194,7 @@ class ClientData:
     validation: Examples | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Federation:
     """Clients that train, and domains nobody trains on."""
 
@@ -201,6 +217,24 @@ class Federation:
             raise DataError(
                 f"{self.name}: clients without training data: {', '.join(empty)}. Use fewer clients or another partition."
             )
+
+    def __repr__(self) -> str:
+        rows = [
+            (
+                c.id,
+                "+".join(c.domains),
+                len(c.train),
+                0 if c.validation is None else len(c.validation),
+                sum(map(len, c.tests.values())),
+            )
+            for c in self.clients[:SHOWN_CLIENTS]
+        ]
+        more = [f"and {len(self.clients) - SHOWN_CLIENTS} more clients"] if len(self.clients) > SHOWN_CLIENTS else []
+        unseen = (
+            [f"unseen: {', '.join(f'{name} ({len(examples)})' for name, examples in self.unseen.items())}"] if self.unseen else []
+        )
+        head = f"<Federation {self.name}: {len(self.clients)} clients, {len(self.classes)} classes>"
+        return "\n".join([head, *_table(("client", "domain", "train", "validation", "test"), rows), *more, *unseen])
 
     def sample_input(self) -> Tensor:
         """A prepared batch of at most two inputs, for tracing a model."""

@@ -36,7 +36,7 @@ class Row:
     view: str
     client: str
     domain: str
-    numbers: Mapping[str, float]
+    numbers: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,17 @@ class Newcomer:
     score: str = "ensemble"
 
 
-def seen(server: Server, split: str = "test") -> Talk[list[Row]]:
-    """Ask clients to score their own models."""
+def seen(server: Server, split: str = "test", in_detail: bool = False) -> Talk[list[Row]]:
+    """Ask clients to score their own models; in detail, with the confusion matrix and the AUROC."""
     for prepare in server.method.before_evaluation:
         yield from prepare(server)
     clients = scored_clients(server, split)
+    question: dict[str, Any] = {"split": split, **({"detail": True} if in_detail else {})}
     together = len(clients) >= MANY and models_are_equal(server.method, server.plan)
     if together:
-        payloads = dict.fromkeys(clients, Payload(server.outgoing(""), {"split": split}))
+        payloads = dict.fromkeys(clients, Payload(server.outgoing(""), question))
     else:
-        payloads = {client: Payload(server.outgoing(client), {"split": split}) for client in clients}
+        payloads = {client: Payload(server.outgoing(client), question) for client in clients}
     replies = yield Ask("evaluate", payloads, EVALUATION, server.round, together=together)
     return [Row("seen" if split == "test" else split, r.client, d, n) for r in replies for d, n in r.extras["scores"].items()]
 
@@ -196,21 +197,25 @@ def _model_entries(bench: Workbench, state: Mapping[str, Tensor]) -> Entries:
 
 
 @torch.no_grad()
-def score_newcomer(bench: Workbench, made: Newcomer, examples: Examples) -> dict[str, float]:
+def score_newcomer(
+    bench: Workbench, made: Newcomer, examples: Examples, domain: str = "", in_detail: bool = False
+) -> dict[str, Any]:
     """Score a newcomer's models on one domain."""
     if made.score == "mean_of_models":
-        return mean_numbers([_score_one(bench, state, examples).results() for _, state in made.models])
+        return mean_numbers([_score_one(bench, state, examples, in_detail).results() for _, state in made.models])
     if len(made.models) == 1:
-        return _score_one(bench, made.models[0][1], examples).results()
-    total = sum(weight * _all_probabilities(bench, state, examples) for weight, state in made.models)
-    scores = Scores(bench.classes)
-    scores.add(torch.as_tensor(total), examples.labels)
+        scores = _score_one(bench, made.models[0][1], examples, in_detail)
+    else:
+        total = sum(weight * _all_probabilities(bench, state, examples) for weight, state in made.models)
+        scores = Scores(bench.classes, in_detail=in_detail)
+        scores.add(torch.as_tensor(total), examples.labels)
+    bench.note_answers("unseen", "newcomer", domain, scores)
     return scores.results()
 
 
-def _score_one(bench: Workbench, state: Mapping[str, Tensor], examples: Examples) -> Scores:
+def _score_one(bench: Workbench, state: Mapping[str, Tensor], examples: Examples, in_detail: bool = False) -> Scores:
     bench.load(_model_entries(bench, state))
-    return score(bench, examples)
+    return score(bench, examples, in_detail)
 
 
 def _all_probabilities(bench: Workbench, state: Mapping[str, Tensor], examples: Examples) -> Tensor:
@@ -220,7 +225,13 @@ def _all_probabilities(bench: Workbench, state: Mapping[str, Tensor], examples: 
     return torch.cat([probabilities(bench, bench.preparation.for_testing(sent_to(x, bench.device))).to(CPU) for x, _ in batches])
 
 
-def mean_numbers(many: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def mean_numbers(many: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The mean of several scores, number by number, over those that all of them have."""
     shared = [key for key in many[0] if all(key in numbers for numbers in many)]
-    return {key: sum(float(numbers[key]) for numbers in many) / len(many) for key in shared}
+    return {key: _mean([numbers[key] for numbers in many]) for key in shared}
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], list):
+        return [_mean(items) for items in zip(*values, strict=True)]
+    return sum(map(float, values)) / len(values)

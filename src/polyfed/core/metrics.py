@@ -1,18 +1,39 @@
-"""How good predictions are: accuracy, balanced accuracy, calibration, and confidence when right and when wrong."""
+"""How good predictions are: accuracy, balanced accuracy, macro F1, AUROC, calibration, and confidence when right and when wrong.
+
+Everything but the AUROC follows from counts, so clients send counts by class and no answers for single images. The counts of several
+clients add up (``pooled``). The formulas are tested against scikit-learn.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from polyfed.core.extras import Number, Record
+from polyfed.core.extras import Asked, ListOf, Number, Record
 from polyfed.errors import DataError, NotFinite
 
 BINS = 15
+MOST_CLASSES = 200
+"""Up to this number of classes a confusion matrix is kept at the end of a run."""
+COUNTS = ("class_counts", "class_right", "class_answers")
+"""Test images of each class, those of them that were right, and how often each class was the answer."""
+MEASURES: Mapping[str, str] = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "macro_f1": "macro F1",
+    "auroc": "AUROC",
+    "calibration_error": "calibration error",
+    "confidence_when_right": "confidence when right",
+    "confidence_when_wrong": "confidence when wrong",
+}
+"""What can be shown of every score, and its words."""
+SMALLER_IS_BETTER = ("calibration_error",)
+NEITHER_IS_BETTER = ("confidence_when_right", "confidence_when_wrong")
 
 
 @dataclass(eq=False)
@@ -33,10 +54,12 @@ class Scores:
         bin_confidence: Sum of confidence by bin, float64, shape (bins,).
         confidence_right: Sum of the confidence of right answers.
         confidence_wrong: Sum of the confidence of wrong answers.
+        in_detail: Keep the answer for each example, and, for the AUROC, all probabilities (up to 200 classes).
     """
 
     classes: int
     bins: int = BINS
+    in_detail: bool = False
     confusion: Tensor = field(init=False)
     bin_counts: Tensor = field(init=False)
     bin_right: Tensor = field(init=False)
@@ -49,6 +72,9 @@ class Scores:
         self.bin_counts = torch.zeros(self.bins, dtype=torch.int64)
         self.bin_right = torch.zeros(self.bins, dtype=torch.int64)
         self.bin_confidence = torch.zeros(self.bins, dtype=torch.float64)
+        self._labels: list[Tensor] = []
+        self._answers: list[tuple[Tensor, Tensor]] = []
+        self._probabilities: list[Tensor] = []
 
     def add(self, probabilities: Tensor, labels: Tensor) -> None:
         """Count a batch of probabilities, shape (n, classes), with its labels, shape (n,)."""
@@ -62,6 +88,11 @@ class Scores:
         self.bin_confidence += torch.bincount(bins, weights=confidence, minlength=self.bins)
         self.confidence_right += float(confidence[right].sum())
         self.confidence_wrong += float(confidence[~right].sum())
+        if self.in_detail:
+            self._labels.append(labels)
+            self._answers.append((answers, confidence))
+            if self.classes <= MOST_CLASSES:
+                self._probabilities.append(probabilities.to(torch.float32))
 
     @property
     def count(self) -> int:
@@ -86,6 +117,19 @@ class Scores:
         return float(recalls.mean()) if len(recalls) else math.nan
 
     @property
+    def auroc(self) -> float:
+        """The area under the ROC curve of each class against the others, averaged over classes that occur and are not all there is.
+
+        It is the share of pairs (an image of the class, one of another) in which the first has the higher probability; equal ones
+        count half (Hand and Till 2001 write it so for two classes).
+        """
+        if not self._probabilities:
+            return math.nan
+        labels, scores = torch.cat(self._labels), torch.cat(self._probabilities)
+        areas = [_area(scores[:, c], labels == c) for c in range(self.classes) if 0 < int((labels == c).sum()) < len(labels)]
+        return sum(areas) / len(areas) if areas else math.nan
+
+    @property
     def standard_error(self) -> float:
         """Binomial standard error of the accuracy, ``sqrt(p (1 - p) / n)``."""
         return math.sqrt(self.accuracy * (1 - self.accuracy) / self.count) if self.count else math.nan
@@ -95,11 +139,28 @@ class Scores:
         """Expected calibration error: mean distance between accuracy and confidence, over bins by their size."""
         return _ratio(float((self.bin_right - self.bin_confidence).abs().sum()), self.count)
 
-    def results(self) -> dict[str, float | int]:
-        """All measures as plain numbers. A mean over nothing (no example, no wrong answer) is left out."""
+    def answers(self) -> dict[str, Tensor]:
+        """Label, answer and confidence for each example, in their order; only where scores are kept in detail."""
+        columns = {
+            "labels": (self._labels, torch.int32),
+            "answers": ([answers for answers, _ in self._answers], torch.int32),
+            "confidence": ([confidence for _, confidence in self._answers], torch.float32),
+        }
+        return {name: torch.cat(parts).to(kind) if parts else torch.zeros(0, dtype=kind) for name, (parts, kind) in columns.items()}
+
+    def results(self) -> dict[str, Any]:
+        """All measures as plain numbers, and counts by class. A mean over nothing (no example, no wrong answer) is left out."""
+        counts = {
+            "class_counts": self.confusion.sum(dim=1).tolist(),
+            "class_right": self.confusion.diagonal().tolist(),
+            "class_answers": self.confusion.sum(dim=0).tolist(),
+        }
         found: dict[str, float | int] = {
             "accuracy": self.accuracy,
             "balanced_accuracy": self.balanced_accuracy,
+            "macro_f1": macro_f1(**counts),
+            "auroc": self.auroc,
+            "majority_rate": majority_rate(counts["class_counts"]),
             "standard_error": self.standard_error,
             "calibration_error": self.calibration_error,
             "confidence_when_right": _ratio(self.confidence_right, self.right),
@@ -107,7 +168,8 @@ class Scores:
             "count": self.count,
             "right": self.right,
         }
-        return {name: value for name, value in found.items() if not math.isnan(value)}
+        matrix = {"confusion": self.confusion.tolist()} if self.in_detail and self.classes <= MOST_CLASSES else {}
+        return {name: value for name, value in found.items() if not math.isnan(value)} | counts | matrix
 
     def _checked(self, probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The batch on the CPU in double precision; a batch that does not fit is refused."""
@@ -131,7 +193,7 @@ class Scores:
 
 def results_of_parts(
     probabilities: Tensor, labels: Tensor, sizes: Sequence[int], classes: int, bins: int = BINS
-) -> list[dict[str, float | int]]:
+) -> list[dict[str, Any]]:
     """What ``Scores.results`` says of each of several parts that lie one after the other, for all of them in a few operations."""
     probabilities, labels = Scores(classes)._checked(probabilities, labels)
     parts = len(sizes)
@@ -142,7 +204,10 @@ def results_of_parts(
     accuracy = right / count.to(torch.float64)
     totals = torch.bincount(part * classes + labels, minlength=parts * classes).view(parts, classes)
     hits = torch.bincount((part * classes + labels)[is_right], minlength=parts * classes).view(parts, classes)
+    given = torch.bincount(part * classes + answers, minlength=parts * classes).view(parts, classes)
     recalls = (hits / totals.to(torch.float64)).nan_to_num(0.0).sum(dim=1)
+    occurs = (totals + given) > 0
+    harmonic = (2 * hits / (totals + given).to(torch.float64)).nan_to_num(0.0).sum(dim=1)
     places = part * bins + _bins(confidence, bins)
     bin_right = torch.bincount(places[is_right], minlength=parts * bins).view(parts, bins)
     bin_confidence = torch.bincount(places, weights=confidence, minlength=parts * bins).view(parts, bins)
@@ -150,6 +215,8 @@ def results_of_parts(
     columns = {
         "accuracy": accuracy,
         "balanced_accuracy": recalls / (totals > 0).sum(dim=1),
+        "macro_f1": harmonic / occurs.sum(dim=1),
+        "majority_rate": totals.max(dim=1).values / count,
         "standard_error": (accuracy * (1 - accuracy) / count).sqrt(),
         "calibration_error": (bin_right - bin_confidence).abs().sum(dim=1) / count,
         "confidence_when_right": sure[0] / right,
@@ -158,7 +225,12 @@ def results_of_parts(
         "right": right,
     }
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)
-    return [{name: value for name, value in zip(columns, row, strict=True) if not math.isnan(value)} for row in rows]
+    by_class = zip(totals.tolist(), hits.tolist(), given.tolist(), strict=True)
+    return [
+        {name: value for name, value in zip(columns, row, strict=True) if not math.isnan(value)}
+        | dict(zip(COUNTS, lists, strict=True))
+        for row, lists in zip(rows, by_class, strict=True)
+    ]
 
 
 def _bins(confidence: Tensor, bins: int) -> Tensor:
@@ -166,20 +238,136 @@ def _bins(confidence: Tensor, bins: int) -> Tensor:
     return (confidence * bins).ceil().to(torch.int64).sub(1).clamp(0, bins - 1)
 
 
+def _area(scores: Tensor, positive: Tensor) -> float:
+    """The share of pairs of a positive and a negative example that the scores put in the right order; ties count half."""
+    values, places = torch.unique(scores, return_inverse=True)
+    of_positive = torch.bincount(places[positive], minlength=len(values)).to(torch.float64)
+    of_negative = torch.bincount(places[~positive], minlength=len(values)).to(torch.float64)
+    below = of_negative.cumsum(0) - of_negative
+    return float((of_positive * (below + of_negative / 2)).sum() / (of_positive.sum() * of_negative.sum()))
+
+
+def balanced_accuracy(class_counts: Sequence[float], class_right: Sequence[float]) -> float:
+    """Mean recall over the classes that occur."""
+    recalls = [right / count for right, count in zip(class_right, class_counts, strict=True) if count]
+    return _ratio(sum(recalls), len(recalls))
+
+
+def macro_f1(class_counts: Sequence[float], class_right: Sequence[float], class_answers: Sequence[float]) -> float:
+    """Mean F1 over the classes that occur or were answered."""
+    triples = zip(class_counts, class_right, class_answers, strict=True)
+    scores = [2 * right / (count + answers) for count, right, answers in triples if count + answers]
+    return _ratio(sum(scores), len(scores))
+
+
+def majority_rate(class_counts: Sequence[float]) -> float:
+    """The share of the most frequent class: the accuracy of always answering it."""
+    return _ratio(max(class_counts, default=0), sum(class_counts))
+
+
+def standard_error(numbers: Mapping[str, Any], measure: str) -> float:
+    """The standard error of a measure from the size of the test set, as far as there is a simple one: of accuracy and balanced accuracy."""
+    if measure == "accuracy":
+        return float(numbers.get("standard_error", math.nan))
+    if measure == "balanced_accuracy" and "class_counts" in numbers:
+        # One right and one wrong answer more: a recall of 0 or 1 from three images is not sure.
+        pairs = [((r + 1) / (n + 2), n) for r, n in zip(numbers["class_right"], numbers["class_counts"], strict=True) if n]
+        return math.sqrt(sum(p * (1 - p) / n for p, n in pairs)) / len(pairs) if pairs else math.nan
+    return math.nan
+
+
+def pooled(many: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The scores of several clients on one domain as those of one: counts add up, the rest is a mean by the number of test examples."""
+    if len(many) == 1:
+        return dict(many[0])
+    shared = [key for key in many[0] if all(key in numbers for numbers in many)]
+    found: dict[str, Any] = {}
+    for key in shared:
+        if key in ("count", "right"):
+            found[key] = sum(numbers[key] for numbers in many)
+        elif isinstance(many[0][key], list):
+            found[key] = _sum([numbers[key] for numbers in many])
+        elif isinstance(many[0][key], int | float) and "count" in shared:
+            found[key] = over_examples(many, key)
+    if all(key in found for key in COUNTS):
+        counts = {key: found[key] for key in COUNTS}
+        found["balanced_accuracy"] = balanced_accuracy(found["class_counts"], found["class_right"])
+        found["macro_f1"], found["majority_rate"] = macro_f1(**counts), majority_rate(found["class_counts"])
+    return found
+
+
+def _sum(many: Sequence[list[Any]]) -> list[Any]:
+    """Lists of one shape, added number by number."""
+    return [_sum(items) if isinstance(items[0], list) else sum(items) for items in zip(*many, strict=True)]
+
+
+def over_examples(many: Sequence[Mapping[str, float]], measure: str) -> float:
+    """The mean of several clients' scores on one domain, each by the number of its test examples."""
+    largest = max(numbers["count"] for numbers in many) or 1
+    # Shares of the largest: with tests of one size this is the plain mean to the bit.
+    weights = [numbers["count"] / largest for numbers in many]
+    total = sum(weight * float(numbers[measure]) for weight, numbers in zip(weights, many, strict=True) if weight)
+    return total / sum(weights) if sum(weights) else math.nan
+
+
 _SHARE = Number(0, 1.001, required=False)
 _COUNT = Number(0, 1e12, whole=True)
-SCORES = Record(
+_COUNTS = ListOf(_COUNT, longest=1_000_000, required=False)
+
+
+@dataclass(frozen=True)
+class ScoresForm:
+    """The form of ``Scores.results``, as clients send it: every number in its range, and counts by class that add up."""
+
+    required: bool = True
+
+    def problem(self, value: Any, asked: Asked) -> str:
+        """Why the value does not have this form."""
+        return _RECORD.problem(value, asked) or _problem_with_counts(value)
+
+
+def _problem_with_counts(scores: Mapping[str, Any]) -> str:
+    """Why counts by class cannot be; empty where they can, or where there are none."""
+    given = [key for key in (*COUNTS, "confusion") if key in scores]
+    if not given:
+        return ""
+    missing = [key for key in COUNTS if key not in scores]
+    if missing:
+        return f"has no {missing[0]!r}, expected all of {', '.join(COUNTS)}"
+    counts, right, answers = (scores[key] for key in COUNTS)
+    if not len(counts) == len(right) == len(answers):
+        return "counts different numbers of classes"
+    if sum(counts) != scores["count"] or sum(answers) != scores["count"] or sum(right) != scores["right"]:
+        return f"counts by class that do not add up to {scores['count']} test examples, {scores['right']} of them right"
+    if any(r > min(n, a) for n, r, a in zip(counts, right, answers, strict=True)):
+        return "counts more right answers of a class than there are"
+    matrix = scores.get("confusion")
+    if matrix is not None and (
+        [sum(row) for row in matrix] != list(counts)
+        or any(len(row) != len(counts) for row in matrix)
+        or [row[place] for place, row in enumerate(matrix)] != list(right)
+        or [sum(column) for column in zip(*matrix, strict=True)] != list(answers)
+    ):
+        return "has a 'confusion' that does not fit its counts by class"
+    return ""
+
+
+_RECORD = Record(
     {
-        "accuracy": _SHARE,
-        "balanced_accuracy": _SHARE,
-        "standard_error": _SHARE,
-        "calibration_error": _SHARE,
-        "confidence_when_right": _SHARE,
-        "confidence_when_wrong": _SHARE,
+        **dict.fromkeys(
+            (
+                *("accuracy", "balanced_accuracy", "macro_f1", "auroc", "majority_rate", "standard_error"),
+                *("calibration_error", "confidence_when_right", "confidence_when_wrong"),
+            ),
+            _SHARE,
+        ),
         "count": _COUNT,
         "right": _COUNT,
+        **dict.fromkeys(COUNTS, _COUNTS),
+        "confusion": ListOf(ListOf(_COUNT, longest=MOST_CLASSES), longest=MOST_CLASSES, required=False),
     }
 )
+SCORES = ScoresForm()
 """The form of ``Scores.results``, as clients send it."""
 
 

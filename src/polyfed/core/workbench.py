@@ -17,6 +17,7 @@ from polyfed.errors import ModelError
 if TYPE_CHECKING:
     from polyfed.core.client import Client
     from polyfed.core.method import Method
+    from polyfed.core.metrics import Scores
     from polyfed.core.sharing import Plan
     from polyfed.settings import Settings
 
@@ -55,6 +56,17 @@ class Workbench:
         self.wants_features = any(getattr(hook, "needs_features", False) for hook in hooks)
         self.own_step: Callable[[Client, int, Tensor, Tensor], Tensor] | None = None
         """Takes a training step in the place of the client's own way (compiled steps)."""
+        self.own_optimizer: Callable[..., torch.optim.Optimizer] | None = None
+        """Makes a client's optimizer from its parameters and ``lr``, where the user gave one in Python."""
+        self.own_schedule: Callable[[int, int], float] | None = None
+        """The factor on the learning rate from a round and the number of rounds, where the user gave one in Python."""
+        self.answers: dict[tuple[str, str, str], Mapping[str, Tensor]] | None = None
+        """The answers of the last evaluation by view, client and domain, where this process notes them. They never travel."""
+
+    def note_answers(self, view: str, client: str, domain: str, scores: Scores) -> None:
+        """Note the answer for each image, where somebody in this process wants them."""
+        if self.answers is not None and scores.in_detail:
+            self.answers[view, client, domain] = scores.answers()
 
     @torch.no_grad()
     def load(self, entries: Mapping[str, Tensor]) -> None:

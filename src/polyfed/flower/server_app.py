@@ -159,6 +159,8 @@ def show_log() -> None:
 def log_result(result: Result) -> None:
     """The end of the run in its log."""
     summary = result.summary()
+    for sentence in result.warnings:
+        log.warning("%s", sentence)
     for view in ("seen", "unseen"):
         for domain, value in summary["accuracy"][view].items():
             log.info("%s %s: accuracy %.4f", view, domain, value)

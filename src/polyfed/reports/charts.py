@@ -241,6 +241,57 @@ def _stack(bar: Bar, x: Scale, y: float, height: float) -> str:
     return "".join(parts)
 
 
+def dot_rows(rows: Sequence[Bar], title: str, number: Format) -> Markup:
+    """A dot for each row, below its label, with a whisker for its error; the axis spans the dots, not from zero."""
+    ends = [value + sign * bar.error for bar in rows for value, _, _ in bar.segments for sign in (-1, 1)]
+    low, high = min(ends, default=0.0), max(ends, default=1.0)
+    scale_ticks = ticks(low, high, 4)
+    x = Scale(scale_ticks[0], scale_ticks[-1], 14, WIDTH - 22)
+    step, top = 34, 6
+    bottom = top + step * len(rows) + 2
+    parts = [f'<path class="grid" d="M{x(tick)} {top}V{bottom}"/>' for tick in scale_ticks]
+    parts += [_text(x(tick), bottom + 13, number(tick), "middle") for tick in scale_ticks]
+    for index, bar in enumerate(rows):
+        y = top + step * index
+        parts.append(_text(9, y + 13, short(bar.label, 34), kind="label") + _text(WIDTH - 22, y + 13, bar.note, "end", "label"))
+        for value, colour, tooltip in bar.segments:
+            middle = y + 23
+            if bar.error > 0:
+                parts.append(f'<path class="whisker" d="M{x(value - bar.error)} {middle}H{x(value + bar.error)}"/>')
+            dot = f'<circle class="mark {colour}" cx="{x(value)}" cy="{middle}" r="4.5"><title>{escape(tooltip)}</title></circle>'
+            parts.append(dot)
+    return _svg(bottom + 20, title, parts)
+
+
+def confusion_map(matrix: Sequence[Sequence[float]], names: Sequence[str], title: str) -> Markup:
+    """Counts as a square of cells: rows are true classes, columns answers; the darker, the larger the share of the row."""
+    count = len(names)
+    left, top, side = 84, 62, max(12.0, min(30.0, 240 / max(count, 1)))
+    parts = [_text(left - 6, top - 48, "true class ↓   answer →", "end" if count > 20 else "start", "name")] if count <= 20 else []
+    for place, name in enumerate(names):
+        middle = top + (place + 0.5) * side + 3.5
+        parts.append(_text(left - 5, middle, short(name, 13), "end"))
+        x = left + (place + 0.5) * side + 3.5
+        cut = escape(short(name, 9))
+        parts.append(f'<text transform="translate({x:.1f} {top - 5}) rotate(-60)" class="name">{cut}</text>')
+    for i, row in enumerate(matrix):
+        total = sum(row) or 1
+        for j, value in enumerate(row):
+            share = value / total
+            box = f'x="{left + j * side:.1f}" y="{top + i * side:.1f}" width="{side - 1:.1f}" height="{side - 1:.1f}"'
+            tooltip = f"{names[i]} taken for {names[j]}: {value:g} of {sum(row):g}"
+            kind = "right" if i == j else "wrong"
+            parts.append(
+                f'<rect class="heat {kind}" fill-opacity="{0.04 + 0.96 * share:.2f}" {box}><title>{escape(tooltip)}</title></rect>'
+            )
+            if side >= 19 and value:
+                tone = " light" if share > 0.55 else ""
+                parts.append(
+                    _text(left + (j + 0.5) * side - 0.5, top + (i + 0.5) * side + 3.5, f"{value:g}", "middle", f"cell{tone}")
+                )
+    return _svg(top + count * side + 8, title, parts, left + count * side + 40)
+
+
 def scatter(
     dots: Sequence[Dot], title: str, formats: tuple[Format, Format], labels: tuple[str, str], height: float = 260
 ) -> Markup:

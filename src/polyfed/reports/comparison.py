@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from polyfed.errors import PolyfedError
+from polyfed.core.evaluation import Row
+from polyfed.core.metrics import MEASURES
+from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.reports.costs import NOTE, Expense
 from polyfed.reports.json_values import json_values
+from polyfed.reports.paired_tests import image_test
 from polyfed.reports.tables import (
     MethodRow,
     Summary,
+    baseline_of,
     column_names,
     cost_table,
     domain_rows,
@@ -25,6 +30,8 @@ from polyfed.reports.tables import (
     row_json,
 )
 from polyfed.runs.compare import LEAVE_ONE_OUT, ComparedRuns, ComparisonRun
+from polyfed.runs.figures import as_image, dots_figure
+from polyfed.runs.headline import BASELINE, domains_of, headline, warnings_over_seeds
 from polyfed.settings import Settings
 
 
@@ -38,6 +45,9 @@ class Comparison:
         seeds: the seeds of every method.
         rounds: the rounds of every run.
         rows: a row for each method, in the order given; ``problem`` is set where a method could not be run.
+        metric: the measure of the table, and ``metric_reason`` why it is this one (``--metric``).
+        warnings: a sentence for each method that does no better than always answering the most frequent class.
+        certainty: how surely the best is ahead of the next, on the same test images and over seeds.
         costs: cost and privacy of each method that was run, next to fedavg where it was compared.
         test_sizes: test images by domain.
         note: what the numbers mean, in sentences.
@@ -57,6 +67,10 @@ class Comparison:
     folder: Path | None
     planned: int
     reused: int
+    metric: str = "accuracy"
+    metric_reason: str = ""
+    warnings: tuple[str, ...] = ()
+    certainty: str = ""
 
     @property
     def problems(self) -> dict[str, str]:
@@ -70,15 +84,55 @@ class Comparison:
             raise PolyfedError(f"No method could be run. {' '.join(self.problems.values())}".strip())
         return max(ranked, key=lambda pair: pair[0])[1]
 
+    def table(self, measure: str | None = None) -> Any:
+        """A pandas frame: a row for each method, a column for each domain, then mean and worst, as fractions averaged over seeds.
+
+        Args:
+            measure: accuracy, balanced_accuracy, macro_f1, auroc, calibration_error...; default: that of the comparison.
+        """
+        chosen = measure or self.metric
+        if chosen not in MEASURES:
+            raise SettingError(f"There is no measure {chosen!r}. {nearest(chosen, MEASURES)}")
+        pandas = require_pandas("table()")
+        rows = {}
+        for row in self.rows:
+            if row.tables:
+                looked_at = replace(row, **row.tables[chosen])
+                rows[row.method] = {name: number.value for name, number in looked_at.columns().items()}
+        frame = pandas.DataFrame.from_dict(rows, orient="index")
+        frame.index.name, frame.columns.name = "method", chosen
+        return frame
+
+    def metrics(self) -> Any:
+        """A pandas frame with every measure: a row for each method, seed, view and domain."""
+        pandas = require_pandas("metrics()")
+        return pandas.DataFrame([{"method": row.method, **record} for row in self.rows for record in row.records])
+
+    def plot(self) -> Any:
+        """The table as a matplotlib figure: a dot for each method and domain, with its error."""
+        columns = column_names(self.rows)
+        rows = []
+        for row in self.rows:
+            numbers = row.columns()
+            if numbers:
+                rows.append((row.method, [(numbers[c].value, numbers[c].error) if c in numbers else None for c in columns]))
+        by_chance = baseline_of(self.rows, self.metric)
+        return dots_figure(columns, rows, MEASURES[self.metric], [by_chance.get(c, math.nan) for c in columns] if by_chance else [])
+
     def as_json(self) -> dict[str, Any]:
         """The comparison as ``polyfed compare --json`` prints it."""
         costs = {cost.method: cost for cost in self.costs}
         found: dict[str, Any] = json_values(
             {
+                **({"warning": " ".join(self.warnings)} if self.warnings else {}),
                 "data": self.data,
                 "protocol": self.protocol,
                 "seeds": self.seeds,
                 "rounds": self.rounds,
+                "metric": self.metric,
+                "metric_reason": self.metric_reason,
+                "baseline": baseline_of(self.rows, self.metric),
+                "certainty": self.certainty,
                 "methods": [row_json(row, costs.get(row.method)) for row in self.rows],
                 "note": self.note,
                 "costs_note": NOTE,
@@ -90,10 +144,13 @@ class Comparison:
     def _cells(self) -> list[list[str]]:
         """The accuracy table as texts, headed by the names of its columns."""
         columns = column_names(self.rows)
-        found = [["accuracy, %", *columns]]
+        found = [[f"{MEASURES[self.metric]}, %", *columns]]
         for row in self.rows:
             numbers = row.columns()
             found.append([row.method, *(percent(numbers[c].value, numbers[c].error) if c in numbers else "-" for c in columns)])
+        by_chance = baseline_of(self.rows, self.metric)
+        if by_chance:
+            found.append([f"({BASELINE})", *(percent(by_chance[c]) if c in by_chance else "-" for c in columns)])
         return found
 
     def __repr__(self) -> str:
@@ -108,7 +165,12 @@ class Comparison:
         ]
         problems = [f"{method} could not be run: {problem}" for method, problem in self.problems.items()]
         return "\n".join(
-            [f"{self.data}, {self.protocol}, {rounds_words(self.rounds)}", *(line.rstrip() for line in lines), *problems]
+            [
+                *self.warnings,
+                f"{self.data}, {self.protocol}, {rounds_words(self.rounds)}",
+                *(line.rstrip() for line in lines),
+                *problems,
+            ]
         )
 
     def _repr_html_(self) -> str:
@@ -119,16 +181,29 @@ class Comparison:
             f"<p>{escape(method)} could not be run: {escape(problem)}</p>" for method, problem in self.problems.items()
         )
         caption = escape(f"{self.data}, {self.protocol}, {rounds_words(self.rounds)}")
-        return f"<table><caption>{caption}</caption><tr>{top}</tr>{rows}</table>{problems}"
+        warned = "".join(f"<p><b>{escape(text)}</b></p>" for text in self.warnings)
+        sure = f"<p>{escape(self.certainty)}</p>" if self.certainty else ""
+        picture = as_image(self.plot(), 70) if any(row.mean is not None for row in self.rows) else ""
+        return f"{warned}<table><caption>{caption}</caption><tr>{top}</tr>{rows}</table>{sure}{problems}{picture}"
+
+
+def require_pandas(what: str) -> Any:
+    """Pandas, or a sentence that says how to get it."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise PolyfedError(f"{what} returns a pandas frame, and pandas is not installed: pip install 'polyfed[pandas]'.") from error
+    return pandas
 
 
 def compare_runs(runs: ComparedRuns) -> Comparison:
     """Train what is missing, and put the outcomes in one table."""
     found = runs.train(outcome)
+    chosen = headline(runs.settings.metric, tested_domains(found))
     rows = tuple(
         MethodRow(method, problem=runs.problems[method])
         if method in runs.problems
-        else method_row(method, over_domains([(run, made) for run, made in found if run.method == method]))
+        else method_row(method, over_domains([(run, made) for run, made in found if run.method == method]), chosen.measure)
         for method in runs.methods
     )
     rounds = found[-1][1]["rounds"] if found else runs.settings.rounds
@@ -141,11 +216,44 @@ def compare_runs(runs: ComparedRuns) -> Comparison:
         rows=rows,
         costs=tuple(cost_table(rows, runs.methods)),
         test_sizes=sizes,
-        note=footnote(runs.settings, runs.seeds, runs.protocol, rounds, sizes, runs.data.source),
+        note=footnote(runs.settings, runs.seeds, runs.protocol, rounds, sizes, runs.data.source, chosen.words),
         folder=runs.folder,
         planned=len(runs.runs),
         reused=runs.reused,
+        metric=chosen.measure,
+        metric_reason=chosen.reason,
+        warnings=tuple(text for method in runs.methods for text in warned(method, found)),
+        certainty=certainty_of(rows, chosen.measure),
     )
+
+
+def tested_domains(found: Sequence[tuple[ComparisonRun, Summary]]) -> dict[tuple[str, str], dict[str, Any]]:
+    """The scores of the domains that the table is about; what classes they hold is the same for every method."""
+    rows = [
+        Row(score["view"], score["client"], score["domain"], score)
+        for run, made in found
+        for score in made["scores"]
+        if run.left_out is None or score["view"] == "unseen"
+    ]
+    return domains_of(rows)
+
+
+def warned(method: str, found: Sequence[tuple[ComparisonRun, Summary]]) -> list[str]:
+    """Whether a method does no better than always answering the most frequent class, on the domains that the table is about."""
+    mine = [(run, made) for run, made in found if run.method == method]
+    seeds = dict.fromkeys(run.seed for run, _ in mine)
+    by_seed = {seed: tested_domains([(run, made) for run, made in mine if run.seed == seed]) for seed in seeds}
+    return warnings_over_seeds(by_seed, method)
+
+
+def certainty_of(rows: Sequence[MethodRow], measure: str) -> str:
+    """How surely the best method is ahead of the next; empty where there is nothing to compare."""
+    ranked = sorted((row for row in rows if row.mean is not None), key=lambda row: -row.mean.value if row.mean else 0.0)
+    if len(ranked) < 2 or measure not in ("accuracy", "balanced_accuracy"):
+        return ""
+    first, second = ranked[:2]
+    found = image_test(first.answers, second.answers, "seen" if first.seen else "unseen", measure == "balanced_accuracy")
+    return "" if found is None else f"{first.method} against {second.method}: {found.words}"
 
 
 def over_domains(found: Sequence[tuple[ComparisonRun, Summary]]) -> list[Summary]:
@@ -163,19 +271,21 @@ def tested_images(found: Sequence[tuple[ComparisonRun, Summary]]) -> dict[str, i
     }
 
 
-def footnote(settings: Settings, seeds: Sequence[int], protocol: str, rounds: int, sizes: Mapping[str, int], source: str) -> str:
+def footnote(
+    settings: Settings, seeds: Sequence[int], protocol: str, rounds: int, sizes: Mapping[str, int], source: str, measure: str
+) -> str:
     """What the table means, in sentences."""
     if len(seeds) > 1:
         meaning = f"± is the sample standard deviation over {len(seeds)} seeds ({seeds[0]} to {seeds[-1]})"
     else:
-        meaning = f"± is the binomial standard error of the test of one run (seed {seeds[0]})"
+        meaning = f"± is the standard error of one run (seed {seeds[0]}) from the size of its test"
     epochs = f"{settings.local_epochs} local epoch{'s' * (settings.local_epochs > 1)}"
     work = epochs if settings.local_steps is None else f"{settings.local_steps} local steps"
     length = f"{rounds_words(rounds)} of {work}, batch {settings.batch_size}, lr {settings.lr:g}, {settings.optimizer}"
     tested = "all images of" if settings.unseen_part == "all" else "the test part of"
-    unseen = f" Each column is the accuracy of the newcomer on {tested} a domain that nobody trained on."
+    unseen = f" Each column is the {measure} of the newcomer on {tested} a domain that nobody trained on."
     counts = ", ".join(f"{domain} {count}" for domain, count in sizes.items())
     return (
-        f"Accuracy in %; {meaning}. {length}.{unseen if protocol == LEAVE_ONE_OUT else ''} MB are training traffic per client and round; "
+        f"{measure[0].upper()}{measure[1:]} in %; {meaning}. {length}.{unseen if protocol == LEAVE_ONE_OUT else ''} MB are training traffic per client and round; "
         f"s are the seconds of training per seed. Data: {source or settings.data}. Test images: {counts or 'none scored'}."
     )

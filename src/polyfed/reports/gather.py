@@ -1,27 +1,35 @@
-"""Reads run folders for the report: runs become entries (one method and settings, several seeds), entries become groups (one data)."""
+"""Reads run folders for the report: runs become entries (one method and settings, several seeds), entries become groups (one data).
+
+Runs that each left out another domain are one leave-one-out comparison: the runs of a seed are joined into one, scored on every domain in
+turn (``Run.parts``).
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from polyfed.core.evaluation import Row
 from polyfed.core.method import parse
+from polyfed.core.metrics import SMALLER_IS_BETTER
 from polyfed.errors import PolyfedError, RunFolderError
+from polyfed.runs.answers_file import Answers, read_answers
 from polyfed.runs.checkpoint import digest
+from polyfed.runs.headline import domains_of
 from polyfed.runs.portable_paths import is_path
-from polyfed.runs.result import accuracy_table
 from polyfed.runs.run_folder import RunFolder, missing_words
 from polyfed.runs.selection import BEST_VALIDATION
 from polyfed.settings import Settings
 
 DEFAULTS: Mapping[str, Any] = {item.name: item.default for item in fields(Settings)}
 VIEWS = ("seen", "unseen")
+SWEEP_FILE = "sweep.json"
+"""What a search leaves in its folder; the runs that tested what it chose are in ``final``."""
 SELECTED = "selected_"
 """What the views of the model that validation chose begin with."""
 DATA_SETTINGS = ("data", "partition", "unseen", "unseen_part", "few_shot")
@@ -34,6 +42,7 @@ INCIDENTAL = (
     "checkpoint_every",
     "evaluate_every",
     "test_batch_size",
+    "metric",
     "backend",
     "workers",
     "compile",
@@ -60,6 +69,13 @@ class Run:
     costs: Mapping[str, Any] = field(default_factory=dict)
     digest: str = ""
     complaints: Sequence[str] = ()
+    answers: Answers = field(default_factory=dict, repr=False)
+    parts: Sequence[Run] = ()
+
+    @property
+    def folders(self) -> Sequence[Run]:
+        """The run folders behind it: itself, or the runs that each left out one domain."""
+        return self.parts or (self,)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -86,9 +102,45 @@ class Run:
         """How many rounds it is meant to have."""
         return int(self.settings["rounds"])
 
-    @cached_property
+    @property
     def tables(self) -> dict[str, dict[int, dict[Any, float]]]:
-        """By view and round: accuracy of each domain, their mean, worst and spread. A selected model stands in the last round's place."""
+        """The accuracies."""
+        return self.tables_of("accuracy")
+
+    def tables_of(self, measure: str) -> dict[str, dict[int, dict[Any, float]]]:
+        """By view and round: a measure of each domain, their mean, worst and spread."""
+        if measure not in self._tables:
+            self._tables[measure] = {
+                view: {number: _table(by_domain, measure) for number, by_domain in found.items()}
+                for view, found in self._pooled.items()
+            }
+        return self._tables[measure]
+
+    @cached_property
+    def _pooled(self) -> dict[str, dict[int, dict[str, dict[str, Any]]]]:
+        """All numbers by view, round and domain, over the clients of a domain."""
+        return {
+            view: {number: {domain: n for (_, domain), n in domains_of(many).items()} for number, many in sorted(found.items())}
+            for view, found in self.rows.items()
+        }
+
+    @cached_property
+    def _tables(self) -> dict[str, dict[str, dict[int, dict[Any, float]]]]:
+        return {}
+
+    @cached_property
+    def domains(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """All numbers of the last evaluation, over the clients of a domain."""
+        return {
+            (view, domain): numbers
+            for view, found in self._pooled.items()
+            if found
+            for domain, numbers in found[max(found)].items()
+        }
+
+    @cached_property
+    def rows(self) -> dict[str, dict[int, list[Row]]]:
+        """Scores by view and round. A selected model stands in the last round's place."""
         rows: dict[str, dict[int, list[Row]]] = {view: {} for view in VIEWS}
         chosen: dict[tuple[str, int], list[Row]] = {}
         for line in self.lines:
@@ -99,7 +151,7 @@ class Run:
                 home.append(row)
         for (view, number), many in chosen.items():
             rows[view][number] = many
-        return {view: {number: _table(view, many) for number, many in sorted(found.items())} for view, found in rows.items()}
+        return rows
 
     @cached_property
     def test_sizes(self) -> dict[tuple[str, str], int]:
@@ -134,18 +186,23 @@ class Run:
         return dict(self.costs.get("bytes", {}).get(direction, {}).get(purpose, {}))
 
 
-def _table(view: str, rows: Sequence[Row]) -> dict[Any, float]:
-    plain = [Row(row.view, row.client, row.domain, {key: row.numbers[key] for key in ("accuracy", "count")}) for row in rows]
-    table = accuracy_table(plain)
-    return {**table[view], **{key: table[key[1]] for key in (MEAN, WORST, SPREAD)}}
+def _table(by_domain: Mapping[str, Mapping[str, Any]], measure: str) -> dict[Any, float]:
+    """A measure of each domain, their mean, worst and spread; a domain without it has NaN, and so have these."""
+    found: dict[Any, float] = {domain: float(numbers.get(measure, math.nan)) for domain, numbers in by_domain.items()}
+    values = list(found.values())
+    if not values or any(map(math.isnan, values)):
+        return {**found, MEAN: math.nan, WORST: math.nan, SPREAD: math.nan}
+    worst = max(values) if measure in SMALLER_IS_BETTER else min(values)
+    return {**found, MEAN: sum(values) / len(values), WORST: worst, SPREAD: max(values) - min(values)}
 
 
 @dataclass(frozen=True)
 class GroupEntry:
-    """Runs of one method and the same settings, that differ in their seed."""
+    """Runs of one method and the same settings, that differ in their seed, looked at by one measure."""
 
     label: str
     runs: Sequence[Run]
+    measure: str = "accuracy"
 
     @property
     def finished(self) -> bool:
@@ -184,16 +241,19 @@ class GroupEntry:
 
     def rounds(self, view: str) -> list[int]:
         """Rounds in which all of its runs were evaluated."""
-        return sorted(set.intersection(*(set(run.tables[view]) for run in self.counted)))
+        return sorted(set.intersection(*(set(run.tables_of(self.measure)[view]) for run in self.counted)))
 
     def finals(self, view: str, key: Any) -> dict[int, float]:
         """The last score by seed."""
-        rounds = self.rounds(view)
-        return self.scores(view, key, rounds[-1]) if rounds else {}
+        found = {}
+        for run in self.counted:
+            table = run.tables_of(self.measure)[view]
+            found[run.seed] = table[max(table)].get(key, math.nan) if table else math.nan
+        return found if all(map(math.isfinite, found.values())) else {}
 
     def scores(self, view: str, key: Any, number: int) -> dict[int, float]:
         """The score in one round by seed; nothing where a seed has none."""
-        found = {run.seed: run.tables[view][number].get(key, math.nan) for run in self.counted}
+        found = {run.seed: run.tables_of(self.measure)[view][number].get(key, math.nan) for run in self.counted}
         return found if all(map(math.isfinite, found.values())) else {}
 
     def mean(self, view: str, key: Any) -> float:
@@ -203,11 +263,26 @@ class GroupEntry:
 
 @dataclass(frozen=True)
 class Group:
-    """Entries on the same data."""
+    """Entries on the same data, looked at by one measure; ``left_out`` are the domains that are unseen in turn."""
 
     name: str
     source: str
     entries: Sequence[GroupEntry]
+    left_out: Sequence[str] = ()
+    measure: str = "accuracy"
+
+    def by(self, measure: str) -> Group:
+        """The same runs by another measure."""
+        return replace(self, entries=[replace(entry, measure=measure) for entry in self.entries], measure=measure)
+
+    @property
+    def runs(self) -> list[Run]:
+        """All its runs."""
+        return [run for entry in self.entries for run in entry.runs]
+
+    def domains_scored(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """The numbers of each domain in some run; which classes its test set holds is the same in all."""
+        return {key: numbers for run in reversed(self.runs) for key, numbers in run.domains.items()}
 
     def domains(self, view: str) -> list[str]:
         """Domains scored in a view, in the order of the first run."""
@@ -251,17 +326,85 @@ def gather(paths: Sequence[str | Path]) -> list[Group]:
             problems.append(str(error) + _runs_inside(Path(path)))
     if problems:
         raise RunFolderError(" ".join(problems))
+    return [group for many in _by_data(runs) for group in _groups(many)]
+
+
+def _by_data(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs on the same data, whichever domains they leave out."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(_data_key(run, but=("unseen",)), []).append(run)
+    return list(found.values())
+
+
+def _groups(runs: Sequence[Run]) -> list[Group]:
+    """One leave-one-out comparison, or a group for each choice of unseen domains."""
+    unseen = [tuple(run.settings["unseen"]) for run in runs]
+    if all(len(names) == 1 for names in unseen) and len(set(unseen)) > 1:
+        return [_group(left_out_in_turn(runs), sorted({name for (name,) in unseen}))]
     by_data: dict[str, list[Run]] = {}
     for run in runs:
         by_data.setdefault(_data_key(run), []).append(run)
     return [_group(many) for many in by_data.values()]
 
 
+def left_out_in_turn(runs: Sequence[Run]) -> list[Run]:
+    """One run for each method, settings and seed, joined from those that left out one domain each."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        key = repr((run.method, recipe(run), run.all_options, run.seed))
+        found.setdefault(key, []).append(run)
+    domains = {run.settings["unseen"][0] for run in runs}
+    return [_joined(many, domains) for many in found.values()]
+
+
+def _joined(runs: Sequence[Run], domains: Collection[str]) -> Run:
+    """The runs of one seed as one, with the scores on the domain that each left out."""
+    parts = {run.settings["unseen"][0]: run for run in sorted(runs, key=lambda run: (run.finished, run.reached))}
+    ordered = [parts[name] for name in sorted(parts)]
+    first = ordered[0]
+    lines = [line for run in ordered for line in run.lines if line["view"].removeprefix(SELECTED) == "unseen"]
+    losses = [
+        {"round": number, "view": "training", "client": f"clients without {name}", "loss": average(values)}
+        for name, run in sorted(parts.items())
+        for number, values in _losses_by_round(run).items()
+    ]
+    return Run(
+        path=", ".join(run.path for run in ordered),
+        document={**first.document, "settings": {**first.document.get("settings", {}), "unseen": []}},
+        lines=[*lines, *losses],
+        reached=min(run.reached for run in ordered),
+        finished=set(parts) == set(domains) and all(run.finished for run in ordered),
+        costs=_sum([run.costs for run in ordered if run.costs]),
+        digest="; ".join(run.digest for run in ordered),
+        complaints=[text for run in ordered for text in run.complaints],
+        answers={key: found for run in ordered for key, found in run.answers.items() if key[0] == "unseen"},
+        parts=[*ordered, *(run for run in runs if run not in ordered)],
+    )
+
+
+def _losses_by_round(run: Run) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for by_round in run.losses.values():
+        for number, loss in by_round.items():
+            found.setdefault(number, []).append(loss)
+    return found
+
+
+def _sum(trees: Sequence[Any]) -> Any:
+    """Trees of numbers, added leaf by leaf; what only some have counts too."""
+    if trees and isinstance(trees[0], Mapping):
+        keys = dict.fromkeys(key for tree in trees for key in tree)
+        return {key: _sum([tree[key] for tree in trees if key in tree]) for key in keys}
+    return sum(trees) if trees and isinstance(trees[0], int | float) else trees[0] if trees else {}
+
+
 def run_folders(paths: Sequence[str | Path]) -> list[Path]:
     """The run folders named, and those inside folders that are no run themselves."""
     found: list[Path] = []
     for path in map(Path, paths):
-        inside = [path] if (path / "run.toml").is_file() else sorted(file.parent for file in path.glob("*/run.toml"))
+        pattern = "final/*/run.toml" if (path / SWEEP_FILE).is_file() else "*/run.toml"
+        inside = [path] if (path / "run.toml").is_file() else sorted(file.parent for file in path.glob(pattern))
         if not inside:
             raise RunFolderError(f"{path} is not a run and holds none: {missing_words(path)}")
         found += inside
@@ -277,7 +420,9 @@ def read_run(path: str | Path) -> Run:
     if snapshot is None:
         return Run(str(path), document, lines, complaints=complaints)
     notes, state = snapshot.notes, digest(snapshot)
-    return Run(str(path), document, lines, snapshot.round, notes.get("finished", False), notes.get("costs", {}), state, complaints)
+    answers = read_answers(folder, notes)
+    finished, costs = notes.get("finished", False), notes.get("costs", {})
+    return Run(str(path), document, lines, snapshot.round, finished, costs, state, complaints, answers)
 
 
 def _runs_inside(path: Path) -> str:
@@ -285,9 +430,9 @@ def _runs_inside(path: Path) -> str:
     return f" It holds runs, though: {', '.join(inside[:5])}{' and more' if len(inside) > 5 else ''}." if inside else ""
 
 
-def _data_key(run: Run) -> str:
+def _data_key(run: Run, but: Sequence[str] = ()) -> str:
     facts = run.document.get("data", {})
-    settings = {name: _plain(run.settings[name]) for name in DATA_SETTINGS}
+    settings = {name: _plain(run.settings[name]) for name in DATA_SETTINGS if name not in but}
     if is_path(settings["data"]):
         # The same folder of images may lie elsewhere on another machine; its source says how many there are of what.
         settings["data"] = Path(settings["data"]).name
@@ -319,7 +464,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
     return [name for name in recipes[0] if len({repr(chosen.get(name)) for chosen in recipes}) > 1]
 
 
-def _group(runs: Sequence[Run]) -> Group:
+def _group(runs: Sequence[Run], left_out: Sequence[str] = ()) -> Group:
     by_method: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
         by_method.setdefault(run.method, {}).setdefault(repr((recipe(run), run.all_options)), []).append(run)
@@ -334,4 +479,5 @@ def _group(runs: Sequence[Run]) -> Group:
     facts, settings = runs[0].document.get("data", {}), runs[0].settings
     extras = [f"{name} {settings[name]}" for name in ("partition", "few_shot") if settings[name] != DEFAULTS[name]]
     extras += [f"unseen: {', '.join(settings['unseen'])}"] if settings["unseen"] else []
-    return Group(", ".join([str(facts.get("name", settings["data"])), *extras]), str(facts.get("source", "")), entries)
+    extras += ["leave-one-out"] if left_out else []
+    return Group(", ".join([str(facts.get("name", settings["data"])), *extras]), str(facts.get("source", "")), entries, left_out)

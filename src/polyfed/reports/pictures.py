@@ -6,13 +6,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from polyfed.core.metrics import MEASURES
 from polyfed.reports.byte_words import byte_words
-from polyfed.reports.charts import COLOURS, Bar, Dot, Series, bars, line_chart, scatter, ticks
-from polyfed.reports.gather import MEAN, Group, GroupEntry, average, deviation
+from polyfed.reports.charts import COLOURS, Bar, Dot, Series, bars, confusion_map, dot_rows, line_chart, scatter, ticks
+from polyfed.reports.gather import MEAN, Group, GroupEntry, Run, average, deviation
 from polyfed.reports.sections import KINDS, both_ways, byte_tick, kind_words, mean_bytes
-from polyfed.reports.verdict import binomial_error, mean_error, percent, points
+from polyfed.reports.verdict import domain_error, mean_error, percent, points
 
 MOST_CLIENTS = 16
+MOST_CLASSES_DRAWN = 40
 
 
 def kind_class(kind: str) -> str:
@@ -49,12 +51,15 @@ def curves(group: Group, view: str, styles: Mapping[str, int]) -> dict[str, Any]
             "several_seeds": any(len(entry.seeds) > 1 for entry in group.entries),
         }
     lines = {key: [_accuracy_series(entry, view, key, styles[entry.label]) for entry in group.entries] for key in keys}
+    words = MEASURES[group.measure]
     y_ticks = ticks(*_reach([one for many in lines.values() for one in many]))
     span = _span([one for many in lines.values() for one in many])
     charts = [
         {
             "title": names[key],
-            "svg": line_chart(many, f"Accuracy over rounds, {names[key]}", y_ticks, _as_percent, ("round", "accuracy, %"), span),
+            "svg": line_chart(
+                many, f"{capital(words)} over rounds, {names[key]}", y_ticks, _as_percent, ("round", f"{words}, %"), span
+            ),
         }
         for key, many in lines.items()
     ]
@@ -85,11 +90,12 @@ def score_bars(group: Group, view: str, key: Any, name: str, styles: Mapping[str
         if not found:
             continue
         mean, spread = average(found), deviation(found)
-        of_tests = mean_error(group, view, entry) if key == MEAN else binomial_error(mean, group.test_size(view, key))
+        of_tests = mean_error(group, view, entry) if key == MEAN else domain_error(group, view, key, entry)
         error = next((value for value in (spread, of_tests) if not math.isnan(value)), 0.0)
         note = percent(mean) + (f" ± {points(error)}" if error else "")
         rows.append(Bar(entry.label, [(mean, f"s{styles[entry.label] % COLOURS}", f"{entry.label}: {note}")], note, error))
-    return bars(rows, f"Accuracy, {name}", max([1.0, *(row.segments[0][0] for row in rows)]), _as_percent)
+    rows.sort(key=lambda row: -row.segments[0][0])
+    return dot_rows(rows, f"{capital(MEASURES[group.measure])}, {name}", _as_percent)
 
 
 def loss_charts(group: Group, styles: Mapping[str, int]) -> dict[str, Any] | None:
@@ -100,7 +106,7 @@ def loss_charts(group: Group, styles: Mapping[str, int]) -> dict[str, Any] | Non
 
     def chart(title: str, loss: Callable[[GroupEntry], dict[int, list[float]]]) -> dict[str, str]:
         lines = [_series(entry, styles[entry.label], loss(entry)) for entry in group.entries]
-        y_ticks = ticks(0, _reach(lines)[1])
+        y_ticks = ticks(*_reach(lines))
         svg = line_chart(
             lines, f"Training loss over rounds, {title}", y_ticks, lambda v: f"{v:.3g}", ("round", "loss"), _span(lines)
         )
@@ -159,5 +165,63 @@ def accuracy_against_bytes(group: Group, styles: Mapping[str, int]) -> str | Non
     if len(shown) < 3:
         return None
     dots = [Dot(entry.label, styles[entry.label], both_ways(entry, "training"), entry.mean(view, MEAN)) for entry in shown]
-    names = ("bytes in training, up and down", f"mean accuracy ({view}), %")
-    return scatter(dots, "Mean accuracy against bytes in training", (byte_tick, _as_percent), names)
+    words = MEASURES[group.measure]
+    names = ("bytes in training, up and down", f"mean {words} ({view}), %")
+    return scatter(dots, f"Mean {words} against bytes in training", (byte_tick, _as_percent), names)
+
+
+def capital(text: str) -> str:
+    """The text with a capital letter in front."""
+    return text[:1].upper() + text[1:]
+
+
+def curve_data(group: Group, measures: Sequence[str]) -> dict[str, Any]:
+    """The curves of all measures, domains and methods as plain values, for the interactive chart: view, measure, domain, method."""
+    found: dict[str, Any] = {}
+    for view in ("seen", "unseen"):
+        domains = group.domains(view)
+        keys: dict[str, Any] = {**({"mean": MEAN} if len(domains) > 1 else {}), **{f"domain {d}": d for d in domains}}
+        for measure in measures if domains else ():
+            looked_at = group.by(measure)
+            by_domain = {name: [_points(entry, view, key) for entry in looked_at.entries] for name, key in keys.items()}
+            if any(len(one["rounds"]) > 1 for many in by_domain.values() for one in many):
+                found.setdefault(view, {})[measure] = by_domain
+    return found
+
+
+def _points(entry: GroupEntry, view: str, key: Any) -> dict[str, list[float | None]]:
+    rounds = [number for number in entry.rounds(view) if entry.scores(view, key, number)]
+    values = [list(entry.scores(view, key, number).values()) for number in rounds]
+    spreads = [deviation(one) for one in values]
+    return {
+        "rounds": list(rounds),
+        "mean": [round(100 * average(one), 3) for one in values],
+        "spread": [None if math.isnan(one) else round(100 * one, 3) for one in spreads],
+    }
+
+
+def confusion_maps(group: Group) -> list[dict[str, Any]]:
+    """For each method, best first: a confusion matrix for each domain, summed over seeds and clients."""
+    view = "unseen" if group.left_out or not group.domains("seen") else "seen"
+    ranked = sorted(group.entries, key=lambda entry: -(entry.mean(view, MEAN) if entry.finals(view, MEAN) else -1.0))
+    found = []
+    for entry in ranked:
+        charts = []
+        for of in ("seen", "unseen"):
+            for domain in group.domains(of):
+                matrices = [run.domains.get((of, domain), {}).get("confusion") for run in entry.counted]
+                known = [matrix for matrix in matrices if matrix]
+                if known and len(known[0]) <= MOST_CLASSES_DRAWN:
+                    total = [[sum(m[i][j] for m in known) for j in range(len(known[0]))] for i in range(len(known[0]))]
+                    names = class_names(entry.first, len(total))
+                    title = f"{domain}, unseen" if of == "unseen" and not group.left_out else domain
+                    charts.append({"title": title, "svg": confusion_map(total, names, f"Confusion matrix, {entry.label}, {title}")})
+        if charts:
+            found.append({"label": entry.label, "charts": charts})
+    return found
+
+
+def class_names(run: Run, count: int) -> list[str]:
+    """The names of the classes, as the run wrote them down; numbers where it did not."""
+    names = [str(name) for name in run.document.get("outline", {}).get("class_names", [])]
+    return names if len(names) == count else [str(number) for number in range(count)]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyfed.core.method import parse
+from polyfed.core.metrics import MEASURES, NEITHER_IS_BETTER, SMALLER_IS_BETTER
 from polyfed.costs.totals import Costs
 from polyfed.errors import PolyfedError
 from polyfed.reports import costs
 from polyfed.reports.byte_words import byte_words
 from polyfed.reports.gather import DEFAULTS, MEAN, SPREAD, WORST, Group, GroupEntry, Run, average, deviation, recipe
-from polyfed.reports.verdict import Headline, binomial_error, points
+from polyfed.reports.tables import chance_of
+from polyfed.reports.verdict import Headline, binomial_error, domain_error, points
 from polyfed.settings import Settings
 
 KINDS: Mapping[str, str] = {
@@ -25,9 +28,10 @@ KINDS: Mapping[str, str] = {
     "momentum": "optimizer buffers",
     "extra": "other than entries",
 }
-VIEW_TITLES = {
-    "seen": "Seen: each client's own model on its own domain",
-    "unseen": "Unseen: the newcomer's model on domains nobody trained on",
+VIEW_TITLES = {"seen": "Seen domains", "unseen": "Unseen domains"}
+VIEW_NOTES = {
+    "seen": "Each client's own model on the tests of its domain.",
+    "unseen": "The newcomer's model on domains that nobody trained on.",
 }
 
 
@@ -70,10 +74,13 @@ def table(group: Group, view: str, styles: Mapping[str, int]) -> dict[str, Any] 
     if not domains:
         return None
     contenders = group.contenders(view)
-    best = {key: max((entry.mean(view, key) for entry in contenders), default=None) for key in (*domains, MEAN, WORST)}
+    smaller = group.measure in SMALLER_IS_BETTER
+    pick, sign = (min, 1) if smaller else (max, -1)
+    best = {key: pick((entry.mean(view, key) for entry in contenders), default=None) for key in (*domains, MEAN, WORST)}
+    ranks = len(contenders) > 1 and group.measure not in NEITHER_IS_BETTER
     rows = []
-    for entry in group.entries:
-        mine: Mapping[Any, float | None] = best if entry in contenders and len(contenders) > 1 else {}
+    for entry in sorted(group.entries, key=lambda entry: _for_sorting(sign * entry.mean(view, MEAN))):
+        mine: Mapping[Any, float | None] = best if entry in contenders and ranks else {}
         rows.append(
             {
                 "label": entry.label,
@@ -85,14 +92,45 @@ def table(group: Group, view: str, styles: Mapping[str, int]) -> dict[str, Any] 
                 else [],
             }
         )
-    heads = []
-    for domain in domains:
-        scored = [entry.mean(view, domain) for entry in group.entries if entry.finals(view, domain)]
-        size = group.test_size(view, domain)
-        heads.append(
-            {"name": domain, "count": size, "error": points(binomial_error(average(scored), size)) if size and scored else "?"}
-        )
-    return {"view": view, "title": VIEW_TITLES[view], "domains": heads, "rows": rows}
+    heads = [{"name": d, "count": group.test_size(view, d), "error": _column_error(group, view, d)} for d in domains]
+    title = "Each domain left out in turn" if group.left_out else VIEW_TITLES[view]
+    return {
+        "view": view,
+        "measure": group.measure,
+        "words": MEASURES[group.measure],
+        "title": title,
+        "note": VIEW_NOTES[view],
+        "domains": heads,
+        "rows": rows,
+        "baseline": baseline_cells(group, view),
+    }
+
+
+def _for_sorting(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
+def _column_error(group: Group, view: str, domain: str) -> str:
+    """The error of one score of a column from the size of its test set: at the column's average, or an average over methods."""
+    scored = [entry for entry in group.entries if entry.finals(view, domain)]
+    size = group.test_size(view, domain)
+    if group.measure == "accuracy":
+        return points(binomial_error(average(entry.mean(view, domain) for entry in scored), size)) if size and scored else "?"
+    error = average(domain_error(group, view, domain, entry) for entry in scored)
+    return "?" if math.isnan(error) else points(error)
+
+
+def baseline_cells(group: Group, view: str) -> list[str]:
+    """What always answering the most frequent class scores on each domain, then their mean, worst and spread; nothing where it is unknown."""
+    known = group.domains_scored()
+    found = []
+    for domain in group.domains(view):
+        numbers = known.get((view, domain), {})
+        by_measure = {"accuracy": numbers.get("majority_rate", math.nan), "balanced_accuracy": chance_of(numbers)}
+        found.append(by_measure.get(group.measure, math.nan))
+    if not found or any(map(math.isnan, found)):
+        return []
+    return [points(value) for value in (*found, *([average(found), min(found), max(found) - min(found)] if len(found) > 1 else []))]
 
 
 def standing(entry: GroupEntry, view: str) -> str:
@@ -120,6 +158,10 @@ def difference_rows(headline: Headline) -> list[dict[str, str]]:
                 "spread": spread,
                 "interval": interval,
                 "test_error": points(pair.test_error),
+                "p_value": "–" if pair.images is None else f"{pair.images.p_value:.2g}",
+                "over_images": "–"
+                if pair.images is None
+                else f"{points(pair.images.low, True)} to {points(pair.images.high, True)}",
                 "verdict": pair.verdict,
             }
         )
@@ -172,11 +214,27 @@ def byte_table(entry: GroupEntry) -> list[dict[str, str]]:
     return rows
 
 
-def plan_rows(run: Run) -> list[dict[str, Any]]:
-    """What travels, by class of entry, as ``run.toml`` has it."""
+def travel_matrix(group: Group) -> dict[str, Any]:
+    """What travels in all methods: a row for each class of entry, a column for each method."""
+    kinds = list(
+        dict.fromkeys(str(row.get("kind", "?")) for entry in group.entries for row in entry.first.document.get("plan", []))
+    )
+    ordered = sorted(kinds, key=lambda kind: list(KINDS).index(kind) if kind in KINDS else len(KINDS))
+    rows = [{"kind": kind_words(kind), "cells": [_travels(entry.first, kind) for entry in group.entries]} for kind in ordered]
+    return {"heads": [entry.label for entry in group.entries], "rows": rows}
+
+
+def _travels(run: Run, kind: str) -> list[dict[str, str]]:
+    """How one class of entries travels in a method: a line for each phase and way."""
+    found = [row for row in run.document.get("plan", []) if row.get("kind") == kind]
+    several = len({row.get("from_round") for row in found}) > 1
     return [
-        {**row, "kind": kind_words(str(row.get("kind", "?"))), "bytes": byte_words(row.get("bytes", 0))}
-        for row in run.document.get("plan", [])
+        {
+            "travels": (f"from round {row.get('from_round')}: " if several or row.get("from_round", 1) > 1 else "")
+            + str(row.get("travels", "?")),
+            "size": f"{row.get('entries', '?')} entries, {byte_words(row.get('bytes', 0))}",
+        }
+        for row in found
     ]
 
 
@@ -208,7 +266,8 @@ def declared_uploads(run: Run) -> tuple[str, str]:
 
 def spent_by(entry: GroupEntry) -> costs.Spent:
     """What the runs of an entry cost."""
-    found = [run for run in entry.counted if run.costs and run.document.get("data", {}).get("clients")]
+    folders = [part for run in entry.counted for part in run.folders]
+    found = [run for run in folders if run.costs and run.document.get("data", {}).get("clients")]
     return costs.spent([_totals(run) for run in found])
 
 
@@ -241,7 +300,10 @@ def reference_for(entry: GroupEntry, references: Sequence[GroupEntry]) -> GroupE
 
 def outside_training(entries: Sequence[GroupEntry]) -> list[str]:
     """What leaves clients for evaluations and newcomers."""
-    sentences = ["In evaluations clients send their scores."]
+    sentences = [
+        "In evaluations clients send their scores, with counts by class: how many test images they have of each, how many were right, "
+        "and, at the end, which class was taken for which."
+    ]
     collected = [entry for entry in entries if both_ways(entry, "newcomer")]
     if collected:
         sizes = ", ".join(

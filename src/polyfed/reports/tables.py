@@ -1,6 +1,6 @@
 """Tables from summaries of runs: plain rows, which the command line and reports put into their own shape.
 
-A *summary* is what ``Result.summary()`` returns; accuracies are fractions between 0 and 1.
+A *summary* is what ``Result.summary()`` returns; accuracies and other measures are fractions between 0 and 1.
 """
 
 from __future__ import annotations
@@ -12,23 +12,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polyfed.core.method import Method, parse
+from polyfed.core.metrics import MEASURES, SMALLER_IS_BETTER, over_examples, pooled, standard_error
 from polyfed.reports.costs import REFERENCE, Expense, Spent, cost_json, expense_of, spent, totals
-from polyfed.runs.result import Result, over_examples
+from polyfed.runs.result import Result, measured
 
 Summary = Mapping[str, Any]
-CLIENT_ROUNDS, TOTALS = "client_rounds", "totals"
+CLIENT_ROUNDS, TOTALS, ANSWERS = "client_rounds", "totals", "answers"
 
 
 @dataclass(frozen=True)
 class DomainRow:
-    """The accuracy on one domain; over several clients' models, their mean by the sizes of their tests."""
+    """The score on one domain; over several clients' models, their mean by the sizes of their tests."""
 
     view: str
     domain: str
-    accuracy: float
+    value: float
     error: float
     count: int
     clients: int
+    accuracy: float
+    majority: float
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,11 @@ class Number:
 
 @dataclass(frozen=True)
 class MethodRow:
-    """One method of a comparison; ``problem`` is set where it could not be run."""
+    """One method of a comparison; ``problem`` is set where it could not be run.
+
+    ``seen``, ``unseen``, ``mean`` and ``worst`` are of ``measure``; ``tables`` has them of every measure, ``records`` every measure of every
+    seed and domain, and ``answers`` the answer for each test image by seed, where they are on this machine.
+    """
 
     method: str
     seen: Mapping[str, Number] = field(default_factory=dict)
@@ -65,6 +72,10 @@ class MethodRow:
     spent: Spent = Spent()
     runs: tuple[str, ...] = ()
     problem: str = ""
+    measure: str = "accuracy"
+    records: tuple[Mapping[str, Any], ...] = field(default=(), repr=False, compare=False)
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False, compare=False)
+    answers: Mapping[int, Mapping[tuple[str, str, str], Any]] = field(default_factory=dict, repr=False, compare=False)
 
     def columns(self) -> dict[str, Number]:
         """All accuracies under one name each, in the order of the table."""
@@ -81,28 +92,40 @@ def outcome(result: Result) -> dict[str, Any]:
     experiment = result.experiment
     clients, rounds = len(experiment.federation.clients), experiment.server.round
     cost = totals(experiment.costs, clients, experiment.settings.sampled(clients), rounds)
-    return {**result.summary(), CLIENT_ROUNDS: cost.client_rounds, TOTALS: [cost]}
+    return {**result.summary(), CLIENT_ROUNDS: cost.client_rounds, TOTALS: [cost], ANSWERS: result.answers}
 
 
-def domain_rows(summary: Summary) -> list[DomainRow]:
-    """Accuracy, error and test size of each domain, seen ones first."""
+def domain_rows(summary: Summary, measure: str = "accuracy") -> list[DomainRow]:
+    """A measure, its error and the test size of each domain, seen ones first."""
     grouped: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for score in summary["scores"]:
         grouped.setdefault((score["view"], score["domain"]), []).append(score)
     sizes = summary["test_sizes"]
     return [
-        _domain_row(view, domain, many, sizes.get(view, {}).get(domain))
+        _domain_row(view, domain, many, sizes.get(view, {}).get(domain), measure)
         for (view, domain), many in sorted(grouped.items(), key=lambda item: item[0][0] == "unseen")
     ]
 
 
-def _domain_row(view: str, domain: str, scores: Sequence[Mapping[str, Any]], size: int | None) -> DomainRow:
+def _domain_row(view: str, domain: str, scores: Sequence[Mapping[str, Any]], size: int | None, measure: str) -> DomainRow:
     """The row of a domain with ``size`` test examples; where that is not known, those of the clients are different ones."""
     counts = [score["count"] for score in scores]
-    error = over_examples(scores, "standard_error")
-    if len(scores) > 1 and size in (None, sum(counts)):
-        error = math.hypot(*(score["standard_error"] * score["count"] for score in scores)) / sum(counts)
-    return DomainRow(view, domain, over_examples(scores, "accuracy"), error, sum(counts) if size is None else size, len(scores))
+    if measure == "accuracy":
+        error = over_examples(scores, "standard_error")
+        if len(scores) > 1 and size in (None, sum(counts)):
+            error = math.hypot(*(score["standard_error"] * score["count"] for score in scores)) / sum(counts)
+    else:
+        error = standard_error(pooled(scores), measure)
+    return DomainRow(
+        view,
+        domain,
+        measured(scores, measure),
+        error,
+        sum(counts) if size is None else size,
+        len(scores),
+        measured(scores, "accuracy"),
+        measured(scores, "majority_rate"),
+    )
 
 
 def cost_rows(summary: Summary) -> list[CostRow]:
@@ -115,26 +138,63 @@ def cost_rows(summary: Summary) -> list[CostRow]:
     return rows
 
 
-def method_row(method: str, outcomes: Sequence[Summary]) -> MethodRow:
+def method_row(method: str, outcomes: Sequence[Summary], measure: str = "accuracy") -> MethodRow:
     """One method over its seeds."""
-    per_seed = [domain_rows(one) for one in outcomes]
-    views = {view: _by_domain(per_seed, view) for view in ("seen", "unseen")}
-    counted = [row for row in per_seed[0] if row.view == ("seen" if views["seen"] else "unseen")]
-    worst = min(counted, key=lambda row: row.accuracy)
-    of_mean = math.sqrt(sum(row.error**2 for row in counted)) / len(counted)
+    tables = {name: score_table([domain_rows(one, name) for one in outcomes], name in SMALLER_IS_BETTER) for name in MEASURES}
     turns = sum(one[CLIENT_ROUNDS] for one in outcomes)
     return MethodRow(
         method=method,
-        seen=views["seen"],
-        unseen=views["unseen"],
-        mean=_number([one["accuracy"]["mean"] for one in outcomes], of_mean),
-        worst=_number([one["accuracy"]["worst"] for one in outcomes], worst.error),
+        **tables[measure],
         bytes_up=sum(one["bytes_up"] for one in outcomes) / turns,
         bytes_down=sum(one["bytes_down"] for one in outcomes) / turns,
         seconds=statistics.fmean(one["seconds"] for one in outcomes),
         spent=spent([run for one in outcomes for run in one[TOTALS]]),
         runs=tuple(run for one in outcomes for run in folders_of(one)),
+        measure=measure,
+        records=tuple(record for one in outcomes for record in records_of(one)),
+        tables=tables,
+        answers={one["seed"]: one[ANSWERS] for one in outcomes if ANSWERS in one},
     )
+
+
+def score_table(per_seed: Sequence[Sequence[DomainRow]], smaller_is_better: bool = False) -> dict[str, Any]:
+    """One measure of a method over its seeds: by domain in both views, its mean and its worst."""
+    views = {view: _by_domain(per_seed, view) for view in ("seen", "unseen")}
+    counted = [row for row in per_seed[0] if row.view == ("seen" if views["seen"] else "unseen")]
+    worst_of = max if smaller_is_better else min
+    worst = worst_of(counted, key=lambda row: row.value)
+    of_mean = math.sqrt(sum(row.error**2 for row in counted)) / len(counted)
+    means = _number([statistics.fmean(_values(rows)) for rows in per_seed], of_mean)
+    return {**views, "mean": means, "worst": _number([worst_of(_values(rows)) for rows in per_seed], worst.error)}
+
+
+def chance_of(numbers: Mapping[str, Any]) -> float:
+    """The balanced accuracy of any constant answer: one over the number of classes that occur."""
+    occurring = sum(count > 0 for count in numbers.get("class_counts", ()))
+    return 1 / occurring if occurring else math.nan
+
+
+def records_of(summary: Summary) -> list[dict[str, Any]]:
+    """Every measure of every domain of one run, one flat mapping each."""
+    grouped: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for score in summary["scores"]:
+        grouped.setdefault((score["view"], score["domain"]), []).append(score)
+    return [
+        {
+            "seed": summary.get("seed", 0),
+            "view": view,
+            "domain": domain,
+            **{name: measured(many, name) for name in (*MEASURES, "majority_rate")},
+            "chance": chance_of(pooled(many)),
+            "test_images": sum(score["count"] for score in many),
+        }
+        for (view, domain), many in grouped.items()
+    ]
+
+
+def _values(rows: Sequence[DomainRow]) -> list[float]:
+    """The scores that a mean is over: those on seen domains, or, where there are none, on unseen ones."""
+    return [row.value for row in rows if row.view == "seen"] or [row.value for row in rows]
 
 
 def folders_of(summary: Summary) -> list[str]:
@@ -143,16 +203,22 @@ def folders_of(summary: Summary) -> list[str]:
     return [run for run in written if run is not None]
 
 
+def table_json(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A ``score_table`` as JSON."""
+    return {
+        "seen": {domain: number_json(number) for domain, number in table.get("seen", {}).items()},
+        "unseen": {domain: number_json(number) for domain, number in table.get("unseen", {}).items()},
+        "mean": number_json(table.get("mean")),
+        "worst": number_json(table.get("worst")),
+    }
+
+
 def row_json(row: MethodRow, cost: Expense | None = None) -> dict[str, Any]:
     """A row as JSON; ``cost`` sets it beside the reference."""
     return {
         "method": row.method,
-        "accuracy": {
-            "seen": {domain: number_json(number) for domain, number in row.seen.items()},
-            "unseen": {domain: number_json(number) for domain, number in row.unseen.items()},
-            "mean": number_json(row.mean),
-            "worst": number_json(row.worst),
-        },
+        "headline": table_json(row.tables.get(row.measure, {})),
+        **{name: table_json(row.tables.get(name, {})) for name in MEASURES},
         "bytes_up_per_client_and_round": row.bytes_up,
         "bytes_down_per_client_and_round": row.bytes_down,
         "seconds": row.seconds,
@@ -169,13 +235,13 @@ def number_json(number: Number | None) -> dict[str, Any] | None:
 
 def _by_domain(per_seed: Sequence[Sequence[DomainRow]], view: str) -> dict[str, Number]:
     first = [row for row in per_seed[0] if row.view == view]
-    found = {
-        row.domain: [r.accuracy for rows in per_seed for r in rows if (r.view, r.domain) == (view, row.domain)] for row in first
-    }
+    found = {row.domain: [r.value for rows in per_seed for r in rows if (r.view, r.domain) == (view, row.domain)] for row in first}
     return {row.domain: _number(found[row.domain], row.error) for row in first}
 
 
 def _number(values: Sequence[float], error_of_one: float) -> Number:
+    if any(map(math.isnan, values)):
+        return Number(math.nan, math.nan, tuple(values))
     return Number(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else error_of_one, tuple(values))
 
 
@@ -198,6 +264,8 @@ def left_out_in_turn(summaries: Sequence[Summary]) -> dict[str, Any]:
         "seconds": sum(one["seconds"] for one in summaries),
         CLIENT_ROUNDS: sum(one[CLIENT_ROUNDS] for one in summaries),
         TOTALS: [run for one in summaries for run in one[TOTALS]],
+        ANSWERS: {key: found for one in summaries for key, found in one.get(ANSWERS, {}).items() if key[0] == "unseen"},
+        "seed": summaries[0].get("seed", 0),
         "run": [one["run"] for one in summaries],
     }
 
@@ -251,7 +319,29 @@ def percent(value: float, error: float | None = None) -> str:
     >>> percent(0.8314, 0.0123)
     '83.1 ±1.2'
     """
-    return f"{100 * value:.1f}" + ("" if error is None else f" ±{100 * error:.1f}")
+    return f"{100 * value:.1f}" + ("" if error is None or math.isnan(error) else f" ±{100 * error:.1f}")
+
+
+def baseline_of(rows: Iterable[MethodRow], measure: str) -> dict[str, float]:
+    """By column of the table, what always answering the most frequent class scores: its share for accuracy, chance for balanced accuracy."""
+    found: dict[str, float] = {}
+    for row in rows:
+        for record in row.records:
+            column = record["domain"] if record["view"] == "seen" or not row.seen else f"unseen: {record['domain']}"
+            value = (
+                record["majority_rate"]
+                if measure == "accuracy"
+                else record["chance"]
+                if measure == "balanced_accuracy"
+                else math.nan
+            )
+            if not math.isnan(value):
+                found.setdefault(column, value)
+        counted = [found[domain] for domain in (row.seen or row.unseen) if domain in found]
+        if counted:
+            found.setdefault("mean", statistics.fmean(counted))
+            found.setdefault("worst", min(counted))
+    return found
 
 
 def rounds_words(count: int) -> str:

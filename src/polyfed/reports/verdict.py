@@ -7,7 +7,9 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from polyfed.reports.gather import MEAN, WORST, Group, GroupEntry, average, deviation, differing, recipe
+from polyfed.core.metrics import MEASURES, standard_error
+from polyfed.reports.gather import MEAN, WORST, Group, GroupEntry, Run, average, deviation, differing, recipe
+from polyfed.reports.paired_tests import ImageTest, image_test
 
 # Two-sided 95 % points of Student's t with 1 to 20 degrees of freedom.
 T95 = (
@@ -26,7 +28,8 @@ class PairedDifference:
     """The difference of two means over domains: ``ahead`` less ``behind``, as fractions.
 
     ``spread`` is its standard deviation over paired seeds (NaN below two), ``test_error`` its standard error from the size of the
-    test sets, taking the two methods' errors as independent.
+    test sets, taking the two methods' errors as independent (NaN for measures that have none), and ``images`` compares the two on the
+    same test images.
     """
 
     ahead: GroupEntry
@@ -34,6 +37,7 @@ class PairedDifference:
     difference: float
     by_seed: Sequence[float]
     test_error: float
+    images: ImageTest | None = None
 
     @property
     def spread(self) -> float:
@@ -52,7 +56,7 @@ class PairedDifference:
     @property
     def beyond_test_noise(self) -> bool:
         """Whether the difference is more than twice its error from the test sets."""
-        return self.difference > 2 * self.test_error
+        return math.isnan(self.test_error) or self.difference > 2 * self.test_error
 
     @property
     def beyond_seed_noise(self) -> bool:
@@ -84,11 +88,17 @@ def binomial_error(accuracy: float, count: int) -> float:
     return math.sqrt(max(accuracy * (1 - accuracy), 0) / count) if count else math.nan
 
 
+def domain_error(group: Group, view: str, domain: str, entry: GroupEntry) -> float:
+    """Standard error of a score from the size of its test set; NaN for measures that have no simple one."""
+    if entry.measure == "accuracy":
+        return binomial_error(entry.mean(view, domain), group.test_size(view, domain))
+    return average(standard_error(run.domains.get((view, domain), {}), entry.measure) for run in entry.counted)
+
+
 def mean_error(group: Group, view: str, entry: GroupEntry) -> float:
     """Standard error of a mean over domains, from the sizes of their test sets; more seeds do not make it smaller."""
     domains = group.domains(view)
-    errors = [binomial_error(entry.mean(view, d), group.test_size(view, d)) for d in domains]
-    return math.sqrt(sum(error**2 for error in errors)) / len(domains)
+    return math.sqrt(sum(domain_error(group, view, d, entry) ** 2 for d in domains)) / len(domains)
 
 
 def paired_difference(group: Group, view: str, ahead: GroupEntry, behind: GroupEntry) -> PairedDifference:
@@ -96,7 +106,10 @@ def paired_difference(group: Group, view: str, ahead: GroupEntry, behind: GroupE
     one, other = ahead.finals(view, MEAN), behind.finals(view, MEAN)
     by_seed = [one[seed] - other[seed] for seed in one if seed in other]
     error = math.hypot(mean_error(group, view, ahead), mean_error(group, view, behind))
-    return PairedDifference(ahead, behind, average(one.values()) - average(other.values()), by_seed, error)
+    first, second = ({run.seed: run.answers for run in entry.counted} for entry in (ahead, behind))
+    balanced = group.measure == "balanced_accuracy"
+    images = image_test(first, second, view, balanced) if balanced or group.measure == "accuracy" else None
+    return PairedDifference(ahead, behind, average(one.values()) - average(other.values()), by_seed, error, images)
 
 
 def percent(value: float) -> str:
@@ -121,7 +134,7 @@ def headline(group: Group, view: str) -> Headline | None:
     if not domains:
         return None
     contenders = sorted(group.contenders(view), key=lambda entry: -entry.mean(view, MEAN))
-    where = _where(view, domains)
+    where = _where(view, domains, group)
     if not contenders:
         return Headline(view, f"No finished run was scored {where}.", ["Below is how far the runs came."])
     best = contenders[0]
@@ -138,11 +151,13 @@ def headline(group: Group, view: str) -> Headline | None:
     return Headline(view, _title(differences[0], view, where), [*sentences, *_references(group, view)], differences)
 
 
-def _where(view: str, domains: Sequence[str]) -> str:
+def _where(view: str, domains: Sequence[str], group: Group) -> str:
+    measure = "" if group.measure == "accuracy" else f"{MEASURES[group.measure]} "
     trained = "the clients trained on" if view == "seen" else "nobody trained on"
     if len(domains) == 1:
-        return f"on {domains[0]}" if view == "seen" else f"on {domains[0]}, a domain {trained}"
-    return f"on average over {len(domains)} domains {trained}"
+        return f"{measure}on {domains[0]}" if view == "seen" else f"{measure}on {domains[0]}, a domain {trained}"
+    turns = ", each left out in turn" if group.left_out else ""
+    return f"{measure}on average over {len(domains)} domains {trained}{turns}"
 
 
 def _only_one(best: GroupEntry, view: str, domains: Sequence[str]) -> list[str]:
@@ -210,10 +225,13 @@ def _how_surely(first: PairedDifference) -> list[str]:
             + (", which leaves out zero." if first.beyond_seed_noise else f", which holds zero: {count} seeds do not settle it.")
         )
     side = "beyond" if first.beyond_test_noise else "within"
-    sentences.append(
-        f"The difference of {100 * first.difference:.2f} points is {side} the noise of the test sets: from their sizes alone, "
-        f"two standard errors of it are {200 * first.test_error:.2f} points."
-    )
+    if not math.isnan(first.test_error):
+        sentences.append(
+            f"The difference of {100 * first.difference:.2f} points is {side} the noise of the test sets: from their sizes alone, "
+            f"two standard errors of it are {200 * first.test_error:.2f} points."
+        )
+    if first.images is not None:
+        sentences.append(f"{first.ahead.label} (first) against {first.behind.label} (second). {first.images.words}")
     return sentences
 
 
@@ -271,7 +289,9 @@ def _about_runs(entry: GroupEntry) -> list[str]:
         if run.settings["evaluate_clients"] and 0 < run.settings["evaluate_clients"] <= scored < clients:
             sentences.append(f"{entry.label}, seed {run.seed}: {scored} of {clients} clients were scored, drawn by the seed.")
         sentences += [f"{complaint} The checkpoint before it was read." for complaint in run.complaints]
-        if not run.finished:
+        if run.parts:
+            sentences += _about_parts(entry, run)
+        elif not run.finished:
             shown = "; its numbers are left out" if entry.finished else ""
             sentences.append(
                 f"Unfinished: {entry.label}, seed {run.seed}, has come to round {run.reached} of {run.rounds}{shown}. "
@@ -280,3 +300,20 @@ def _about_runs(entry: GroupEntry) -> list[str]:
         elif run not in entry.counted:
             sentences.append(f"{run.path} repeats seed {run.seed} of {entry.label}; only one run of a seed is counted.")
     return sentences
+
+
+def _about_parts(entry: GroupEntry, run: Run) -> list[str]:
+    """What is missing of a leave-one-out comparison."""
+    if run.finished:
+        return []
+    unfinished = [part for part in run.parts if not part.finished]
+    if not unfinished:
+        scored = listed(part.settings["unseen"][0] for part in run.parts)
+        return [
+            f"Incomplete: {entry.label}, seed {run.seed}, left out {scored} only; the other domains are missing, so it cannot win."
+        ]
+    return [
+        f"Unfinished: {entry.label}, seed {run.seed}, without {part.settings['unseen'][0]}, has come to round {part.reached} of "
+        f"{part.rounds}. Go on with it: polyfed resume {shlex.quote(part.path)}"
+        for part in unfinished
+    ]

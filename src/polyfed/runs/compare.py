@@ -23,18 +23,18 @@ from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.runs.assemble import build_data_set
 from polyfed.runs.experiment import Experiment, refuse_dealing, settings_given
 from polyfed.runs.folder_names import slug
-from polyfed.runs.lifecycle import resume, train_run
+from polyfed.runs.lifecycle import resume, tracked_by, train_run
 from polyfed.runs.lock import BeingTrained, is_held, once_free
 from polyfed.runs.portable_paths import anchored
 from polyfed.runs.result import Result
 from polyfed.runs.run_folder import RunFolder
 from polyfed.runs.watcher import Watcher
-from polyfed.settings import Settings, require_count
+from polyfed.settings import AUTO, Settings, require_count
 
 SEEN, LEAVE_ONE_OUT = PROTOCOLS = ("seen", "leave-one-out")
 LEAVE_ONE_OUT_DEFAULTS: Mapping[str, Any] = {"unseen_part": "all"}
 """Nobody trains on the domain that is left out, so all its images can be tested, as the papers do."""
-NOT_COMPARED: Mapping[str, Any] = {"checkpoint_every": "60s", "workers": "1"}
+NOT_COMPARED: Mapping[str, Any] = {"checkpoint_every": "60s", "workers": "1", "metric": AUTO}
 """Settings that change nothing in a result."""
 SECONDS_TO_START = 30.0
 
@@ -84,6 +84,7 @@ class ComparedRuns:
         protocol: str = SEEN,
         folder: str | Path | None = None,
         watcher: Watcher | None = None,
+        track: str | Sequence[str] = (),
     ) -> None:
         """Decide which runs there are; what cannot be run at all is refused here.
 
@@ -96,7 +97,10 @@ class ComparedRuns:
             protocol: ``seen``, or ``leave-one-out``: every domain unseen in turn.
             folder: where run folders go, and where finished ones are looked for; None: nothing is written.
             watcher: hears of every run.
+            track: trackers that every run is written to: tensorboard, mlflow, wandb.
         """
+        tracked_by(track)
+        self.track = track
         check_protocol(settings, seeds, protocol)
         self.settings, self.protocol, self.watcher = settings, protocol, watcher or Watcher()
         self.folder = None if folder is None else Path(folder)
@@ -184,13 +188,15 @@ class ComparedRuns:
             rounds.append(server.round)
 
         if folder is not None and exists:
-            result = resume(folder.path, self.data, notify=self.watcher.notice, observers=[observe])
+            result = resume(
+                folder.path, self.data, notify=self.watcher.notice, observers=[observe], callbacks=tracked_by(self.track)
+            )
         else:
-            result = train_run(experiment, folder, observers=[observe])
+            result = train_run(experiment, folder, observers=[observe], callbacks=tracked_by(self.track))
         self.reused += exists and not rounds
         how = "trained" if not exists else "resumed" if rounds else "reused"
         outcome = read(result)
-        self.watcher.end(run.words, f"mean {100 * result.accuracy['mean']:.1f} %, {how}")
+        self.watcher.end(run.words, f"{result.words}, {how}")
         return outcome
 
     def folder_of(self, run: ComparisonRun, experiment: Experiment) -> tuple[RunFolder | None, bool]:

@@ -61,6 +61,7 @@ class Experiment:
         for file in settings.load:
             load_file(file)
         self.given: list[str] = []
+        self.objects: dict[str, str] = {}
         self.method = as_method(settings.method if method is None else method)
         self.federation: Federation = build_federation(settings.data if data is None else data, settings)
         if self.method.population is not None:
@@ -118,14 +119,13 @@ class Experiment:
         with threads(self.settings.threads):
             hold(self.method, self.server, self.backend, ask_clients, self.settings.rounds, observers)
 
-    def evaluate(self, split: str = "test", newcomer: str | None = None) -> list[Row]:
-        """Score seen clients and, where there are unseen domains, the newcomer."""
+    def evaluate(self, split: str = "test", newcomer: str | None = None, in_detail: bool = False) -> list[Row]:
+        """Score seen clients and, where there are unseen domains, the newcomer; in detail, with the measures that cost more."""
+        choice = newcomer or self.settings.newcomer
         with threads(self.settings.threads), self.costs.clock("evaluation"):
-            rows: list[Row] = self.talk(evaluation.seen(self.server, split))
+            rows: list[Row] = self.talk(evaluation.seen(self.server, split, in_detail))
             if split == "test":
-                rows += [
-                    row for domain in self.federation.unseen for row in self.unseen_rows(domain, newcomer or self.settings.newcomer)
-                ]
+                rows += [row for domain in self.federation.unseen for row in self.unseen_rows(domain, choice, in_detail)]
         return rows
 
     def scored_clients(self) -> dict[str, int] | None:
@@ -139,12 +139,12 @@ class Experiment:
         """Numbers of test examples that scores are made of, by view and domain."""
         return self.federation.test_sizes(None if self.scored_clients() is None else set(scored_clients(self.server)))
 
-    def unseen_rows(self, domain: str, choice: str) -> list[Row]:
+    def unseen_rows(self, domain: str, choice: str, in_detail: bool = False) -> list[Row]:
         """Score the newcomer on one unseen domain."""
         examples = self.federation.unseen[domain]
 
         made = self.talk(evaluation.newcomer(self.server, self.bench, choice, evaluation.inputs_of(self.bench, examples)))
-        return [Row("unseen", "newcomer", domain, evaluation.score_newcomer(self.bench, made, examples))]
+        return [Row("unseen", "newcomer", domain, evaluation.score_newcomer(self.bench, made, examples, domain, in_detail))]
 
     def test_on(self, seen: Mapping[str, Examples], unseen: Mapping[str, Examples]) -> None:
         """Put other test data by domain in the place of the run's own; clients that can be asked are tested on those of their domains."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,20 @@ from polyfed.core.method import Method
 from polyfed.data.federation_summary import summary_of
 from polyfed.data.identity import identity_of
 from polyfed.errors import RunFolderError
+from polyfed.runs.answers_file import read_answers, write_answers
+from polyfed.runs.callback import Callback, Callbacks, StoppedEarly
 from polyfed.runs.checkpoint import Snapshot
 from polyfed.runs.experiment import Experiment, settings_given
+from polyfed.runs.given_objects import NAMES as OBJECTS
+from polyfed.runs.given_objects import give, parted
 from polyfed.runs.newcomer_file import leave_newcomer
 from polyfed.runs.portable_paths import on_this_machine
 from polyfed.runs.progress_bar import progress_bar
 from polyfed.runs.recorder import Recorder, rows_at
 from polyfed.runs.result import Result
 from polyfed.runs.run_folder import RunFolder
+
+log = logging.getLogger("polyfed")
 
 
 def run_experiment(
@@ -30,13 +37,25 @@ def run_experiment(
     model: str | nn.Module | Callable[..., nn.Module] | None,
     out: str | Path | None = None,
     progress: bool = False,
+    callbacks: Sequence[Callback] = (),
+    track: str | Sequence[str] = (),
     **values: Any,
 ) -> Result:
     """What ``polyfed.run`` does."""
-    experiment = Experiment(settings_given(data, model, values), data, method, model)
-    objects = {"data": data, "method": method, "model": model}
-    experiment.given = [name for name, value in objects.items() if value is not None and not isinstance(value, str | Path)]
-    return train_run(experiment, None if out is None else RunFolder(out), progress=progress)
+    plain, objects = parted(values)
+    experiment = Experiment(settings_given(data, model, plain), data, method, model)
+    given = {"data": data, "method": method, "model": model}
+    experiment.given = [name for name, value in given.items() if value is not None and not isinstance(value, str | Path)]
+    give(experiment, objects)
+    heard_by = [*callbacks, *tracked_by(track)]
+    return train_run(experiment, None if out is None else RunFolder(out), progress=progress, callbacks=heard_by)
+
+
+def tracked_by(names: str | Sequence[str]) -> list[Callback]:
+    """The trackers of these names, as callbacks."""
+    from polyfed.runs.trackers import trackers
+
+    return trackers(names) if names else []
 
 
 def train_run(
@@ -47,23 +66,29 @@ def train_run(
     observers: Sequence[Observer] = (),
     split: str = "test",
     best: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Train and evaluate on a split, with everything written to the folder on the way."""
     if folder is None:
-        return trained(experiment, Recorder(experiment, None, split, best), progress, observers)
+        return trained(experiment, Recorder(experiment, None, split, best), progress, observers, callbacks)
     with folder.locked():
         experiment.backend.keep_in(folder.path)
         if not resumed:
             folder.create(experiment.settings, facts_of(experiment))
-        return trained(experiment, Recorder(experiment, folder, split, best), progress, observers)
+        return trained(experiment, Recorder(experiment, folder, split, best), progress, observers, callbacks)
 
 
-def trained(experiment: Experiment, recorder: Recorder, progress: bool, observers: Sequence[Observer]) -> Result:
+def trained(
+    experiment: Experiment, recorder: Recorder, progress: bool, observers: Sequence[Observer], callbacks: Sequence[Callback] = ()
+) -> Result:
     """Train to the end, and score the model the run ends with; whatever happens, what was saved is whole."""
-    folder = recorder.folder
+    folder, heard_by = recorder.folder, Callbacks(callbacks, recorder)
     try:
+        heard_by.begin()
         with progress_bar(experiment, progress) as advance:
-            experiment.train([recorder, *([advance] if advance is not None else []), *observers])
+            experiment.train([recorder, *([advance] if advance is not None else []), *observers, heard_by])
+    except StoppedEarly as stop:
+        log.info("%s", stop)
     except BaseException:
         recorder.save_if_between_rounds()
         experiment.backend.close()
@@ -72,19 +97,23 @@ def trained(experiment: Experiment, recorder: Recorder, progress: bool, observer
         rows = recorder.final_rows()
         if folder is not None:
             leave_newcomer(experiment, folder.path)
+            write_answers(folder.path, recorder.answers)
             recorder.save(at_once=True, finished=True)
     except BaseException:
         recorder.settle()
         raise
     finally:
         experiment.backend.close()
-    return Result(experiment, rows, None if folder is None else str(folder.path))
+    result = Result(experiment, rows, None if folder is None else str(folder.path), recorder.answers)
+    heard_by.end(result)
+    return result
 
 
 def facts_of(experiment: Experiment) -> dict[str, Any]:
     """What ``run.toml`` says in addition to the settings."""
     return {
         "given_in_python": experiment.given,
+        **({"objects": experiment.objects} if experiment.objects else {}),
         "method": {
             "text": str(experiment.method),
             "all_options": experiment.method.full_text,
@@ -117,6 +146,8 @@ def resume(
     root: str | None = None,
     device: str | None = None,
     trust: bool = False,
+    callbacks: Sequence[Callback] = (),
+    objects: Mapping[str, Any] | None = None,
 ) -> Result:
     """Go on with a run from its last good checkpoint, to the same end as if it had never stopped.
 
@@ -126,8 +157,10 @@ def resume(
     folder = RunFolder(path)
     settings = on_this_machine(folder.settings_to_go_on(), root, device, load, model)
     folder.name_code(trust)
-    folder.require_objects({"data": data, "method": method, "model": model})
+    given = dict(objects or {})
+    folder.require_objects({"data": data, "method": method, "model": model, **{name: given.get(name) for name in OBJECTS}})
     experiment = Experiment(settings, data, method, None if isinstance(model, str) else model, backend or backend_for)
+    give(experiment, given)
     folder.require_data(identity_of(experiment.federation))
     experiment.backend.keep_in(folder.path)
     snapshot, complaints = folder.read()
@@ -136,10 +169,11 @@ def resume(
             snapshot, complaints = folder.read()  # until now another process may have trained it
             if not is_finished(snapshot):
                 best = go_back(experiment, folder, snapshot, complaints, notify)
-                return train_run(experiment, folder, progress, resumed=True, observers=observers, split=split, best=best)
+                return train_run(experiment, folder, progress, True, observers, split, best, callbacks)
     go_back(experiment, folder, snapshot, complaints, notify)
     leave_newcomer(experiment, folder.path, overwrite=False)
-    return Result(experiment, rows_at(folder, experiment.server.round, split), str(path))
+    answers = {} if snapshot is None else read_answers(folder, snapshot.notes)
+    return Result(experiment, rows_at(folder, experiment.server.round, split), str(path), answers)
 
 
 def is_finished(snapshot: Snapshot | None) -> bool:

@@ -20,6 +20,7 @@ from polyfed.core.slots import SLOTS
 from polyfed.core.workbench import ClientState
 from polyfed.costs.resource_meter import LEFT_BEHIND, Meter, trains_in_this_process
 from polyfed.errors import RunFolderError
+from polyfed.runs.answers_file import Answers
 from polyfed.runs.background_task import BackgroundTask
 from polyfed.runs.best_round import BestValidation
 from polyfed.runs.experiment import Experiment
@@ -60,6 +61,7 @@ class Recorder:
         number, is_last = experiment.server.round, experiment.server.round == experiment.server.rounds
         self.rows: list[Row] = rows_at(folder, number, split) if folder is not None and is_last else []
         self.rows_of_round = number if self.rows else -1
+        self.answers: Answers = {}
         self.complete = -1
 
     def __call__(self, server: Server) -> None:
@@ -92,20 +94,33 @@ class Recorder:
             return not self.background.busy and time.monotonic() - self.last_saved >= float(every[:-1])
         return server.round % int(every) == 0
 
-    def evaluate(self) -> list[Row]:
-        """Score the current state once, and write the scores to the metrics."""
+    def evaluate(self, ends: bool = False) -> list[Row]:
+        """Score the current state once, and write the scores to the metrics; ``ends``: the run ends here, if earlier than planned."""
         number = self.experiment.server.round
+        is_last = ends or number == self.experiment.server.rounds
         if self.rows_of_round != number:
-            self.rows, self.rows_of_round = self.experiment.evaluate(self.split), number
+            # The model of the last round counts, unless another one is chosen, which is scored in detail then.
+            self.rows, self.rows_of_round = self.scored(in_detail=is_last and self.selection is None), number
             self.write([as_line(number, row) for row in self.rows])
         return self.rows
+
+    def scored(self, in_detail: bool) -> list[Row]:
+        """The scores of the present state; in detail, with an answer for each image where the tests are in this process."""
+        bench = self.experiment.bench
+        bench.answers = {} if in_detail and self.split == "test" else None
+        try:
+            rows = self.experiment.evaluate(self.split, in_detail=in_detail)
+            self.answers = bench.answers or {}
+        finally:
+            bench.answers = None
+        return rows
 
     def final_rows(self) -> list[Row]:
         """Score the model the run ends with."""
         if self.selection is None:
-            return self.evaluate()
+            return self.evaluate(ends=True)
         self.selection.take()
-        self.rows = self.experiment.evaluate(self.split)
+        self.rows = self.scored(in_detail=True)
         selected = {"selected_round": self.selection.round}
         self.write(
             [{**as_line(self.experiment.server.round, row), "view": f"selected_{row.view}", **selected} for row in self.rows]

@@ -14,9 +14,11 @@ from polyfed.core.method import Method
 from polyfed.data.federation_summary import federation_from
 from polyfed.errors import ModelError, RunFolderError, TextError
 from polyfed.models import models
+from polyfed.runs.answers_file import read_answers
 from polyfed.runs.checkpoint import Snapshot
 from polyfed.runs.client_state_files import NODES, read_states
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.manifest import newest_notes
 from polyfed.runs.newcomer_file import put_back
 from polyfed.runs.portable_paths import on_this_machine
 from polyfed.runs.recorder import rows_at
@@ -40,7 +42,9 @@ def open_run(
 ) -> Result:
     """A run as it was left; ``polyfed.open_run`` says what the arguments mean."""
     experiment = open_experiment(path, model=model, method=method, device=device, load=load, notify=notify, trust=trust)
-    return Result(experiment, rows_at(RunFolder(path), experiment.server.round), str(path))
+    folder = RunFolder(path)
+    answers = read_answers(folder, newest_notes(folder.checkpoints.folder))
+    return Result(experiment, rows_at(folder, experiment.server.round), str(path), answers)
 
 
 def open_experiment(

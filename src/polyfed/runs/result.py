@@ -1,18 +1,24 @@
-"""What a run gives back: accuracies in two views, costs, and models to use."""
+"""What a run gives back: scores in two views, costs, and models to use."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from polyfed.core.client import Client
 from polyfed.core.evaluation import Row
-from polyfed.errors import DataError, nearest
+from polyfed.core.metrics import MEASURES, over_examples, pooled, standard_error
+from polyfed.errors import DataError, SettingError, nearest
+from polyfed.runs.answers_file import Answers
 from polyfed.runs.checkpoint import joint_digest
+from polyfed.runs.figures import dots_figure
+from polyfed.runs.headline import BASELINE, domains_of, headline, warnings
+from polyfed.runs.predictions import Prediction, as_predictions, images_as_tensor, input_shape, predicted
 
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment
@@ -24,13 +30,40 @@ class Result:
     Attributes:
         accuracy: ``{"seen": {domain: x}, "unseen": {domain: x}, "mean": x, "worst": x, "spread": x}``, fractions between 0 and 1.
         rows: every score of the last evaluation.
+        answers: label, answer and confidence for each test image, by (view, client, domain), where they are on this machine.
+        classes: the names of the classes.
+        headline: the measure that heads the tables, and why (``--metric``).
+        warnings: a sentence where a model does no better than always answering the most frequent class.
     """
 
-    def __init__(self, experiment: Experiment, rows: Sequence[Row], path: str | None = None) -> None:
+    def __init__(
+        self, experiment: Experiment, rows: Sequence[Row], path: str | None = None, answers: Answers | None = None
+    ) -> None:
         self.experiment = experiment
+        self.answers = answers or {}
         self.rows = list(rows)
         self.path = path
         self.accuracy = accuracy_table(self.rows)
+        self.classes = experiment.federation.classes
+        self.domains = domains_of(self.rows)
+        self.headline = headline(experiment.settings.metric, self.domains)
+        self.warnings = warnings(self.domains, str(experiment.method))
+
+    def table(self, measure: str = "accuracy") -> dict[str, Any]:
+        """Any measure in the form of ``accuracy``: ``balanced_accuracy``, ``macro_f1``, ``auroc``, ``calibration_error``..."""
+        if measure not in MEASURES:
+            raise SettingError(f"There is no measure {measure!r}. {nearest(measure, MEASURES)}")
+        return accuracy_table(self.rows, measure)
+
+    @property
+    def words(self) -> str:
+        """The outcome in a few words, which name the view they are of."""
+        found = self.table(self.headline.measure)
+        view = "seen" if found["seen"] else "unseen"
+        domains = found[view]
+        where = f"{view} {next(iter(domains))}" if len(domains) == 1 else f"mean of {len(domains)} {view} domains"
+        others = "".join(f", unseen {name} {100 * value:.1f} %" for name, value in found["unseen"].items() if view == "seen")
+        return f"{self.headline.words}: {where} {100 * found['mean']:.1f} %{others}" if domains else "nothing was scored"
 
     def model_for(self, client: str) -> nn.Module:
         """A copy of a seen client's own model, in eval mode."""
@@ -49,6 +82,25 @@ class Result:
         bench.load({name: value for name, value in state.items() if name in bench.live})
         return copy.deepcopy(bench.model).to("cpu").eval()
 
+    def predict(self, images: Any, client: str | None = None) -> list[Prediction]:
+        """The class of each image, with probabilities by the names of the classes.
+
+        Args:
+            images: a uint8 array (n, channels, height, width) or (n, height, width, channels), or a list of files or PIL images; resized
+                to the size of the run's inputs.
+            client: whose own model answers; default: the newcomer's.
+        """
+        tensor = images_as_tensor(images, input_shape(self.experiment))
+        return as_predictions(predicted(self.experiment, tensor, client), self.classes)
+
+    def plot(self) -> Any:
+        """The headline measure by domain as a matplotlib figure, with the share of the most frequent class where it is accuracy."""
+        measure = self.headline.measure
+        names = {key: f"unseen {key[1]}" if key[0] == "unseen" else key[1] for key in self.domains}
+        dots = [(float(numbers.get(measure, math.nan)), standard_error(numbers, measure)) for numbers in self.domains.values()]
+        rates = [float(one.get("majority_rate", math.nan)) for one in self.domains.values()] if measure == "accuracy" else []
+        return dots_figure(list(names.values()), [(str(self.experiment.method), dots)], self.headline.words, rates)
+
     @property
     def digest(self) -> str:
         """One hash over the final state of server and clients."""
@@ -58,11 +110,18 @@ class Result:
         """The run as one JSON object."""
         costs = self.experiment.costs
         return {
+            **({"warning": " ".join(self.warnings)} if self.warnings else {}),
             "method": str(self.experiment.method),
             "data": self.experiment.settings.data,
             "seed": self.experiment.settings.seed,
             "rounds": self.experiment.server.round,
+            "metric": self.headline.measure,
+            "metric_reason": self.headline.reason,
+            "headline": self.table(self.headline.measure),
             "accuracy": self.accuracy,
+            "majority_rate": {
+                view: values for view, values in accuracy_table(self.rows, "majority_rate").items() if view in ("seen", "unseen")
+            },
             "test_sizes": self.experiment.test_sizes(),
             "scored_clients": self.experiment.scored_clients(),
             "scores": [{"view": r.view, "client": r.client, "domain": r.domain, **r.numbers} for r in self.rows],
@@ -77,27 +136,38 @@ class Result:
         }
 
     def __repr__(self) -> str:
-        seen = ", ".join(f"{domain} {value:.3f}" for domain, value in self.accuracy["seen"].items())
-        unseen = "".join(f"; unseen {domain} {value:.3f}" for domain, value in self.accuracy["unseen"].items())
-        return f"<Result of {self.experiment.method}: {seen}{unseen}>"
+        table, by_chance = self.table(self.headline.measure), accuracy_table(self.rows, "majority_rate")
+        shown = [
+            f"{'unseen ' if view == 'unseen' else ''}{domain} {value:.3f} ({BASELINE} {by_chance[view][domain]:.3f})"
+            for view in ("seen", "unseen")
+            for domain, value in table[view].items()
+        ]
+        return "\n".join([*self.warnings, f"<Result of {self.experiment.method}, {self.headline.words}: {'; '.join(shown)}>"])
 
     def _repr_html_(self) -> str:
+        measures = list(dict.fromkeys([self.headline.measure, "accuracy", "majority_rate"]))
+        tables = {measure: accuracy_table(self.rows, measure) for measure in measures}
+        heads = "".join(f"<th>{escape(MEASURES.get(measure, BASELINE))}</th>" for measure in measures)
         cells = "".join(
-            f"<tr><td>{view}</td><td>{domain}</td><td>{value:.3f}</td></tr>"
+            f"<tr><td>{view}</td><td>{escape(domain)}</td>"
+            + "".join(f"<td>{tables[measure][view][domain]:.3f}</td>" for measure in measures)
+            + "</tr>"
             for view in ("seen", "unseen")
-            for domain, value in self.accuracy[view].items()
+            for domain in self.accuracy[view]
         )
-        return f"<table><caption>{self.experiment.method}</caption><tr><th>view</th><th>domain</th><th>accuracy</th></tr>{cells}</table>"
+        warned = "".join(f"<p><b>{escape(text)}</b></p>" for text in self.warnings)
+        caption = f"<caption>{escape(str(self.experiment.method))}</caption>"
+        return f"{warned}<table>{caption}<tr><th>view</th><th>domain</th>{heads}</tr>{cells}</table>"
 
 
 def accuracy_table(rows: Sequence[Row], measure: str = "accuracy") -> dict[str, Any]:
     """Both views by domain, clients of a domain by the sizes of their tests; mean, worst and spread over seen domains (over unseen ones where nothing else was scored)."""
-    by: dict[str, dict[str, list[Mapping[str, float]]]] = {"seen": {}, "unseen": {}}
+    by: dict[str, dict[str, list[Mapping[str, Any]]]] = {"seen": {}, "unseen": {}}
     for row in rows:
         if row.view in by:
             by[row.view].setdefault(row.domain, []).append(row.numbers)
     table: dict[str, Any] = {
-        view: {domain: over_examples(many, measure) for domain, many in found.items()} for view, found in by.items()
+        view: {domain: measured(many, measure) for domain, many in found.items()} for view, found in by.items()
     }
     values = list((table["seen"] or table["unseen"]).values())
     table["mean"] = sum(values) / len(values) if values else math.nan
@@ -106,10 +176,8 @@ def accuracy_table(rows: Sequence[Row], measure: str = "accuracy") -> dict[str, 
     return table
 
 
-def over_examples(many: Sequence[Mapping[str, float]], measure: str) -> float:
-    """The mean of several clients' scores on one domain, each by the number of its test examples."""
-    largest = max(numbers["count"] for numbers in many) or 1
-    # Shares of the largest: with tests of one size this is the plain mean to the bit.
-    weights = [numbers["count"] / largest for numbers in many]
-    total = sum(weight * float(numbers[measure]) for weight, numbers in zip(weights, many, strict=True) if weight)
-    return total / sum(weights) if sum(weights) else math.nan
+def measured(many: Sequence[Mapping[str, Any]], measure: str) -> float:
+    """One measure of one domain, over the clients that were tested on it; NaN where a client has none."""
+    if measure == "accuracy":
+        return over_examples(many, measure)
+    return float(pooled(many).get(measure, math.nan))

@@ -35,6 +35,7 @@ FORMAT = 2
 BEFORE_2 = {"settings": {"deliver": "backend"}, "method": {"leaves": "data_derived_uploads", "grain": "granularity"}}
 """Names of the first format, by table; such runs are still opened and resumed."""
 DOCUMENT, METRICS, NEWCOMER_FILE = "run.toml", "metrics.jsonl", "newcomer.safetensors"
+ANSWERS_FILE = "answers.safetensors"
 SEALS = "seals"
 """Where a checkpoint notes the digests of the files around it."""
 HELD_BY_NODES = "data held by nodes"
@@ -206,9 +207,9 @@ class RunFolder:
                 f"The last good checkpoint is untouched. Put back a copy and go on (polyfed resume {self.path}), or begin another run "
                 f"from its state (--init {self.path})."
             )
-        left = self.path / NEWCOMER_FILE
         files = {DOCUMENT: hashlib.sha256(self.written).hexdigest(), METRICS: digest.hexdigest()}
-        files |= {NEWCOMER_FILE: hashlib.sha256(left.read_bytes()).hexdigest()} if left.is_file() else {}
+        for left in (self.path / NEWCOMER_FILE, self.path / ANSWERS_FILE):
+            files |= {left.name: hashlib.sha256(left.read_bytes()).hexdigest()} if left.is_file() else {}
         return {"metrics_size": size, SEALS: files}
 
     def require_sealed_document(self, content: bytes) -> None:
@@ -249,7 +250,11 @@ class RunFolder:
 
     def require_sealed_newcomer(self, notes: Mapping[str, Any]) -> None:
         """Refuse a model for newcomers that is not the one the run left."""
-        seal, path = notes.get(SEALS, {}).get(NEWCOMER_FILE), self.path / NEWCOMER_FILE
+        self.require_sealed(NEWCOMER_FILE, notes)
+
+    def require_sealed(self, name: str, notes: Mapping[str, Any]) -> None:
+        """Refuse a file that is not the one the run left at its end."""
+        seal, path = notes.get(SEALS, {}).get(name), self.path / name
         if seal is None:
             return
         if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != seal:

@@ -119,7 +119,7 @@ class Sweep:
                 one.problem = str(error)
                 return
             one.outcomes.append(outcome(result))
-            self.watcher.end(words, f"mean {100 * result.accuracy['mean']:.1f} %")
+            self.watcher.end(words, result.words)
 
     def final(self, trial: Trial, seed: int) -> Result:
         """The chosen setting with one seed: read, resumed, taken over from its trial, or trained."""
@@ -155,9 +155,15 @@ class Sweep:
         return [
             MethodRow(one.method, problem=one.problem or "it was not searched")
             if one.problem or one.chosen is None
-            else method_row(one.chosen.trial.settings.method, one.outcomes)
+            else method_row(one.chosen.trial.settings.method, one.outcomes, self.metric)
             for one in self.searched
         ]
+
+    @property
+    def metric(self) -> str:
+        """The measure of the tests: as the settings say, or balanced accuracy where a run found uneven classes."""
+        found = [str(made["metric"]) for one in self.searched for made in one.outcomes]
+        return next((measure for measure in found if measure != "accuracy"), "accuracy")
 
     def as_json(self) -> dict[str, Any]:
         """The search as ``polyfed sweep --json`` prints it."""

@@ -50,7 +50,7 @@ class Searched:
 
 def name_of(settings: Settings, values: Values, source: str) -> str:
     """A folder name that differs where the settings or the data do."""
-    described = {name: value for name, value in plain(settings).items() if name != "checkpoint_every"}
+    described = {name: value for name, value in plain(settings).items() if name not in ("checkpoint_every", "metric")}
     described["method"] = parse(settings.method).full_text  # a default may change between two searches
     digest = hashlib.sha256(json.dumps([described, source], sort_keys=True).encode()).hexdigest()[:10]
     words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{settings.method} {values_words(values)} seed{settings.seed}").strip("-.")[
