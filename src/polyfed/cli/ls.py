@@ -77,7 +77,9 @@ def _list_experiments(root: str | None, as_json: bool) -> None:
 
 
 def _hours(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+    if value is None:
+        return "-"
+    return "< 0.1" if value < 0.05 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def _print_methods(rows: list[dict[str, Any]]) -> None:
