@@ -18,7 +18,7 @@ from polyfed.recipes import layered
 from polyfed.runs.folder_names import data_slug, slug
 from polyfed.settings import Settings, setting_names
 
-NOT_IN_NAME = ("seed", "root", "workers", "checkpoint_every")
+NOT_IN_NAME = ("seed", "root", "workers", "checkpoint_every", "metric")
 LEFT_OUT = "not in the reduced form"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -264,5 +265,5 @@ def _value(table: Mapping[str, Any], read: str) -> float | None:
         return float(table["mean"])
     if read == "unseen":
         return statistics.fmean(table["unseen"].values()) if table["unseen"] else None
-    value = table["seen"].get(read, table["unseen"].get(read))
-    return None if value is None else float(value)
+    value = float(table["seen"].get(read, table["unseen"].get(read, math.nan)))
+    return None if math.isnan(value) else value
