@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from typing import Any
 
@@ -41,9 +42,15 @@ def many_clients(count: int = MANY) -> Federation:
     return Federation("many", ("x", "y", "z"), tuple(clients))
 
 
-def experiment(method: str | Method = "fedavg", model: nn.Module | None = None, count: int = MANY, **changes: Any) -> Experiment:
+def experiment(
+    method: str | Method = "fedavg",
+    model: nn.Module | None = None,
+    count: int = MANY,
+    data: Federation | None = None,
+    **changes: Any,
+) -> Experiment:
     values = {"rounds": 1, "batch_size": 4, "clients_per_round": 5, "test_batch_size": 64} | changes
-    return Experiment(Settings(**values), many_clients(count), method, model or tiny_net())
+    return Experiment(Settings(**values), data or many_clients(count), method, model or tiny_net())
 
 
 def one_by_one(run: Experiment, monkeypatch: pytest.MonkeyPatch, split: str = "test") -> list[Row]:
@@ -113,6 +120,20 @@ def test_random_predictions_are_made_one_by_one(monkeypatch: pytest.MonkeyPatch)
     assert run.evaluate() == one_by_one(run, monkeypatch)
 
 
+def test_inputs_of_other_types_are_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes are scaled before a model sees them, floating-point numbers are not."""
+    data = many_clients()
+    floats = [
+        dataclasses.replace(client, tests={name: ArrayExamples(part.x.float() / 99, part.y) for name, part in client.tests.items()})
+        if number % 2
+        else client
+        for number, client in enumerate(data.clients)
+    ]
+    run = experiment(data=dataclasses.replace(data, clients=tuple(floats)))
+    run.train()
+    assert run.evaluate() == one_by_one(run, monkeypatch)
+
+
 def test_traffic_is_that_of_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     together, apart = experiment(), experiment()
     together.evaluate()
@@ -171,4 +192,4 @@ def experiment_with_all(run: Experiment) -> Experiment:
 
 def test_where_models_are_equal_all_test_data_are_scored() -> None:
     run = experiment(count=40, evaluate_clients=12)
-    assert run.scored_clients() is None and len(run.evaluate()) == 40
+    assert run.scored_sample() is None and len(run.evaluate()) == 40

@@ -225,7 +225,7 @@ def summary_of(
         "accuracy": accuracy_table([*as_seen, *shown]),
         "newcomer": {choice: {row.domain: row.numbers["accuracy"] for row in found} for choice, found in unseen.items()},
         "test_sizes": experiment.test_sizes(),
-        "scored_clients": experiment.scored_clients(),
+        "scored_clients": experiment.scored_sample(),
         "scores": [{"view": row.view, "client": row.client, "domain": row.domain, **row.numbers} for row in rows],
     }
 

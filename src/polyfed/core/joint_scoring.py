@@ -1,8 +1,8 @@
 """Many clients with one and the same model are scored in one pass over all their examples.
 
 Scored one by one, a client with a few examples costs as much as one with a hundred: loading the model, a small batch, and a few dozen
-small sums. Here neighbours share a test batch. What makes sure that this changes no score is tried at every batch: the first client's
-predictions must be those it gets when it is alone. Where they are not (statistics of the batch, random predictions), and wherever
+small sums. Here neighbours share a test batch. That this changes no score is tried at every batch: the predictions of its first and its
+last client must be those that they get when they are alone. Where they are not (statistics of the batch, random predictions), and wherever
 anything fails, clients are scored one by one.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyfed.core.client import Client, probabilities, scored_parts
 from polyfed.core.conversation import Payload
-from polyfed.core.data_types import ClientData, Examples
+from polyfed.core.data_types import ClientData
 from polyfed.core.device import CPU, sent_to
 from polyfed.core.metrics import results_of_parts
 from polyfed.core.seeds import default_stream
@@ -74,23 +74,21 @@ def _answers(clients: Sequence[Client], split: str) -> list[Payload] | None:
     bench = clients[0].bench
     by_client = [scored_parts(client.data, split) for client in clients]
     parts = [examples for found in by_client for examples in found.values()]
-    alone = sum(map(len, by_client[0].values()))
-    x, y = one_batch(parts)
+    pairs = [examples.batch(slice(None)) for examples in parts]
+    if len({x.dtype for x, _ in pairs}) > 1:  # joined, bytes would become numbers that nobody scales
+        return None
+    x, y = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
     if len(y) > bench.settings.test_batch_size:
         return None
     bench.model.eval()
-    predicted, by_itself = _predicted(bench, x), _predicted(bench, x[:alone])
-    if not torch.allclose(predicted[:alone], by_itself, rtol=0, atol=TOLERANCE):
-        return None
+    predicted = _predicted(bench, x)
+    first, last = (sum(map(len, by_client[place].values())) for place in (0, -1))
+    for rows in (slice(0, first), slice(len(y) - last, len(y))):
+        if not torch.allclose(predicted[rows], _predicted(bench, x[rows]), rtol=0, atol=TOLERANCE):
+            return None
     results = iter(results_of_parts(predicted, y, [len(examples) for examples in parts], bench.classes))
     return [Payload(extras={"scores": {domain: next(results) for domain in found}}) for found in by_client]
 
 
 def _predicted(bench: Workbench, x: Tensor) -> Tensor:
     return probabilities(bench, bench.preparation.for_testing(sent_to(x, bench.device))).to(CPU)
-
-
-def one_batch(parts: Sequence[Examples]) -> tuple[Tensor, Tensor]:
-    """All examples of these parts, one part after the other."""
-    pairs = [part.batch(slice(None)) for part in parts]
-    return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])

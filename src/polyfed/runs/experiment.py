@@ -89,7 +89,7 @@ class Experiment:
             input_dtype=sample.dtype,
         )
         self.notices = notices(self.settings, self.method, self.bench, len(self.federation.clients))
-        if drawn := self.scored_clients():
+        if drawn := self.scored_sample():
             self.notices.append(
                 f"Every client has a model of its own: {drawn['scored']} of {drawn['clients']} clients are scored, drawn by the seed "
                 "(--evaluate-clients 0 scores all)."
@@ -128,7 +128,7 @@ class Experiment:
                 rows += [row for domain in self.federation.unseen for row in self.unseen_rows(domain, choice, in_detail)]
         return rows
 
-    def scored_clients(self) -> dict[str, int] | None:
+    def scored_sample(self) -> dict[str, int] | None:
         """How many clients are scored, of how many; None where the scores are those of all."""
         if models_are_equal(self.method, self.bench.plan):
             return None
@@ -137,7 +137,7 @@ class Experiment:
 
     def test_sizes(self) -> dict[str, dict[str, int]]:
         """Numbers of test examples that scores are made of, by view and domain."""
-        return self.federation.test_sizes(None if self.scored_clients() is None else set(scored_clients(self.server)))
+        return self.federation.test_sizes(None if self.scored_sample() is None else set(scored_clients(self.server)))
 
     def unseen_rows(self, domain: str, choice: str, in_detail: bool = False) -> list[Row]:
         """Score the newcomer on one unseen domain."""

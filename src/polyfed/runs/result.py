@@ -123,7 +123,7 @@ class Result:
                 view: values for view, values in accuracy_table(self.rows, "majority_rate").items() if view in ("seen", "unseen")
             },
             "test_sizes": self.experiment.test_sizes(),
-            "scored_clients": self.experiment.scored_clients(),
+            "scored_clients": self.experiment.scored_sample(),
             "scores": [{"view": r.view, "client": r.client, "domain": r.domain, **r.numbers} for r in self.rows],
             "bytes_up": costs.total("up"),
             "bytes_down": costs.total("down"),
