@@ -1,11 +1,12 @@
 """Kill real processes at seeded points and let others go on; print one JSON line with the digests, and where each went on from.
 
-Run by tests/runs/test_kill.py, and by hand: python tests/helpers/kill_harness.py METHOD POINTS SEED [SETTING=VALUE ...]
+Run by tests/runs/test_kill.py, and by hand: python tests/helpers/kill_harness.py METHOD POINTS SEED [SETTING=VALUE ...] ['kinds=["disk"]']
 torch is imported once; every trial is a forked process of its own, killed with SIGKILL.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -33,6 +34,8 @@ from polyfed.testing import TinyNet, tiny_federation
 
 ROUNDS = 10
 KINDS = ("file", "clock", "file", "start")
+FAILED = 1
+"""The exit code of a forked run that ended with an error."""
 
 
 def net() -> TinyNet:
@@ -91,6 +94,21 @@ def die_while_writing(call: int) -> None:
             whole = b"".join(data)
             path.with_name(f"{path.name}.part").write_bytes(whole[: len(whole) // 2])
             os.kill(os.getpid(), signal.SIGKILL)
+
+    before_each_file(half)
+
+
+def fill_disk(call: int) -> None:
+    """Let the disk be full from the n-th checkpoint file on, in the middle of it."""
+    count = 0
+
+    def half(path: Path, data: Sequence[Piece]) -> None:
+        nonlocal count
+        count += 1
+        if count >= call:
+            whole = b"".join(data)
+            path.with_name(f"{path.name}.part").write_bytes(whole[: len(whole) // 2])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     before_each_file(half)
 
@@ -156,15 +174,16 @@ class Whole:
         return [call for call in every if not inside or 0 < self.last_round_before(call) < ROUNDS]
 
 
-def trial(folder: Path, method: str, changes: dict[str, Any], chance: random.Random, whole: Whole, point: int) -> dict[str, Any]:
-    """One run killed at one point and resumed. Returns how it was killed, and the round it went on from."""
-    kind = KINDS[point % len(KINDS)]
+def trial(
+    folder: Path, method: str, changes: dict[str, Any], chance: random.Random, whole: Whole, point: int, kind: str
+) -> dict[str, Any]:
+    """One run stopped at one point and resumed. Returns how it was stopped, and the round it went on from."""
     told: dict[str, Any] = {}
-    if kind == "file":
+    if kind in ("file", "disk"):
         call = chance.choice(whole.calls(inside=point == 0))
 
         def work() -> None:
-            die_while_writing(call)
+            (die_while_writing if kind == "file" else fill_disk)(call)
             start(folder, method, changes)
 
         child = forked(work)
@@ -177,7 +196,7 @@ def trial(folder: Path, method: str, changes: dict[str, Any], chance: random.Ran
         time.sleep(wait)
         os.kill(child, signal.SIGKILL)
         told |= {"how": f"{wait:.3f} s after the {'start' if kind == 'start' else 'first manifest'}"}
-    told["killed"] = finish(child) == -signal.SIGKILL
+    told["killed"] = finish(child) == (FAILED if kind == "disk" else -signal.SIGKILL)
     if finish(forked(lambda: go_on(folder, method, changes))) != 0:
         raise SystemExit(f"{method}: the run killed {told['how']} could not go on")
     same = (folder / "metrics.jsonl").read_bytes() == (whole.folder / "metrics.jsonl").read_bytes()
@@ -193,12 +212,16 @@ def digest_of(folder: Path) -> str:
 def main() -> None:
     method, points, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     changes = {key: json.loads(value) for key, value in (pair.split("=", 1) for pair in sys.argv[4:])}
+    kinds = changes.pop("kinds", KINDS)
     parse(method)
     torch.set_num_threads(1)
     chance = random.Random(f"{method} {seed}")  # methods that write as many files die at different ones
     with tempfile.TemporaryDirectory() as home:
         whole = Whole.held(Path(home) / "whole", method, changes)
-        kills = [trial(Path(home) / f"cut{point}", method, changes, chance, whole, point) for point in range(points)]
+        kills = [
+            trial(Path(home) / f"cut{point}", method, changes, chance, whole, point, kinds[point % len(kinds)])
+            for point in range(points)
+        ]
         print(json.dumps({"whole": digest_of(whole.folder), "rounds": ROUNDS, "kills": kills}))
 
 

@@ -6,38 +6,96 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from helpers.paths import HELPERS
+from helpers.tiny_runs import trained
+from polyfed.core.method import methods
 
 HARNESS = HELPERS / "kill_harness.py"
-
-
-@pytest.mark.parametrize(
-    ("method", "points", "settings"),
-    [
-        ("fedavg", 7, []),
-        ("fedbn", 7, []),
-        ('fedprox(mu=0.1) + momentum(keep="global")', 7, ["momentum=0.9"]),
-        ("fixbn(freeze_at=5)", 4, []),
-        ("hfedf(warmup=3)", 4, []),
-        ("pfedhn", 4, []),
-        ("fedwon + agc(clip=0.64)", 4, []),
-        ("fedstein", 4, []),
-        ("gperxan", 4, []),
-    ],
+POINTS = 5
+OWN_SETTINGS = {'fedprox(mu=0.1) + momentum(keep="global")': ["momentum=0.9"]}
+STATEFUL = (
+    "ccst",
+    "copa",
+    "elcfs",
+    "fedadagrad",
+    "fedadam",
+    "fedavgm",
+    "fedbn",
+    "feddg_ga",
+    "fednova",
+    "fedsr",
+    "fedstein",
+    "fedtan",
+    "fedyogi",
+    "gperxan",
+    "hfedf",
+    "local",
+    "partialfed_adaptive",
+    "partialfed_fix",
+    "perxan",
+    "pfedhn",
+    "scaffold",
+    "silobn",
+    "topk",
 )
-def test_killed_runs_go_on_and_end_with_equal_digests(method: str, points: int, settings: list[str]) -> None:
-    command = [sys.executable, str(HARNESS), method, str(points), "1", *settings]
+"""Methods that keep something between rounds, at clients or at the server."""
+VARIANTS = ("fedavg", "fixbn(freeze_at=5)", "hfedf(warmup=3)", "fedwon + agc(clip=0.64)", *OWN_SETTINGS)
+
+
+def killed(method: str, points: int, seed: int, more: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Kill runs of a method at a number of points; where each went on from, and what it came to."""
+    command = [sys.executable, str(HARNESS), method, str(points), str(seed), *OWN_SETTINGS.get(method, []), *more]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False
+        command, capture_output=True, text=True, timeout=900, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    kills = told["kills"]
-    assert len(kills) == points and all(kill["digest"] == told["whole"] and kill["metrics_equal"] for kill in kills), kills
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def check(found: dict[str, Any], points: int) -> None:
+    kills = found["kills"]
+    assert len(kills) == points and all(kill["digest"] == found["whole"] and kill["metrics_equal"] for kill in kills), kills
     # A run may be over before the clock strikes, but it cannot pass by a file.
     at_files = [kill for kill in kills if kill["kind"] == "file"]
     assert all(kill["killed"] and kill["went_on_from"] == kill["last_round"] for kill in at_files), kills
-    assert any(kill["killed"] and 0 < kill["went_on_from"] < told["rounds"] for kill in kills), kills
+    assert any(kill["killed"] and 0 < kill["went_on_from"] < found["rounds"] for kill in kills), kills
+
+
+@pytest.mark.parametrize("method", ["fedbn", 'fedprox(mu=0.1) + momentum(keep="global")', "hfedf(warmup=3)"])
+def test_killed_runs_go_on_and_end_with_equal_digests(method: str) -> None:
+    check(killed(method, 4, seed=1), 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [*STATEFUL, *VARIANTS])
+def test_every_stateful_method_survives_kills(method: str) -> None:
+    """115 points over the stateful methods, and 25 over combinations of methods."""
+    check(killed(method, POINTS, seed=2), POINTS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", "hfedf(warmup=3)", "scaffold"])
+def test_runs_go_on_after_the_disk_was_full(method: str) -> None:
+    """16 full disks, each from a random file of a random checkpoint on, until the run goes on."""
+    found = killed(method, 4, seed=3, more=('kinds=["disk"]',))
+    kills = found["kills"]
+    assert len(kills) == 4 and all(kill["killed"] for kill in kills), kills
+    assert all(kill["digest"] == found["whole"] and kill["metrics_equal"] for kill in kills), kills
+    assert all(kill["went_on_from"] == kill["last_round"] for kill in kills), kills
+
+
+@pytest.mark.slow
+def test_no_stateful_method_is_left_out() -> None:
+    """By training each for two rounds and looking at what it keeps."""
+    found = []
+    for name in sorted(methods.names()):
+        experiment = trained(name)
+        if experiment.backend.client_states or experiment.server.remembered():
+            found.append(name)
+    assert tuple(found) == STATEFUL
+    assert len(found) * POINTS >= 100
