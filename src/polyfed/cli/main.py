@@ -7,10 +7,29 @@ from typing import Annotated
 
 import typer
 
-from polyfed.cli import compare, cp, digest, evaluate, inspect, ls, predict, report, reproduce, run, show, sweep, validate, watch
+from polyfed.cli import (
+    compare,
+    cp,
+    digest,
+    evaluate,
+    inspect,
+    join,
+    ls,
+    predict,
+    report,
+    reproduce,
+    run,
+    serve,
+    show,
+    sweep,
+    validate,
+    watch,
+)
+from polyfed.cli.audit import audit_app
 from polyfed.cli.data import data_app
 from polyfed.cli.deploy import deploy_app
 from polyfed.cli.guard import Guarded
+from polyfed.cli.nodes import nodes_app
 from polyfed.costs.malloc import keep_freed_pages
 
 app = typer.Typer(
@@ -61,6 +80,10 @@ app.command("ls", epilog=ls.EXAMPLE)(ls.ls)
 app.command("show", epilog=show.EXAMPLE)(show.show)
 app.command("cp", epilog=cp.EXAMPLE)(cp.cp)
 app.command("validate", epilog=validate.EXAMPLE)(validate.validate)
+app.command("serve", epilog=serve.EXAMPLE)(serve.serve)
+app.command("join", epilog=join.EXAMPLE)(join.join)
+app.add_typer(nodes_app, name="nodes")
+app.add_typer(audit_app, name="audit")
 app.add_typer(data_app, name="data")
 app.add_typer(deploy_app, name="deploy")
 

@@ -28,13 +28,14 @@ LONGEST_NAME = 32
 NEVER_SENT = re.compile(r"test_.*\.py|.*_test\.py")
 
 
-def write_app(folder: Path, settings: Settings, name: str) -> list[Path]:
+def write_app(folder: Path, settings: Settings, name: str, server_app: str = SERVER_APP) -> list[Path]:
     """Write the app folder; nothing that exists is overwritten.
 
     Args:
         folder: made if it does not exist.
         settings: of the run.
         name: what the recipe is called.
+        server_app: the ServerApp that runs it.
 
     Returns:
         The files written.
@@ -43,7 +44,7 @@ def write_app(folder: Path, settings: Settings, name: str) -> list[Path]:
     refuse_existing(folder, [PROJECT, RECIPE, README, *own], "nothing is overwritten. Name another folder.")
     travelling = dataclasses.replace(settings, load=tuple(own))
     texts = {
-        PROJECT: project_text(travelling, name),
+        PROJECT: project_text(travelling, name, server_app),
         RECIPE: recipe_text(travelling, name),
         README: readme_text(name),
     }
@@ -71,7 +72,7 @@ def own_files(load: Sequence[str]) -> dict[str, Path]:
     return found
 
 
-def project_text(settings: Settings, name: str) -> str:
+def project_text(settings: Settings, name: str, server_app: str = SERVER_APP) -> str:
     """``pyproject.toml`` as Flower wants it. polyfed is no dependency: Flower would try to install it for each run."""
     document = {
         "project": {
@@ -85,7 +86,7 @@ def project_text(settings: Settings, name: str) -> str:
             "flwr": {
                 "app": {
                     "publisher": "polyfed",
-                    "components": {"serverapp": SERVER_APP, "clientapp": CLIENT_APP},
+                    "components": {"serverapp": server_app, "clientapp": CLIENT_APP},
                     "config": {SETTINGS_KEY: settings_text(settings), **DEFAULTS},
                 }
             }

@@ -65,13 +65,13 @@ def make_certificates(folder: Path, nodes: int, hosts: Sequence[str] = (), days:
     names = [CA_CERTIFICATE, CA_KEY, SERVER_CERTIFICATE, SERVER_KEY]
     names += [name for number in range(1, nodes + 1) for name in (node_name(number), node_name(number) + PUBLIC_SUFFIX)]
     refuse_existing(folder, names, "keys are never overwritten. Name another folder, or remove the old files.")
-    authority = _authority(days)
-    server = _server(authority, [*LOOPBACK, *hosts], days)
+    authority = make_authority(days)
+    server = server_certificate(authority, [*LOOPBACK, *hosts], days)
     contents = {
-        CA_CERTIFICATE: _pem(authority.certificate),
-        CA_KEY: _pem_key(authority.key),
-        SERVER_CERTIFICATE: _pem(server.certificate),
-        SERVER_KEY: _pem_key(server.key),
+        CA_CERTIFICATE: pem(authority.certificate),
+        CA_KEY: pem_key(authority.key),
+        SERVER_CERTIFICATE: pem(server.certificate),
+        SERVER_KEY: pem_key(server.key),
     }
     for number in range(1, nodes + 1):
         private, public = node_key_pair()
@@ -93,13 +93,14 @@ def _check(nodes: int, hosts: Sequence[str], days: int) -> None:
     if days < 1:
         raise SettingError(f"--days must be at least 1, found {days}.")
     for host in hosts:
-        if not _is_address(host) and not re.fullmatch(HOST_NAME, host):
+        if not is_address(host) and not re.fullmatch(HOST_NAME, host):
             raise SettingError(
                 f"--host takes a name or an address without scheme and port, such as fl.example.org; found {host!r}."
             )
 
 
-def _is_address(host: str) -> bool:
+def is_address(host: str) -> bool:
+    """Whether a host is an IP address, not a name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -107,40 +108,56 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _authority(days: int) -> Signed:
+def make_authority(days: int, called: str = "polyfed trial CA") -> Signed:
+    """An authority with a new key."""
     key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "polyfed trial CA")])
-    builder = _begun(name, name, key, days).add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
+    name = named(called)
+    builder = begun(name, name, key.public_key(), days).add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(usage(signs_certificates=True), critical=True)
     builder = builder.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
     return Signed(builder.sign(key, hashes.SHA384()), key)
 
 
-def _server(authority: Signed, hosts: Sequence[str], days: int) -> Signed:
+def named(common_name: str) -> x509.Name:
+    """The name of somebody in a certificate."""
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def server_certificate(authority: Signed, hosts: Sequence[str], days: int, called: str = "polyfed trial server") -> Signed:
+    """A server's certificate for these names and addresses, with a new key."""
     key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "polyfed trial server")])
     names = [
-        x509.IPAddress(ipaddress.ip_address(host)) if _is_address(host) else x509.DNSName(host) for host in dict.fromkeys(hosts)
+        x509.IPAddress(ipaddress.ip_address(host)) if is_address(host) else x509.DNSName(host) for host in dict.fromkeys(hosts)
     ]
-    builder = _begun(name, authority.certificate.subject, key, days)
-    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
-    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    builder = for_purpose(authority, named(called), key.public_key(), days, ExtendedKeyUsageOID.SERVER_AUTH)
     builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    return Signed(builder.sign(authority.key, hashes.SHA384()), key)
+
+
+def for_purpose(
+    authority: Signed, name: x509.Name, key: ec.EllipticCurvePublicKey, days: int, purpose: x509.ObjectIdentifier
+) -> x509.CertificateBuilder:
+    """A certificate of this authority, for one purpose only, still to be signed."""
+    builder = begun(name, authority.certificate.subject, key, days)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(usage(signs_certificates=False), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
-    return Signed(builder.add_extension(issuer, critical=False).sign(authority.key, hashes.SHA384()), key)
+    return builder.add_extension(issuer, critical=False)
 
 
-def _begun(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
+def begun(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
+    """What all certificates begin with."""
     now = datetime.datetime.now(datetime.UTC)
-    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
     builder = builder.serial_number(x509.random_serial_number())
     # Clocks of different machines differ: valid since an hour ago.
     builder = builder.not_valid_before(now - datetime.timedelta(hours=1)).not_valid_after(now + datetime.timedelta(days=days))
-    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
 
 
-def _usage(signs_certificates: bool) -> x509.KeyUsage:
+def usage(signs_certificates: bool) -> x509.KeyUsage:
+    """What a key may be used for."""
     return x509.KeyUsage(
         digital_signature=True,
         content_commitment=False,
@@ -154,15 +171,17 @@ def _usage(signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _pem(certificate: x509.Certificate) -> bytes:
-    pem: bytes = certificate.public_bytes(serialization.Encoding.PEM)
-    return pem
+def pem(certificate: x509.Certificate) -> bytes:
+    """A certificate as text."""
+    text: bytes = certificate.public_bytes(serialization.Encoding.PEM)
+    return text
 
 
-def _pem_key(key: ec.EllipticCurvePrivateKey) -> bytes:
+def pem_key(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """A private key as text, without a password."""
     form, unlocked = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    pem: bytes = key.private_bytes(serialization.Encoding.PEM, form, unlocked)
-    return pem
+    text: bytes = key.private_bytes(serialization.Encoding.PEM, form, unlocked)
+    return text
 
 
 def _written(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:

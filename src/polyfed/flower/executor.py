@@ -22,7 +22,7 @@ from pathlib import Path
 import flwr.supernode.runtime.run_clientapp as clientapp
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.constant import TaskType
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 
@@ -33,15 +33,15 @@ log = logging.getLogger("polyfed")
 PAUSE = 0.1
 
 
-def run(address: str) -> None:
-    """Work for the node with this address until it is ended."""
+def run(address: str, secret: bytes | None = None) -> None:
+    """Work for the node with this address until it is ended; ``secret`` is that of its Runtime, where it asks for one."""
     # Nobody waits for the processes that are forked.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     client = RuntimeHttpClient.from_server_address(
         server_address=address,
         insecure=True,
         root_certificates=None,
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec")],
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec"), *with_secret(secret)],
         retry_invoker=make_simple_http_retry_invoker(),
     )
     wanted, wish = os.pipe()
@@ -54,6 +54,13 @@ def run(address: str) -> None:
         if ready:
             for line in os.read(wanted, select.PIPE_BUF).decode().splitlines():
                 forked(lambda place=line: reside(Path(place)))  # type: ignore[misc]
+
+
+def with_secret(secret: bytes | None) -> list[SuperExecAuthHttpInterceptor]:
+    """What signs a look for work."""
+    if secret is None:
+        return []
+    return [SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=("/flwr.proto.Runtime/AcquireTask",))]
 
 
 def forked(work: Callable[[], None]) -> None:
@@ -74,7 +81,7 @@ def forked(work: Callable[[], None]) -> None:
 def answer(address: str, token: str, wish: int) -> None:
     """Run the ClientApp for one message; a resident process it needs is forked by the executor."""
     resident.launch = lambda address: _wish(wish, address)
-    clientapp.run_clientapp(address, token, insecure=True)
+    clientapp.run_clientapp(address, token, insecure=True, runtime_dependency_install=False)
 
 
 def _wish(pipe: int, place: Path) -> None:

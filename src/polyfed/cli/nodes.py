@@ -1,0 +1,78 @@
+"""``polyfed nodes``: who may come in to a server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polyfed.cli.deploy import needs_flower
+from polyfed.cli.options import Json
+from polyfed.cli.output import print_json
+from polyfed.cli.serve import FOLDER, ServerFolderPath
+
+LIST_EXAMPLE = "Example: polyfed nodes list --folder polyfed-server"
+REVOKE_EXAMPLE = "Example: polyfed nodes revoke node-2"
+RENEW_EXAMPLE = "Example: polyfed nodes renew node-2"
+
+nodes_app = typer.Typer(help="Who may come in to a server: list nodes, revoke one, or let one enrol again.", no_args_is_help=True)
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the node.")]
+
+
+@nodes_app.command("list", epilog=LIST_EXAMPLE)
+def list_nodes(folder: ServerFolderPath = FOLDER, as_json: Json = False) -> None:
+    """List nodes: invited, enrolled or revoked, when their certificates end, and when they were last seen."""
+    needs_flower()
+    from polyfed.deploy.registry import Registry, days_left
+    from polyfed.deploy.serve import SEEN
+    from polyfed.deploy.server_folder import ServerFolder
+
+    place = ServerFolder(Path(folder))
+    place.description()
+    seen_file = place.path / SEEN
+    seen = json.loads(seen_file.read_text()) if seen_file.exists() else {}
+    nodes = Registry.read(place.path).nodes.values()
+    rows = [
+        {"node": node.name, "state": node.state, "days left": days_left(node), "last seen": seen.get(node.name)} for node in nodes
+    ]
+    if as_json:
+        print_json({"nodes": rows})
+        return
+    for row in rows:
+        left = f", certificate for {row['days left']} days" if row["state"] == "enrolled" else ""
+        print(f"{row['node']}: {row['state']}{left}, {'last seen ' + str(row['last seen']) if row['last seen'] else 'never seen'}")
+
+
+@nodes_app.command("revoke", epilog=REVOKE_EXAMPLE)
+def revoke(name: Name, folder: ServerFolderPath = FOLDER) -> None:
+    """Let a node in no more. A server that runs notices at once."""
+    needs_flower()
+    from polyfed.deploy.audit import AuditLog
+    from polyfed.deploy.registry import Registry
+    from polyfed.deploy.server_folder import ServerFolder
+
+    place = ServerFolder(Path(folder))
+    place.description()
+    with Registry.changed(place.path) as registry:
+        registry.revoke(name)
+    AuditLog(place.audit).write("revoked", node=name)
+    print(f"{name} is revoked.")
+
+
+@nodes_app.command("renew", epilog=RENEW_EXAMPLE)
+def renew(name: Name, folder: ServerFolderPath = FOLDER) -> None:
+    """Write a new kit for a node that lost its keys or was revoked, or for one more; its old certificate counts no more."""
+    needs_flower()
+    from polyfed.deploy.audit import AuditLog
+    from polyfed.deploy.registry import Registry
+    from polyfed.deploy.serve import invite
+    from polyfed.deploy.server_folder import ServerFolder
+
+    place = ServerFolder(Path(folder))
+    place.description()
+    with Registry.changed(place.path) as registry:
+        file = invite(place, registry, name)
+    AuditLog(place.audit).write("invited", node=name)
+    print(file)

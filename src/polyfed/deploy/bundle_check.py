@@ -1,0 +1,60 @@
+"""Flower's app bundles at a node: settings may come in; code may not, unless the node lists its hash.
+
+Nothing of a bundle is unpacked or imported before it was checked. A node runs polyfed's own ClientApp whatever the bundle names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tomllib
+import zipfile
+from collections.abc import Collection
+from typing import Any
+
+from polyfed.deploy.policy import Refused
+from polyfed.flower.app_folder import CLIENT_APP, PROJECT, README, RECIPE
+
+HARMLESS = frozenset({PROJECT, RECIPE, README, ".info/CONTENT"})
+LARGEST = 16 * 1024 * 1024
+
+
+def check_bundle(content: bytes, code: Collection[str]) -> bool:
+    """Refuse a bundle that brings other code; says whether it brings code that the node lists.
+
+    Args:
+        content: the bundle, a zip file.
+        code: SHA-256 of bundles and files that are allowed.
+    """
+    own = hashlib.sha256(content).hexdigest()
+    files = read_bundle(content)
+    project = read_project(files)
+    others = sorted(set(files) - HARMLESS)
+    unlisted = [name for name in others if hashlib.sha256(files[name]).hexdigest() not in code]
+    if own not in code and unlisted:
+        raise Refused(f"The app bundle {own[:16]} brings code that this node does not list: {', '.join(unlisted)[:500]}.")
+    named = project.get("tool", {}).get("flwr", {}).get("app", {}).get("components", {}).get("clientapp")
+    if named != CLIENT_APP:
+        raise Refused(f"The app bundle {own[:16]} names another ClientApp ({str(named)[:200]}). This node runs {CLIENT_APP} only.")
+    if project.get("project", {}).get("dependencies"):
+        raise Refused(f"The app bundle {own[:16]} wants packages installed. Nothing is installed here.")
+    return bool(others)
+
+
+def read_bundle(content: bytes) -> dict[str, bytes]:
+    """The files in a bundle by their names."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as bundle:
+            if sum(info.file_size for info in bundle.infolist()) > LARGEST:
+                raise Refused(f"The app bundle would unpack to more than {LARGEST} bytes.")
+            return {info.filename: bundle.read(info) for info in bundle.infolist() if not info.is_dir()}
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+        raise Refused("The app bundle is no zip file that can be read.") from error
+
+
+def read_project(files: dict[str, bytes]) -> dict[str, Any]:
+    """The ``pyproject.toml`` of a bundle."""
+    try:
+        return tomllib.loads(files[PROJECT].decode())
+    except (KeyError, ValueError, RecursionError) as error:
+        raise Refused(f"The app bundle has no {PROJECT} that can be read.") from error

@@ -1,0 +1,107 @@
+"""The ClientApp that a joined node runs: polyfed's own, behind the node's policy, with every ask and every answer in its audit log."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from polyfed.deploy.audit import AuditLog
+from polyfed.deploy.content_hash import content_hash
+from polyfed.deploy.node_folder import FOLDER_VARIABLE, NodeFolder
+from polyfed.deploy.policy import Policy, refused
+from polyfed.errors import PolyfedError
+from polyfed.flower.client_app import answer, make_app
+from polyfed.flower.records import size_of
+from polyfed.flower.run_config import SETTINGS_KEY, read_settings
+from polyfed.flower.wire_message import ACTION, DESCRIBE, WireMessage, refusal
+
+log = logging.getLogger("polyfed")
+
+SPACED_PATH = re.compile(r"(['\"`])[^'\"`]*[/\\][^'\"`]*\1")
+PATH = re.compile(r"\S*[/\\]\S*")
+FILE_NAME = re.compile(r"\b[\w-]+(?:\.[\w-]+)*\.[A-Za-z][A-Za-z0-9]{1,11}\b")
+LEFT_OUT = "(left out: see the node's log)"
+NO_FILE_NAMES = ("node.toml",)
+
+
+def node_folder() -> NodeFolder:
+    """The folder of the node that this process works for."""
+    return NodeFolder(Path(os.environ[FOLDER_VARIABLE]))
+
+
+def guarded(wire_message: WireMessage, context: Context) -> WireMessage:
+    """Answer what the node's policy allows."""
+    folder = node_folder()
+    policy = Policy.read(folder.policy)
+    client = policy.client or policy.domain
+    try:
+        settings = read_settings(str(context.run_config.get(SETTINGS_KEY)))
+        problems = policy.problems(settings, context.run_config, wire_message.control)
+    except (PolyfedError, ValueError) as error:
+        problems = [f"the settings of the run cannot be read here ({type(error).__name__}: {error})"]
+    if problems:
+        sentence = without_paths(refused(problems, client))
+        log.warning("%s", sentence)
+        AuditLog(folder.audit).write("refused", run=str(context.run_id), what=str(wire_message.control.get("what")), why=sentence)
+        return refusal(sentence)
+    # Where files lie on the server says nothing here, and must not point anywhere.
+    context.run_config[SETTINGS_KEY] = json.dumps({**json.loads(str(context.run_config[SETTINGS_KEY])), "root": None})
+    return what_may_leave(answer(wire_message, context), policy, wire_message.control.get("what") == DESCRIBE)
+
+
+def what_may_leave(answered: WireMessage, policy: Policy, described: bool) -> WireMessage:
+    """An answer without what the node does not tell."""
+    control: dict[str, Any] = dict(answered.control)
+    if not control.get("ok"):
+        log.warning("%s", control.get("problem"))
+        control["problem"] = without_paths(str(control.get("problem")))
+    elif described and not policy.class_counts:
+        control["description"] = {**control["description"], "class_counts": evenly(control["description"]["class_counts"])}
+    return dataclasses.replace(answered, control=control)
+
+
+def evenly(counts: list[int]) -> list[int]:
+    """The same number of examples, dealt evenly to the classes: the total is needed, the rest is not told.
+
+    >>> evenly([7, 0, 1])
+    [3, 3, 2]
+    """
+    total, classes = sum(counts), len(counts)
+    return [total // classes + (number < total % classes) for number in range(classes)]
+
+
+def without_paths(text: str) -> str:
+    """A sentence without paths and file names.
+
+    >>> without_paths("cannot read '/srv/my images/a b.png' of scan-7.dcm: no space left")
+    "cannot read (left out: see the node's log) of (left out: see the node's log): no space left"
+    """
+    text = PATH.sub(LEFT_OUT, SPACED_PATH.sub(LEFT_OUT.replace("/", ""), text))
+    return FILE_NAME.sub(lambda found: found[0] if found[0] in NO_FILE_NAMES else LEFT_OUT, text)
+
+
+inner = make_app(guarded)
+app = ClientApp()
+
+
+def handle(message: Message, context: Context) -> Message:
+    """Answer one message; what comes in and what leaves is in the audit log, with its bytes and its hash."""
+    audit = AuditLog(node_folder().audit)
+    about = {"run": str(context.run_id), "what": message.metadata.message_type, "round": message.metadata.group_id}
+    about["message"] = message.metadata.message_id
+    audit.write("asked", **about, bytes=size_of(message.content), content=content_hash(message.content))
+    reply = inner(message, context)
+    audit.write("answered", **about, bytes=size_of(reply.content), content=content_hash(reply.content))
+    return reply
+
+
+for category in (app.train, app.evaluate, app.query):
+    category(ACTION)(handle)

@@ -1,0 +1,81 @@
+"""The ServerApp of ``polyfed serve``: polyfed's own, with every ask and every reply in the server's audit log."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message
+from flwr.serverapp import Grid, ServerApp
+
+from polyfed.deploy.audit import AuditLog
+from polyfed.deploy.content_hash import content_hash
+from polyfed.deploy.server_folder import ServerFolder
+from polyfed.flower.records import size_of
+from polyfed.flower.run_config import OUT, settings_from
+from polyfed.flower.server_app import log_result, run_on_grid, show_log
+
+FOLDER_VARIABLE = "POLYFED_SERVER_FOLDER"
+NUMBERS = "numbers.json"
+"""Names of nodes by the numbers that the SuperLink gave them."""
+
+app = ServerApp()
+
+
+class AuditedGrid:
+    """A Grid that writes down what it passes on."""
+
+    def __init__(self, grid: Grid, folder: ServerFolder) -> None:
+        self.grid, self.folder, self.audit = grid, folder, AuditLog(folder.audit)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.grid, name)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages, and write down to whom and what."""
+        sent = list(messages)
+        accepted = list(self.grid.push_messages(sent))
+        for message in sent:
+            if message.metadata.message_id in accepted:
+                self.write("asked", message, message.metadata.dst_node_id, message.metadata.message_id)
+        return accepted
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Fetch replies, and write down whose they are and what is in them."""
+        found = list(self.grid.pull_messages(message_ids))
+        for message in found:
+            self.write("answered", message, message.metadata.src_node_id, message.metadata.reply_to_message_id)
+        return found
+
+    def write(self, event: str, message: Message, node: int, about: str) -> None:
+        """One line of the audit log."""
+        content = message.content if message.has_content() else None
+        self.audit.write(
+            event,
+            node=self.name_of(node),
+            run=str(message.metadata.run_id),
+            what=message.metadata.message_type,
+            round=message.metadata.group_id,
+            message=about,
+            bytes=0 if content is None else size_of(content),
+            content="" if content is None else content_hash(content),
+            **({} if content is not None else {"error": str(message.error.reason)}),
+        )
+
+    def name_of(self, node: int) -> str:
+        """The name of a node by its number."""
+        file = self.folder.path / "superlink" / NUMBERS
+        names = json.loads(file.read_text()) if file.exists() else {}
+        return str(names.get(str(node), node))
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train what the run's configuration says, in the run folder of this server."""
+    folder = ServerFolder(Path(os.environ[FOLDER_VARIABLE]))
+    show_log()
+    config = {**context.run_config, OUT: str(folder.run)}
+    log_result(run_on_grid(AuditedGrid(grid, folder), settings_from(config), config))  # type: ignore[arg-type]
