@@ -13,6 +13,9 @@ SHELL      := /bin/bash
 VENV       := .venv
 PY         := $(VENV)/bin/python
 BENCH_VENV := benchmarks/.venv
+NEWEST_VENV := .venv-newest-flower
+NEWEST     := flwr==1.42.0
+NEWEST_TESTS := tests/deploy/test_stranger.py tests/flower/test_real_processes.py
 BENCH_PY   := $(BENCH_VENV)/bin/python
 PYTHON     ?=
 CANDIDATES := python3.13 python3.12 python3.11 python3
@@ -52,8 +55,19 @@ test-flower: $(VENV)/.installed-flower  ## run the short Flower tests: a real Su
 	$(PY) -m pytest -m "flower and not slow" $(ARGS)
 
 test-flower-all: export OMP_NUM_THREADS = 1
-test-flower-all: $(VENV)/.installed-flower  ## run all Flower tests: every method and every fault
+test-flower-all: $(VENV)/.installed-flower $(NEWEST_VENV)/.installed  ## run all Flower tests: every method, every fault, and the newest Flower
 	$(PY) -m pytest -m flower $(ARGS)
+	$(NEWEST_VENV)/bin/python -m pytest $(NEWEST_TESTS) $(ARGS)
+
+# The newest Flower gets an environment of its own, which borrows the rest from .venv by a path file (see wheel below). Without its
+# dependencies: it may want packages that are newer than those of the registry.
+$(NEWEST_VENV)/.installed: pyproject.toml Makefile $(VENV)/.installed-flower
+	$(PY) -m venv --without-pip --clear $(NEWEST_VENV)
+	@purelib='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	borrowed=$$($(PY) -c "$$purelib"); \
+	echo "$$borrowed" > "$$($(NEWEST_VENV)/bin/python -c "$$purelib")/borrowed.pth"
+	$(PY) -m pip --python $(NEWEST_VENV)/bin/python install --quiet --no-deps '$(NEWEST)' --editable .
+	@touch $@
 
 check: $(VENV)/.installed-dev  ## lint, formatting, types and layers, as in CI
 	$(PY) -m ruff check .
@@ -111,7 +125,7 @@ clean:  ## remove what was built and cached, keep .venv
 	find src tests examples benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +
 
 clean-all: clean  ## remove .venv too
-	rm -rf $(VENV) $(BENCH_VENV)
+	rm -rf $(VENV) $(BENCH_VENV) $(NEWEST_VENV)
 
 # ---------------------------------------------------------------------------------------------------------------- set-up
 # .venv/.made holds the folder it was made for; a moved or copied checkout, or a Python that is gone, starts again from there.

@@ -1,104 +1,65 @@
-"""docs/deploy.md followed word by word: its commands, in its order, in a folder and a home of their own. Only the install is left out."""
+"""docs/deploy.md followed word by word: its six commands, in its order, in a folder of their own. Only the install is left out."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
+from helpers.deployed import LONG
 from helpers.flower_harness import PROGRAMS, Process, end, logged_process
 from helpers.paths import DOCS, EXAMPLES
-
-pytestmark = [pytest.mark.flower, pytest.mark.slow]
+from polyfed.deploy.policy import Policy
 
 PAGE = (DOCS / "deploy.md").read_text()
-STEP = re.compile(r"^### \d+\. (?P<title>.+?)\n(?P<text>.*?)(?=^##)", re.MULTILINE | re.DOTALL)
 COMMANDS = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def steps() -> dict[str, list[str]]:
-    """The commands of each step of the trial on one machine."""
-    trial = PAGE.split("## A trial on one machine")[1].split("\n## ")[0] + "\n##"
-    return {found["title"]: COMMANDS.findall(found["text"]) for found in STEP.finditer(trial)}
+def six_commands() -> list[str]:
+    """The commands of the trial, after the install."""
+    trial = PAGE.split("## From nothing to a model")[1].split("\n## ")[0]
+    return [text.strip() for text in COMMANDS.findall(trial)][1:]
 
 
-class Terminals:
-    """Shells in the folder of the trial, each begun with the lines that the page wants in every terminal."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (self.first_lines,) = (text for text in steps()["Install"] if text.startswith("source venv"))
-        activate = folder / "venv" / "bin" / "activate"
-        activate.parent.mkdir(parents=True)
-        activate.write_text(f'export PATH="{PROGRAMS}:$PATH"\n')
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("FLWR")}
-        self.environment = {**kept, "HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
-
-    def type(self, text: str, limit: float = 120.0) -> str:
-        """Type something that ends by itself; returns what it printed."""
-        done = subprocess.run(
-            ["bash", "-ec", self.first_lines + text],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=limit,
-            check=False,
-        )
-        assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
-
-    @contextmanager
-    def left_running(self, name: str, text: str, until: str) -> Iterator[Process]:
-        """Type something that goes on; leaves the ``with`` block with its end."""
-        shell = ["bash", "-ec", self.first_lines + text]
-        process = logged_process(name, shell, self.folder / f"{name}.log", self.environment, self.folder)
-        try:
-            process.wait_for(until, 90.0)
-            yield process
-        finally:
-            end(process)
+def typed(name: str, command: str, folder: Path) -> Process:
+    path = f"{PROGRAMS}{os.pathsep}{os.environ.get('PATH', '')}"
+    environment = {**os.environ, "HOME": str(folder / "home"), "OMP_NUM_THREADS": "1", "PATH": path}
+    return logged_process(name, ["bash", "-c", f"exec {command}"], folder / f"{name}.log", environment, folder)
 
 
-def test_the_trial_of_three_hospitals_works_as_it_is_written(tmp_path: Path) -> None:
-    pages = steps()
-    assert list(pages) == [
-        "Install",
-        "Three small hospitals",
-        "Certificates and keys",
-        "The app",
-        "The server",
-        "Let the nodes in",
-        "The nodes",
-        "The run",
-    ]
+def test_the_page_counts_its_commands() -> None:
+    assert len(six_commands()) == 6
+    assert all("\n" not in command for command in six_commands())
+
+
+def test_the_page_names_every_key_of_node_toml() -> None:
+    table = PAGE.split("| key of `node.toml` |")[1].split("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == list(Policy.__dataclass_fields__)
+
+
+@pytest.mark.flower
+@pytest.mark.skipif(shutil.which("nginx", path="/usr/sbin:/usr/bin") is None, reason="needs nginx")
+def test_the_six_commands_work_as_they_are_written(tmp_path: Path) -> None:
     shutil.copy(EXAMPLES / "digits_mini_as_folders.py", tmp_path)
-    terminals = Terminals(tmp_path)
-    for title in ("Three small hospitals", "Certificates and keys", "The app"):
-        for text in pages[title]:
-            terminals.type(text)
+    data, server, *nodes, use = six_commands()
+    assert typed("data", data, tmp_path).wait(LONG) == 0
     with ExitStack() as running:
-        (server,) = pages["The server"]
-        running.enter_context(terminals.left_running("server", server, "Uvicorn running"))
-        for text in pages["Let the nodes in"]:
-            terminals.type(text)
-        assert len(pages["The nodes"]) == 3
-        for number, text in enumerate(pages["The nodes"], 1):
-            running.enter_context(terminals.left_running(f"node-{number}", text, "SuperNode ID:"))
-        assert terminals.type("flwr supernode list trial").count("online") == 3
-        (run,) = pages["The run"]
-        told = terminals.type(run, limit=600.0)
-        assert re.search(r"pen\D+\d+\.\d", told), told
-        (folder,) = (tmp_path / "runs").iterdir()
-        terminals.type(f"polyfed report {folder.relative_to(tmp_path)}")
-        assert "fedbn" in (tmp_path / "report.html").read_text()
+        serving = typed("server", server, tmp_path)
+        running.callback(end, serving)
+        serving.wait_for("Waiting for 3 nodes", LONG)
+        for number, node in enumerate(nodes, 1):
+            running.callback(end, typed(f"node-{number}", node, tmp_path))
+        assert serving.wait(LONG) == 0, serving.log
+        assert "round 3 of 3" in serving.log and re.search(r"pen\D+\d+\.\d", serving.log), serving.log
     # The nodes have gone; the run folder is enough to use the model.
-    terminals.type(f"polyfed predict {folder.relative_to(tmp_path)} data/hospital-1/pen")
+    predicting = typed("predict", use, tmp_path)
+    assert predicting.wait(LONG) == 0, predicting.log
+    # Started again, a server whose run has finished says so.
+    again = typed("again", server, tmp_path)
+    assert again.wait(LONG) == 0 and "The run has finished" in again.log, again.log

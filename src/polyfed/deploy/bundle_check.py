@@ -19,8 +19,8 @@ HARMLESS = frozenset({PROJECT, RECIPE, README, ".info/CONTENT"})
 LARGEST = 16 * 1024 * 1024
 
 
-def check_bundle(content: bytes, code: Collection[str]) -> bool:
-    """Refuse a bundle that brings other code; says whether it brings code that the node lists.
+def check_bundle(content: bytes, code: Collection[str]) -> list[str]:
+    """Refuse a bundle that brings other code; returns the files it brings that the node lists.
 
     Args:
         content: the bundle, a zip file.
@@ -38,7 +38,7 @@ def check_bundle(content: bytes, code: Collection[str]) -> bool:
         raise Refused(f"The app bundle {own[:16]} names another ClientApp ({str(named)[:200]}). This node runs {CLIENT_APP} only.")
     if project.get("project", {}).get("dependencies"):
         raise Refused(f"The app bundle {own[:16]} wants packages installed. Nothing is installed here.")
-    return bool(others)
+    return others
 
 
 def read_bundle(content: bytes) -> dict[str, bytes]:

@@ -7,20 +7,22 @@ import json
 import logging
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from polyfed.core.load_methods import load_file
 from polyfed.deploy.audit import AuditLog
 from polyfed.deploy.content_hash import content_hash
 from polyfed.deploy.node_folder import FOLDER_VARIABLE, NodeFolder
-from polyfed.deploy.policy import Policy, refused
+from polyfed.deploy.policy import Policy, Refused, refused
 from polyfed.errors import PolyfedError
 from polyfed.flower.client_app import answer, make_app
 from polyfed.flower.records import size_of
-from polyfed.flower.run_config import SETTINGS_KEY, read_settings
+from polyfed.flower.run_config import SETTINGS_KEY, read_settings, settings_from
 from polyfed.flower.wire_message import ACTION, DESCRIBE, WireMessage, refusal
 
 log = logging.getLogger("polyfed")
@@ -44,7 +46,12 @@ def guarded(wire_message: WireMessage, context: Context) -> WireMessage:
     client = policy.client or policy.domain
     try:
         settings = read_settings(str(context.run_config.get(SETTINGS_KEY)))
-        problems = policy.problems(settings, context.run_config, wire_message.control)
+        problems = unlisted_code(settings.load)
+        if not problems:
+            # Their hashes are listed, so they may run; the properties of the methods in them are known only then.
+            for file in settings_from(context.run_config).load:
+                load_file(file)
+            problems = policy.problems(settings, context.run_config, wire_message.control)
     except (PolyfedError, ValueError) as error:
         problems = [f"the settings of the run cannot be read here ({type(error).__name__}: {error})"]
     if problems:
@@ -55,6 +62,11 @@ def guarded(wire_message: WireMessage, context: Context) -> WireMessage:
     # Where files lie on the server says nothing here, and must not point anywhere.
     context.run_config[SETTINGS_KEY] = json.dumps({**json.loads(str(context.run_config[SETTINGS_KEY])), "root": None})
     return what_may_leave(answer(wire_message, context), policy, wire_message.control.get("what") == DESCRIBE)
+
+
+def unlisted_code(load: Sequence[str]) -> list[str]:
+    """A sentence for each file to load that is not in a bundle whose code the node lists."""
+    return [f"the run loads {name}, and code does not list it" for name in load if name not in listed_code]
 
 
 def what_may_leave(answered: WireMessage, policy: Policy, described: bool) -> WireMessage:
@@ -88,6 +100,8 @@ def without_paths(text: str) -> str:
     return FILE_NAME.sub(lambda found: found[0] if found[0] in NO_FILE_NAMES else LEFT_OUT, text)
 
 
+listed_code: set[str] = set()
+"""Names of files in the bundle of the current message whose hashes the node lists."""
 inner = make_app(guarded)
 app = ClientApp()
 
@@ -98,7 +112,13 @@ def handle(message: Message, context: Context) -> Message:
     about = {"run": str(context.run_id), "what": message.metadata.message_type, "round": message.metadata.group_id}
     about["message"] = message.metadata.message_id
     audit.write("asked", **about, bytes=size_of(message.content), content=content_hash(message.content))
-    reply = inner(message, context)
+    try:
+        reply = inner(message, context)
+    except Exception as error:
+        log.exception("An ask could not be answered.")
+        audit.write("failed", **about, why=f"{type(error).__name__}: {error}")
+        # What is raised here goes to the server as it is.
+        raise Refused(f"{type(error).__name__} at this node; its log has the rest") from None
     audit.write("answered", **about, bytes=size_of(reply.content), content=content_hash(reply.content))
     return reply
 

@@ -33,7 +33,8 @@ log = logging.getLogger("polyfed")
 
 TICK = 0.5
 SHORTEST_PAUSE, LONGEST_PAUSE = 2.0, 30.0
-LOOK_AFTER = 600.0
+LOOK_AFTER = 30.0
+"""Seconds between two looks whether the server still lets this node in."""
 DAY = 86400.0
 CONNECTED = "SuperNode ID:"
 KILLED_BEFORE = "Failed to activate SuperNode"
@@ -106,7 +107,7 @@ class Node:
         words += ["--auth-supernode-private-key", str(self.folder.flower_key), "--host", host, "--port", own_port]
         words += ["--isolation", "process", "--superexec-auth-secret-file", str(self.folder.runtime_secret)]
         words += ["--node-config", str(self.folder.config)]
-        self.supernode = self.child("supernode", ["flower-supernode", *words])
+        self.supernode = self.child("supernode", [sys.executable, "-m", "polyfed.flower.supernode", *words])
         self.executor = self.child("executor", [sys.executable, "-m", "polyfed.deploy.node_executor", self.address])
 
     def child(self, name: str, command: list[str]) -> Child:

@@ -32,12 +32,14 @@ def checked_install(content: bytes, **_: Any) -> None:
     """In the place of Flower's unpacking: refuse, or unpack what the node lists, or do nothing."""
     folder = guarded_app.node_folder()
     try:
-        brings_code = check_bundle(content, Policy.read(folder.policy).code)
+        brought = check_bundle(content, Policy.read(folder.policy).code)
     except Refused as error:
         log.warning("%s", error)
         AuditLog(folder.audit).write("app bundle refused", why=str(error))
         raise
-    if brings_code:
+    guarded_app.listed_code.clear()
+    guarded_app.listed_code.update(brought)
+    if brought:
         sys.path.insert(0, str(install_from_fab(content, skip_prompt=True)))
 
 

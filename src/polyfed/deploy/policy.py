@@ -57,6 +57,7 @@ class Policy:
     class_counts: bool = limit(True, "whether the number of examples of each class may be told; false: only how many there are")
     most_rounds: int = limit(1000, "rounds that a run may have at most")
     least_clients: int = limit(2, "clients that a run must have at least, this one included")
+    least_samples: int = limit(8, "examples that must go into what leaves after training: steps times batch size")
     dp_required: bool = limit(False, "whether only methods that add noise to what leaves are allowed")
     keep_days: int = limit(30, "days after which what a run left here is removed, from when it was last asked for")
 
@@ -65,7 +66,7 @@ class Policy:
             raise SettingError(
                 f"{FILE}: data_derived_uploads cannot be {self.data_derived_uploads!r}. {nearest(self.data_derived_uploads, LEVELS)}"
             )
-        for name in ("most_rounds", "least_clients", "keep_days"):
+        for name in ("most_rounds", "least_clients", "least_samples", "keep_days"):
             if getattr(self, name) < 1:
                 raise SettingError(f"{FILE}: {name} must be at least 1, found {getattr(self, name)}.")
 
@@ -95,6 +96,9 @@ class Policy:
         clients = run_config.get(MIN_NODES, self.least_clients)
         if not isinstance(clients, int) or clients < self.least_clients:
             yield f"the run needs {clients} clients only, least_clients is {self.least_clients}"
+        if settings.local_steps is not None and settings.local_steps * settings.batch_size < self.least_samples:
+            samples = settings.local_steps * settings.batch_size
+            yield f"clients train on {samples} examples in a round, least_samples is {self.least_samples}"
         if not self.class_counts and name_in(settings.loss) != PLAIN_LOSS:
             yield f"the loss {name_in(settings.loss)} may need the numbers of examples by class, and class_counts is false"
 
@@ -111,9 +115,6 @@ class Policy:
         for part in parts:
             if not allowed(part, self.methods):
                 yield f"the method {part} is not among the methods that are allowed"
-        if settings.load:
-            # Its parts are known only once its files were loaded, which the bundle's hash has allowed.
-            return
         method = as_method(settings.method)
         granularity = method.facts.granularity or NOTHING
         if LEVELS.index(granularity) > LEVELS.index(self.data_derived_uploads):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -33,7 +34,7 @@ from polyfed.deploy.server_app import FOLDER_VARIABLE, NUMBERS
 from polyfed.deploy.server_folder import ServerFolder
 from polyfed.errors import PolyfedError, SettingError
 from polyfed.flower.app_folder import write_app
-from polyfed.flower.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY, is_address
+from polyfed.flower.certificates import CA_CERTIFICATE, HOST_NAME, SERVER_CERTIFICATE, SERVER_KEY, is_address
 from polyfed.flower.run_config import MIN_NODES, NEWCOMER, settings_text
 from polyfed.runs.lifecycle import is_finished
 from polyfed.runs.run_folder import RunFolder
@@ -85,6 +86,10 @@ class Wanted:
             raise SettingError(f"--nodes must be at least 1, found {self.nodes}.")
         if not 1 <= self.port <= 65535:
             raise SettingError(f"--port must be from 1 to 65535, found {self.port}.")
+        if not is_address(self.host) and not re.fullmatch(HOST_NAME, self.host):
+            raise SettingError(
+                f"--host takes a name or an address without scheme and port, such as fl.example.org; found {self.host!r}."
+            )
         if not is_address(self.listen):
             raise SettingError(f"--listen takes an IP address of this machine, found {self.listen!r}.")
 

@@ -15,6 +15,7 @@ from polyfed.backends.choose import refuse_unused
 from polyfed.core.data_types import ClientData, Federation
 from polyfed.core.load_methods import load_file
 from polyfed.core.method import as_method
+from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
 from polyfed.errors import SettingError
 from polyfed.flower.backend import FlowerBackend
@@ -94,14 +95,14 @@ def recorded(settings: Settings, federation: Federation, roster: Roster, config:
     if holds_run(out):
         refuse_other_settings(settings, RunFolder(out).settings(), out)
         log.info("Going on with the run in %s.", Path(out).resolve())
-        ended = resume(out, data=federation, notify=log.warning, backend=backend, load=settings.load)
+        ended = resume(out, data=federation, notify=log.warning, backend=backend, load=settings.load, observers=[log_round])
     else:
         experiment = Experiment(settings, federation, backend=backend)
         require_newcomer(experiment, leaves_newcomer)
         experiment.given = [HELD_BY_NODES]
         for notice in experiment.notices:
             log.warning("%s", notice)
-        ended = train_run(experiment, RunFolder(out or fresh_folder(experiment)))
+        ended = train_run(experiment, RunFolder(out or fresh_folder(experiment)), observers=[log_round])
     if needs_file(ended.experiment) and not leaves_newcomer:
         log.info(
             "Layers stayed at the nodes, so there is no model for newcomers. --run-config 'newcomer-model=true' lets the server ask for them."
@@ -154,6 +155,12 @@ def show_log() -> None:
         handler.setFormatter(logging.Formatter("polyfed: %(message)s"))
         log.addHandler(handler)
         log.setLevel(logging.INFO)
+
+
+def log_round(server: Server) -> None:
+    """A line for each round; observers are called before the first one too."""
+    if server.round:
+        log.info("round %d of %d", server.round, server.rounds)
 
 
 def log_result(result: Result) -> None:

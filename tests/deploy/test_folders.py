@@ -1,0 +1,118 @@
+"""Folders of servers and nodes, before any process is started."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
+
+from helpers.command_line import Command
+from polyfed.deploy.audit import lines_of
+from polyfed.deploy.join import kept_policy, remove_old_state, write_config
+from polyfed.deploy.kit import Kit
+from polyfed.deploy.node_folder import NodeFolder
+from polyfed.deploy.policy import Policy
+from polyfed.deploy.registry import Registry
+from polyfed.deploy.serve import Wanted, invite, prepare
+from polyfed.deploy.server_folder import ServerFolder
+from polyfed.errors import SettingError
+from polyfed.settings import Settings
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> NodeFolder:
+    folder = NodeFolder(tmp_path / "node")
+    folder.make()
+    return folder
+
+
+def wanted(folder: Path, **changes: Any) -> Wanted:
+    return Wanted(**{"settings": Settings(), "recipe": "demo", "host": "localhost", "nodes": 2, "folder": folder, **changes})
+
+
+def test_state_that_nobody_asked_for_in_the_stated_time_is_removed(node: NodeFolder) -> None:
+    for name, days in (("old", 31), ("recent", 2)):
+        (node.state / name).mkdir()
+        (node.state / name / "a.safetensors").write_bytes(b"x")
+        then = time.time() - days * 86400
+        for path in (node.state / name / "a.safetensors", node.state / name):
+            os.utime(path, (then, then))
+    remove_old_state(node, 30)
+    assert [path.name for path in node.state.iterdir()] == ["recent"]
+    assert [(line["event"], line["run"]) for line in lines_of(node.audit)] == [("state removed", "old")]
+
+
+def test_the_first_start_writes_the_policy_and_later_ones_must_not_contradict_it(node: NodeFolder) -> None:
+    with pytest.raises(SettingError, match="--data DIR"):
+        kept_policy(node, Policy())
+    kept_policy(node, Policy(data="/srv/a b", domain="pen"))
+    assert kept_policy(node, Policy()).data == "/srv/a b"
+    with pytest.raises(SettingError, match="says domain = 'pen'"):
+        kept_policy(node, Policy(domain="photo"))
+    write_config(node, Policy.read(node.policy))
+    from flwr.common.config import parse_config_args
+
+    config = parse_config_args([str(node.config)])
+    assert config == {"data": "/srv/a b", "domain": "pen", "state": str(node.state)}
+
+
+def test_one_process_at_a_time(node: NodeFolder) -> None:
+    with node.locked(), pytest.raises(SettingError, match="already runs"), node.locked():
+        pass
+
+
+def test_a_servers_folder_is_for_one_run(tmp_path: Path) -> None:
+    folder = ServerFolder(tmp_path / "server")
+    prepare(folder, wanted(folder.path))
+    prepare(folder, wanted(folder.path))
+    with pytest.raises(SettingError, match="another settings"):
+        prepare(folder, wanted(folder.path, settings=Settings(rounds=7)))
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.tex").write_text("x")
+    with pytest.raises(SettingError, match="holds something else"):
+        prepare(ServerFolder(other), wanted(other))
+    assert not [path for path in folder.path.rglob("*") if path.suffix == ".secret" and path.stat().st_mode & 0o077]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [({"nodes": 0}, "--nodes"), ({"port": 0}, "--port"), ({"host": "https://x"}, "--host"), ({"listen": "here"}, "--listen")],
+)
+def test_what_cannot_be_served_is_said_before_anything_is_made(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(SettingError, match=sentence):
+        wanted(tmp_path / "server", **changes)
+
+
+def test_a_kit_holds_no_key_and_is_read_again(tmp_path: Path) -> None:
+    folder = ServerFolder(tmp_path / "server")
+    prepare(folder, wanted(folder.path))
+    (folder.certificates / "ca.crt").write_text("CERTIFICATE")
+    with Registry.changed(folder.path) as registry:
+        file = invite(folder, registry, "node-1")
+    kit = Kit.read(file)
+    assert (kit.name, kit.host, kit.port) == ("node-1", "localhost", 8443)
+    assert "PRIVATE" not in file.read_text() and file.stat().st_mode & 0o077 == 0
+    file.write_text('name = "../../etc"\nhost = "x"\nport = 1\ntoken = "t"\nauthority = "a"\n')
+    with pytest.raises(SettingError, match="is no kit"):
+        Kit.read(file)
+    file.write_text("nonsense")
+    with pytest.raises(SettingError, match="is no kit"):
+        Kit.read(file)
+
+
+def test_commands_say_what_is_missing(polyfed: Command) -> None:
+    for words, sentence in (
+        (["join"], "Name a kit"),
+        (["join", "none.kit", "--data", "x"], "There is no kit"),
+        (["join", "--folder", "nowhere"], "no folder of a node that has joined"),
+        (["nodes", "list"], "no folder of a server"),
+        (["nodes", "revoke", "node-1"], "no folder of a server"),
+    ):
+        done = polyfed(*words)
+        assert done.code == 2 and sentence in done.err, done.err

@@ -1,0 +1,113 @@
+"""The node decides: what node.toml does not allow is refused by name, and what leaves has no paths."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
+pytest.importorskip("cryptography", reason="needs the flower extra: pip install 'polyfed[flower]'")
+
+from polyfed.deploy.guarded_app import evenly, unlisted_code, what_may_leave, without_paths
+from polyfed.deploy.policy import Policy
+from polyfed.errors import SettingError
+from polyfed.flower.wire_message import WireMessage, refusal
+from polyfed.settings import Settings
+
+CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
+    ({"methods": ("fedavg",)}, {"method": "fedbn"}, {}, "the method fedbn is not among"),
+    ({"methods": ("fedbn",)}, {"method": "fedbn + agc(clip=1.0)"}, {}, "the method agc is not among"),
+    ({}, {"method": 'ccst(mode="single")'}, {}, "per sample"),
+    ({"data_derived_uploads": "nothing"}, {"method": "elcfs"}, {}, "data_derived_uploads is nothing"),
+    ({}, {"model": "os:getcwd"}, {}, "the model os:getcwd would be imported"),
+    ({"models": ("small_cnn",)}, {"model": "resnet18"}, {}, "the model resnet18 is not among"),
+    ({}, {"init": "/etc/shadow"}, {}, "initial_weights does not name it"),
+    ({"most_rounds": 5}, {"rounds": 6}, {}, "the run has 6 rounds"),
+    ({"most_rounds": 5}, {"rounds": 5}, {"round": 7}, "round 7"),
+    ({"most_rounds": 5}, {"rounds": 5}, {"facts": {"rounds": 900}}, "of 900"),
+    ({"least_clients": 4}, {}, {}, "least_clients is 4"),
+    ({}, {}, {"purpose": "newcomer"}, "newcomer is false"),
+    ({"class_counts": False}, {"loss": "weighted_focal"}, {}, "class_counts is false"),
+    ({}, {"local_steps": 1, "batch_size": 1}, {}, "least_samples is 8"),
+    ({"dp_required": True}, {}, {}, "dp_required is true"),
+]
+
+
+@pytest.mark.parametrize(("policy", "settings", "ask", "sentence"), CASES)
+def test_what_the_node_does_not_allow_is_refused_by_name(
+    policy: dict[str, Any], settings: dict[str, Any], ask: dict[str, Any], sentence: str
+) -> None:
+    found = Policy(data="x", **policy).problems(Settings(**settings), {"min-nodes": 3}, ask)
+    assert any(sentence in problem for problem in found), found
+
+
+def test_what_it_allows_is_not_refused() -> None:
+    policy = Policy(data="x", newcomer=True, import_paths=("my.models:net",), methods=("fedbn", "agc"))
+    ask = {"purpose": "newcomer", "round": 3, "facts": {"rounds": 20}}
+    assert policy.problems(Settings(method="fedbn + agc(clip=1.0)", model="my.models:net"), {"min-nodes": 2}, ask) == []
+
+
+def test_the_file_is_written_with_what_every_key_means_and_read_again(tmp_path: Path) -> None:
+    policy = Policy(data="/srv/images", domain="pen", methods=("fedbn", "fedavg"), most_rounds=7)
+    policy.write(tmp_path / "node.toml")
+    text = (tmp_path / "node.toml").read_text()
+    assert Policy.read(tmp_path / "node.toml") == policy
+    assert all(item.metadata["doc"] in text for item in dataclasses.fields(Policy))
+    assert (tmp_path / "node.toml").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("newcommer = true", "Did you mean newcomer"),
+        ("newcomer = 1", "takes true or false"),
+        ('most_rounds = "many"', "takes a whole number"),
+        ("most_rounds = 0", "at least 1"),
+        ('methods = "fedbn"', "takes a list of texts"),
+        ('data_derived_uploads = "all"', "cannot be 'all'"),
+        ("= broken", "cannot be read"),
+    ],
+)
+def test_a_file_that_would_not_do_what_it_says_is_refused(tmp_path: Path, line: str, sentence: str) -> None:
+    (tmp_path / "node.toml").write_text(f'data = "x"\n{line}\n')
+    with pytest.raises(SettingError, match=sentence):
+        Policy.read(tmp_path / "node.toml")
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "/srv/images/patient-7.png",
+        "patient-7.dcm",
+        "C:\\data\\scan 4.png",
+        "'/srv/my images/patient 9.png'",
+        "~/x/y",
+        "../state/a.safetensors",
+    ],
+)
+def test_no_path_and_no_file_name_leaves_in_an_error(secret: str) -> None:
+    left = what_may_leave(refusal(f"Client pen cannot read {secret}: no such file"), Policy(data="x"), False).control["problem"]
+    assert not set(secret.strip("'").replace("\\", "/").split("/")) & set(left.replace("/", " ").split())
+    assert "patient" not in left and "scan" not in left and left.startswith("Client pen cannot read")
+
+
+def test_sentences_without_paths_stay_as_they_are() -> None:
+    sentence = "Refused by pen (its node.toml): the run has 6 rounds, most_rounds is 5."
+    assert without_paths(sentence) == sentence
+
+
+def test_code_that_no_listed_bundle_brought_is_refused() -> None:
+    """Also files that lie on this machine anyway, such as those of Python itself."""
+    assert "antigravity.py" in unlisted_code(["antigravity.py"])[0]
+    assert "/etc/x.py" in unlisted_code(["/etc/x.py"])[0]
+    assert unlisted_code([]) == []
+
+
+def test_class_counts_are_told_evenly_where_they_may_not_be_told() -> None:
+    answer = WireMessage({"ok": True, "description": {"client": "pen", "class_counts": [9, 1, 1]}})
+    assert what_may_leave(answer, Policy(data="x"), True).control["description"]["class_counts"] == [9, 1, 1]
+    hidden = what_may_leave(answer, Policy(data="x", class_counts=False), True).control["description"]["class_counts"]
+    assert hidden == evenly([9, 1, 1]) == [4, 4, 3]

@@ -1,0 +1,94 @@
+"""Servers and nodes that are killed, refused by a node's own rules, or sent code; each with real processes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
+
+from helpers import namespaces
+from helpers.deployed import DATA, DOMAINS, LONG, Deployed, on_loopback
+from helpers.flower_harness import end, free_port
+from helpers.flower_runs import digest_in, in_process
+from helpers.processes import gone
+from polyfed.deploy.audit import verify
+from polyfed.settings import Settings
+
+pytestmark = [
+    pytest.mark.flower,
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("nginx", path="/usr/sbin:/usr/bin") is None, reason="needs nginx"),
+]
+MACHINES = ("server", "one", "two", "three")
+NODES = [(f"node-{number}", machine, domain) for number, (machine, domain) in enumerate(zip(MACHINES[1:], DOMAINS, strict=True), 1)]
+
+
+def settings(method: str, rounds: int = 2) -> Settings:
+    return Settings(
+        data=DATA, unseen=("post", "print"), rounds=rounds, batch_size=8, local_steps=2, checkpoint_every="1", method=method
+    )
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Deployed]:
+    with Deployed(tmp_path, on_loopback(MACHINES), free_port()) as deployed:
+        yield deployed
+
+
+def test_a_server_killed_in_mid_run_goes_on_when_it_is_started_again(here: Deployed) -> None:
+    """kill -9: SuperLink and front end with it, the nodes wait, and the digest is that of a run that was never stopped."""
+    words = ["--set", "rounds=6"]
+    server = here.serve("fedbn", 3, *words)
+    for node, machine, domain in NODES:
+        here.join(node, machine, domain, wait=False)
+    server.wait_for("round 2 of 6", LONG)
+    children = [int(text) for text in Path(f"/proc/{server.handle.pid}/task/{server.handle.pid}/children").read_text().split()]
+    assert len(children) >= 3
+    server.handle.kill()
+    server.handle.wait()
+    assert all(gone(child, 30) for child in children)
+    again = here.serve("fedbn", 3, *words)
+    assert again.wait(LONG) == 0, again.log
+    assert "Going on with the run" in again.log
+    assert digest_in(again.log) == in_process(settings("fedbn", 6)).digest
+    verify(here.server_folder / "audit.jsonl")
+
+
+def test_a_node_refuses_by_name_at_both_ends_and_the_server_exits_with_1(here: Deployed) -> None:
+    server = here.serve("fedbn", 2)
+    here.join("node-1", "one", DOMAINS[0])
+    node = here.join("node-2", "two", DOMAINS[1], wait=False)
+    rules = here.folder / "node-2/node.toml"
+    while not rules.exists():
+        assert node.alive
+    rules.write_text(rules.read_text().replace('methods = [ "*", ]', 'methods = ["fedavg"]'))
+    assert '"fedavg"' in rules.read_text()
+    assert server.wait(LONG) == 1, server.log
+    sentence = "Refused by photo (its node.toml): the method fedbn is not among the methods that are allowed"
+    assert sentence in server.log
+    found = here.audited(here.folder / "node-2/audit.jsonl", {"event": "refused"})
+    assert sentence in found["why"]
+
+
+def test_a_node_that_is_killed_comes_back_by_itself_when_it_is_started_again(here: Deployed) -> None:
+    server = here.serve("fedbn", 2)
+    first = here.join("node-1", "one", DOMAINS[0])
+    end(first)
+    again = here.start("node-1-again", "one", ["join", "--folder", "node-1"])
+    again.wait_for("Connected to", LONG)
+    here.join("node-2", "two", DOMAINS[1])
+    assert server.wait(LONG) == 0, server.log
+
+
+@pytest.mark.skipif(not namespaces.usable(), reason="needs ip netns, and root")
+def test_hfedf_in_three_namespaces_trains_to_the_digest_of_the_run_in_process(tmp_path: Path) -> None:
+    with namespaces.machines(MACHINES) as machines, Deployed(tmp_path, machines) as deployed:
+        server = deployed.serve("hfedf", 3)
+        for node, machine, domain in NODES:
+            deployed.join(node, machine, domain, wait=False)
+        assert server.wait(LONG) == 0, server.log
+        assert digest_in(server.log) == in_process(settings("hfedf")).digest
