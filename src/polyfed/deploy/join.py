@@ -198,11 +198,11 @@ def kept_policy(folder: NodeFolder, given: Policy) -> Policy:
 def enrolled(folder: NodeFolder, kit: Kit, show: Callable[[str], None]) -> Membership:
     """Enrol, and wait for a server that is not there yet."""
     pause = SHORTEST_PAUSE
+    before = folder.certificate.read_bytes() if folder.certificate.exists() else b""
     while True:
         try:
-            before = folder.membership()
             member = enrol(folder, kit)
-            if member != before:
+            if folder.certificate.read_bytes() != before:
                 AuditLog(folder.audit).write("enrolled", host=kit.host, port=kit.port, name=kit.name)
             return member
         except Unreachable as error:
