@@ -52,7 +52,7 @@ def evaluate_together(clients: Sequence[Client], payload: Payload) -> list[Paylo
     try:
         with default_stream(bench.settings.seed, "answer", first.round, first.id, device=bench.device):
             first.receive(payload.entries)
-            return _answers(clients, payload.extras.get("split", "test"))
+            return _answers(clients, payload.extras.get("split", "test"), bool(payload.extras.get("detail", False)))
     except Exception:  # each client by itself says what is wrong, and with whom
         return None
 
@@ -70,7 +70,7 @@ def may_share(clients: Sequence[Client], payload: Payload) -> bool:
 
 
 @torch.no_grad()
-def _answers(clients: Sequence[Client], split: str) -> list[Payload] | None:
+def _answers(clients: Sequence[Client], split: str, in_detail: bool) -> list[Payload] | None:
     bench = clients[0].bench
     by_client = [scored_parts(client.data, split) for client in clients]
     parts = [examples for found in by_client for examples in found.values()]
@@ -86,7 +86,7 @@ def _answers(clients: Sequence[Client], split: str) -> list[Payload] | None:
     for rows in (slice(0, first), slice(len(y) - last, len(y))):
         if not torch.allclose(predicted[rows], _predicted(bench, x[rows]), rtol=0, atol=TOLERANCE):
             return None
-    results = iter(results_of_parts(predicted, y, [len(examples) for examples in parts], bench.classes))
+    results = iter(results_of_parts(predicted, y, [len(examples) for examples in parts], bench.classes, in_detail=in_detail))
     return [Payload(extras={"scores": {domain: next(results) for domain in found}}) for found in by_client]
 
 

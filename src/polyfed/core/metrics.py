@@ -192,9 +192,12 @@ class Scores:
 
 
 def results_of_parts(
-    probabilities: Tensor, labels: Tensor, sizes: Sequence[int], classes: int, bins: int = BINS
+    probabilities: Tensor, labels: Tensor, sizes: Sequence[int], classes: int, bins: int = BINS, in_detail: bool = False
 ) -> list[dict[str, Any]]:
-    """What ``Scores.results`` says of each of several parts that lie one after the other, for all of them in a few operations."""
+    """What ``Scores.results`` says of each of several parts that lie one after the other, for all of them in a few operations.
+
+    In detail there is a confusion matrix too, but no AUROC: clients that are scored together have few images each.
+    """
     probabilities, labels = Scores(classes)._checked(probabilities, labels)
     parts = len(sizes)
     part = torch.repeat_interleave(torch.arange(parts), torch.tensor(sizes))
@@ -226,11 +229,17 @@ def results_of_parts(
     }
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)
     by_class = zip(totals.tolist(), hits.tolist(), given.tolist(), strict=True)
-    return [
+    found = [
         {name: value for name, value in zip(columns, row, strict=True) if not math.isnan(value)}
         | dict(zip(COUNTS, lists, strict=True))
         for row, lists in zip(rows, by_class, strict=True)
     ]
+    if in_detail and classes <= MOST_CLASSES:
+        cells = (part * classes + labels) * classes + answers
+        matrices = torch.bincount(cells, minlength=parts * classes**2).view(parts, classes, classes)
+        for numbers, matrix in zip(found, matrices.tolist(), strict=True):
+            numbers["confusion"] = matrix
+    return found
 
 
 def _bins(confidence: Tensor, bins: int) -> Tensor:
