@@ -219,7 +219,7 @@ def results_of_parts(
         "accuracy": accuracy,
         "balanced_accuracy": recalls / (totals > 0).sum(dim=1),
         "macro_f1": harmonic / occurs.sum(dim=1),
-        "majority_rate": totals.max(dim=1).values / count,
+        "majority_rate": totals.max(dim=1).values / count.to(torch.float64),
         "standard_error": (accuracy * (1 - accuracy) / count).sqrt(),
         "calibration_error": (bin_right - bin_confidence).abs().sum(dim=1) / count,
         "confidence_when_right": sure[0] / right,
