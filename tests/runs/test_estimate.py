@@ -140,9 +140,9 @@ def test_models_are_scored_as_often_as_a_run_does(
     splits: list[str] = []
     evaluate = Experiment.evaluate
 
-    def counting(self: Any, split: str = "test", newcomer: str | None = None) -> Any:
+    def counting(self: Any, split: str = "test", newcomer: str | None = None, in_detail: bool = False) -> Any:
         splits.append(split)
-        return evaluate(self, split, newcomer)
+        return evaluate(self, split, newcomer, in_detail)
 
     monkeypatch.setattr("polyfed.runs.experiment.Experiment.evaluate", counting)
     pf.run(tiny_federation(), "fedavg", TinyNet(), **options)

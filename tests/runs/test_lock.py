@@ -68,7 +68,7 @@ def test_the_lock_is_held_while_it_trains_and_gone_afterwards(tmp_path: Path) ->
 
     train_run(experiment_of(), RunFolder(run), observers=[look])
     assert refused == [0, 1, 2, 3]
-    assert sorted(path.name for path in run.iterdir()) == ["checkpoint", "metrics.jsonl", "run.toml"]
+    assert sorted(path.name for path in run.iterdir()) == ["answers.safetensors", "checkpoint", "metrics.jsonl", "run.toml"]
 
 
 def test_a_finished_run_can_be_read_by_many(tmp_path: Path) -> None:

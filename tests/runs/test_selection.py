@@ -28,12 +28,12 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> dict[int, set[str]]:
     original = Experiment.evaluate
     quiet: dict[int, set[str]] = {}
 
-    def given(self: Experiment, split: str = "test", newcomer: str | None = None) -> list[Row]:
+    def given(self: Experiment, split: str = "test", newcomer: str | None = None, in_detail: bool = False) -> list[Row]:
         number = self.server.round
         if split == "validation":
             heard = [client for client in self.server.ids if client not in quiet.get(number, ())]
             return [Row("validation", client, client, {"accuracy": VALUES[number]}) for client in heard]
-        return original(self, split, newcomer)
+        return original(self, split, newcomer, in_detail)
 
     monkeypatch.setattr(Experiment, "evaluate", given)
     return quiet

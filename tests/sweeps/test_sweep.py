@@ -83,8 +83,8 @@ def test_the_guard_refuses_every_way_of_reading() -> None:
 
 
 def test_touching_a_test_before_the_choice_stops_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def cheating(self: Experiment, split: str = "test", newcomer: str | None = None) -> Any:
-        return honest(self, "test", newcomer)
+    def cheating(self: Experiment, split: str = "test", newcomer: str | None = None, in_detail: bool = False) -> Any:
+        return honest(self, "test", newcomer, in_detail)
 
     honest = Experiment.evaluate
     monkeypatch.setattr(Experiment, "evaluate", cheating)
