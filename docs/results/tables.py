@@ -140,7 +140,8 @@ def fits(run: Mapping[str, Any], recipe: Mapping[str, Any]) -> bool:
 def finished_runs(folder: Path) -> list[tuple[dict[str, Any], Run]]:
     """All finished runs below a folder, with what they are."""
     runs = [read_run(file.parent) for file in sorted(folder.rglob("run.toml"))]
-    return [({**settings_of(run.settings), "method": run.all_options}, run) for run in runs if run.finished]
+    # Options that came later have their defaults, with which the run was trained.
+    return [({**settings_of(run.settings), "method": parse(run.all_options).full_text}, run) for run in runs if run.finished]
 
 
 def rows_of(recipes: Sequence[str], runs: Sequence[tuple[dict[str, Any], Run]]) -> list[Row]:

@@ -21,7 +21,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "optimizer": ("sgd", "adam", "adamw"),
     "last_batch": ("merge", "drop", "keep", "error"),
     "on_nan": ("stop", "drop"),
-    "selection": ("last", "best_validation"),
+    "selection": ("last", "best_validation", "best_local_validation"),
     "newcomer": ("averaged", "re-estimated", "nearest", "ensemble"),
     "unseen_part": ("test", "all"),
     "metric": (AUTO, "accuracy", "balanced_accuracy", "macro_f1", "auroc"),
@@ -79,7 +79,11 @@ class Settings:
     retries: int = setting(3, "how often a round is repeated before the run stops")
     on_nan: str = setting("stop", "a client whose loss is not finite: stop the run, or drop its reply")
     last_batch: str = setting("merge", "a last batch of one sample under batch norm: merge, drop, keep or error")
-    selection: str = setting("last", "which round's model counts: last, or best_validation (mean over source clients)")
+    selection: str = setting(
+        "last",
+        "which round's model counts: last, best_validation (mean over source clients), or best_local_validation (their "
+        "models after local training, before averaging, weighted by training size)",
+    )
     evaluate_every: int = setting(
         0, "evaluate every n rounds; 0: only at the end, and on validation data for best_validation every round"
     )

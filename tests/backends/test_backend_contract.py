@@ -28,7 +28,7 @@ MEMBERS = {
     "__call__",
     *("remote", "leaves_newcomer", "data", "infos", "replace_data"),
     *("client_states", "changed", "state_of", "can_read", "retain", "keep_in", "client_digests"),
-    *("losses_of_round", "close"),
+    *("losses_of_round", "validations_of_round", "close"),
 }
 
 

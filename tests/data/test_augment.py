@@ -6,6 +6,8 @@ import pickle
 
 import pytest
 import torch
+from torchvision.transforms import RandomResizedCrop
+from torchvision.transforms.v2 import functional as torchvision
 
 from polyfed.data import augment
 from polyfed.errors import OptionError
@@ -124,6 +126,96 @@ def test_jitter_leaves_about_half_alone():
     x = batch(200, 8, 8)
     same = (seeded(augment.jitter, x) == x).flatten(1).all(1)
     assert 70 < same.sum() < 130
+
+
+def pixels(count=6, seed=0):
+    return batch(count, 12, 10, seed).float() / 255
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (augment.brightened, lambda image, amount: torchvision.adjust_brightness(image, 1 + amount)),
+        (augment.contrasted, lambda image, amount: torchvision.adjust_contrast(image, 1 + amount)),
+        (augment.saturated, lambda image, amount: torchvision.adjust_saturation(image, 1 + amount)),
+        (augment.hue_turned, torchvision.adjust_hue),
+    ],
+)
+def test_changes_of_colour_are_torchvisions(ours, theirs):
+    x = torch.cat([pixels(), torch.full((1, 3, 12, 10), 0.4), torch.zeros(1, 3, 12, 10), torch.ones(1, 3, 12, 10)])
+    amounts = torch.linspace(-0.3, 0.3, len(x))
+    expected = torch.stack([theirs(image, float(amount)) for image, amount in zip(x, amounts, strict=True)])
+    # torchvision's grey has 0.2989 of red, Pillow's and ours 0.299.
+    assert (ours(x, amounts.view(-1, 1, 1, 1)) - expected).abs().max() < 5e-5
+
+
+def test_grey_is_torchvisions():
+    x = pixels()
+    assert (augment.greyed(x) - torchvision.rgb_to_grayscale(x, num_output_channels=3)).abs().max() < 2e-4, "0.2989 against 0.299"
+
+
+def test_zoom_is_torchvisions_crop_and_resize(monkeypatch):
+    x = pixels(40)
+    parts = []
+    whole = augment.enlarged
+
+    def noted(images, rows, columns):
+        parts.append((rows, columns))
+        return whole(images, rows, columns)
+
+    monkeypatch.setattr(augment, "enlarged", noted)
+    result = seeded(augment.zoom, x)
+    ((rows, columns),) = parts
+    for image, made, down, across in zip(x, result, rows, columns, strict=True):
+        (top, high), (left, wide) = (part_of(places, side) for places, side in ((down, 12), (across, 10)))
+        expected = torchvision.resized_crop(image, top, left, high, wide, [12, 10], antialias=True)
+        assert (made - expected).abs().max() < 1e-5, (top, left, high, wide)
+
+
+def part_of(places: torch.Tensor, side: int) -> tuple[int, int]:
+    """Start and length of the part whose pixels lie at these places: neighbours in the middle are length / side apart."""
+    length = round(side * float(places[side // 2] - places[side // 2 - 1]))
+    start = float(places[side // 2]) - ((side // 2 + 0.5) * length / side - 0.5)
+    assert start == pytest.approx(round(start), abs=1e-4)
+    return round(start), length
+
+
+def test_zoom_draws_areas_and_ratios_as_torchvision_does(monkeypatch):
+    drawn = []
+    places = augment._places
+    monkeypatch.setattr(
+        augment, "_places", lambda side, length, start: (drawn.append((length, start)), places(side, length, start))[1]
+    )
+    seeded(augment.zoom, torch.zeros(4000, 3, 32, 32))
+    (high, top), (wide, left) = drawn
+    theirs = RandomResizedCrop(32, scale=(0.7, 1.0))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        boxes = torch.tensor([theirs.get_params(torch.zeros(3, 32, 32), theirs.scale, theirs.ratio) for _ in range(4000)]).float()
+    for ours, column in ((top, 0), (left, 1), (high, 2), (wide, 3)):
+        assert ours.mean() == pytest.approx(float(boxes[:, column].mean()), abs=0.25)
+        assert ours.std() == pytest.approx(float(boxes[:, column].std()), abs=0.25)
+        assert ours.min() >= boxes[:, column].min() - 1
+        assert ours.max() <= boxes[:, column].max() + 1
+    assert ((high * wide) / 1024).min() > 0.65
+    assert (top + high).max() <= 32
+    assert (left + wide).max() <= 32
+
+
+def test_jitter_of_colours_changes_all_four_in_an_order_of_its_own(monkeypatch):
+    seen = []
+    changes = [lambda x, amount, name=name: (seen.append((name, len(x), amount.abs().max() <= 0.3)), x)[1] for name in "bcsh"]
+    monkeypatch.setattr(augment, "COLOUR_CHANGES", tuple(changes))
+    seeded(augment.colour_jitter, pixels(200))
+    assert all(within for _, _, within in seen)
+    assert [sum(count for name, count, _ in seen if name == one) for one in "bcsh"] == [200] * 4
+    assert {name for name, count, _ in seen[:4] if 25 < count < 75} == set("bcsh"), "each is first for about a quarter"
+
+
+def test_domainbed_greys_one_in_ten():
+    result = seeded("domainbed", batch(1000, 8, 8)).float()
+    grey = (result.amax(1) - result.amin(1)).flatten(1).amax(1) == 0
+    assert 70 < grey.sum() < 130
 
 
 def test_preparations_by_name():

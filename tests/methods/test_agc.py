@@ -45,6 +45,29 @@ def test_agc_takes_a_vector_as_one_unit_and_leaves_small_gradients_alone() -> No
     assert torch.equal(zero, torch.zeros(2))
 
 
+def test_agc_along_inputs_clips_columns_of_matrices_only() -> None:
+    stream = torch.Generator().manual_seed(0)
+    weight, gradient = torch.randn(5, 7, generator=stream) * 0.1, torch.randn(5, 7, generator=stream)
+    columns = gradient.clone()
+    clip_units(weight, columns, clip=0.5, eps=1e-3, linear="inputs")
+    torch.testing.assert_close(columns.norm(dim=0), 0.5 * weight.norm(dim=0))
+    torch.testing.assert_close(columns / columns.norm(dim=0), gradient / gradient.norm(dim=0))
+    transposed = gradient.T.clone()
+    clip_units(weight.T, transposed, clip=0.5, eps=1e-3)
+    torch.testing.assert_close(columns, transposed.T)
+    for shape in ((6, 4, 3, 3), (7,)):
+        weight, gradient = torch.randn(shape, generator=stream) * 0.1, torch.randn(shape, generator=stream)
+        other = gradient.clone()
+        clip_units(weight, gradient, clip=0.5, eps=1e-3)
+        clip_units(weight, other, clip=0.5, eps=1e-3, linear="inputs")
+        assert torch.equal(gradient, other)
+
+
+def test_agc_along_inputs_reaches_training() -> None:
+    rows, columns = (trained(f'agc(clip=0.01, linear="{units}")', rounds=1).server.state for units in ("outputs", "inputs"))
+    assert not torch.equal(rows["head.weight"], columns["head.weight"])
+
+
 def test_agc_can_spare_the_head() -> None:
     spared = trained('agc(clip=0.001, exclude="head")', rounds=1).server.state
     all_clipped = trained("agc(clip=0.001)", rounds=1).server.state

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from helpers.formulas import listing_by_hand
 from helpers.networks import operated, parameters
-from helpers.tiny_runs import trained
+from helpers.tiny_runs import built, trained
 from polyfed.core.entries import entries_of
 from polyfed.core.method import parse
+from polyfed.data.registry import data_sets
 from polyfed.errors import JoinError, ModelError, OptionError, SharingError
 from polyfed.layers.norms import InstanceNorm
 from polyfed.layers.ws_conv import WSConv1d, WSConv2d, WSConv3d
@@ -282,3 +283,31 @@ def test_what_it_joins_with() -> None:
             parse(f"fedwon + {other}")
     with pytest.raises(SharingError, match="no batch norm"):
         trained("fedbn + fedwon")
+
+
+def test_the_slow_start_is_said_once_where_it_holds() -> None:
+    said = [note for note in built("fedwon").notices if "starts slowly" in note]
+    assert len(said) == 1
+    assert "gamma=1.7139" in said[0]
+    assert "\n" not in said[0]
+    for other in ("fedwon(gamma=1.7139)", 'fedwon(init="keep")', "fedavg"):
+        assert not any("starts slowly" in note for note in built(other).notices)
+
+
+def test_at_the_start_the_last_hidden_layer_has_a_tenth_of_batch_norms_scale() -> None:
+    data = data_sets.build("digits_mini(per_domain=20)")
+    x = torch.cat([data.preparation.for_testing(domain.train.batch(slice(None))[0]) for domain in data.domains])
+
+    def scale(method: str) -> float:
+        torch.manual_seed(0)
+        model = models.build("small_cnn", classes=10, input_shape=(3, 28, 28))
+        for change in parse(method).surgery:
+            model = change(model)
+        seen: list[float] = []
+        head = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
+        head.register_forward_pre_hook(lambda _, given: seen.append(float(given[0].detach().square().mean().sqrt())))
+        model.train()(x)
+        return seen[0]
+
+    assert 0.05 < scale("fedwon") / scale("fedavg") < 0.2
+    assert scale("fedwon(gamma=1.7139)") / scale("fedavg") > 0.4

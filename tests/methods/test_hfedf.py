@@ -497,6 +497,33 @@ def test_matched_tensors_start_with_the_spread_of_the_models_own() -> None:
     assert np.mean(spreads) == pytest.approx(float(made.bench.initial["stem.0.weight"].std(correction=0)), rel=1e-4)
 
 
+def test_heads_and_trunk_may_learn_at_rates_of_their_own() -> None:
+    start = dict(maker_of(experiment("hfedf")).network.named_parameters())
+    moved = {}
+    for rate in (0.0, 0.1, 1.0):
+        learnt = dict(maker_of(trained(f"hfedf(trunk_rate={rate}, server_weight_decay=0.0)", rounds=1)).network.named_parameters())
+        moved[rate] = {name: float((learnt[name] - value).detach().abs().max()) for name, value in start.items()}
+
+    def longest(rate: float, *parts: str) -> float:
+        return max(length for name, length in moved[rate].items() if name.split(".")[0] in parts)
+
+    for rate in moved:
+        # A first step of Adam has the length of the rate, whatever the gradient.
+        assert longest(rate, "heads") == pytest.approx(1e-3, rel=0.01)
+        for part in ("trunk", "embedding"):
+            assert longest(rate, part) == pytest.approx(rate * 1e-3, rel=0.01)
+
+
+def test_adams_epsilon_shortens_steps_along_small_gradients() -> None:
+    start = dict(maker_of(experiment("hfedf")).network.named_parameters())
+    usual, damped = (
+        dict(maker_of(trained(f"hfedf(server_eps={eps})", rounds=1)).network.named_parameters()) for eps in ("1e-8", "1e-2")
+    )
+    name = "heads.0.bias"
+    lengths = [float((learnt[name] - start[name]).detach().norm()) for learnt in (usual, damped)]
+    assert lengths[1] < 0.8 * lengths[0]
+
+
 def test_the_seed_decides_the_hypernetwork_and_nothing_else_does() -> None:
     first = maker_of(experiment("hfedf")).network.state_dict()
     torch.rand(5)
@@ -604,6 +631,9 @@ def test_autoencoder_embeddings_keep_the_contract_on_a_model_without_norms() -> 
         ('hfedf(head_init="zero")', "head_init"),
         ("hfedf(memory_share=0.0)", "memory_share"),
         ("hfedf(server_lr=-1.0)", "server_lr"),
+        ("hfedf(server_eps=0.0)", "server_eps must be positive"),
+        ("pfedhn(server_eps=1e-4)", "server_eps is adam's"),
+        ("hfedf(trunk_rate=-1.0)", "trunk_rate"),
         ('pfedhn(server_update="together")', "server_update"),
     ],
 )

@@ -41,7 +41,7 @@ def test_what_run_toml_says_is_enough_to_run_again(tmp_path: Path) -> None:
     experiment = experiment_of("fedbn + agc(clip=0.5)", rounds=2)
     train_run(experiment, RunFolder(tmp_path / "run"))
     document = RunFolder(tmp_path / "run").document()
-    assert document["method"]["all_options"] == 'fedbn + agc(clip=0.5, eps=0.001, exclude="nothing")'
+    assert document["method"]["all_options"] == 'fedbn + agc(clip=0.5, eps=0.001, exclude="nothing", linear="outputs")'
     assert document["made_with"]["torch"] and document["plan"]
     assert RunFolder(tmp_path / "run").settings() == experiment.settings
     without_seals(tmp_path / "run")
@@ -57,7 +57,7 @@ def test_a_default_that_has_changed_since_does_not_change_a_run(tmp_path: Path) 
     then = written.read_text().replace("eps=0.001", "eps=0.25")
     assert then != written.read_text()
     written.write_text(then)
-    assert 'agc(clip=0.5, eps=0.25, exclude="nothing")' in RunFolder(tmp_path / "cut").settings_to_go_on().method
+    assert 'agc(clip=0.5, eps=0.25, exclude="nothing", linear="outputs")' in RunFolder(tmp_path / "cut").settings_to_go_on().method
     assert str(go_on(tmp_path / "cut").experiment.method) == "fedavg + agc(clip=0.5, eps=0.25)"
 
 

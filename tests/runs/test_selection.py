@@ -11,6 +11,7 @@ import pytest
 
 from helpers.recorded_runs import Killed, experiment_of, go_on
 from helpers.tiny_runs import tiny_net
+from polyfed.core.client import score
 from polyfed.core.evaluation import Row
 from polyfed.errors import DataError, RunFolderError, TooFewReplies
 from polyfed.runs.experiment import Experiment
@@ -149,3 +150,64 @@ def test_selection_without_validation_data_is_refused_before_training() -> None:
     with pytest.raises(DataError, match=r"1 of 3 clients of tiny have none \(big\)\. Use --selection last"):
         Experiment(Settings(selection="best_validation"), bare, model=tiny_net())
     Experiment(Settings(), bare, model=tiny_net())
+
+
+@pytest.mark.parametrize("method", ["fedavg", "gperxan"])
+def test_a_round_may_be_chosen_by_what_clients_have_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    sizes = {"a": 12, "b": 6, "c": 9}
+    values = {"a": [0.5, 0.5, 0.9, 0.9], "b": [0.8, 0.9, 0.0, 0.1], "c": [0.1, 0.2, 0.6, 0.5]}
+    asked = []
+
+    def given(client: Any) -> float:
+        asked.append((client.round, client.id, client.bench.model.training))
+        return values[client.id][client.round - 1]
+
+    monkeypatch.setattr("polyfed.backends.in_process.local_validation", given)
+    chosen = train_run(local_selection(method, sizes), RunFolder(tmp_path / "run"))
+    assert sorted(asked) == [(number, client, True) for number in (1, 2, 3, 4) for client in "abc"], "right after training"
+    lines = [line for line in RunFolder(tmp_path / "run").metrics() if line["view"] == "local_validation"]
+    assert {(line["round"], line["client"], line["accuracy"]) for line in lines} == {
+        (number, client, values[client][number - 1]) for number in (1, 2, 3, 4) for client in "abc"
+    }
+    assert chosen_round(tmp_path / "run") == {3}, "by size: 0.475, 0.522, 0.600, 0.567; unweighted, round 2 would win"
+    assert chosen.digest == train_run(local_selection(method, sizes, rounds=3, selection="last"), None).digest
+
+
+def local_selection(method: str, sizes: dict[str, int], **changes: Any) -> Experiment:
+    values = {"rounds": 4, "batch_size": 4, "lr": 0.05, "selection": "best_local_validation"} | changes
+    return Experiment(Settings(**values), tiny_federation(sizes), method, tiny_net())
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbn"])
+def test_what_clients_have_trained_is_scored_before_it_is_averaged(method: str) -> None:
+    experiment = local_selection(method, {"a": 12, "b": 6}, rounds=1)
+    trained: dict[str, dict[str, Any]] = {}
+
+    def noting(ask_clients: Any) -> Any:
+        def ask(question: Any) -> Any:
+            for reply in ask_clients(question):
+                trained[reply.client] = {name: value.detach().clone() for name, value in experiment.bench.live.items()}
+                yield reply
+
+        return ask
+
+    experiment.train(through=noting)
+    scores = experiment.backend.validations_of_round
+    assert set(scores) == set(trained) == {"a", "b"}
+    for client, state in trained.items():
+        experiment.bench.load(state)
+        data = experiment.backend.data[client].validation
+        assert data is not None
+        assert score(experiment.bench, data).accuracy == scores[client]
+
+
+def test_other_runs_score_nothing_after_training() -> None:
+    experiment = local_selection("fedavg", {"a": 12, "b": 6}, rounds=1, selection="best_validation")
+    experiment.train()
+    assert experiment.backend.validations_of_round == {}
+
+
+def test_choosing_by_what_clients_have_trained_needs_validation_data() -> None:
+    bare = replace(tiny_federation(), clients=tuple(replace(client, validation=None) for client in tiny_federation().clients))
+    with pytest.raises(DataError, match="--selection best_local_validation chooses a round on validation data"):
+        Experiment(Settings(selection="best_local_validation"), bare, model=tiny_net())

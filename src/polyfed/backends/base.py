@@ -36,6 +36,7 @@ class Backend(Transaction, Protocol):
         data: the data of each client by its id, or placeholders with their sizes.
         changed: clients whose state changed since the last checkpoint; the recorder empties it.
         losses_of_round: the training loss of each client in the last committed round.
+        validations_of_round: the validation accuracy of what each client trained in that round, where the run chooses by it.
     """
 
     remote: bool
@@ -43,6 +44,7 @@ class Backend(Transaction, Protocol):
     data: Mapping[str, ClientData]
     changed: set[str]
     losses_of_round: Mapping[str, float]
+    validations_of_round: Mapping[str, float]
 
     @property
     def infos(self) -> Sequence[ClientInfo]:
@@ -82,13 +84,17 @@ class Backend(Transaction, Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a question to one client: its answer, its state after it, its loss; without an answer, why it is left out."""
+    """What came of a question to one client: its answer, its state after it, its loss; without an answer, why it is left out.
+
+    ``validation`` is the accuracy of the model it trained, where the run chooses its round by that.
+    """
 
     client: str
     payload: Payload | None
     state: ClientState
     loss: float | None = None
     problem: str = ""
+    validation: float | None = None
 
 
 class StagingBackend(abc.ABC):
@@ -105,6 +111,8 @@ class StagingBackend(abc.ABC):
         self.changed: set[str] = set()
         self.losses: dict[str, float] = {}
         self.losses_of_round: Mapping[str, float] = {}
+        self.validations: dict[str, float] = {}
+        self.validations_of_round: Mapping[str, float] = {}
 
     def replace_data(self, clients: Collection[ClientData]) -> None:
         """Put other data in the place of the clients' own."""
@@ -143,6 +151,8 @@ class StagingBackend(abc.ABC):
             self.staged[name] = state
         if outcome.loss is not None:
             self.losses[name] = outcome.loss
+        if outcome.validation is not None:
+            self.validations[name] = outcome.validation
         return Reply(name, outcome.payload, self.infos[self.place[name]].samples)
 
     def drops_out(self, ask: Ask, client: str) -> bool:
@@ -160,10 +170,11 @@ class StagingBackend(abc.ABC):
         self.changed |= self._client_states.take(self.staged, without)
         self.staged = self._client_states.sibling()
         self.losses_of_round, self.losses = self.losses, {}
+        self.validations_of_round, self.validations = self.validations, {}
 
     def rollback(self) -> None:
         """Forget what the clients kept in this round."""
-        self.staged, self.losses = self._client_states.sibling(), {}
+        self.staged, self.losses, self.validations = self._client_states.sibling(), {}, {}
 
     def current_state(self, client: str) -> ClientState:
         """What a client keeps now: from this round where it was asked before, else from the rounds before."""

@@ -24,7 +24,7 @@ from polyfed.backends.base import Outcome
 from polyfed.backends.compiled import compiled_steps
 from polyfed.backends.in_process import InProcess
 from polyfed.backends.stacked import Key, Stack, Trainee
-from polyfed.core.client import Client, answer, batch_indices
+from polyfed.core.client import Client, answer, batch_indices, local_validation
 from polyfed.core.conversation import Ask, Payload
 from polyfed.core.data_types import ClientData, Preparation
 from polyfed.core.device import sent_to
@@ -121,7 +121,7 @@ class Fused(InProcess):
             if self.bench.settings.on_nan == "stop":
                 raise
             return Outcome(name, None, self.current_state(name), problem=str(error))
-        return Outcome(name, payload, trainee.client.state, trainee.client.loss)
+        return Outcome(name, payload, trainee.client.state, trainee.client.loss, validation=local_validation(trainee.client))
 
     def why_not(self, ask: Ask, group: Sequence[str], key: Key) -> str:
         """Why clients in this state cannot be fused; found out by a trial, once for each state. Before anything is trained it is an error."""

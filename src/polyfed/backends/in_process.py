@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from polyfed.backends.base import Outcome, StagingBackend
-from polyfed.core.client import Client, answer
+from polyfed.core.client import Client, answer, local_validation
 from polyfed.core.conversation import Ask
 from polyfed.core.joint_scoring import evaluate_together, neighbours
 from polyfed.core.workbench import ClientState
@@ -54,4 +54,5 @@ class InProcess(StagingBackend):
             if self.bench.settings.on_nan == "stop":
                 raise
             return Outcome(name, None, state, problem=str(error))
-        return Outcome(name, payload, client.state, client.loss)
+        validation = local_validation(client) if ask.what == "train" else None
+        return Outcome(name, payload, client.state, client.loss, validation=validation)

@@ -265,7 +265,7 @@ class WorkerLoop:
             state = parted((outcome.state.entries, outcome.state.memory), mark) if keeps else None
         except TypeError as error:
             raise ClientFailure(f"Client {outcome.client}, round {ask.round}, question {ask.what!r}: {error}") from error
-        return [outcome.client, payload, state, outcome.loss, outcome.problem]
+        return [outcome.client, payload, state, outcome.loss, outcome.problem, outcome.validation]
 
 
 class InWorker(Exception):

@@ -150,8 +150,9 @@ class Sending:
                 self.states[client] if state is None else ClientState(*joined(state, tensor)),
                 loss,
                 problem,
+                validation,
             )
-            for client, payload, state, loss, problem in answer["outcomes"]
+            for client, payload, state, loss, problem, validation in answer["outcomes"]
         ]
         error = failure(*answer["error"]) if "error" in answer else None
         return Bundle(outcomes, answer["notes"], error, sum(value.nbytes for value in own))

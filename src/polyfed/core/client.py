@@ -286,6 +286,14 @@ def scored_parts(data: ClientData, split: str) -> Mapping[str, Examples]:
     return {"+".join(data.domains): data.validation}
 
 
+def local_validation(client: Client) -> float | None:
+    """Validation accuracy of the model that a client has just trained, where the run chooses its round by it."""
+    if client.bench.settings.selection != "best_local_validation" or client.data.validation is None:
+        return None
+    with failures_named(client, "validation"):
+        return score(client.bench, client.data.validation).accuracy
+
+
 @torch.no_grad()
 def score(bench: Workbench, examples: Examples, in_detail: bool = False) -> Scores:
     """Score the resident model, as it is now, on some examples; in detail, with the measures that cost more."""

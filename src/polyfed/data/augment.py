@@ -144,6 +144,103 @@ def jitter(x: Tensor, strength: float = 0.2, chance: float = 0.5) -> Tensor:
     return torch.where(chosen, torch.stack(changed), x) if changed else x
 
 
+def zoom(x: Tensor, least: float = 0.7, ratio: float = 4 / 3, tries: int = 10) -> Tensor:
+    """Cut a part out of each image and enlarge it to the whole (bilinear), as torchvision's RandomResizedCrop does.
+
+    Args:
+        x: The batch, as floats.
+        least: Smallest share of an image's area that is cut out; the largest is all of it.
+        ratio: Largest ratio of the part's longer side to its shorter one.
+        tries: Draws of a part before the whole image is taken; a long part with a large area does not fit.
+    """
+    count, _, height, width = x.shape
+    area = (torch.rand(count, tries) * (1 - least) + least) * height * width
+    shape = ((torch.rand(count, tries) * 2 - 1) * math.log(ratio)).exp()
+    wide, high = (area * shape).sqrt().round(), (area / shape).sqrt().round()
+    fits = (wide <= width) & (high <= height) & (wide > 0) & (high > 0)
+    first = fits.int().argmax(1, keepdim=True)
+    found = fits.any(1, keepdim=True)
+    wide = torch.where(found, wide.gather(1, first), float(width))
+    high = torch.where(found, high.gather(1, first), float(height))
+    top = (torch.rand(count, 1) * (height - high + 1)).floor()
+    left = (torch.rand(count, 1) * (width - wide + 1)).floor()
+    return enlarged(x, _places(height, high, top), _places(width, wide, left))
+
+
+def _places(side: int, length: Tensor, start: Tensor) -> Tensor:
+    """Where on the old axis each pixel of the new one lies, for each image; never outside of the part that is enlarged."""
+    places = (torch.arange(side) + 0.5) * length / side - 0.5
+    return start + places.clamp_min(0).minimum(length - 1)
+
+
+def enlarged(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Each image at these rows and columns of its own, with bilinear interpolation."""
+    if not len(x):
+        return x
+    _, _, height, width = x.shape
+    y, across = (2 * places / max(side - 1, 1) - 1 for places, side in ((rows, height), (columns, width)))
+    grid = torch.stack([across[:, None, :].expand(-1, height, -1), y[:, :, None].expand(-1, -1, width)], dim=-1)
+    return functional.grid_sample(x, grid.to(x.device), mode="bilinear", padding_mode="border", align_corners=True)
+
+
+def colour_jitter(x: Tensor, strength: float = 0.3) -> Tensor:
+    """Change brightness, contrast, saturation and hue of each image by up to this strength, in an order of its own.
+
+    Takes and gives pixels from 0 to 1, as torchvision's ColorJitter does with floats.
+    """
+    order = torch.rand(len(x), len(COLOUR_CHANGES)).argsort(1)
+    amounts = (torch.rand(len(x), len(COLOUR_CHANGES)) * 2 - 1) * strength
+    for turn_of in order.T:
+        for number, change in enumerate(COLOUR_CHANGES):
+            chosen = (turn_of == number).nonzero().flatten()
+            if len(chosen):
+                place = chosen.to(x.device)
+                x = x.index_copy(0, place, change(x[place], _per_image(x, amounts[chosen, number])))
+    return x
+
+
+def brightened(x: Tensor, amount: Tensor) -> Tensor:
+    """Pixels from 0 to 1 times (1 + amount)."""
+    return (x * (1 + amount)).clamp(0, 1)
+
+
+def contrasted(x: Tensor, amount: Tensor) -> Tensor:
+    """Pixels from 0 to 1, moved away from the mean grey of their image."""
+    return torch.lerp(greyed(x).mean((1, 2, 3), keepdim=True), x, 1 + amount).clamp(0, 1)
+
+
+def saturated(x: Tensor, amount: Tensor) -> Tensor:
+    """Pixels from 0 to 1, moved away from their own grey."""
+    return torch.lerp(greyed(x), x, 1 + amount).clamp(0, 1)
+
+
+def hue_turned(x: Tensor, amount: Tensor) -> Tensor:
+    """Pixels from 0 to 1 with their hue turned by this share of the circle."""
+    value, place = x.max(1, keepdim=True)
+    chroma = value - x.amin(1, keepdim=True)
+    red, green, blue = torch.chunk(x, 3, dim=1)
+    difference = torch.cat([green - blue, blue - red, red - green], dim=1).gather(1, place)
+    sector = 2 * place + difference / torch.where(chroma > 0, chroma, 1.0) + 6 * amount
+    # A channel is at the value near its own hue, falls off over one sixth of the circle, and lies a chroma lower elsewhere.
+    distance = (sector + torch.tensor([5.0, 3.0, 1.0], device=x.device).view(1, 3, 1, 1)).remainder(6)
+    return value - chroma * torch.minimum(distance, 4 - distance).clamp(0, 1)
+
+
+def greyed(x: Tensor) -> Tensor:
+    """The images in grey, as three equal channels."""
+    return (x * torch.tensor(GREY, device=x.device).view(1, 3, 1, 1)).sum(1, keepdim=True).expand_as(x)
+
+
+def domainbed(x: Tensor) -> Tensor:
+    """DomainBed's augmentation: a part of 0.7 to 1 of the area, mirrored, colours changed by up to 0.3, one in ten in grey."""
+    x = colour_jitter(flip(zoom(x.float() / 255)))
+    x = torch.where(_per_image(x, torch.rand(len(x)) < 0.1), greyed(x), x)
+    return (x * 255).round().to(torch.uint8)
+
+
+COLOUR_CHANGES = (brightened, contrasted, saturated, hue_turned)
+
+
 def _per_image(x: Tensor, values: Tensor) -> Tensor:
     return values.view(-1, *(1,) * (x.dim() - 1)).to(x.device)
 
@@ -164,6 +261,7 @@ AUGMENTATIONS: Mapping[str, Augmentation] = {
     "crop4_flip": Steps((partial(crop, padding=4), flip)),
     "crop4_flip_cutout": Steps((partial(crop, padding=4), flip, partial(holes, side=16))),
     "flip_jitter": Steps((flip, jitter)),
+    "domainbed": domainbed,
     "skin": Steps(
         (
             partial(turn, degrees=50.0, scale=0.07, outside="reflection"),
@@ -175,4 +273,5 @@ AUGMENTATIONS: Mapping[str, Augmentation] = {
     ),
 }
 """flip_rotate: FedBN's for Office-Caltech-10. crop_flip: FixBN's for CIFAR-10. crop4_flip_cutout: EasyFL's for CIFAR-10.
-flip_jitter: gPerXAN's for PACS. skin: FLamby's for Fed-ISIC2019, without its random crop and its shear."""
+flip_jitter: gPerXAN's for PACS. domainbed: DomainBed's, which hFedF follows; the part is cut out of the image at its size here, not out of
+the file's. skin: FLamby's for Fed-ISIC2019, without its random crop and its shear."""

@@ -113,11 +113,12 @@ class FlowerBackend(StagingBackend):
         try:
             payload = payload_of(answer)
             loss, mark = loss_in(answer.control), self.mark(answer.control, version)
+            validation = validation_in(answer.control)
         except BadMessage as error:
             return Outcome(client, None, ClientState(), problem=f"{error}.")
         if answer.control.get("restarted"):
             log.warning("Client %s has lost what it kept, and starts again.", client)
-        return Outcome(client, payload, mark, loss)
+        return Outcome(client, payload, mark, loss, validation=validation)
 
     def refused(self, client: str, control: Mapping[str, Any]) -> Outcome:
         """A client that says it has no answer; whatever its reason, one node does not end the run of the others."""
@@ -160,6 +161,14 @@ class FlowerBackend(StagingBackend):
 
     def client_digests(self) -> dict[str, str]:
         return {client: str(state.memory["digest"]) for client, state in self.client_states.items() if state.memory}
+
+
+def validation_in(control: Mapping[str, Any]) -> float | None:
+    """The validation accuracy of what a client trained, in an answer."""
+    value = control.get("validation")
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1):
+        raise BadMessage(f"its validation accuracy is {shown(value)}, expected a number from 0 to 1")
+    return None if value is None else float(value)
 
 
 def loss_in(control: Mapping[str, Any]) -> float | None:

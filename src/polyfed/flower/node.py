@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from polyfed.core.client import Client, answer
+from polyfed.core.client import Client, answer, local_validation
 from polyfed.core.conversation import TRAINING
 from polyfed.core.data_types import ClientData, Examples, Federation
 from polyfed.core.load_methods import load_file
@@ -104,7 +104,10 @@ class Node:
         client = Client(self.data, bench, state, int(ask["round"]), int(ask["attempt"]))
         with threads(bench.settings.threads):
             payload = answer(client, ask["what"], payload_of(wire_message))
+            validation = local_validation(client) if ask["what"] == "train" else None
         control: dict[str, Any] = {"ok": True, "loss": client.loss, "version": None, "restarted": restarted}
+        if validation is not None:
+            control["validation"] = validation
         if ask["purpose"] == TRAINING and (client.state.entries or client.state.memory or ask["start"] is not None):
             control |= {"version": ask["version"], "digest": files.store(ask["version"], client.state)}
             files.tidy(ask["needed"], ask["version"])

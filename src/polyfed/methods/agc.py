@@ -8,7 +8,9 @@ Applied to raw gradients after backward, before the optimizer's step.
 Reference: Brock et al., High-Performance Large-Scale Image Recognition Without Normalization, ICML 2021; FedWon Eq. 4.
 
 Differences from the papers: FedWon names no exclusion, so all trainable tensors are clipped; ``exclude="head"`` leaves the classifier alone, as
-NFNets advise. FedWon clips at batch size 32 only (0.64 on Digits-Five, 1.28 elsewhere: A.3) and never at 1, 2 or 4; that is the user's choice here.
+NFNets advise. A unit of a linear layer is an output, as in Eq. 4; ``linear="inputs"`` takes columns instead, as the public PyTorch port of NFNets
+does, whose axes are those of another layout. FedWon clips at batch size 32 only (0.64 on Digits-Five, 1.28 elsewhere: A.3) and never at 1, 2 or 4;
+that is the user's choice here.
 """
 
 from __future__ import annotations
@@ -25,19 +27,24 @@ from polyfed.core.workbench import Workbench
 from polyfed.errors import OptionError
 from polyfed.methods._shared.options import require_choice
 
+UNITS = ("outputs", "inputs")
+"""What a unit of a matrix is: a row, or a column."""
 
-def unit_norms(x: Tensor) -> Tensor:
+
+def unit_norms(x: Tensor, linear: str = "outputs") -> Tensor:
     """The norm of each unit, shaped to multiply ``x``."""
-    axes = tuple(range(1, x.dim())) if x.dim() > 1 else None
+    axes: tuple[int, ...] | None = tuple(range(1, x.dim())) if x.dim() > 1 else None
+    if x.dim() == 2 and linear == "inputs":
+        axes = (0,)
     norms: Tensor = torch.linalg.vector_norm(x, dim=axes, keepdim=True)
     return norms
 
 
 @torch.no_grad()
-def clip_units(weight: Tensor, gradient: Tensor, clip: float, eps: float) -> None:
+def clip_units(weight: Tensor, gradient: Tensor, clip: float, eps: float, linear: str = "outputs") -> None:
     """Clip a gradient in place."""
-    largest = clip * unit_norms(weight).clamp_min(eps)
-    norms = unit_norms(gradient)
+    largest = clip * unit_norms(weight, linear).clamp_min(eps)
+    norms = unit_norms(gradient, linear)
     gradient.mul_(torch.where(norms > largest, largest / norms.clamp_min(torch.finfo(norms.dtype).tiny), 1.0))
 
 
@@ -48,6 +55,7 @@ class AdaptiveClip:
     clip: float
     eps: float
     exclude: str
+    linear: str
     stage = "clip"
 
     def __call__(self, step: Step) -> None:
@@ -55,7 +63,7 @@ class AdaptiveClip:
         for name, parameter in bench.parameters.items():
             spared = self.exclude == "head" and bench.plan.entries[name].kind == HEAD
             if parameter.grad is not None and not spared:
-                clip_units(parameter, parameter.grad, self.clip, self.eps)
+                clip_units(parameter, parameter.grad, self.clip, self.eps, self.linear)
 
     def check(self, bench: Workbench) -> None:
         """The head must be known to be spared."""
@@ -64,20 +72,22 @@ class AdaptiveClip:
 
 
 @register(shows=("clip",))
-def agc(clip: float = 1.28, eps: float = 1e-3, exclude: str = "nothing") -> Method:
+def agc(clip: float = 1.28, eps: float = 1e-3, exclude: str = "nothing", linear: str = "outputs") -> Method:
     """Clip gradients unit by unit, relative to the weights.
 
     Args:
         clip: largest ratio of gradient norm to weight norm.
         eps: floor of the weight norm.
         exclude: nothing, or head.
+        linear: unit of a linear layer's weight: outputs (rows), or inputs (columns).
     """
     if clip <= 0 or eps <= 0:
         raise OptionError(f"agc: clip and eps must be positive, found clip={clip}, eps={eps}.")
     require_choice("agc", "exclude", exclude, ("nothing", "head"))
+    require_choice("agc", "linear", linear, UNITS)
     return Method(
         "agc",
-        gradients=(AdaptiveClip(clip, eps, exclude),),
+        gradients=(AdaptiveClip(clip, eps, exclude, linear),),
         standalone=False,
         facts=Facts(extra_work="two norms per unit and step"),
     )

@@ -7,6 +7,10 @@ on the batch, so batches of one sample train. ``fold`` turns the trained model i
 
 Reference: Zhuang and Lyu, FedWon: Triumphing Multi-domain Federated Learning Without Normalization, ICLR 2024; Listing 1.
 
+Slow start: with the paper's gamma = 1 every ReLU shrinks what passes through. At initialisation the last hidden layer of digits-mini's network has a
+tenth of the scale it has with batch norm, and training begins slowly. ``gamma=1.7139`` (NFNets' gain for ReLU) keeps the scale. After 20 rounds on
+digits-mini: 67.6 % with gamma = 1, 81.6 with 1.7139, 83.9 with it, ``agc(clip=0.64)`` and lr 0.1; FedAvg 83.0. gamma = 1 stays the default.
+
 Differences from the paper: Listing 1 is followed where Equation 3 differs (``form="equation"`` has the biased variance, no learnt gain, no floor). Every
 convolution is standardised; Table 6 prints AlexNet's third as plain: ``fedwon(plain=("body.conv3",))``. Convolutions without a bias get one
 (``bias="keep"`` leaves them), since the norm's shift is gone. The listing ignores ``padding_mode``, here it holds. Filters of one weight stay plain:
@@ -26,6 +30,7 @@ from torch import nn
 from polyfed.core.batch_norm import BatchNorm
 from polyfed.core.entries import AFFINE, NORM_FAMILIES, STATISTIC, layer_family
 from polyfed.core.method import Facts, Method, register
+from polyfed.core.workbench import Workbench
 from polyfed.errors import ModelError, OptionError, nearest
 from polyfed.layers.folding import absorb, convolution_before, scale_and_shift
 from polyfed.layers.replace_modules import replace_modules
@@ -38,6 +43,10 @@ FORMS: dict[str, dict[str, Any]] = {
     "listing": {},
     "equation": {"unbiased": False, "learn_gain": False, "floor": torch.finfo(torch.float32).tiny},
 }
+SLOW_START = (
+    "fedwon starts slowly: with the paper's gamma=1 its last hidden layer begins at about a tenth of batch norm's scale. "
+    "fedwon(gamma=1.7139), NFNets' gain for ReLU, or a larger --lr with agc starts faster (polyfed show fedwon)."
+)
 CHOICES = {"bias": ("on", "keep"), "init": ("xavier", "keep"), "norms": ("all", "batch"), "form": tuple(FORMS)}
 
 
@@ -72,6 +81,10 @@ class Standardise:
             return self.converted(model)
         replace_modules(model, lambda module: is_plain(module) and module not in spared, self.converted)
         return model
+
+    def notice(self, bench: Workbench, clients: int) -> str:
+        """Fresh weights without NFNets' gain start slowly."""
+        return SLOW_START if self.gamma == 1 and self.init == "xavier" else ""
 
     def spared(self, model: nn.Module) -> set[nn.Module]:
         """Convolutions that stay plain: those the user names, and those whose filters hold one weight."""

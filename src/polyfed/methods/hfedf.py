@@ -103,6 +103,8 @@ def hfedf(  # noqa: D417 (the other options: HYPERNETWORK_OPTIONS)
     width: int = 50,
     server_optimizer: str = "adam",
     server_momentum: float = 0.9,
+    server_eps: float = 1e-8,
+    trunk_rate: float = 1.0,
     server_clip: float = 0.0,
     memory_share: float = 0.5,
 ) -> Method:
@@ -125,7 +127,9 @@ def hfedf(  # noqa: D417 (the other options: HYPERNETWORK_OPTIONS)
         raise OptionError(
             "hfedf: embeddings of the auto-encoder are standardised, so embedding_scale would be ignored. Leave it out."
         )
-    step = ServerOptimizer("hfedf", server_optimizer, server_lr, server_weight_decay, server_momentum, server_clip)
+    step = ServerOptimizer(
+        "hfedf", server_optimizer, server_lr, server_weight_decay, server_momentum, server_clip, server_eps, trunk_rate
+    )
     generation = Generation(
         "hfedf", step, generate, embedding, embedding_dim, embedding_scale, head_init, width, memory_share, int(ema)
     )

@@ -84,6 +84,8 @@ def pfedhn(  # noqa: D417 (the other options: HYPERNETWORK_OPTIONS)
     width: int = 50,
     server_optimizer: str = "sgd",
     server_momentum: float = 0.9,
+    server_eps: float = 1e-8,
+    trunk_rate: float = 1.0,
     server_clip: float = 50.0,
     memory_share: float = 0.5,
 ) -> Method:
@@ -94,7 +96,9 @@ def pfedhn(  # noqa: D417 (the other options: HYPERNETWORK_OPTIONS)
     """
     require_choice("pfedhn", "server_update", server_update, UPDATES)
     sequential = server_update == "sequential"
-    step = ServerOptimizer("pfedhn", server_optimizer, server_lr, server_weight_decay, server_momentum, server_clip)
+    step = ServerOptimizer(
+        "pfedhn", server_optimizer, server_lr, server_weight_decay, server_momentum, server_clip, server_eps, trunk_rate
+    )
     copies = 1 + step.moments if sequential else 0
     generation = Generation(
         "pfedhn", step, generate, "learnt", embedding_dim, embedding_scale, head_init, width, memory_share, copies

@@ -23,7 +23,7 @@ from polyfed.runs.checkpoint import digest
 from polyfed.runs.headline import domains_of
 from polyfed.runs.portable_paths import is_path
 from polyfed.runs.run_folder import RunFolder, missing_words
-from polyfed.runs.selection import BEST_VALIDATION
+from polyfed.runs.selection import BY_VALIDATION
 from polyfed.settings import Settings
 
 DEFAULTS: Mapping[str, Any] = {item.name: item.default for item in fields(Settings)}
@@ -454,7 +454,7 @@ def recipe(run: Run) -> dict[str, Any]:
 def _selection(run: Run) -> str:
     """How the round that counts was chosen, and among which."""
     every = run.settings["evaluate_every"] or 1
-    among = f" of every {f'{every} rounds' if every > 1 else 'round'}" if run.settings["selection"] == BEST_VALIDATION else ""
+    among = f" of every {f'{every} rounds' if every > 1 else 'round'}" if run.settings["selection"] in BY_VALIDATION else ""
     return f"{run.settings['selection']}{among}"
 
 

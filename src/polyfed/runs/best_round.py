@@ -1,4 +1,4 @@
-"""The round with the best mean validation accuracy of the source clients, where a run ends with that round's model.
+"""The round with the best validation accuracy of the source clients, where a run ends with that round's model.
 
 The best state so far is saved next to the checkpoints (``best/``). A resumed run reads it again; where a later round has overwritten
 it, the run passes through that round again and finds the same state. Where it was lost otherwise, the run does not go on: another
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyfed.core.evaluation import Row
@@ -18,7 +18,7 @@ from polyfed.errors import RunFolderError, TooFewReplies
 from polyfed.runs.checkpoint import Checkpoints, Snapshot, copied
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.manifest import Damaged
-from polyfed.runs.selection import BEST_VALIDATION
+from polyfed.runs.selection import BEST_LOCAL_VALIDATION, BEST_VALIDATION
 
 log = logging.getLogger("polyfed")
 
@@ -51,7 +51,7 @@ class BestValidation:
 
     def look(self) -> list[Row]:
         """Score the present state on validation data; keep it if it is the best so far. Means over other clients do not compare."""
-        rows = self.experiment.evaluate(split="validation")
+        rows = self.scores()
         silent = sorted(set(self.scored) - {row.client for row in rows})
         if silent:
             log.warning(
@@ -60,7 +60,7 @@ class BestValidation:
                 ", ".join(silent),
             )
             return rows
-        value = sum(row.numbers["accuracy"] for row in rows) / len(rows)
+        value = self.mean(rows)
         if value > self.value:
             self.value, self.round = value, self.experiment.server.round
             self.best = copied(self.experiment.snapshot())
@@ -74,6 +74,14 @@ class BestValidation:
         """The clients whose validation scores count."""
         return scored_clients(self.experiment.server, "validation")
 
+    def scores(self) -> list[Row]:
+        """Validation scores of the present models, after averaging."""
+        return self.experiment.evaluate(split="validation")
+
+    def mean(self, rows: Sequence[Row]) -> float:
+        """What rounds are compared by: every client counts the same."""
+        return float(sum(row.numbers["accuracy"] for row in rows) / len(rows))
+
     def notes(self) -> dict[str, Any] | None:
         """What a checkpoint says about the best state so far."""
         return {"round": self.round, "value": self.value} if self.round else None
@@ -84,7 +92,8 @@ class BestValidation:
             self.look()
         if not self.round:
             raise TooFewReplies(
-                f"{BEST_VALIDATION} needs a round in which all {len(self.scored)} clients answer with validation scores, "
+                f"{self.experiment.settings.selection} needs a round in which all {len(self.scored)} clients answer with validation "
+                "scores, "
                 "and there was none. Go on with the run when all of them are there: its last round is looked at again."
             )
         if self.best is None:
@@ -94,3 +103,34 @@ class BestValidation:
         server.state, server.memory, server.dormant = dict(self.best.state), {}, dict(self.best.memory)
         backend.client_states = dict(self.best.clients)
         backend.changed = set(backend.client_states)
+
+
+class BestLocalValidation(BestValidation):
+    """Goes by the models that clients have just trained, before averaging, weighted by training size; the round's average is kept."""
+
+    @property
+    def scored(self) -> list[str]:
+        """All clients: rounds in which others trained do not compare."""
+        return self.experiment.server.ids
+
+    def scores(self) -> list[Row]:
+        """What clients scored at the end of their local training."""
+        data = self.experiment.backend.data
+        scored = self.experiment.backend.validations_of_round
+        return [
+            Row("local_validation", client, "+".join(data[client].domains), {"accuracy": value}) for client, value in scored.items()
+        ]
+
+    def mean(self, rows: Sequence[Row]) -> float:
+        """The mean over clients, weighted by their training samples."""
+        samples = {info.id: info.samples for info in self.experiment.server.clients}
+        return float(sum(samples[row.client] * row.numbers["accuracy"] for row in rows) / sum(samples[row.client] for row in rows))
+
+
+CHOOSERS = {BEST_VALIDATION: BestValidation, BEST_LOCAL_VALIDATION: BestLocalValidation}
+
+
+def chooser_of(experiment: Experiment, checkpoints: Checkpoints | None, notes: Mapping[str, Any] | None) -> BestValidation | None:
+    """What chooses the round of a run; None where the last one counts."""
+    kind = CHOOSERS.get(experiment.settings.selection)
+    return None if kind is None else kind(experiment, checkpoints, notes)

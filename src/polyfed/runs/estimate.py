@@ -30,7 +30,7 @@ from polyfed.runs.assemble import build_federation
 from polyfed.runs.compare import ComparisonRun
 from polyfed.runs.experiment import Experiment, already_dealt, rounds_from_budget, settings_given, threads
 from polyfed.runs.recorder import is_turn
-from polyfed.runs.selection import BEST_VALIDATION
+from polyfed.runs.selection import BEST_VALIDATION, BY_VALIDATION
 from polyfed.runs.watcher import Watcher
 from polyfed.settings import Settings
 
@@ -192,7 +192,7 @@ class Estimator:
         """What a run on these data would cost."""
         federation = self.population_of(federation)
         settings = rounds_from_budget(self.settings, federation)
-        every, validated = settings.evaluate_every, settings.selection == BEST_VALIDATION
+        every, validated = settings.evaluate_every, settings.selection in BY_VALIDATION
         clients = settings.sampled(len(federation.clients))
         short, long = self.short, self.long
         setup = Line.through((short.examples, short.setup), (long.examples, long.setup))

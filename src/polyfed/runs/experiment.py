@@ -32,7 +32,7 @@ from polyfed.errors import ModelError, RunFolderError, SettingError
 from polyfed.runs.assemble import build_bench, build_federation, normalised_for, notices, prepared_model, refuse_absent
 from polyfed.runs.checkpoint import Snapshot
 from polyfed.runs.run_folder import RunFolder
-from polyfed.runs.selection import BEST_VALIDATION, require_validation
+from polyfed.runs.selection import BY_VALIDATION, require_validation
 from polyfed.settings import Settings, with_changes
 
 DEFAULTS = Settings()
@@ -66,8 +66,8 @@ class Experiment:
         self.federation: Federation = build_federation(settings.data if data is None else data, settings)
         if self.method.population is not None:
             self.federation = self.method.population(self.federation)
-        if settings.selection == BEST_VALIDATION:
-            require_validation(self.federation)
+        if settings.selection in BY_VALIDATION:
+            require_validation(self.federation, settings.selection)
         self.settings = dataclasses.replace(rounds_from_budget(settings, self.federation), method=str(self.method))
         initial = None if settings.init is None else read_initial(settings.init)
         with threads(self.settings.threads):

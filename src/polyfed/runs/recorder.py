@@ -22,10 +22,10 @@ from polyfed.costs.resource_meter import LEFT_BEHIND, Meter, trains_in_this_proc
 from polyfed.errors import RunFolderError
 from polyfed.runs.answers_file import Answers
 from polyfed.runs.background_task import BackgroundTask
-from polyfed.runs.best_round import BestValidation
+from polyfed.runs.best_round import chooser_of
+from polyfed.runs.client_spread import spread_lines
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.run_folder import RunFolder
-from polyfed.runs.selection import BEST_VALIDATION
 
 log = logging.getLogger("polyfed")
 
@@ -48,9 +48,7 @@ class Recorder:
         self.experiment, self.folder, self.split = experiment, folder, split
         if folder is not None:
             folder.begin_sealing()
-        self.selection: BestValidation | None = None
-        if experiment.settings.selection == BEST_VALIDATION:
-            self.selection = BestValidation(experiment, None if folder is None else folder.best, best)
+        self.selection = chooser_of(experiment, None if folder is None else folder.best, best)
         self.last_saved = time.monotonic()
         self.background = BackgroundTask()
         self.pending: PendingCheckpoint | None = None
@@ -75,6 +73,8 @@ class Recorder:
             self.write(
                 [{"round": server.round, "view": "training", "client": client, "loss": loss} for client, loss in losses.items()]
             )
+        if self.folder is not None and server.round:
+            self.write(spread_lines(server, self.experiment.backend, self.experiment.bench.initial))
         every = server.settings.evaluate_every
         if self.selection is not None and is_turn(server.round, server.rounds, every or 1):
             self.write([as_line(server.round, row) for row in self.selection.look()])

@@ -115,8 +115,11 @@ PACS = Declaration(
     default_model="hfedf_cnn",
     options=(
         size_option(96, "Side of the images: 32 for hFedF, 224 for gPerXAN; the packed images have 96."),
-        augment_option("flip"),
-        normalise_option("half", '"half" (hFedF) or "imagenet" (gPerXAN).'),
+        augment_option(
+            "flip",
+            'Augmentation of training batches: "domainbed" (hFedF follows DomainBed), "flip_jitter" (gPerXAN); "flip" is ours.',
+        ),
+        normalise_option("half", 'Normalisation: "imagenet" (DomainBed, and so hFedF; gPerXAN); "half" is ours.'),
     ),
     find=find,
     check_with={"with_test": False},

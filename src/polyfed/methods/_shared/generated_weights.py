@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +39,7 @@ USED_SLOTS = frozenset(
 EMBEDDINGS = ("learnt", "random", "autoencoder")
 HEAD_INITS = ("initial", "match", "default")
 OPTIMIZERS = ("adam", "sgd")
+ADAM_EPS = 1e-8
 HYPERNETWORK_OPTIONS: Mapping[str, str] = {
     "server_lr": "learning rate of the hypernetwork.",
     "server_weight_decay": "its weight decay.",
@@ -48,6 +50,8 @@ HYPERNETWORK_OPTIONS: Mapping[str, str] = {
     "width": "width of the hypernetwork's layers.",
     "server_optimizer": "adam or sgd.",
     "server_momentum": "momentum of sgd.",
+    "server_eps": "number that adam adds to the root of its squares; the larger, the smaller the steps of rarely moved weights.",
+    "trunk_rate": "learning rate of trunk and embeddings, in multiples of server_lr; 0: only heads learn.",
     "server_clip": "largest norm of the hypernetwork's gradient; 0: any.",
     "memory_share": "share of free memory the hypernetwork may take.",
 }
@@ -64,12 +68,22 @@ class ServerOptimizer:
     weight_decay: float
     momentum: float
     clip: float
+    eps: float = ADAM_EPS
+    trunk_rate: float = 1.0
 
     def __post_init__(self) -> None:
         require_choice(self.method, "server_optimizer", self.kind, OPTIMIZERS)
         for option in ("lr", "weight_decay", "momentum", "clip"):
             if not (math.isfinite(value := getattr(self, option)) and value >= 0):
                 raise OptionError(f"{self.method}: server_{option} must not be negative, found {value}.")
+        if not (math.isfinite(self.eps) and self.eps > 0):
+            raise OptionError(f"{self.method}: server_eps must be positive, found {self.eps}.")
+        if not (math.isfinite(self.trunk_rate) and self.trunk_rate >= 0):
+            raise OptionError(f"{self.method}: trunk_rate must not be negative, found {self.trunk_rate}.")
+        if self.kind != "adam" and self.eps != ADAM_EPS:
+            raise OptionError(
+                f"{self.method}: server_eps is adam's, and server_optimizer is {self.kind}. Leave it out, or use adam."
+            )
 
     @property
     def moments(self) -> int:
@@ -78,10 +92,18 @@ class ServerOptimizer:
 
     def build(self, network: Hypernetwork) -> torch.optim.Optimizer:
         """The optimizer of the parameters that are learnt; fused, as its steps take a quarter of the time and no copy of a head."""
-        learnt = [p for p in network.parameters() if p.requires_grad]
         if self.kind == "adam":
-            return torch.optim.Adam(learnt, lr=self.lr, weight_decay=self.weight_decay, fused=True)
-        return torch.optim.SGD(learnt, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=True)
+            return torch.optim.Adam(self.groups(network), lr=self.lr, weight_decay=self.weight_decay, eps=self.eps, fused=True)
+        return torch.optim.SGD(self.groups(network), lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=True)
+
+    def groups(self, network: Hypernetwork) -> list[dict[str, Any]]:
+        """What is learnt, with its rate: all alike, or heads and the rest apart."""
+        learnt = {name: p for name, p in network.named_parameters() if p.requires_grad}
+        if self.trunk_rate == 1:
+            return [{"params": list(learnt.values())}]
+        heads = [p for name, p in learnt.items() if name.startswith("heads.")]
+        rest = [p for name, p in learnt.items() if not name.startswith("heads.")]
+        return [{"params": rest, "lr": self.trunk_rate * self.lr}, {"params": heads}]
 
 
 @dataclass(frozen=True)
