@@ -352,7 +352,9 @@ def test_the_best_round_is_still_there_at_the_end(tmp_path: Path) -> None:
 
 def test_a_clients_own_model_cannot_be_taken_from_it(tmp_path: Path) -> None:
     settings = dataclasses.replace(SMALL, method="fedbn", rounds=1)
-    found = train_run(over(grid_for(settings, tmp_path), settings), None)
+    experiment = over(grid_for(settings, tmp_path), settings)
+    found = train_run(experiment, None)
+    assert not any(experiment.backend.can_read(client) for client in experiment.server.ids)
     with pytest.raises(DataError, match="stays on its machine"):
         found.model_for(found.experiment.server.ids[0])
     shared = dataclasses.replace(SMALL, rounds=1)

@@ -154,8 +154,11 @@ class FlowerBackend(StagingBackend):
         retained.append(dict(self.client_states if states is None else states))
         del retained[:-RETAINED]
 
+    def can_read(self, client: str) -> bool:
+        return client not in self.client_states
+
     def state_of(self, client: str) -> ClientState:
-        if client in self.client_states:
+        if not self.can_read(client):
             raise DataError(f"What client {client} keeps stays on its machine; its own model cannot be put together here.")
         return ClientState()
 
