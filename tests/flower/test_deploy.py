@@ -294,7 +294,7 @@ def test_a_model_of_ones_own_travels_by_its_hash(tmp_path: Path, monkeypatch: py
 def test_telling_flwr_where_the_server_is_may_be_repeated(page: str, tmp_path: Path) -> None:
     """It wrote the same table twice, which is no TOML."""
     write_app(tmp_path / "app", Settings(), "demo")
-    text = ((DOCS / "deploy.md") if page == "docs" else (tmp_path / "app" / README)).read_text()
+    text = ((DOCS / "own-superlink.md") if page == "docs" else (tmp_path / "app" / README)).read_text()
     begin = text.index("mkdir -p ~/.flwr")
     block = text[begin : text.index("\nEND\n", begin) + len("\nEND\n")]
     for _ in range(2):
@@ -305,7 +305,7 @@ def test_telling_flwr_where_the_server_is_may_be_repeated(page: str, tmp_path: P
 
 def test_options_of_an_image_folder_reach_a_node_as_the_page_writes_them() -> None:
     config = pytest.importorskip("flwr.common.config", reason=WITHOUT)
-    text = (DOCS / "deploy.md").read_text()
+    text = (DOCS / "own-superlink.md").read_text()
     (line,) = [line.strip() for line in text.splitlines() if "image_folder(" in line and "--node-config" in line]
     _, written = shlex.split(line)
     told = config.parse_config_args([written], flatten=False)

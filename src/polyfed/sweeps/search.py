@@ -23,6 +23,7 @@ from polyfed.reports.tables import MethodRow, method_row, outcome, percent, row_
 from polyfed.runs.assemble import build_data_set, build_federation
 from polyfed.runs.atomic_write import write_atomically
 from polyfed.runs.checkpoint import Checkpoints
+from polyfed.runs.client_spread import SPREAD
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.lifecycle import facts_of, resume, train_run
 from polyfed.runs.lock import once_free
@@ -279,7 +280,7 @@ def taken_over(trial: Trial, experiment: Experiment, folder: RunFolder) -> Resul
         # Should this be cut off, the run begins at round 0; metrics without any checkpoint would be taken for damage.
         beginning.notes |= {"metrics_size": 0, "finished": False, "best": None}
         Checkpoints(folder.checkpoints.folder).write(beginning, set(beginning.clients))
-        folder.append([line for line in RunFolder(trial.folder).metrics() if line["view"] == "training"])
+        folder.append([line for line in RunFolder(trial.folder).metrics() if line["view"] in ("training", SPREAD)])
         if snapshot.notes.get("best"):
             shutil.copytree(RunFolder(trial.folder).best.folder, folder.best.folder)
         return train_run(experiment, folder, resumed=True, best=snapshot.notes.get("best"))
