@@ -39,12 +39,16 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 @pytest.fixture(autouse=True)
 def logger_left_as_it_was() -> Iterator[None]:
-    """Commands run in the tests' own process set the level of polyfed's logger; other tests listen to it."""
+    """Commands run in the tests' own process set the level of polyfed's logger; other tests listen to it.
+
+    Put right before every test too: fixtures of a whole file, which run earlier, may have called commands.
+    """
     log = logging.getLogger("polyfed")
-    level, handlers = log.level, list(log.handlers)
+    log.setLevel(logging.NOTSET)
+    log.handlers[:] = []
     yield
-    log.setLevel(level)
-    log.handlers[:] = handlers
+    log.setLevel(logging.NOTSET)
+    log.handlers[:] = []
 
 
 @pytest.fixture(scope="session")
