@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from polyfed.errors import PolyfedError, SettingError
 DATA = "digits-mini(per_domain=16)"
 QUICK = {"rounds": 2, "batch_size": 16, "evaluate_every": 1}
 # Packages of others warn of their own deprecations while they are imported.
+LONG = 120.0
+"""A hang guard, for a busy machine."""
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -58,6 +61,9 @@ def test_wandb_offline_files_are_written(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("WANDB_SILENT", "true")
     tracked("wandb", tmp_path)
     (file,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
+    deadline = time.monotonic() + LONG
+    while b"seen/pen/accuracy" not in file.read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.2)  # wandb writes in a process of its own
     content = file.read_bytes()
     assert b"seen/pen/accuracy" in content and b"fedbn" in content
 
