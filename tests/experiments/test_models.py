@@ -8,13 +8,10 @@ import re
 import pytest
 import torch
 
-from helpers.model_claims import OF_LABELS, Norms, has
+from helpers.model_claims import OF_LABELS, Norms, federation_for, has
 from polyfed.core.method import parse
-from polyfed.data.federate import federate
-from polyfed.data.placeholders import blank_federation
 from polyfed.experiments.files import item_names, read_item
 from polyfed.experiments.grid import Form, cells_of, sources_of
-from polyfed.recipes.checks import embedded, record_of
 from polyfed.runs.assemble import build_bench, prepared_model
 from polyfed.settings import Settings
 
@@ -54,12 +51,7 @@ def marked() -> list[object]:
 def test_a_method_builds_on_its_model_and_is_what_its_row_says(key: Built) -> None:
     torch.manual_seed(0)
     settings, rows = BUILDS[key]
-    record = record_of(settings.data)
-    assert record is not None
-    if "declaration" in record.extra:
-        federation = blank_federation(settings.data, record, settings.unseen)
-    else:
-        federation = federate(embedded(settings.data), "domain", settings.unseen)
+    federation = federation_for(settings)
     method = parse(settings.method)
     population = federation if method.population is None else method.population(federation)
     model = prepared_model(settings, method, population, None, None)

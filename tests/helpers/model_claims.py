@@ -6,9 +6,23 @@ from collections.abc import Callable
 
 from torch import nn
 
+from polyfed.core.data_types import Federation
+from polyfed.data.federate import federate
+from polyfed.data.placeholders import blank_federation
 from polyfed.methods.weight_standard import KINDS as STANDARDISED
+from polyfed.recipes.checks import embedded, record_of
+from polyfed.settings import Settings
 
 Norms = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.modules.instancenorm._InstanceNorm)
+
+
+def federation_for(settings: Settings) -> Federation:
+    """Clients with blank images of the data set that settings name, or with its own where it is made in code."""
+    record = record_of(settings.data)
+    assert record is not None
+    if "declaration" in record.extra:
+        return blank_federation(settings.data, record, settings.unseen)
+    return federate(embedded(settings.data), "domain", settings.unseen)
 
 
 def has(model: nn.Module, *kinds: type) -> bool:

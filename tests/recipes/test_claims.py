@@ -8,14 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.model_claims import OF_LABELS, Check, has_group_norm, keeps_batch_norm, standardises
+from helpers.model_claims import OF_LABELS, Check, federation_for, has_group_norm, keeps_batch_norm, standardises
 from polyfed.core.method import parse
-from polyfed.data.federate import federate
-from polyfed.data.placeholders import blank_federation
 from polyfed.data.registry import data_sets
 from polyfed.models import models
 from polyfed.recipes import read, shipped_names
-from polyfed.recipes.checks import embedded, record_of
+from polyfed.recipes.checks import record_of
 from polyfed.runs.assemble import prepared_model
 from polyfed.runs.run_folder import settings_from
 
@@ -36,10 +34,7 @@ def model_of(name: str) -> nn.Module:
     settings = settings_from(recipe.values, name)
     record = record_of(settings.data)
     assert record is not None
-    if "declaration" in record.extra:
-        federation = blank_federation(settings.data, record, settings.unseen)
-    else:
-        federation = federate(embedded(settings.data), "domain", settings.unseen)
+    federation = federation_for(settings)
     method = parse(settings.method)
     model = settings.model or data_sets.find(record.name).extra.get("declaration", federation).default_model
     return prepared_model(settings, method, federation, model, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from polyfed.cli.deploy import needs_flower
 from polyfed.cli.options import Json
 from polyfed.cli.output import print_json
 from polyfed.cli.serve import FOLDER, ServerFolderPath
+
+if TYPE_CHECKING:
+    from polyfed.deploy.server_folder import ServerFolder
 
 LIST_EXAMPLE = "Example: polyfed nodes list --folder polyfed-server"
 REVOKE_EXAMPLE = "Example: polyfed nodes revoke node-2"
@@ -21,16 +24,23 @@ nodes_app = typer.Typer(help="Who may come in to a server: list nodes, revoke on
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the node.")]
 
 
-@nodes_app.command("list", epilog=LIST_EXAMPLE)
-def list_nodes(folder: ServerFolderPath = FOLDER, as_json: Json = False) -> None:
-    """List nodes: invited, enrolled or revoked, when their certificates end, and when they were last seen."""
+def server_at(folder: str | Path) -> ServerFolder:
+    """The folder of a server; one that is none is refused."""
     needs_flower()
-    from polyfed.deploy.registry import Registry, days_left
-    from polyfed.deploy.serve import SEEN
     from polyfed.deploy.server_folder import ServerFolder
 
     place = ServerFolder(Path(folder))
     place.description()
+    return place
+
+
+@nodes_app.command("list", epilog=LIST_EXAMPLE)
+def list_nodes(folder: ServerFolderPath = FOLDER, as_json: Json = False) -> None:
+    """List nodes: invited, enrolled or revoked, when their certificates end, and when they were last seen."""
+    place = server_at(folder)
+    from polyfed.deploy.registry import Registry, days_left
+    from polyfed.deploy.serve import SEEN
+
     seen_file = place.path / SEEN
     seen = json.loads(seen_file.read_text()) if seen_file.exists() else {}
     nodes = Registry.read(place.path).nodes.values()
@@ -48,13 +58,10 @@ def list_nodes(folder: ServerFolderPath = FOLDER, as_json: Json = False) -> None
 @nodes_app.command("revoke", epilog=REVOKE_EXAMPLE)
 def revoke(name: Name, folder: ServerFolderPath = FOLDER) -> None:
     """Let a node in no more. A server that runs notices at once."""
-    needs_flower()
+    place = server_at(folder)
     from polyfed.deploy.audit import AuditLog
     from polyfed.deploy.registry import Registry
-    from polyfed.deploy.server_folder import ServerFolder
 
-    place = ServerFolder(Path(folder))
-    place.description()
     with Registry.changed(place.path) as registry:
         registry.revoke(name)
     AuditLog(place.audit).write("revoked", node=name)
@@ -64,14 +71,11 @@ def revoke(name: Name, folder: ServerFolderPath = FOLDER) -> None:
 @nodes_app.command("renew", epilog=RENEW_EXAMPLE)
 def renew(name: Name, folder: ServerFolderPath = FOLDER) -> None:
     """Write a new kit for a node that lost its keys or was revoked, or for one more; its old certificate counts no more."""
-    needs_flower()
+    place = server_at(folder)
     from polyfed.deploy.audit import AuditLog
     from polyfed.deploy.registry import Registry
     from polyfed.deploy.serve import invite
-    from polyfed.deploy.server_folder import ServerFolder
 
-    place = ServerFolder(Path(folder))
-    place.description()
     with Registry.changed(place.path) as registry:
         file = invite(place, registry, name)
     AuditLog(place.audit).write("invited", node=name)

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from polyfed.deploy.private_files import PRIVATE_FILE
 from polyfed.errors import DataError
+from polyfed.runs.atomic_write import PRIVATE_FILE
 
 FIRST = "0" * 64
 LONGEST_TEXT = 2000

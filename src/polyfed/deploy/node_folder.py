@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from polyfed.deploy.policy import FILE
-from polyfed.deploy.private_files import private_folder, secret_in, write_private
-from polyfed.errors import SettingError
+from polyfed.deploy.private_files import private_folder, secret_in, used_alone, write_private
 
 FOLDER_VARIABLE = "POLYFED_NODE_FOLDER"
 
@@ -107,12 +104,6 @@ class NodeFolder:
         """Write down which server the node belongs to."""
         write_private(self.path / "server.json", json.dumps(asdict(membership)))
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """One node at a time."""
-        with (self.path / "lock").open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise SettingError(f"A node already runs in {self.path}. Stop it first, or name another --folder.") from error
-            yield
+        return used_alone(self.path, "node")

@@ -1,14 +1,18 @@
-"""Files and folders that only this account may read."""
+"""Files and folders that only this account may read, and folders that one process at a time uses."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from polyfed.errors import SettingError
+from polyfed.runs.atomic_write import write_atomically
 
-PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
+PRIVATE_FOLDER = 0o700
 OTHERS = 0o077
 
 
@@ -28,16 +32,18 @@ def private_folder(folder: Path) -> Path:
 
 def write_private(path: Path, content: str | bytes) -> None:
     """Write a file whole or not at all; it is private from its first byte on."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    data = content.encode() if isinstance(content, str) else content
-    try:
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    write_atomically(path, content, part_suffix=f".{secrets.token_hex(4)}", private=True)
+
+
+@contextmanager
+def used_alone(folder: Path, who: str) -> Iterator[None]:
+    """Nobody else uses the folder inside the block; a second process is refused."""
+    with (folder / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise SettingError(f"A {who} already runs in {folder}. Stop it first, or name another --folder.") from error
+        yield
 
 
 def secret_in(path: Path) -> bytes:

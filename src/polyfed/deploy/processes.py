@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyfed.deploy.private_files import PRIVATE_FILE
+from polyfed.runs.atomic_write import PRIVATE_FILE
 
 PROGRAMS = Path(sys.executable).parent
 LOOPBACK = "127.0.0.1"

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import tomllib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from polyfed.deploy.private_files import private_folder, secret_in, write_private
+from polyfed.deploy.private_files import private_folder, secret_in, used_alone, write_private
 from polyfed.errors import SettingError
 
 DESCRIPTION = "server.toml"
@@ -115,12 +114,6 @@ class ServerFolder:
         except ValueError as error:
             raise SettingError(f"{self.path / DESCRIPTION} cannot be read ({error}).") from error
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """One server at a time."""
-        with (self.path / "lock").open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise SettingError(f"A server already runs in {self.path}. Stop it first, or name another --folder.") from error
-            yield
+        return used_alone(self.path, "server")

@@ -215,14 +215,24 @@ def bars(rows: Sequence[Bar], title: str, end: float, number: Format) -> Markup:
     scale_ticks = ticks(0, end, 4)
     x = Scale(0, scale_ticks[-1], 8, WIDTH - 22)
     step, top = 36, 6
+    bottom, parts = _labelled_rows(rows, x, scale_ticks, step, top, number)
+    for index, bar in enumerate(rows):
+        y = top + step * index
+        parts.append(_stack(bar, x, y + 18, 14))
+    return _svg(bottom + 20, title, parts)
+
+
+def _labelled_rows(
+    rows: Sequence[Bar], x: Scale, scale_ticks: Sequence[float], step: int, top: int, number: Format
+) -> tuple[int, list[str]]:
+    """Where the last row ends, and what rows have in common: the grid, the numbers below it, and the label above each row."""
     bottom = top + step * len(rows) + 2
     parts = [f'<path class="grid" d="M{x(tick)} {top}V{bottom}"/>' for tick in scale_ticks]
     parts += [_text(x(tick), bottom + 13, number(tick), "middle") for tick in scale_ticks]
     for index, bar in enumerate(rows):
         y = top + step * index
         parts.append(_text(9, y + 13, short(bar.label, 34), kind="label") + _text(WIDTH - 22, y + 13, bar.note, "end", "label"))
-        parts.append(_stack(bar, x, y + 18, 14))
-    return _svg(bottom + 20, title, parts)
+    return bottom, parts
 
 
 def _stack(bar: Bar, x: Scale, y: float, height: float) -> str:
@@ -248,12 +258,9 @@ def dot_rows(rows: Sequence[Bar], title: str, number: Format) -> Markup:
     scale_ticks = ticks(low, high, 4)
     x = Scale(scale_ticks[0], scale_ticks[-1], 14, WIDTH - 22)
     step, top = 34, 6
-    bottom = top + step * len(rows) + 2
-    parts = [f'<path class="grid" d="M{x(tick)} {top}V{bottom}"/>' for tick in scale_ticks]
-    parts += [_text(x(tick), bottom + 13, number(tick), "middle") for tick in scale_ticks]
+    bottom, parts = _labelled_rows(rows, x, scale_ticks, step, top, number)
     for index, bar in enumerate(rows):
         y = top + step * index
-        parts.append(_text(9, y + 13, short(bar.label, 34), kind="label") + _text(WIDTH - 22, y + 13, bar.note, "end", "label"))
         for value, colour, tooltip in bar.segments:
             middle = y + 23
             if bar.error > 0:

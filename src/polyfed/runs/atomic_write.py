@@ -13,9 +13,12 @@ from polyfed.core.trees import Piece
 CHUNK_BYTES = 1 << 20
 """What is hashed and then written at a time: it is still in the processor's cache when it is written."""
 UNFINISHED = ".part"
+PRIVATE_FILE = 0o600
 
 
-def write_atomically(path: Path, data: str | bytes | Iterable[Piece], sync: bool = True, part_suffix: str = UNFINISHED) -> str:
+def write_atomically(
+    path: Path, data: str | bytes | Iterable[Piece], sync: bool = True, part_suffix: str = UNFINISHED, private: bool = False
+) -> str:
     """Write a file so that a crash leaves the old one or the new one, never a part; returns the SHA-256 of its bytes.
 
     Args:
@@ -23,11 +26,12 @@ def write_atomically(path: Path, data: str | bytes | Iterable[Piece], sync: bool
         data: its text, its bytes, or its bytes in pieces.
         sync: make the new name durable too. Of many files in a folder, only the last need do so.
         part_suffix: how the part file's name ends; where several processes may write the same file, each needs its own.
+        private: only this account may read the file, from its first byte on; the part file must not be there yet.
     """
     total = hashlib.sha256()
     part = path.with_name(path.name + part_suffix)
     try:
-        with part.open("wb") as file:
+        with open(part, "wb", opener=_private if private else None) as file:
             for chunk in chunks(data):
                 total.update(chunk)
                 file.write(chunk)
@@ -41,6 +45,10 @@ def write_atomically(path: Path, data: str | bytes | Iterable[Piece], sync: bool
     if sync:
         sync_folder(path.parent)
     return total.hexdigest()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_EXCL, PRIVATE_FILE)
 
 
 def sync_folder(folder: Path) -> None:
