@@ -95,7 +95,7 @@ def read_certificate(file: Path) -> x509.Certificate:
 def ends_soon(certificate: x509.Certificate) -> bool:
     """Whether a certificate is to be renewed."""
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    return end - datetime.datetime.now(datetime.UTC) < (end - begin) * RENEWED_BEFORE
+    return bool(end - datetime.datetime.now(datetime.UTC) < (end - begin) * RENEWED_BEFORE)
 
 
 def serial_of(certificate: x509.Certificate) -> str:

@@ -78,4 +78,4 @@ def main(grid: Grid, context: Context) -> None:
     folder = ServerFolder(Path(os.environ[FOLDER_VARIABLE]))
     show_log()
     config = {**context.run_config, OUT: str(folder.run)}
-    log_result(run_on_grid(AuditedGrid(grid, folder), settings_from(config), config))  # type: ignore[arg-type]
+    log_result(run_on_grid(AuditedGrid(grid, folder), settings_from(config), config))

@@ -66,4 +66,5 @@ def size_of(content: RecordDict) -> int:
 def _data(array: Array) -> bytes:
     if array.stype != RAW:
         raise BadMessage(f"an array is written as {array.stype!r}")
-    return array.data
+    data: bytes = array.data
+    return data

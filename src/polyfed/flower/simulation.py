@@ -253,7 +253,7 @@ def divided(clients: Sequence[str], count: int) -> Iterator[Sequence[str]]:
 
 def actors(settings: Settings) -> int:
     """How many clients train at a time, by what Ray has."""
-    found = ray.cluster_resources() if ray.is_initialized() else {}  # type: ignore[no-untyped-call]
+    found = ray.cluster_resources() if ray.is_initialized() else {}
     wanted = {"CPU": settings.flower_cpus, "GPU": settings.flower_gpus}
     return max(1, min(int(found.get(name, 1) // amount) for name, amount in wanted.items() if amount))
 
