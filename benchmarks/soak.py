@@ -126,7 +126,11 @@ def quarters(folder: Path, rounds: int) -> list[dict[str, float]]:
     found = []
     for quarter in range(4):
         those = [line for number, line in lines.items() if quarter * rounds < 4 * number <= (quarter + 1) * rounds]
-        names: Sequence[str] = [name for name in those[0] if name != "round"] if those else []
+        if not those:
+            raise SystemExit(
+                f"No measurement in quarter {quarter + 1} of {rounds} rounds. Hold more rounds, or look more often (--look-every)."
+            )
+        names: Sequence[str] = [name for name in those[0] if name != "round"]
         found.append({"looks": len(those)} | {name: statistics.median(line[name] for line in those) for name in names})
     return found
 

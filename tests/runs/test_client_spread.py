@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from helpers.tiny_runs import built, trained
-from polyfed.runs.client_spread import SPREAD, differing_entries, spread_lines
+from polyfed.runs.client_spread import MOST_CLIENTS, SPREAD, differing_entries, spread_lines
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.lifecycle import train_run
 from polyfed.runs.run_folder import RunFolder
@@ -58,3 +58,13 @@ def test_every_round_of_a_run_is_written_down(tmp_path: Path) -> None:
         train_run(built(method, rounds=2), folder)
         lines = [line for line in folder.metrics() if line["view"] == SPREAD]
         assert {(line["round"], line["kind"]) for line in lines} == {(number, kind) for number in (1, 2) for kind in kinds}
+
+
+def test_of_many_clients_a_few_are_looked_at() -> None:
+    experiment = built("fedbn", {f"c{number:03d}": 2 for number in range(5 * MOST_CLIENTS + 3)})
+    read: list[str] = []
+    state_of = experiment.backend.state_of
+    experiment.backend.state_of = lambda client: (read.append(client), state_of(client))[1]  # type: ignore[method-assign]
+    assert set(lines_of(experiment)) == {"norm_affine", "norm_stat"}
+    assert len(set(read)) == len(read) == MOST_CLIENTS
+    assert (read[0], read[-1] > "c090") == ("c000", True)

@@ -1,7 +1,8 @@
 """How far clients' models lie apart: for each kind of entry that differs between clients, its deviation over clients, round by round.
 
 The models are those that clients would be tested with: what the server sends to each, and what each keeps. Where all clients have the
-server's model, there is nothing to tell; where clients keep their entries on other machines, it is not known here.
+server's model, there is nothing to tell; where clients keep their entries on other machines, it is not known here. Of many clients a
+few are looked at, always the same, so that a round costs the same however many clients there are.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from polyfed.backends.base import Backend
 from polyfed.core.server import Server
 
 SPREAD, ALL = "spread", "all"
+MOST_CLIENTS = 20
+"""Of more clients than this, as many are looked at, evenly spaced over the list of clients."""
 
 
 @dataclass
@@ -67,7 +70,7 @@ def differing_entries(server: Server, backend: Backend, initial: Mapping[str, Te
     """Of each client, the entries of its model that are not the server's own; nothing where they cannot be known."""
     entries, down = server.plan.entries, set(server.phase.down)
     own = [n for n, entry in entries.items() if entry.of is None and entry.dtype.is_floating_point and n not in down]
-    ids = [info.id for info in server.clients]
+    ids = _few([info.id for info in server.clients])
     if len(ids) < 2 or not (own or server.method.outgoing) or (own and not all(map(backend.can_read, ids))):
         return
     for client in ids:
@@ -75,6 +78,11 @@ def differing_entries(server: Server, backend: Backend, initial: Mapping[str, Te
         sent = server.outgoing(client) if server.method.outgoing else {}
         made = {name: value for name, value in sent.items() if value is not server.state.get(name) and entries[name].of is None}
         yield made | {name: kept.get(name, initial[name]) for name in own}
+
+
+def _few(clients: list[str]) -> list[str]:
+    step = max(1, len(clients) / MOST_CLIENTS)
+    return [clients[int(place * step)] for place in range(min(len(clients), MOST_CLIENTS))]
 
 
 def _numbers(moments: Moments, names: list[str]) -> dict[str, float]:
