@@ -100,6 +100,27 @@ class MissingExtra(PolyfedError, ImportError):
 MOST_NAMED = 20
 
 
+def plain_name(name: str) -> str:
+    """A name without what does not matter in it: hyphens, underscores and case.
+
+    >>> plain_name("Office-Caltech_10")
+    'officecaltech10'
+    """
+    return name.replace("-", "").replace("_", "").lower()
+
+
+def same_name(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is the same but for hyphens, underscores and case.
+
+    >>> same_name("Fed-BN", ["fedavg", "fedbn"])
+    'fedbn'
+    """
+    names = list(known)
+    if name in names:
+        return name
+    return next((each for each in names if plain_name(each) == plain_name(name)), None)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Say the nearest known name, or list what there is.
 

@@ -45,7 +45,7 @@ def test_module_runs_as_a_command() -> None:
 
 
 def test_run_has_an_option_for_every_setting(polyfed: Command) -> None:
-    shown = polyfed("run", "--help").out
+    shown = polyfed("run", "--help-all").out
     for name in setting_names():
         assert name == "data" or f"--{name.replace('_', '-')}" in shown
 

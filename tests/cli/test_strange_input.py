@@ -126,7 +126,7 @@ def check(words: Sequence[str]) -> None:
 
 
 def options_of(name: str) -> list[Any]:
-    parameters = command_group().commands[name].params
+    parameters = command_group().get_command(None, name).params
     return [one for one in parameters if one.param_type_name == "option" and not set(one.opts) & set(ENDS_ELSEWHERE)]
 
 

@@ -278,12 +278,14 @@ def parsed(line: str) -> dict[str, Any]:
     """The parameters that a command line would give its command; nothing is run."""
     words = shlex.split(line, comments=True)[1:]
     command, path = command_tree(), ["polyfed"]
-    while words and hasattr(command, "commands"):
-        assert words[0].startswith("-") or words[0] in command.commands, f"there is no command {words[0]!r} in: {line}"
+    while words and hasattr(command, "list_commands"):
+        found = command.get_command(None, words[0])
+        assert words[0].startswith("-") or found is not None, f"there is no command {words[0]!r} in: {line}"
         if words[0].startswith("-"):
             break
         path.append(words[0])
-        command = command.commands[words.pop(0)]
+        command = found
+        words.pop(0)
     values: dict[str, Any] = command.make_context(" ".join(path), words).params
     return values
 

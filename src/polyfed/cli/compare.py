@@ -30,7 +30,10 @@ EXAMPLE = (
 )
 
 
-@with_settings("data", "method")
+FIRST = ("methods", "seeds", "protocol", "rounds", "lr", "batch_size", "local_epochs", "model", "root", "workers", "recipe", "out")
+
+
+@with_settings("data", "method", first=FIRST)
 def compare(
     values: dict[str, Any],
     methods: Annotated[str, typer.Option("--methods", metavar="TEXTS", help="Methods, apart by semicolons.")],

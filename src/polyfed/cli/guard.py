@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from polyfed.cli.output import visible
-from polyfed.errors import PolyfedError, SettingError
+from polyfed.errors import PolyfedError, SettingError, UnknownName, nearest
 
 FAULT, BAD_INPUT, STOPPED = 1, 2, 130
 OWN_FAULT = "This is a fault of polyfed, please report it"
@@ -43,6 +43,14 @@ class Guarded(TyperGroup):
             _refuse_nul(args)
             return super().make_context(*args, **kwargs)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command; an unknown one is answered with what was probably meant."""
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing:
+            from polyfed.cli.suggestions import command_suggestion
+
+            raise UnknownName(f"There is no command {args[0]!r}. {command_suggestion(args[0])}")
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         if ctx.params.get("debug"):
@@ -72,14 +80,30 @@ def _one_sentence() -> Iterator[None]:
         _end(f"The system refused: {error.strerror or error}{where}. --debug shows where.", BAD_INPUT)
     except UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "polyfed"
-        sentence = error.format_message()
-        _end(f"{sentence}{'' if sentence.endswith(('.', '?')) else '.'} See {path} --help.", BAD_INPUT)
+        _end(f"{_usage_sentence(error)} See {path} --help.", BAD_INPUT)
     except KeyboardInterrupt as stop:
         _end(str(stop) or "stopped.", STOPPED)
     except (typer.Exit, typer.Abort):
         raise
     except Exception as error:
         _end(f"{OWN_FAULT}: {type(error).__name__}: {error}. --debug shows where.", FAULT)
+
+
+def _usage_sentence(error: Any) -> str:
+    """What is wrong with how the command was called, and what was probably meant."""
+    from polyfed.cli.suggestions import extra_argument_suggestion, option_suggestion
+
+    sentence = error.format_message()
+    if error.ctx is not None and hasattr(error, "option_name") and not hasattr(error, "param"):
+        suggestion = option_suggestion(error.option_name, error.ctx)
+        return f"There is no option {error.option_name}.{' ' * bool(suggestion)}{suggestion}"
+    if error.ctx is not None and sentence.startswith("No such command"):
+        typed = sentence.split("'")[1]
+        return f"There is no command {typed!r}. {nearest(typed, error.ctx.command.commands)}"
+    ended = sentence if sentence.endswith((".", "?")) else f"{sentence}."
+    if error.ctx is not None and "unexpected extra argument" in sentence:
+        return f"{ended} {extra_argument_suggestion(error.ctx)}"
+    return ended
 
 
 def _end(sentence: str, code: int) -> None:

@@ -8,6 +8,7 @@ import typer
 
 from polyfed.cli.options import DataRoot, Json, Load
 from polyfed.cli.output import busy, console, print_json, table
+from polyfed.errors import same_name
 from polyfed.reports.kinds import EXPERIMENTS, LISTS
 
 EXAMPLE = "Example: polyfed ls methods"
@@ -24,7 +25,7 @@ def load_files(files: list[str] | None) -> None:
 
 
 def ls(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help=f"One of: {', '.join(LISTS)}.")],
+    kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help=f"One of: {', '.join(LISTS)}.", show_default=False)] = None,
     load: Load = None,
     root: DataRoot = None,
     as_json: Json = False,
@@ -32,6 +33,10 @@ def ls(
     """List methods, data sets, models, partitions, losses, recipes or experiments."""
     from rich.markup import escape
 
+    if kind is None:
+        _list_kinds(as_json)
+        return
+    kind = same_name(kind, LISTS) or kind
     if kind == EXPERIMENTS:
         _list_experiments(root, as_json)
         return
@@ -49,6 +54,17 @@ def ls(
         for row in rows:
             shown.add_row(row["name"], escape(row["summary"]))
         console().print(shown)
+
+
+def _list_kinds(as_json: bool) -> None:
+    if as_json:
+        print_json({"kinds": list(LISTS)})
+        return
+    shown = table(("kind", "what"))
+    for kind, about in LISTS.items():
+        shown.add_row(kind, about)
+    console().print(shown)
+    console().print("polyfed ls KIND lists them; polyfed show NAME shows one in full.")
 
 
 def _list_experiments(root: str | None, as_json: bool) -> None:

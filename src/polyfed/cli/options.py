@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import types
 import typing
@@ -18,7 +19,7 @@ from polyfed.errors import SettingError, nearest
 from polyfed.recipes import layered
 from polyfed.settings import Settings, setting_names, with_changes
 
-PANEL = "Settings of the run"
+METAVARS = {int: "N", float: "NUMBER", str: "TEXT", list[str]: "TEXT"}
 REST = "values"
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of standard output.")]
@@ -63,11 +64,12 @@ LoadElsewhere = Annotated[
 ]
 
 
-def with_settings(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_settings(*left_out: str, first: tuple[str, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command an option for each setting; those given reach it as ``values``.
 
     Args:
         left_out: Settings the command has an argument of its own for.
+        first: The options that ``--help`` shows; ``--help-all`` shows all.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -82,6 +84,7 @@ def with_settings(*left_out: str) -> Callable[[Callable[..., None]], Callable[..
 
         parameters = [*(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own), *generated.values()]
         filled.__name__, filled.__doc__ = command.__name__, command.__doc__
+        filled.first_options = first  # type: ignore[attr-defined]
         filled.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         filled.__annotations__ = {p.name: p.annotation for p in parameters}
         return filled
@@ -98,13 +101,18 @@ def _parameter(item: dataclasses.Field[Any]) -> inspect.Parameter:
         help=item.metadata["doc"]
         + ("; may be repeated" if several else "" if item.default is None else f" (default {item.default})"),
         show_default=False,
-        rich_help_panel=PANEL,
+        metavar=METAVARS[kind],
     )
     return inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option])
 
 
+@functools.cache
+def _hints() -> dict[str, Any]:
+    return typing.get_type_hints(Settings)
+
+
 def _plain_type(name: str) -> Any:
-    hint = typing.get_type_hints(Settings)[name]
+    hint = _hints()[name]
     if typing.get_origin(hint) is tuple:
         return list[str]
     if isinstance(hint, types.UnionType):

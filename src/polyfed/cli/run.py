@@ -39,7 +39,10 @@ Root = Annotated[
 ]
 
 
-@with_settings("data")
+FIRST = ("method", "rounds", "lr", "batch_size", "local_epochs", "model", "unseen", "seed", "root", "workers", "recipe", "out")
+
+
+@with_settings("data", first=FIRST)
 def run(
     values: dict[str, Any],
     data: Annotated[str | None, typer.Argument(metavar="DATA", help="A data set, or a folder root/<domain>/<class>/*.")] = None,

@@ -26,7 +26,10 @@ EXAMPLE = (
 )
 
 
-@with_settings("data", "method", "lr")
+FIRST = ("methods", "lr", "set_grid", "random", "seeds", "rounds", "batch_size", "local_epochs", "model", "root", "workers", "out")
+
+
+@with_settings("data", "method", "lr", first=FIRST)
 def sweep(
     values: dict[str, Any],
     methods: Annotated[str, typer.Option("--methods", metavar="TEXTS", help="Methods, apart by semicolons.")],

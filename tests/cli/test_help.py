@@ -1,0 +1,144 @@
+"""Help: commands and options in groups, twelve options first, what was probably meant, and nothing heavy imported for it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from helpers.command_line import Command, command_group, says
+from helpers.paths import SOURCE
+from polyfed.cli.commands import GROUPS as COMMAND_GROUPS
+from polyfed.cli.commands import SYNONYMS, entries
+from polyfed.cli.lazy import imported
+from polyfed.cli.option_groups import GROUPS
+from polyfed.cli.suggestions import OPTION_SYNONYMS
+from polyfed.settings import setting_names
+
+MANY = ("run", "compare", "sweep")
+
+
+def options_shown(text: str) -> list[str]:
+    return re.findall(r"^│ (?:\*  |   )?(--[a-z-]+)", text, re.MULTILINE)
+
+
+def every_command() -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = []
+    for name in entries():
+        inner = getattr(imported(entries()[name]), "commands", {})
+        found += [(name, each) for each in inner] or [(name,)]
+    return found
+
+
+def test_help_lists_every_command_in_its_group_on_one_line(polyfed: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = polyfed("--help").out
+    for group, listed in COMMAND_GROUPS.items():
+        panel = shown[shown.index(f"─ {group} ─") :]
+        for entry in listed:
+            assert re.search(rf"^│ {entry.name} +{re.escape(entry.line)} +│$", panel, re.MULTILINE), entry.name
+    assert max(map(len, shown.splitlines())) == 80
+    assert polyfed().out == shown
+
+
+@pytest.mark.parametrize("command", every_command(), ids=" ".join)
+def test_every_command_has_help_with_an_example_and_without_types_of_python(polyfed: Command, command: tuple[str, ...]) -> None:
+    for flag in ("--help", "--help-all") if command[0] in MANY else ("--help",):
+        shown = polyfed(*command, flag)
+        assert shown.code == 0 and "Example" in shown.out
+        assert not re.search(r"<bool>|BOOLEAN|<class '|None", shown.out)
+
+
+@pytest.mark.parametrize("command", MANY)
+def test_twelve_options_come_first(polyfed: Command, command: str) -> None:
+    assert len(options_shown(polyfed(command, "--help").out)) == 12 + len(("--help-all", "--help"))
+
+
+def test_help_all_has_every_setting_in_its_group(polyfed: Command) -> None:
+    first, everything = polyfed("run", "--help").out, polyfed("run", "--help-all").out
+    assert f"Show all {len(options_shown(everything)) - 2} options, in groups." in first
+    titles = re.findall(r"^╭─ (.+?) ─", everything, re.MULTILINE)
+    assert titles == ["Arguments", "Options", *GROUPS]
+    assert titles[2:] == ["Data", "Model and method", "Training", "Clients", "Evaluation", "Speed", "Output"]
+    for group, names in GROUPS.items():
+        panel = everything[everything.index(f"─ {group} ─") :].partition("╰")[0]
+        for name in names:
+            assert name == "data" or f"--{name.replace('_', '-')}" in panel, (group, name)
+
+
+def test_every_setting_is_in_one_group() -> None:
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(setting_names()), "give each setting a group in cli/option_groups.py"
+
+
+def test_every_synonym_stands_for_something() -> None:
+    assert set(SYNONYMS.values()) <= set(entries()) and not set(SYNONYMS) & set(entries())
+    known = {option for name in entries() for param in imported(entries()[name]).params for option in param.opts}
+    assert {f"--{ours}" for ours in OPTION_SYNONYMS.values()} <= known
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["tain"], "There is no command 'tain'. To train, use polyfed run."),
+        (["train"], "There is no command 'train'. To train, use polyfed run."),
+        (["rnu"], "There is no command 'rnu'. Did you mean run?"),
+        (["Compare"], "There is no command 'Compare'. Did you mean compare?"),
+        (["xyzzy"], "There is no command 'xyzzy'. polyfed --help lists all."),
+        (["run", "--learning-rate", "1"], "There is no option --learning-rate. Did you mean --lr? See polyfed run --help."),
+        (["run", "--ruonds", "1"], "There is no option --ruonds. Did you mean --rounds? See polyfed run --help."),
+        (["run", "--batch_size", "1"], "There is no option --batch_size. Did you mean --batch-size? See polyfed run --help."),
+        (
+            ["run", "--dataset", "x"],
+            "There is no option --dataset. DATA is written without an option: polyfed run DATA. See polyfed run --help.",
+        ),
+        (["ls", "--xyzzy"], "There is no option --xyzzy. See polyfed ls --help."),
+        (["data", "chek"], "There is no command 'chek'. Did you mean check? See polyfed data --help."),
+        (
+            ["compare", "digits-mini", "--methods", "fedavg", "fedbn"],
+            "Got unexpected extra argument (fedbn). Separate methods with ; and put them in quotes: "
+            '--methods "fedavg; fedbn". See polyfed compare --help.',
+        ),
+        (["ls", "methods", "all"], "Got unexpected extra argument (all). It takes [KIND]; put a text with spaces in quotes. See polyfed ls --help."),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_what_was_meant_is_suggested(polyfed: Command, words: list[str], sentence: str) -> None:
+    ended = polyfed(*words)
+    says(ended)
+    assert ended.err == f"polyfed: {sentence}\n"
+
+
+def test_ls_without_a_kind_lists_the_kinds(polyfed: Command) -> None:
+    shown = polyfed("ls")
+    assert shown.code == 0
+    for kind in ("methods", "data", "models", "partitions", "losses", "recipes", "experiments"):
+        assert re.search(rf"^ {kind} ", shown.out, re.MULTILINE)
+    assert "polyfed ls KIND lists them; polyfed show NAME shows one in full." in shown.out
+    assert polyfed("ls", "--json").json["kinds"][0] == "methods"
+    assert polyfed("ls", "Losses").out == polyfed("ls", "losses").out
+
+
+def test_help_imports_neither_torch_nor_any_command() -> None:
+    script = """
+import sys
+from polyfed.cli.main import app
+try:
+    app(["--help"], prog_name="polyfed")
+except SystemExit as end:
+    assert not end.code
+from polyfed.cli.commands import entries
+heavy = {"torch", "numpy", "typer.rich_utils", "rich.markdown"} | {f"polyfed.cli.{entry.home.split(':')[0]}" for entry in entries().values()}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_the_group_knows_commands_by_name() -> None:
+    assert command_group().list_commands(None)[:2] == ["run", "compare"]
+    assert command_group().get_command(None, "nothing") is None
