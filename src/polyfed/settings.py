@@ -19,6 +19,7 @@ AUTO = "auto"
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "weights": ("samples", "uniform"),
     "optimizer": ("sgd", "adam", "adamw"),
+    "sampling": ("shuffled", "balanced"),
     "last_batch": ("merge", "drop", "keep", "error"),
     "on_nan": ("stop", "drop"),
     "selection": ("last", "best_validation", "best_local_validation"),
@@ -63,6 +64,9 @@ class Settings:
     local_epochs: int = setting(1, "epochs of local training in a round")
     local_steps: int | None = setting(None, "steps of local training in a round, instead of epochs")
     batch_size: int = setting(32, "samples in a training batch")
+    sampling: str = setting(
+        "shuffled", "training images of an epoch: shuffled (each once), or balanced (drawn so that a client's classes are even)"
+    )
     lr: float = setting(0.05, "learning rate of clients")
     schedule: str = setting("constant", "learning rate by round: constant, cosine, steps(at=(0.5, 0.75), factor=0.1)")
     optimizer: str = setting("sgd", "optimizer of clients: sgd, adam or adamw")

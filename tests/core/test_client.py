@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 
 import pytest
+import torch
 
 from helpers import tiny_runs
+from polyfed.core.client import batch_indices
 from polyfed.errors import DataError, NotFinite, SettingError
+from polyfed.settings import Settings
 from polyfed.testing import tiny_federation
 
 trained = functools.partial(tiny_runs.trained, rounds=3)
@@ -37,3 +40,13 @@ def test_a_loss_that_is_not_finite_names_client_and_round() -> None:
         trained("fedavg", lr=1e30, rounds=2)
     with pytest.raises(NotFinite, match=r"step \d"):
         trained("fedavg", lr=1e30, rounds=2, backend="debug")
+
+
+def test_balanced_sampling_draws_the_classes_of_a_client_evenly() -> None:
+    labels = torch.tensor([0] * 90 + [2] * 10)
+    settings = Settings(sampling="balanced", batch_size=10, local_epochs=20)
+    drawn = list(batch_indices(100, settings, True, torch.Generator().manual_seed(0), "a", labels))
+    assert len(drawn) == 200 and all(len(chunk) == 10 for chunk in drawn)
+    share = float((labels[torch.cat(drawn)] == 2).float().mean())
+    assert abs(share - 0.5) < 0.05
+    assert not (labels[torch.cat(drawn)] == 1).any()

@@ -87,3 +87,13 @@ def test_balanced_needs_counts_and_names_are_suggested() -> None:
         losses.build("weighted_focal(alpha=(1, 1))", class_counts=(1, 1, 1))
     with pytest.raises(OptionError, match="2 weights, but the logits have 3"):
         WeightedFocal(2.0, (1.0, 1.0))(torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64))
+
+
+def test_cross_entropy_with_class_weights_is_that_of_torch() -> None:
+    logits, labels = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 0, 0, 1, 1, 2, 0, 0])
+    weighted = losses.build('cross_entropy(class_weights="balanced")', class_counts=[5, 2, 1])
+    expected = torch.nn.functional.cross_entropy(logits, labels, weight=torch.tensor([8 / 5, 4.0, 8.0]))
+    torch.testing.assert_close(weighted(logits, labels), expected)
+    assert losses.build("cross_entropy", class_counts=[5, 2, 1]) == losses.build("cross_entropy")
+    with pytest.raises(OptionError, match="'balanced' or a list"):
+        losses.build('cross_entropy(class_weights="even")', class_counts=[5, 2, 1])

@@ -142,6 +142,20 @@ def test_missing_parts_of_other_sets_are_named(tmp_path):
     assert "rosendahl.jpg" in problems
 
 
+def test_a_leaked_duplicate_is_found(root):
+    for domain in DOMAINS:
+        files = sorted((root / "PACS" / domain).rglob("*.jpg"))
+        for kind, chosen in (("train", files[1:]), ("crossval", files[:1])):
+            (root / f"{domain}_{kind}_kfold.txt").write_text("\n".join(f"{domain}/{p.parent.name}/{p.name} 1" for p in chosen))
+    assert not check("pacs", str(root)).notes
+    dogs = root / "PACS" / "photo" / "dog"
+    shutil.copy(dogs / "pic_000.jpg", dogs / "pic_001.jpg")
+    shutil.copy(root / "PACS" / "photo" / "person" / "pic_000.jpg", root / "PACS" / "sketch" / "person" / "pic_001.jpg")
+    leak, across = check("pacs", str(root)).notes
+    assert "1 picture is in more than one of train, validation and test" in leak and "photo/dog/pic_000.jpg" in leak
+    assert "1 picture is in more than one domain" in across and "photo/person/pic_000.jpg" in across
+
+
 def test_nothing_there_and_unknown_names(tmp_path):
     with pytest.raises(DataError, match="PACS was not found"):
         check("pacs", str(tmp_path))

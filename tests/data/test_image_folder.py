@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from polyfed.data.cache import cache_folder
+from polyfed.data.federate import federate
 from polyfed.data.sets.image_folder import image_folder
 from polyfed.errors import DataError, OptionError
 
@@ -78,14 +80,102 @@ def test_every_kind_of_image(tmp_path):
     assert domain.validation is None
 
 
-def test_a_missing_class_names_the_domain_and_the_class(tmp_path):
+def test_a_domain_may_lack_classes_which_is_said_once(tmp_path):
     make(tmp_path)
     for path in (tmp_path / "clinic_b" / "malign").iterdir():
         path.unlink()
-    with pytest.raises(
-        DataError, match=r"domain clinic_b has no training images of the class malign; it has benign.*add malign to clinic_b"
-    ):
-        image_folder(str(tmp_path))
+    image(tmp_path / "clinic a" / "unclear" / "0.png", (0, 0, 0))
+    data = image_folder(str(tmp_path))
+    assert data.classes == ("benign", "malign", "unclear")
+    assert set(data.domain("clinic_b").train.labels.tolist()) == {0}
+    empty, lacking = data.notes
+    assert empty == f"{tmp_path}: 1 empty class folder, a class all the same: clinic_b/malign."
+    assert "clinic_b lacks malign, unclear" in lacking and "clinic a" not in lacking
+    assert federate(data).notes == data.notes
+
+
+def test_a_class_without_any_image_is_a_class(tmp_path):
+    make(tmp_path)
+    (tmp_path / "clinic a" / "third").mkdir()
+    assert image_folder(str(tmp_path)).classes == ("benign", "malign", "third")
+
+
+def test_files_that_are_not_read_are_counted(tmp_path):
+    make(tmp_path, 3)
+    for number in range(7):
+        (tmp_path / "clinic a" / "benign" / f"{number}.txt").write_text("notes")
+    image(tmp_path / "clinic a" / "stray.png", (0, 0, 0))
+    image(tmp_path / "clinic a" / "benign" / "deeper" / "0.png", (0, 0, 0))
+    others, strays = image_folder(str(tmp_path), test_share=0.4).notes
+    assert "7 files not read" in others and "and 2 more" in others
+    assert "2 images not read" in strays and "clinic a/stray.png" in strays
+
+
+def test_domains_called_train_and_test_are_asked_about(tmp_path):
+    for domain in ("train", "test"):
+        for label in CLASSES:
+            for number in range(5):
+                image(tmp_path / domain / label / f"{number}.png", (1, 2, 3))
+    (note,) = image_folder(str(tmp_path)).notes
+    assert "the domains are called test and train" in note
+
+
+def test_a_domain_in_the_test_folder_only_can_be_unseen(tmp_path):
+    make(tmp_path / "train", 4)
+    make(tmp_path / "test", 4)
+    for label in CLASSES:
+        image(tmp_path / "test" / "clinic_c" / label / "0.png", (9, 9, 9))
+    data = image_folder(str(tmp_path))
+    assert "clinic_c has no training images" in data.notes[0]
+    assert len(federate(data, unseen=["clinic_c"]).clients) == 2
+    with pytest.raises(DataError, match="clinic_c"):
+        federate(data)
+
+
+def test_exif_rotation_is_applied(tmp_path):
+    make(tmp_path, 5)
+    pixels = np.zeros((20, 20, 3), np.uint8)
+    pixels[:10] = 250  # the upper half is bright
+    lying = Image.fromarray(pixels).rotate(90)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees clockwise to look at it
+    lying.save(tmp_path / "clinic a" / "benign" / "000.png", exif=exif)
+    data = image_folder(str(tmp_path), size=20, test_share=0.2, validation_share=0.0)
+    x = torch.cat([part.batch(slice(None))[0] for part in (data.domains[0].train, data.domains[0].test)])
+    turned = x[x.float().mean((1, 2, 3)).argmax()]
+    assert (turned[:, :10] == 250).all() and (turned[:, 10:] == 0).all()
+
+
+def grey(path: Path, values: np.ndarray, kind: str = "TIFF") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(values).save(path, kind)
+
+
+def test_deep_images_keep_their_brightness_by_one_rule_for_a_domain(tmp_path):
+    for number, level in enumerate((100, 1000, 4095)):  # of twelve bits
+        for label in CLASSES:
+            grey(tmp_path / "twelve bits" / label / f"{number}.png", np.full((8, 8), level, np.uint16), "PNG")
+    for number, level in enumerate((0.1, 0.5, 1.0)):
+        for label in CLASSES:
+            grey(tmp_path / "shares" / label / f"{number}.tif", np.full((8, 8), level, np.float32))
+    for number, level in enumerate((-1000.0, 0.0, 1000.0)):
+        for label in CLASSES:
+            grey(tmp_path / "hounsfield" / label / f"{number}.tif", np.full((8, 8), level, np.float32))
+    data = image_folder(str(tmp_path), size=8, test_share=0.3, validation_share=0.0)
+    levels = {
+        domain.name: sorted({pixel[0] for pixel in (*colours(domain.train), *colours(domain.test))}) for domain in data.domains
+    }
+    assert levels == {"twelve bits": [6, 62, 255], "shares": [26, 128, 255], "hounsfield": [0, 128, 255]}
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "YCbCr"])
+def test_modes_become_rgb(tmp_path, mode):
+    make(tmp_path, 4)
+    shown = Image.new("RGB", (8, 8), (255, 255, 255)).convert(mode)
+    shown.save(tmp_path / "clinic a" / "benign" / "000.tif", "TIFF")
+    data = image_folder(str(tmp_path), size=8, test_share=0.3)
+    parts = (data.domains[0].train, data.domains[0].validation, data.domains[0].test)
+    assert any(pixel == (255, 255, 255) for part in parts for pixel in colours(part))
 
 
 def test_unreadable_images_are_named_and_counted(tmp_path):

@@ -140,7 +140,7 @@ def test_a_palette_with_transparency_raises_no_warning():
 
 
 def test_sixteen_bit_grey_keeps_its_range():
-    deep = Image.fromarray((np.arange(256, dtype=np.uint16) * 256).reshape(16, 16))
+    deep = Image.fromarray((np.arange(256, dtype=np.uint16) * 257).reshape(16, 16))
     found = decode(encoded(deep), "deep.png", 16)
     assert (found[0].ravel() == np.arange(256)).all()
 

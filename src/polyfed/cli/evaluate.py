@@ -158,14 +158,14 @@ def with_other_data(experiment: Experiment, data: str, root: str | None, part: s
 
 
 def other_data_set(experiment: Experiment, data: str, root: str | None) -> DataSet:
-    """A data set by name or folder; a folder is read at the size of the run's inputs."""
-    from polyfed.data.sets.image_folder import image_folder
-    from polyfed.runs.assemble import build_data_set, is_folder
+    """A data set by name, folder or table; files are read at the size of the run's inputs."""
+    from polyfed.data.own_data import is_own_data, own_data
+    from polyfed.runs.assemble import build_data_set
     from polyfed.runs.predictions import input_shape
 
     height, width = input_shape(experiment)[1:]
-    if is_folder(data) and height == width:
-        return image_folder(data, size=height)
+    if is_own_data(data) and height == width:
+        return own_data(data, size=height)
     return build_data_set(data, dataclasses.replace(experiment.settings, data=data, root=root))
 
 

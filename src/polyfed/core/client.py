@@ -128,7 +128,8 @@ class Client:
         """This round's training batches, prepared, through the method's ``inputs``."""
         settings, train, method = self.bench.settings, self.data.train, self.bench.method
         needs_two = any(norm.training for norm in self.bench.batch_norms)
-        for indices in batch_indices(len(train), settings, needs_two, self.generator, self.id):
+        labels = train.labels if settings.sampling == "balanced" else None
+        for indices in batch_indices(len(train), settings, needs_two, self.generator, self.id, labels):
             x, y = (sent_to(part, self.bench.device) for part in train.batch(indices))
             x = self.bench.preparation.for_training(x)
             for change in method.inputs:
@@ -191,26 +192,34 @@ class Client:
         return tree if self.bench.device == CPU else moved(tree, self.bench.device)
 
 
-def batch_indices(count: int, settings: Settings, needs_two: bool, stream: torch.Generator, client: str) -> Iterator[Tensor]:
-    """Positions of each training batch: shuffled epochs, for the epochs or steps of the settings."""
+def batch_indices(
+    count: int, settings: Settings, needs_two: bool, stream: torch.Generator, client: str, labels: Tensor | None = None
+) -> Iterator[Tensor]:
+    """Positions of each training batch, for the epochs or steps of the settings: shuffled epochs, or drawn evenly over these labels."""
     steps = 0
     epoch = 0
     while settings.local_steps is not None or epoch < settings.local_epochs:
         epoch += 1
-        for chunk in _epoch(count, settings, needs_two, stream, client):
+        order = torch.randperm(count, generator=stream) if labels is None else drawn_evenly(labels, stream)
+        for chunk in _epoch(order, settings, needs_two, client):
             if settings.local_steps is not None and steps == settings.local_steps:
                 return
             steps += 1
             yield chunk
 
 
-def _epoch(count: int, settings: Settings, needs_two: bool, stream: torch.Generator, client: str) -> list[Tensor]:
-    chunks = list(torch.split(torch.randperm(count, generator=stream), settings.batch_size))
+def drawn_evenly(labels: Tensor, stream: torch.Generator) -> Tensor:
+    """As many positions as there are labels, drawn with replacement so that every class that is there is equally likely."""
+    return torch.multinomial(1 / labels.bincount()[labels].double(), len(labels), replacement=True, generator=stream)
+
+
+def _epoch(order: Tensor, settings: Settings, needs_two: bool, client: str) -> list[Tensor]:
+    chunks = list(torch.split(order, settings.batch_size))
     if not needs_two or len(chunks[-1]) > 1 or settings.last_batch == "keep":
         return chunks
     if settings.last_batch == "error" or len(chunks) == 1:
         raise DataError(
-            f"Client {client} would train on a batch of one sample ({count} samples, batch size {settings.batch_size}), "
+            f"Client {client} would train on a batch of one sample ({len(order)} samples, batch size {settings.batch_size}), "
             "and batch norm needs two. Use --last-batch merge or drop, another batch size, or another norm than batch norm."
         )
     if settings.last_batch == "merge":

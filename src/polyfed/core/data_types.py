@@ -161,7 +161,10 @@ class Domain:
 
 @dataclass(frozen=True, repr=False)
 class DataSet:
-    """Domains with the same classes. ``source`` says which files and splits were used, for every table."""
+    """Domains with the same classes.
+
+    ``source`` says which files and splits were used, for every table; ``notes`` are sentences that users read before training.
+    """
 
     name: str
     classes: tuple[str, ...]
@@ -169,6 +172,7 @@ class DataSet:
     preparation: Preparation = field(default_factory=Preparation)
     default_model: str = "small_cnn"
     source: str = ""
+    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         rows = [(d.name, len(d.train), 0 if d.validation is None else len(d.validation), len(d.test)) for d in self.domains]
@@ -205,6 +209,7 @@ class Federation:
     preparation: Preparation = field(default_factory=Preparation)
     default_model: str = "small_cnn"
     source: str = ""
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         ids = [client.id for client in self.clients]

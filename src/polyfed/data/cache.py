@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from polyfed.data.archives import FileIdentity
 from polyfed.errors import DataError
 
-RECIPE_VERSION = 1
+RECIPE_VERSION = 2
 """Raise it when the same files and options shall give other arrays."""
 
 MAPPED_FROM_BYTES = 1 << 20

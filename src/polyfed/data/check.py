@@ -9,7 +9,8 @@ from pathlib import Path
 
 from polyfed.data.archives import sha256_of
 from polyfed.data.declaration import Declaration
-from polyfed.data.domain_files import DomainSource
+from polyfed.data.domain_files import DomainSource, Examinable
+from polyfed.data.duplicates import Duplicates
 from polyfed.data.registry import data_sets
 from polyfed.errors import DataError
 
@@ -24,6 +25,7 @@ class CheckResult:
         layouts: The layout each domain was read from.
         counts: Examples of each class, by domain and split.
         problems: A sentence for each problem.
+        notes: What is worth knowing, a sentence each: images that are there twice, as they are in some published sets.
     """
 
     name: str
@@ -32,6 +34,7 @@ class CheckResult:
     layouts: Mapping[str, str]
     counts: Mapping[str, Mapping[str, tuple[int, ...]]]
     problems: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -67,16 +70,29 @@ def check(name: str, root: str) -> CheckResult:
         # A wrong archive is the reason why nothing is found in it.
         problems.append(str(error))
     counts: dict[str, dict[str, tuple[int, ...]]] = {}
+    duplicates = Duplicates()
     for source in sources:
         problems += source.problems
         try:
-            counts[source.domain] = source.count(len(declaration.classes), problems)
+            counts[source.domain] = _counted(source, len(declaration.classes), problems, duplicates)
         except DataError as error:
             problems.append(str(error))
         else:
             problems += _wrong_counts(source, counts[source.domain], declaration)
     layouts = {source.domain: source.layout for source in sources}
-    return CheckResult(declaration.title, root, declaration.classes, layouts, counts, tuple(dict.fromkeys(problems)))
+    notes = (*duplicates.leaks(), *duplicates.across_domains())
+    return CheckResult(declaration.title, root, declaration.classes, layouts, counts, tuple(dict.fromkeys(problems)), notes)
+
+
+def _counted(source: DomainSource, classes: int, problems: list[str], duplicates: Duplicates) -> dict[str, tuple[int, ...]]:
+    """Examples of each class by split; images that can be compared are added to those that were seen."""
+    if not isinstance(source, Examinable):
+        return source.count(classes, problems)
+    examined = source.examined(problems)
+    for split, rows in examined.splits.items():
+        for row in rows:
+            duplicates.add(examined.hashes[row], source.domain, split, examined.names[row])
+    return examined.counts(classes)
 
 
 def _wrong_archives(declaration: Declaration, root: Path) -> list[str]:

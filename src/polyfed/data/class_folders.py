@@ -110,6 +110,7 @@ class ClassFolders:
                     read=partial(images.read, size),
                     split=partial(split, images, named),
                     problems=(*self.problems(domain, classes), *images.missing(named)),
+                    names=images.names,
                 )
             )
         return found

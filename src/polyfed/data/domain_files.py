@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from polyfed.core.data_types import Domain
 from polyfed.data.archives import FileIdentity
 from polyfed.data.cache import Arrays, cached
+from polyfed.data.duplicates import picture_hash
 from polyfed.data.row_examples import RowExamples
 from polyfed.data.splits import Splits
 from polyfed.errors import DataError
@@ -42,6 +44,29 @@ class DomainSource(Protocol):
 
 
 @dataclass(frozen=True)
+class Examined:
+    """A domain that was read again: the label and the hash of each image, what to call it, and the rows of each split."""
+
+    labels: NDArray[np.int64]
+    hashes: Sequence[bytes]
+    names: Sequence[str]
+    splits: Splits
+
+    def counts(self, classes: int) -> dict[str, tuple[int, ...]]:
+        """Examples of each class by split; ``all`` counts every example once."""
+        splits = {"all": np.arange(len(self.labels)), **self.splits}
+        return {split: tuple(np.bincount(self.labels[rows], minlength=classes).tolist()) for split, rows in splits.items()}
+
+
+@runtime_checkable
+class Examinable(Protocol):
+    """A source whose images a check can compare with each other."""
+
+    def examined(self, unreadable: list[str]) -> Examined:
+        """Everything read again from the files, past the cache."""
+
+
+@dataclass(frozen=True)
 class DomainFiles:
     """One domain in one layout, not decoded yet.
 
@@ -56,6 +81,7 @@ class DomainFiles:
         problems: What is already known to be wrong, a sentence each.
         skip_unreadable: Leave unreadable images out instead of refusing the domain.
         advice: What to do about unreadable images, for the message.
+        names: What to call the images, where each has a file of its own.
     """
 
     domain: str
@@ -67,6 +93,7 @@ class DomainFiles:
     problems: tuple[str, ...] = ()
     skip_unreadable: bool = False
     advice: str = ""
+    names: Sequence[str] = ()
 
     def load(self) -> Domain:
         """The domain, with its images memory-mapped."""
@@ -82,10 +109,15 @@ class DomainFiles:
 
     def count(self, classes: int, unreadable: list[str]) -> dict[str, tuple[int, ...]]:
         """Examples of each class by split; every image is decoded again, past the cache."""
+        return self.examined(unreadable).counts(classes)
+
+    def examined(self, unreadable: list[str]) -> Examined:
+        """Everything decoded again, past the cache."""
         arrays = self.read(unreadable)
-        labels = arrays["y"]
-        splits = {"all": np.arange(len(labels)), **self.split(arrays)}
-        return {split: tuple(np.bincount(labels[rows], minlength=classes).tolist()) for split, rows in splits.items()}
+        hashes = [picture_hash(image) for image in arrays["x"]]
+        kept = arrays.get("kept", np.arange(len(hashes)))
+        names = [self.names[position] if self.names else f"image {position}" for position in kept]
+        return Examined(arrays["y"], hashes, names, self.split(arrays))
 
     def arrays(self) -> Arrays:
         """The decoded arrays, from the cache if they are there."""

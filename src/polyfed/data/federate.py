@@ -60,6 +60,7 @@ def federate(
         preparation=dataset.preparation,
         default_model=dataset.default_model,
         source=dataset.source,
+        notes=dataset.notes,
     )
 
 

@@ -1,4 +1,9 @@
-"""From image files to uint8 arrays of the shape (n, 3, side, side)."""
+"""From image files to uint8 arrays of the shape (n, 3, side, side).
+
+Images are turned as their EXIF tag says. Grey, palette, CMYK and other modes become RGB; transparency is dropped. *Deep*
+images, which have more than 8 bits or are floating-point, are scaled to 8 bits by one rule for all that are read together
+(those of a domain), so that their brightnesses stay comparable; see ``deep_range``.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +15,15 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
 from polyfed.data.archives import FileTree
 from polyfed.errors import DataError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+DEEP_MODES = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")
+USUAL_BITS = (8, 10, 12, 14, 16)
+"""Depths of cameras and scanners; the files of all but the first have 16 bits."""
 _UNREADABLE = (
     OSError,
     SyntaxError,
@@ -34,15 +42,40 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(IMAGE_SUFFIXES)
 
 
-def opened(content: bytes, name: str) -> Image.Image:
-    """An image as RGB, decoded to the end; of a moving one the first frame."""
+def decoded(content: bytes, name: str) -> Image.Image:
+    """An image in its own mode, decoded to the end and turned as its EXIF tag says; of a moving one the first frame."""
     try:
         # Pillow warns of oddities in a file and goes on; an image that cannot be read is an error all the same.
         with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(content)) as image:
             image.load()
-            return _rgb(image)
+            upright = ImageOps.exif_transpose(image)
+            return image.copy() if upright is None else upright
     except _UNREADABLE as error:
         raise DataError(f"{name} cannot be read as an image: {error}.") from error
+
+
+def opened(content: bytes, name: str) -> Image.Image:
+    """An image as RGB; a deep one is scaled by its own values."""
+    image = decoded(content, name)
+    if image.mode not in DEEP_MODES:
+        return _rgb(image, name)
+    values = _deep_values(image, name)
+    return Image.fromarray(_scaled(values, deep_range(float(values.min()), float(values.max())))).convert("RGB")
+
+
+def deep_range(lowest: float, highest: float) -> tuple[float, float]:
+    """Which values of deep images become black and white, from the lowest and the highest value of all that are read together.
+
+    Values from 0 to 1 are shares of white. Other values from 0 on are whole numbers of a usual depth: 255, 1023, 4095, 16383
+    or 65535 is white, the first that holds the highest value. Anything else runs from the lowest value to the highest.
+
+    >>> deep_range(0, 3071), deep_range(0.0, 0.8), deep_range(-1000, 1500)
+    ((0, 4095), (0, 1), (-1000, 1500))
+    """
+    if lowest >= 0 and highest <= 1:
+        return 0, 1
+    white = next((2**bits - 1 for bits in USUAL_BITS if highest < 2**bits), None)
+    return (0, white) if lowest >= 0 and white is not None else (lowest, highest)
 
 
 def decode(content: bytes, name: str, size: int, middle_square: bool = False) -> NDArray[np.uint8]:
@@ -54,14 +87,18 @@ def decode(content: bytes, name: str, size: int, middle_square: bool = False) ->
         size: Side of the result.
         middle_square: Cut the largest square out of the middle first, instead of changing the aspect ratio.
     """
-    image = opened(content, name)
+    return np.asarray(fitted(opened(content, name), size, middle_square)).transpose(2, 0, 1)
+
+
+def fitted(image: Image.Image, size: int, middle_square: bool = False) -> Image.Image:
+    """The image at this side, cut to its middle square first if asked for."""
     if middle_square and image.width != image.height:
         side = min(image.size)
         left, top = (image.width - side) // 2, (image.height - side) // 2
         image = image.crop((left, top, left + side, top + side))
     if image.size != (size, size):
         image = image.resize((size, size), Image.Resampling.BILINEAR)
-    return np.asarray(image).transpose(2, 0, 1)
+    return image
 
 
 def decode_all(
@@ -78,14 +115,38 @@ def decode_all(
     """
     images = np.empty((len(names), 3, size, size), np.uint8)
     readable: list[int] = []
+    deep = DeepImages()
     for position, name in enumerate(names):
         try:
-            images[len(readable)] = decode(tree.read(name), name, size, middle_square)
+            image = decoded(tree.read(name), name)
+            if image.mode in DEEP_MODES:
+                deep.add(len(readable), _deep_values(image, name), size, middle_square)
+            else:
+                images[len(readable)] = np.asarray(fitted(_rgb(image, name), size, middle_square)).transpose(2, 0, 1)
         except DataError as error:
             unreadable.append(str(error))
         else:
             readable.append(position)
+    deep.write(images)
     return images[: len(readable)], np.array(readable, np.int64)
+
+
+class DeepImages:
+    """Deep images that are read together. Their common range is known at the end, so they wait, already at the size wanted."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, NDArray[np.float32]] = {}
+        self.lowest, self.highest = np.inf, -np.inf
+
+    def add(self, row: int, values: NDArray[np.float32], size: int, middle_square: bool) -> None:
+        """Take an image for a row of the result."""
+        self.lowest, self.highest = min(self.lowest, float(values.min())), max(self.highest, float(values.max()))
+        self.waiting[row] = np.asarray(fitted(Image.fromarray(values), size, middle_square))
+
+    def write(self, images: NDArray[np.uint8]) -> None:
+        """Put all of them into their rows, as grey."""
+        for row, values in self.waiting.items():
+            images[row] = _scaled(values, deep_range(self.lowest, self.highest))[None]
 
 
 def tiles(content: bytes, name: str, side: int, count: int) -> NDArray[np.uint8]:
@@ -120,10 +181,22 @@ def colour(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     return resized(np.ascontiguousarray(images.transpose(0, 3, 1, 2)), size)
 
 
-def _rgb(image: Image.Image) -> Image.Image:
-    if image.mode in ("I", "I;16", "I;16B", "I;16L"):
-        # Pillow would clip sixteen-bit grey at 255 and leave white.
-        return Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) // 256).astype(np.uint8)).convert("RGB")
-    if image.mode == "P":
-        image = image.convert("RGBA")
-    return image.convert("RGB")
+def _rgb(image: Image.Image, name: str) -> Image.Image:
+    try:
+        return (image.convert("RGBA") if image.mode == "P" else image).convert("RGB")
+    except _UNREADABLE as error:
+        raise DataError(f"{name} has the colours {image.mode}, which cannot be made RGB: {error}.") from error
+
+
+def _deep_values(image: Image.Image, name: str) -> NDArray[np.float32]:
+    values = np.asarray(image).astype(np.float32)
+    if not np.isfinite(values).all():
+        raise DataError(f"{name} cannot be used as an image: some of its values are not finite.")
+    return values
+
+
+def _scaled(values: NDArray[np.float32], limits: tuple[float, float]) -> NDArray[np.uint8]:
+    black, white = limits
+    shares: NDArray[np.float32] = (values - black) / max(white - black, 1e-12)
+    grey: NDArray[np.uint8] = np.rint(shares.clip(0, 1) * 255).astype(np.uint8)
+    return grey

@@ -7,18 +7,19 @@ flwr-datasets is not used: it partitions Hugging Face data sets, and ours are te
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from polyfed.core.data_types import ClientData, DataSet
 from polyfed.data.client_shares import at_least, by_domain, clients_of, cut, numbered, numpy_generator, pooled_labels
 from polyfed.data.federate import federate
 from polyfed.data.label_skew import per_class_counts, per_client_counts, positions_of, shard_counts
 from polyfed.data.registry import partitions
-from polyfed.data.splits import Positions, check_share
+from polyfed.data.splits import Positions, check_share, grouped
 from polyfed.errors import DataError, OptionError
 
 __all__ = ["dirichlet", "domain", "domain_even", "domain_parts", "domain_split", "federate", "iid", "natural", "shards"]
@@ -212,7 +213,7 @@ def domain_split(
     made = clients_of(dataset, holdings, seed)
     if held_out == 0 or any(part.validation is not None for part in dataset.domains):
         return made
-    return tuple(_with_held_out(client, held_out, seed) for client in made)
+    return tuple(_with_held_out(client, held_out, seed, _groups(dataset, holdings[client.id])) for client in made)
 
 
 for _partition in (domain, domain_even, domain_parts, iid, dirichlet, shards, natural, domain_split):
@@ -225,8 +226,24 @@ def _from_union(dataset: DataSet, pieces: Sequence[Positions], seed: int) -> tup
     return clients_of(dataset, {name: by_domain(dataset, piece) for name, piece in zip(names, pieces, strict=True)}, seed)
 
 
-def _with_held_out(client: ClientData, share: float, seed: int) -> ClientData:
-    """The client with a random share of its training examples moved to validation."""
+def _groups(dataset: DataSet, holding: Mapping[str, Positions]) -> NDArray[np.int64] | None:
+    """The groups (patients) of a client's training examples, in their order; None if no domain has any."""
+    held = [part for part in dataset.domains if part.name in holding]
+    if all(part.groups is None for part in held):
+        return None
+    found: list[tuple[str, int]] = []
+    for part in held:
+        for position in np.sort(holding[part.name]).tolist():
+            found.append((part.name, position if part.groups is None else int(part.groups[position])))
+    return np.unique(np.array([f"{name}/{group}" for name, group in found]), return_inverse=True)[1]
+
+
+def _with_held_out(client: ClientData, share: float, seed: int, groups: NDArray[np.int64] | None) -> ClientData:
+    """The client with a random share of its training examples, whole groups together, moved to validation."""
+    if groups is not None:
+        rest_rows, moved_rows = grouped(client.train.labels.numpy(), groups, share, seed)
+        rest, moved = torch.from_numpy(np.sort(rest_rows)), torch.from_numpy(moved_rows)
+        return replace(client, train=client.train.subset(rest), validation=client.train.subset(moved)) if len(moved) else client
     total = len(client.train)
     count = min(max(1, round(share * total)), total - 1)
     if count == 0:

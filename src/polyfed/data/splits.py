@@ -70,3 +70,43 @@ def stratified(labels: NDArray[np.int64], share: float, seed: int) -> tuple[Posi
     part = [random.permutation(np.flatnonzero(labels == label))[:number] for label, number in zip(classes, take, strict=True)]
     taken = np.sort(np.concatenate(part)) if part else np.empty(0, np.int64)
     return random.permutation(np.setdiff1d(np.arange(len(labels)), taken)), taken
+
+
+def grouped(labels: NDArray[np.int64], groups: NDArray[np.int64], share: float, seed: int) -> tuple[Positions, Positions]:
+    """A part that holds about this share of every class, where a group (a patient) is on one side only, and the rest.
+
+    Groups are taken from the largest to the smallest, those of one size in a random order, each if it brings the numbers of
+    the classes nearer to their share. A class keeps at least one example in the rest, if it has more than one group.
+
+    Args:
+        labels: The label of each example; the result depends on their order.
+        groups: The group of each example.
+        share: Size of the part.
+        seed: Decides all draws.
+
+    Returns:
+        The rest, shuffled, and the part, sorted.
+    """
+    random = np.random.default_rng([seed, len(labels)])
+    _, y = np.unique(labels, return_inverse=True)
+    ids, number = np.unique(groups, return_inverse=True)
+    table = np.zeros((len(ids), y.max(initial=-1) + 1), np.int64)
+    np.add.at(table, (number, y), 1)
+    totals = table.sum(0)
+    wanted, part, taken = totals * share, np.zeros(len(totals)), np.zeros(len(ids), np.bool_)
+    shuffled = random.permutation(len(ids))
+    by_size = shuffled[np.argsort(-table[shuffled].sum(1), kind="stable")]
+
+    def distance(counts: NDArray[np.float64]) -> float:
+        return float(((counts - wanted) ** 2 / totals).sum())
+
+    allowed = [place for place in by_size if share > 0]
+    for place in allowed:
+        leaves_some = ((totals - part - table[place])[table[place] > 0] > 0).all()
+        if leaves_some and distance(part + table[place]) < distance(part):
+            part, taken[place] = part + table[place], True
+    if not taken.any():
+        spare = [place for place in allowed if ((totals - table[place])[table[place] > 0] > 0).all()]
+        taken[spare[-1:]] = True
+    chosen = taken[number]
+    return random.permutation(np.flatnonzero(~chosen)), np.flatnonzero(chosen)

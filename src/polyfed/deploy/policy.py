@@ -99,8 +99,8 @@ class Policy:
         if settings.local_steps is not None and settings.local_steps * settings.batch_size < self.least_samples:
             samples = settings.local_steps * settings.batch_size
             yield f"clients train on {samples} examples in a round, least_samples is {self.least_samples}"
-        if not self.class_counts and name_in(settings.loss) != PLAIN_LOSS:
-            yield f"the loss {name_in(settings.loss)} may need the numbers of examples by class, and class_counts is false"
+        if not self.class_counts and settings.loss.strip() != PLAIN_LOSS:
+            yield f"the loss {settings.loss} may need the numbers of examples by class, and class_counts is false"
 
     def _about_ask(self, ask: Mapping[str, Any]) -> Iterator[str]:
         if ask.get("purpose") == NEWCOMER and not self.newcomer:

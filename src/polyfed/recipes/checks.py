@@ -22,12 +22,13 @@ from polyfed.core.method import Method, join, methods, parse
 from polyfed.core.registry import Recorded, Registry
 from polyfed.data.declaration import Declaration
 from polyfed.data.federate import federate
+from polyfed.data.own_data import is_own_data
 from polyfed.data.placeholders import blank_data, blank_federation
 from polyfed.data.registry import data_sets, partitions
 from polyfed.errors import DataError, OptionError, PolyfedError, nearest
 from polyfed.models import models
 from polyfed.recipes import SETTINGS, Problem, find, form_problems, line_of, name_code, parsed, usable
-from polyfed.runs.assemble import build_bench, build_loss, is_folder, prepared_model
+from polyfed.runs.assemble import build_bench, build_loss, prepared_model
 from polyfed.settings import Settings
 from polyfed.text import Call, read_call, read_sum
 
@@ -142,7 +143,7 @@ def check_data(text: str) -> None:
 
 def is_path(text: str) -> bool:
     """Whether data are written as a path, or are one."""
-    return "/" in text.split("(")[0] or is_folder(text)
+    return "/" in text.split("(")[0] or is_own_data(text)
 
 
 def check_model(text: str | None) -> None:

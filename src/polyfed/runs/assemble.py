@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import importlib
 import inspect
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -25,9 +24,9 @@ from polyfed.core.seeds import default_stream
 from polyfed.core.sharing import Plan, check_none_redundant
 from polyfed.core.slots import SLOTS, HeadSurgery, Surgery
 from polyfed.core.workbench import Workbench
+from polyfed.data.own_data import is_own_data, own_data
 from polyfed.data.partition import federate
 from polyfed.data.registry import data_sets
-from polyfed.data.sets.image_folder import image_folder
 from polyfed.errors import DataError, ModelError, PolyfedError, SettingError, UnknownName
 from polyfed.models import models
 from polyfed.runs.model_checks import check_entries, check_output, materialise, require_trainable
@@ -45,11 +44,13 @@ def build_data_set(data: Any, settings: Settings) -> DataSet:
             f"Cannot use {type(data).__name__} as data: give a name, a folder, or {{domain: (train, test)}} of torch data sets."
         )
     text = str(data)
-    if is_folder(text):
-        folder: DataSet = image_folder(text)
-        return folder
+    if is_own_data(text):
+        return own_data(text)
     if "/" in text.split("(")[0]:
-        raise DataError(f"There is no folder {text}. Data are a name (polyfed ls data) or a folder root/<domain>/<class>/*.")
+        raise DataError(
+            f"There is no folder or table {text}. Data are a name (polyfed ls data), a folder root/<domain>/<class>/*, or a table "
+            "of images (.csv, .tsv, .parquet)."
+        )
     try:
         context = {} if settings.root is None else {"root": settings.root}
         return data_sets.build(text, **context)
@@ -57,15 +58,10 @@ def build_data_set(data: Any, settings: Settings) -> DataSet:
         raise UnknownName(f"{error} A folder root/<domain>/<class>/* works too.") from error
 
 
-def is_folder(text: str) -> bool:
-    """Whether data are a folder of images; in case of doubt a known name wins, and ./NAME is the folder."""
-    return os.path.isdir(text) and ("/" in text or text not in data_sets)
-
-
 def reads_files(text: str) -> bool:
     """Whether the root of the settings says where these data are."""
     name = text.split("(")[0].strip()
-    return not is_folder(text) and (name not in data_sets or "root" in data_sets.find(name).signature.parameters)
+    return not is_own_data(text) and (name not in data_sets or "root" in data_sets.find(name).signature.parameters)
 
 
 def from_torch(data: Mapping[str, Any]) -> DataSet:

@@ -88,7 +88,7 @@ class Experiment:
             input_shape=tuple(sample.shape[1:]),
             input_dtype=sample.dtype,
         )
-        self.notices = notices(self.settings, self.method, self.bench, len(self.federation.clients))
+        self.notices = [*self.federation.notes, *notices(self.settings, self.method, self.bench, len(self.federation.clients))]
         if drawn := self.scored_sample():
             self.notices.append(
                 f"Every client has a model of its own: {drawn['scored']} of {drawn['clients']} clients are scored, drawn by the seed "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from polyfed.runs.assemble import is_folder
+from polyfed.data.own_data import is_own_data
 from polyfed.settings import Settings
 
 LONGEST_SLUG = 60
@@ -22,7 +22,7 @@ def slug(text: str) -> str:
 
 def data_slug(data: str) -> str:
     """The name of a data set without its options, or the last part of a folder."""
-    return slug(Path(data).resolve().name if is_folder(data) else data.split("(")[0].replace("_", "-")) or "data"
+    return slug(Path(data).resolve().name if is_own_data(data) else data.split("(")[0].replace("_", "-")) or "data"
 
 
 def default_name(settings: Settings) -> str:

@@ -8,9 +8,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from polyfed.core.code_gate import allow, code_in
+from polyfed.data.own_data import is_own_data
 from polyfed.data.registry import data_sets
 from polyfed.errors import SettingError, TextError
-from polyfed.runs.assemble import is_folder, reads_files
+from polyfed.runs.assemble import reads_files
 from polyfed.settings import Settings
 from polyfed.text import Option, read_call, write_call
 
@@ -33,7 +34,7 @@ def anchored(settings: Settings, given: Collection[str] = ()) -> Settings:
 
 def anchored_data(text: str) -> str:
     """A folder of images, or a data set whose text names one, by its absolute path."""
-    if is_folder(text):
+    if is_own_data(text):
         return absolute(text)
     root = options_of(text).get("root")
     return text if not isinstance(root, str) or absolute(root) == root else with_root(text, root)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -14,6 +14,7 @@ import numpy as np
 from polyfed.data.archives import FileTree, FolderTree, existing_trees
 from polyfed.data.cache import Arrays
 from polyfed.data.declaration import (
+    DataOption,
     Declaration,
     SplitCounts,
     augment_option,
@@ -24,13 +25,14 @@ from polyfed.data.declaration import (
 )
 from polyfed.data.domain_files import DomainFiles
 from polyfed.data.images import decode_all, resized, tiles
-from polyfed.data.splits import Splits, with_validation
-from polyfed.errors import DataError
+from polyfed.data.splits import Splits, grouped, with_validation
+from polyfed.errors import DataError, OptionError
 
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 CENTRES = ("BCN", "Vidir-molemax", "Vidir-modern", "Rosendahl", "MSK", "Vienna-dias")
 MOSAICS = {1: "vidir_molemax", 2: "vidir_modern", 3: "rosendahl", 5: "vienna_dias"}
 TILE = 64
+TEST_SHARE = 0.2
 
 FLAMBY = "FLamby's ISIC_2019_Training_Input_preprocessed/ with its train_test_split, all six centres, FLamby's split"
 PACKED = "packed ham10000_64.tar (four of six centres, middle square at 64 pixels), FLamby's split"
@@ -54,20 +56,28 @@ FLAMBY_SIZES: Mapping[str, SplitCounts] = {
 IndexRow: TypeAlias = dict[str, str]
 """One image in the table that names its centre, label and fold, by column."""
 
+SplitRule: TypeAlias = Callable[[Arrays], Splits]
 
-def find(root: Path, size: int, validation: float) -> list[DomainFiles]:
+
+def find(root: Path, size: int, split: str, validation: float) -> list[DomainFiles]:
     """The centres under a folder."""
+    rule = partial(_split, validation) if split == "flamby" else partial(_split_by_lesion, validation)
+    if split == "lesions" and (root / FLAMBY_IMAGES).is_dir():
+        raise OptionError(
+            "fed_isic2019: split='lesions' needs to know which images show one lesion, and FLamby's split does not say. "
+            "Use split='flamby', or the packed HAM10000."
+        )
     if (root / FLAMBY_IMAGES).is_dir():
         lists = [root / place for place in FLAMBY_LISTS if (root / place).is_file()]
         if not lists:
             raise FED_ISIC2019.not_found(root, f"The split of Fed-ISIC2019 ({' or '.join(FLAMBY_LISTS)})")
-        return _flamby_domains(FolderTree(root / FLAMBY_IMAGES), lists[0], size, validation)
+        return _flamby_domains(FolderTree(root / FLAMBY_IMAGES), lists[0], size, rule)
     for tree in existing_trees(root, PACKED_PLACES):
-        return _packed_domains(tree, size, validation)
+        return _packed_domains(tree, size, rule)
     return []
 
 
-def _flamby_domains(images: FolderTree, split_file: Path, size: int, validation: float) -> list[DomainFiles]:
+def _flamby_domains(images: FolderTree, split_file: Path, size: int, rule: SplitRule) -> list[DomainFiles]:
     rows = _rows(split_file.read_bytes(), str(split_file), ("image", "target", "center", "fold"))
     there = {name.rsplit(".", 1)[0]: name for name in images.names}
     found = []
@@ -87,14 +97,14 @@ def _flamby_domains(images: FolderTree, split_file: Path, size: int, validation:
                 recipe={"set": "fed_isic2019", "layout": FLAMBY, "size": size, "split": split_file.name},
                 files=[*images.identity(names), *FolderTree(split_file.parent).identity([split_file.name])],
                 read=partial(_read_files, images, names, present, size),
-                split=partial(_split, validation),
+                split=rule,
                 problems=tuple(missing) if own else (f"{split_file} names no image of the centre {centre} ({domain}).",),
             )
         )
     return found
 
 
-def _packed_domains(tree: FileTree, size: int, validation: float) -> list[DomainFiles]:
+def _packed_domains(tree: FileTree, size: int, rule: SplitRule) -> list[DomainFiles]:
     by_file = {name.split("/")[-1]: name for name in tree.names}
     if "index.csv" not in by_file:
         raise DataError(f"{tree.path} holds no index.csv, which says what its mosaics show. Get the file again.")
@@ -115,7 +125,7 @@ def _packed_domains(tree: FileTree, size: int, validation: float) -> list[Domain
                 recipe={"set": "fed_isic2019", "layout": PACKED, "size": size},
                 files=tree.identity([index, *([file] if file else [])]),
                 read=partial(_read_mosaic, tree, str(file), own, size),
-                split=partial(_split, validation),
+                split=rule,
                 problems=() if file and own else (f"{tree.path} holds no {mosaic}.jpg, or its index.csv does not name it.",),
             )
         )
@@ -158,6 +168,20 @@ def _split(validation: float, arrays: Arrays) -> Splits:
     return with_validation(np.flatnonzero(~arrays["testing"]), np.flatnonzero(arrays["testing"]), validation)
 
 
+def _split_by_lesion(validation: float, arrays: Arrays) -> Splits:
+    """Four fifths and one fifth, where all images of a lesion are on one side; the same for validation."""
+    y, lesions = arrays["y"], arrays["group"]
+    rest, test = grouped(y, lesions, TEST_SHARE, seed=0)
+    rest = np.sort(rest)
+    train, taken = grouped(y[rest], lesions[rest], validation, seed=0)
+    return {"train": np.sort(rest[train]), "validation": rest[taken], "test": test}
+
+
+def _check_split(owner: str, split: str) -> None:
+    if split not in ("flamby", "lesions"):
+        raise OptionError(f"{owner}: split is {split!r}; it must be 'flamby' or 'lesions'.")
+
+
 FED_ISIC2019 = Declaration(
     name="fed_isic2019",
     about="""Fed-ISIC2019: eight kinds of skin lesions from six centres, with FLamby's split.
@@ -165,6 +189,7 @@ FED_ISIC2019 = Declaration(
     The packed files hold HAM10000, which is four of the six centres. FLamby's images have a shorter side of
     224 pixels and differ in the other; here the middle square of each is taken and resized, where FLamby crops
     200x200 at random (in training) or from the middle (in test). Natural ids of the packed images are their lesions.
+    FLamby's split puts images of one lesion into both train and test; ``split="lesions"`` does not.
     """,
     title="Fed-ISIC2019",
     domains=CENTRES,
@@ -178,7 +203,14 @@ FED_ISIC2019 = Declaration(
     default_model="resnet18",
     options=(
         size_option(TILE, "Side of the images; the packed ones have 64."),
-        validation_option("Share of the training images taken from the end of each centre's order for validation."),
+        DataOption(
+            "split",
+            "flamby",
+            '"flamby" (FLamby\'s, image by image), or "lesions" (80/20 by class, all images of a lesion on one side; packed files).',
+            check=_check_split,
+            note=lambda split: "lesions kept together" if split == "lesions" else "",
+        ),
+        validation_option("Share of the training images for validation: the end of each centre's order, or whole lesions."),
         augment_option("skin"),
         normalise_option("imagenet"),
     ),

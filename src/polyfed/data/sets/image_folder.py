@@ -6,32 +6,17 @@ a function of its own and no ``Declaration``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-from polyfed.core.data_types import DataSet, Domain
+from polyfed.core.data_types import DataSet
 from polyfed.data.archives import FolderTree, contents
-from polyfed.data.augment import preparation
-from polyfed.data.cache import Arrays
-from polyfed.data.domain_files import DomainFiles, source_text
-from polyfed.data.images import IMAGE_SUFFIXES, decode_all, is_image
+from polyfed.data.images import IMAGE_SUFFIXES, is_image
+from polyfed.data.own_images import SPLIT_WORDS, OwnImage, OwnImages, OwnOptions, first_of
 from polyfed.data.registry import data_sets
-from polyfed.data.splits import Splits, check_share, stratified
-from polyfed.errors import DataError, OptionError
+from polyfed.errors import DataError
 
 LAYOUT = "folder <domain>/<class>/*"
 SPLIT_LAYOUT = "folders train/<domain>/<class>/* and test/<domain>/<class>/*"
-SPLIT_FOLDERS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
-TRAIN, VALIDATION, TEST = 0, 1, 2
-SPLIT_NUMBERS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
-NAMED_SKIPS = 5
-
-ClassFiles = dict[str, list[tuple[str, int]]]
-"""Files of each class with the number of the split they lie in."""
 
 
 def image_folder(
@@ -46,10 +31,11 @@ def image_folder(
 ) -> DataSet:
     """The user's own images in ``root/<domain>/<class>/*`` (jpg, png, bmp, gif, webp, tif).
 
-    Classes are the union of all class folders; every domain needs every class. If there are ``root/train`` and
+    Classes are the union of all class folders, empty ones too. A domain may lack classes. If there are ``root/train`` and
     ``root/test`` with domains in them, they are the splits (and ``root/validation``, if there, a third); otherwise
-    each domain is split by class, from the sorted file names and the seed alone. Images are resized to a
-    square, whatever their aspect ratio; of a moving image the first frame counts.
+    each domain is split by class, from the sorted file names and the seed alone. Images are turned as their EXIF tag says and
+    resized to a square, whatever their aspect ratio; of a moving image the first frame counts. Images of more than 8 bits are
+    scaled by one rule for each domain (``polyfed.data.images.deep_range``).
 
     Args:
         root: The folder.
@@ -61,59 +47,43 @@ def image_folder(
         augment: Augmentation of training batches.
         normalise: Normalisation.
     """
-    _check_options(size, test_share, validation_share, seed)
-    prepared = preparation(normalise, augment)
-    folder = Path(root).expanduser()
-    pre_split, files = _found(folder)
-    classes = _complete(folder, files)
-    split = partial(_by_folder, validation_share, seed) if pre_split else partial(_by_share, test_share, validation_share, seed)
-    tree = FolderTree(folder)
-    sources = [
-        _domain_files(tree, domain, files[domain], classes, size, SPLIT_LAYOUT if pre_split else LAYOUT, split, skip_unreadable)
-        for domain in sorted(files)
-    ]
-    domains = tuple(source.load() for source in sources)
-    for domain in domains:
-        _usable(folder, domain, classes)
-    return DataSet(
-        name=folder.resolve().name,
-        classes=classes,
-        domains=domains,
-        preparation=prepared,
-        default_model="small_cnn",
-        source=source_text(
-            sources, domains, f"{size}x{size} pixels", f"seed {seed}", _skipped(sources, files) if skip_unreadable else ""
-        ),
+    options = OwnOptions(size, test_share, validation_share, seed, skip_unreadable, augment, normalise)
+    options.check("image_folder")
+    return found_in(Path(root).expanduser()).data_set(options)
+
+
+def found_in(root: Path) -> OwnImages:
+    """The images of a folder."""
+    if not root.is_dir():
+        raise DataError(f"{root} is not a folder of images: {contents(root)}. Expected <domain>/<class>/<image> in it.")
+    tree = FolderTree(root)
+    pre_split = all((root / split).is_dir() and _has_class_folders(root / split) for split in ("train", "test"))
+    images, strays = [], []
+    for name in filter(is_image, tree.names):
+        *_, domain, label, _ = ["", "", *name.split("/")]
+        split = SPLIT_WORDS.get(name.split("/")[0].lower(), "") if pre_split else ""
+        if name.count("/") == 2 + pre_split and (split or not pre_split):
+            images.append(OwnImage(name, domain, label, split=split))
+        else:
+            strays.append(name)
+    if not images:
+        raise _nothing_found(root, strays)
+    empty = _empty_folders(root, {image.name.rpartition("/")[0] for image in images}, 1 + pre_split)
+    return OwnImages(
+        root=root,
+        name=root.resolve().name,
+        tree=tree,
+        layout=SPLIT_LAYOUT if pre_split else LAYOUT,
+        images=images,
+        classes=tuple(sorted({image.label for image in images} | {folder.rpartition("/")[2] for folder in empty})),
+        notes=(*_notes(root, tree, strays, empty), *_perhaps_splits(root, images, pre_split)),
     )
 
 
-def _check_options(size: int, test_share: float, validation_share: float, seed: int) -> None:
-    check_share("image_folder", "test_share", test_share)
-    check_share("image_folder", "validation_share", validation_share)
-    if size < 1 or seed < 0 or test_share + validation_share >= 1:
-        raise OptionError(
-            f"image_folder: size is {size}, seed {seed} and the shares {test_share} and {validation_share}; "
-            "the size must be at least 1, the seed 0 or larger, and the shares must leave something to train on."
-        )
-
-
-def _found(root: Path) -> tuple[bool, dict[str, ClassFiles]]:
-    """Whether the folder is split already, and the files by domain and class."""
-    if not root.is_dir():
-        raise DataError(f"{root} is not a folder of images: {contents(root)}. Expected <domain>/<class>/<image> in it.")
-    pre_split = all((root / split).is_dir() and _has_class_folders(root / split) for split in ("train", "test"))
-    files: dict[str, ClassFiles] = {}
-    for name in FolderTree(root).names:
-        parts = name.split("/")
-        if not is_image(name) or len(parts) != (4 if pre_split else 3):
-            continue
-        split = SPLIT_FOLDERS.get(parts[0]) if pre_split else "train"
-        if split is not None:
-            files.setdefault(parts[-3], {}).setdefault(parts[-2], []).append((name, SPLIT_NUMBERS[split]))
-    if not files:
-        endings = ", ".join(suffix[1:] for suffix in IMAGE_SUFFIXES)
-        raise DataError(f"{root} holds no images in <domain>/<class>/: {contents(root)}. Images end in {endings}.")
-    return pre_split, files
+def _nothing_found(root: Path, strays: list[str]) -> DataError:
+    endings = ", ".join(suffix[1:] for suffix in IMAGE_SUFFIXES)
+    flat = f" {len(strays)} images lie elsewhere: {first_of(strays)}. Move them to <domain>/<class>/." if strays else ""
+    return DataError(f"{root} holds no images in <domain>/<class>/: {contents(root)}. Images end in {endings}.{flat}")
 
 
 def _has_class_folders(split: Path) -> bool:
@@ -121,92 +91,38 @@ def _has_class_folders(split: Path) -> bool:
     return any(inner.is_dir() for domain in split.iterdir() if domain.is_dir() for inner in domain.iterdir())
 
 
-def _complete(root: Path, files: dict[str, ClassFiles]) -> tuple[str, ...]:
-    """The classes, after every domain was seen to have training images of each."""
-    classes = sorted({label for by_class in files.values() for label in by_class})
-    for domain, by_class in sorted(files.items()):
-        trainable = {label for label, entries in by_class.items() if any(split == TRAIN for _, split in entries)}
-        lacking = [label for label in classes if label not in trainable]
-        if lacking:
-            raise DataError(
-                f"{root}: the domain {domain} has no training images of the class {', '.join(lacking)}; "
-                f"it has {', '.join(sorted(trainable)) or 'none'}. Every domain needs a folder with images for each of the classes "
-                f"{', '.join(classes)}: add {lacking[0]} to {domain}, or take the class out of the other domains."
-            )
-    if len(classes) < 2:
-        raise DataError(f"{root} has one class only, {classes[0]}. Expected <domain>/<class>/<image> with at least two classes.")
-    return tuple(classes)
+def _empty_folders(root: Path, used: set[str], depth: int) -> list[str]:
+    """Class folders without an image, by their paths."""
+    levels = [root]
+    for _ in range(depth + 1):
+        levels = [
+            inner for folder in levels for inner in sorted(folder.iterdir()) if inner.is_dir() and not inner.name.startswith(".")
+        ]
+    return [path for folder in levels if (path := folder.relative_to(root).as_posix()) not in used]
 
 
-def _usable(root: Path, domain: Domain, classes: Sequence[str]) -> None:
-    """Refuse a domain without test images, or one that lost a class with its unreadable images."""
-    left = set(domain.train.labels.tolist())
-    lost = [name for label, name in enumerate(classes) if label not in left]
-    if lost:
-        raise DataError(f"{root}: no image of the class {', '.join(lost)} of the domain {domain.name} can be read. Replace them.")
-    if not len(domain.test):
-        raise DataError(f"{root}: the domain {domain.name} has no images for testing. Add images, or set test_share above 0.")
+def _notes(root: Path, tree: FolderTree, strays: list[str], empty: list[str]) -> list[str]:
+    others = [name for name in tree.names if not is_image(name)]
+    found = {
+        f"empty class folder{_s(empty)}, a class all the same": empty,
+        f"file{_s(others)} not read: the name does not end like an image": others,
+        f"image{_s(strays)} not read: not in a folder <domain>/<class>/": strays,
+    }
+    return [f"{root}: {len(names)} {what}: {first_of(names)}." for what, names in found.items() if names]
 
 
-def _domain_files(
-    tree: FolderTree,
-    domain: str,
-    files: ClassFiles,
-    classes: Sequence[str],
-    size: int,
-    layout: str,
-    split: partial[Splits],
-    skip: bool,
-) -> DomainFiles:
-    entries = [(name, label, place) for label, name_of in enumerate(classes) for name, place in sorted(files[name_of])]
-    names = [name for name, _, _ in entries]
-    labels, places = (np.array([entry[column] for entry in entries], np.int64) for column in (1, 2))
-    return DomainFiles(
-        domain=domain,
-        layout=layout,
-        recipe={"set": "image_folder", "size": size, "classes": list(classes)},
-        files=tree.identity(names),
-        read=partial(_read, tree, names, labels, places, size),
-        split=split,
-        skip_unreadable=skip,
-        advice=' To leave them out, write the data as: image_folder(root="FOLDER", skip_unreadable=True).',
-    )
+def _perhaps_splits(root: Path, images: list[OwnImage], pre_split: bool) -> list[str]:
+    domains = {image.domain for image in images}
+    if pre_split or not domains <= set(SPLIT_WORDS):
+        return []
+    return [
+        f"{root}: the domains are called {' and '.join(sorted(domains))}. If these are splits, put a folder for the domain into "
+        "each: train/<domain>/<class>/."
+    ]
 
 
-def _read(
-    tree: FolderTree, names: list[str], labels: NDArray[np.int64], places: NDArray[np.int64], size: int, unreadable: list[str]
-) -> Arrays:
-    x, readable = decode_all(tree, names, size, unreadable)
-    return {"x": x, "y": labels[readable], "place": places[readable], "kept": readable}
-
-
-def _by_share(test_share: float, validation_share: float, seed: int, arrays: Arrays) -> Splits:
-    rest, test = stratified(arrays["y"], test_share, seed)
-    rest = np.sort(rest)
-    train, validation = stratified(arrays["y"][rest], validation_share / (1 - test_share), seed)
-    return {"train": np.sort(rest[train]), "validation": rest[validation], "test": test}
-
-
-def _by_folder(validation_share: float, seed: int, arrays: Arrays) -> Splits:
-    train, validation, test = (np.flatnonzero(arrays["place"] == place) for place in (TRAIN, VALIDATION, TEST))
-    if not len(validation):
-        rest, taken = stratified(arrays["y"][train], validation_share, seed)
-        train, validation = np.sort(train[rest]), train[taken]
-    return {"train": train, "validation": validation, "test": test}
-
-
-def _skipped(sources: Sequence[DomainFiles], files: dict[str, ClassFiles]) -> str:
-    """How many images were left out, and the first of them by name."""
-    names = []
-    for source in sources:
-        by_class = files[source.domain]
-        in_order = [name for label in sorted(by_class) for name, _ in sorted(by_class[label])]
-        readable = set(source.arrays()["kept"].tolist())
-        names += [name for position, name in enumerate(in_order) if position not in readable]
-    if not names:
-        return "no unreadable image"
-    more = f" and {len(names) - NAMED_SKIPS} more" if len(names) > NAMED_SKIPS else ""
-    return f"{len(names)} unreadable image{'s' if len(names) != 1 else ''} skipped: {', '.join(names[:NAMED_SKIPS])}{more}"
+def _s(names: list[str]) -> str:
+    return "" if len(names) == 1 else "s"
 
 
 data_sets.add(image_folder)

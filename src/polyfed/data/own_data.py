@@ -1,0 +1,33 @@
+"""Data of the user's own by their path alone: a folder of images, or a table that lists them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from polyfed.core.data_types import DataSet
+from polyfed.data.own_images import OwnImages
+from polyfed.data.registry import data_sets
+from polyfed.data.sets import image_folder, manifest
+
+
+def is_own_data(text: str) -> bool:
+    """Whether a text is the path of data; in case of doubt a known name wins, and ./NAME is the path."""
+    return (os.path.isdir(text) and ("/" in text or text not in data_sets)) or is_table(text)
+
+
+def is_table(text: str) -> bool:
+    """Whether a text is the path of a table of images."""
+    return text.lower().endswith(manifest.SUFFIXES) and os.path.isfile(os.path.expanduser(text))
+
+
+def own_data(path: str, **options: Any) -> DataSet:
+    """The data of a folder or a table."""
+    return manifest.manifest(path, **options) if is_table(path) else image_folder.image_folder(path, **options)
+
+
+def own_images(path: str) -> OwnImages:
+    """The images of a folder or a table, not decoded yet."""
+    place = Path(path).expanduser()
+    return manifest.listed_in(place) if is_table(path) else image_folder.found_in(place)

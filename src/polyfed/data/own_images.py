@@ -1,0 +1,236 @@
+"""Images of the user's own, as a list of files with domain, class, group and split: what folders and manifests have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyfed.core.data_types import DataSet, Domain
+from polyfed.data.archives import FolderTree
+from polyfed.data.augment import preparation
+from polyfed.data.cache import Arrays
+from polyfed.data.domain_files import DomainFiles, source_text
+from polyfed.data.images import decode_all
+from polyfed.data.splits import Splits, check_share, grouped, stratified
+from polyfed.errors import DataError, OptionError
+
+SPLITS = ("train", "validation", "test")
+SPLIT_WORDS = {
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "test": "test",
+}
+"""What people call their splits."""
+NAMED_FILES = 5
+USUAL_MODEL = "small_cnn"
+
+
+@dataclass(frozen=True)
+class OwnImage:
+    """One image file.
+
+    Args:
+        name: Its path below the folder of all images.
+        domain: Where it comes from.
+        label: Its class.
+        group: Whom or what it shows (a patient); no split tears a group apart. Empty where it stands for itself.
+        split: train, validation or test; empty where polyfed shall split.
+    """
+
+    name: str
+    domain: str
+    label: str
+    group: str = ""
+    split: str = ""
+
+
+@dataclass(frozen=True)
+class OwnOptions:
+    """How images of the user's own are split and prepared; the options of ``image_folder`` and ``manifest``."""
+
+    size: int
+    test_share: float
+    validation_share: float
+    seed: int
+    skip_unreadable: bool
+    augment: str
+    normalise: str
+
+    def check(self, owner: str) -> None:
+        """Refuse values that cannot be used, before files are looked for."""
+        check_share(owner, "test_share", self.test_share)
+        check_share(owner, "validation_share", self.validation_share)
+        if self.size < 1 or self.seed < 0 or self.test_share + self.validation_share >= 1:
+            raise OptionError(
+                f"{owner}: size is {self.size}, seed {self.seed} and the shares {self.test_share} and {self.validation_share}; "
+                "the size must be at least 1, the seed 0 or larger, and the shares must leave something to train on."
+            )
+        preparation(self.normalise, self.augment)
+
+
+@dataclass(frozen=True)
+class OwnImages:
+    """All images of the user's own, not decoded yet.
+
+    Args:
+        root: What the user named.
+        name: The name of the data in tables.
+        tree: The folder of all images.
+        layout: The layout they were found in.
+        images: The files.
+        classes: All classes, in the order of their labels; a domain may lack some.
+        notes: What users should know of the files, a sentence each.
+    """
+
+    root: Path
+    name: str
+    tree: FolderTree
+    layout: str
+    images: Sequence[OwnImage]
+    classes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.classes) < 2:
+            raise DataError(f"{self.root} has one class only, {self.classes[0]}. Expected images of at least two classes.")
+
+    @cached_property
+    def by_domain(self) -> Mapping[str, Sequence[OwnImage]]:
+        """The images of each domain, class after class, each class sorted by name."""
+        place = {label: position for position, label in enumerate(self.classes)}
+        found: dict[str, list[OwnImage]] = {}
+        for image in sorted(self.images, key=lambda image: (image.domain, place[image.label], image.name)):
+            found.setdefault(image.domain, []).append(image)
+        return found
+
+    def sources(self, options: OwnOptions) -> list[DomainFiles]:
+        """The files of each domain, with what splits them."""
+        return [
+            DomainFiles(
+                domain=domain,
+                layout=self.layout,
+                recipe={"set": "own_images", "size": options.size, "rows": self.rows(images)},
+                files=self.tree.identity([image.name for image in images]),
+                read=partial(self._read, images, options.size),
+                split=partial(split_rows, options),
+                skip_unreadable=options.skip_unreadable,
+                advice=' To leave them out, write the data as: image_folder(root="FOLDER", skip_unreadable=True).',
+            )
+            for domain, images in self.by_domain.items()
+        ]
+
+    def rows(self, images: Sequence[OwnImage]) -> list[tuple[int, str, str]]:
+        """Label, group and split of each image."""
+        place = {label: position for position, label in enumerate(self.classes)}
+        return [(place[image.label], image.group, image.split) for image in images]
+
+    def facts(self, images: Sequence[OwnImage]) -> Arrays:
+        """Labels, splits and groups as arrays: what ``split_rows`` needs."""
+        labels, groups, splits = zip(*self.rows(images), strict=True)
+        arrays: Arrays = {"y": np.array(labels, np.int64), "place": np.array([_place(split) for split in splits], np.int64)}
+        if any(groups):
+            # An image without a group stands for itself.
+            names = [group or f"\0{position}" for position, group in enumerate(groups)]
+            numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+            arrays["group"] = np.array([numbers[name] for name in names], np.int64)
+        return arrays
+
+    def _read(self, images: Sequence[OwnImage], size: int, unreadable: list[str]) -> Arrays:
+        x, readable = decode_all(self.tree, [image.name for image in images], size, unreadable)
+        return {"x": x, "kept": readable, **{name: values[readable] for name, values in self.facts(images).items()}}
+
+    def data_set(self, options: OwnOptions) -> DataSet:
+        """Decoded (once), split and checked."""
+        sources = self.sources(options)
+        domains = tuple(source.load() for source in sources)
+        for domain in domains:
+            self._require_usable(domain)
+        skipped = self._skipped(sources) if options.skip_unreadable else ""
+        return DataSet(
+            name=self.name,
+            classes=self.classes,
+            domains=domains,
+            preparation=preparation(options.normalise, options.augment),
+            default_model=USUAL_MODEL,
+            source=source_text(sources, domains, f"{options.size}x{options.size} pixels", f"seed {options.seed}", skipped),
+            notes=(*self.notes, *self.lacking(), *([f"{self.root}: {skipped}."] if "skipped" in skipped else [])),
+        )
+
+    def lacking(self) -> list[str]:
+        """One sentence that names the classes that domains lack; nothing where each has all."""
+        lines = []
+        for domain, images in self.by_domain.items():
+            absent = [
+                label for label in self.classes if label not in {image.label for image in images if image.split in ("", "train")}
+            ]
+            if len(absent) == len(self.classes):
+                lines.append(f"{domain} has no training images")
+            elif absent:
+                lines.append(f"{domain} lacks {', '.join(absent)}")
+        return (
+            [f"Not every domain has training images of every class: {'; '.join(lines)}. Scores are over the classes tested."]
+            if lines
+            else []
+        )
+
+    def _require_usable(self, domain: Domain) -> None:
+        """Refuse a domain without test images, or one that lost a class with its unreadable images."""
+        parts = [part for part in (domain.train, domain.validation, domain.test) if part is not None]
+        left = {label for part in parts for label in part.labels.tolist()}
+        there = {image.label for image in self.by_domain[domain.name]}
+        lost = [name for label, name in enumerate(self.classes) if label not in left and name in there]
+        if lost:
+            raise DataError(
+                f"{self.root}: no image of the class {', '.join(lost)} of the domain {domain.name} can be read. Replace them."
+            )
+        if not len(domain.test):
+            raise DataError(
+                f"{self.root}: the domain {domain.name} has no images for testing. Add images, or set test_share above 0."
+            )
+
+    def _skipped(self, sources: Sequence[DomainFiles]) -> str:
+        """How many unreadable images were left out, and the first of them by name."""
+        names = []
+        for source in sources:
+            readable = set(source.arrays()["kept"].tolist())
+            names += [image.name for position, image in enumerate(self.by_domain[source.domain]) if position not in readable]
+        if not names:
+            return "no unreadable image"
+        return f"{len(names)} unreadable image{'s' if len(names) != 1 else ''} skipped: {first_of(names)}"
+
+
+def split_rows(options: OwnOptions, arrays: Arrays) -> Splits:
+    """The rows of each split: as the images say, else drawn by class, whole groups together."""
+    places = arrays["place"]
+    if (places < 0).any():
+        rest, test = _drawn(arrays, np.arange(len(places)), options.test_share, options.seed)
+        train, validation = _drawn(arrays, rest, options.validation_share / (1 - options.test_share), options.seed)
+        return {"train": train, "validation": validation, "test": test}
+    train, validation, test = (np.flatnonzero(places == place) for place in range(len(SPLITS)))
+    if not len(validation):
+        train, validation = _drawn(arrays, train, options.validation_share, options.seed)
+    return {"train": train, "validation": validation, "test": test}
+
+
+def _drawn(arrays: Arrays, rows: NDArray[np.int64], share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    labels = arrays["y"][rows]
+    rest, part = grouped(labels, arrays["group"][rows], share, seed) if "group" in arrays else stratified(labels, share, seed)
+    return np.sort(rows[rest]), rows[part]
+
+
+def _place(split: str) -> int:
+    return SPLITS.index(split) if split else -1
+
+
+def first_of(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    more = len(names) - NAMED_FILES
+    return ", ".join(names[:NAMED_FILES]) + (f" and {more} more" if more > 0 else "")

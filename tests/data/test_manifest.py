@@ -1,0 +1,131 @@
+"""The user's own images as a table lists them, with groups that no split tears apart."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from polyfed.data.federate import federate
+from polyfed.data.own_data import is_own_data, own_data
+from polyfed.data.sets.manifest import manifest
+from polyfed.errors import DataError
+
+PATIENTS = 12
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+def rows(tmp_path: Path) -> list[dict[str, str]]:
+    """Two hospitals, twelve patients each with three images; the image's colour tells the patient."""
+    made = []
+    for place, domain in enumerate(("north", "south")):
+        for patient in range(PATIENTS):
+            for number in range(3):
+                path = tmp_path / "files" / f"{domain}-{patient}-{number}.png"
+                path.parent.mkdir(exist_ok=True)
+                Image.new("RGB", (8, 8), (patient, number, place)).save(path)
+                made.append(
+                    {
+                        "path": f"files/{path.name}",
+                        "domain": domain,
+                        "label": "ill" if patient % 3 == 0 else "well",
+                        "group": str(patient),
+                        "split": "",
+                    }
+                )
+    return made
+
+
+def table(path: Path, lines: list[dict[str, str]], columns: str = "path domain label group split", delimiter: str = ",") -> str:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns.split(), extrasaction="ignore", delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(lines)
+    return str(path)
+
+
+def patients(examples) -> set[int]:
+    return set(examples.batch(slice(None))[0][:, 0, 0, 0].tolist())
+
+
+def test_no_split_tears_a_patient_apart(tmp_path):
+    data = own_data(table(tmp_path / "scans.csv", rows(tmp_path)), size=8)
+    assert (data.name, data.classes) == ("scans", ("ill", "well"))
+    for domain in data.domains:
+        parts = [patients(part) for part in (domain.train, domain.validation, domain.test)]
+        assert sum(map(len, parts)) == PATIENTS == len(set.union(*parts))
+        assert 6 <= len(domain.test) <= 9 and set(domain.test.labels.tolist()) == set(domain.train.labels.tolist()) == {0, 1}
+    assert "group" in data.source
+
+
+def test_patients_are_clients_and_stay_whole_in_held_out_data(tmp_path):
+    data = manifest(table(tmp_path / "scans.csv", rows(tmp_path)), size=8, validation_share=0.0)
+    assert len(federate(data, "natural").clients) == sum(len(patients(domain.train)) for domain in data.domains)
+    for client in federate(data, "domain_split(clients=2, domains_per_client=1, held_out=0.3)").clients:
+        assert client.validation is not None and len(client.validation)
+        assert not patients(client.train) & patients(client.validation)
+
+
+def test_given_splits_and_other_separators(tmp_path):
+    lines = [{**row, "split": "Test" if int(row["group"]) < 4 else "train"} for row in rows(tmp_path)]
+    data = manifest(table(tmp_path / "scans.csv", lines, delimiter=";"), size=8, validation_share=0.0)
+    assert [(patients(domain.test), len(domain.train)) for domain in data.domains] == [({0, 1, 2, 3}, 24)] * 2
+
+
+def test_parquet(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the parquet extra: pip install 'polyfed[parquet]'")
+    import pyarrow
+
+    lines = [{**row, "label": 10 * (row["label"] == "ill") + 2} for row in rows(tmp_path)]
+    parquet.write_table(pyarrow.Table.from_pylist(lines), tmp_path / "scans.parquet")
+    data = own_data(str(tmp_path / "scans.parquet"), size=8)
+    assert (
+        data.classes == ("2", "12")
+        and len(data.domains[0].train) + len(data.domains[0].validation) + len(data.domains[0].test) == 36
+    )
+
+
+def test_tables_that_cannot_be_used_say_why(tmp_path):
+    lines = rows(tmp_path)
+
+    def refused(lines, *words, columns="path domain label group split"):
+        with pytest.raises(DataError) as error:
+            manifest(table(tmp_path / "t.csv", lines, columns), size=8)
+        assert all(word in str(error.value) for word in words), error.value
+
+    refused(lines, "lacks label", columns="path domain group")
+    refused([], "lists no images")
+    refused([{**lines[0], "label": ""}, *lines[1:]], "line 2", "no label")
+    refused([{**lines[0], "split": "tset"}, *lines[1:]], "line 2", "'tset'", "train, validation or test")
+    refused([{**lines[0], "split": "train"}, *lines[1:]], "some images only")
+    refused([*lines, lines[3]], "more than once", lines[3]["path"])
+    refused([{**lines[0], "path": "files/none.png"}, *lines[1:]], "1 files that are not in", "files/none.png")
+    torn = [{**row, "split": "test" if number % 3 == 0 else "train"} for number, row in enumerate(lines)]
+    refused(torn, "tears 24 groups apart", "0 of north in test and train")
+    with pytest.raises(DataError, match="cannot be read"):
+        (tmp_path / "bad.csv").write_bytes(b"\xff\xfe\x00")
+        manifest(str(tmp_path / "bad.csv"))
+
+
+def test_a_path_of_a_table_is_data(tmp_path):
+    path = table(tmp_path / "scans.csv", rows(tmp_path))
+    assert is_own_data(path) and not is_own_data(str(tmp_path / "none.csv")) and not is_own_data("pacs")
+
+
+def test_groups_of_numpy_are_those_of_the_rule(tmp_path):
+    from polyfed.data.splits import grouped
+
+    labels, groups = np.array([0, 0, 0, 0, 1, 1, 1, 1]), np.array([0, 0, 1, 1, 2, 2, 3, 3])
+    rest, part = grouped(labels, groups, 0.5, seed=0)
+    assert len(part) == 4 and sorted([*rest, *part]) == list(range(8))
+    assert labels[part].tolist() == [0, 0, 1, 1]
+    assert not len(grouped(labels, groups, 0.0, seed=0)[1])
+    one_each = grouped(np.array([0, 0, 1, 1]), np.array([0, 0, 1, 1]), 0.5, seed=0)
+    assert not len(one_each[1]), "a class with one group stays whole, where it can be learnt"
