@@ -14,6 +14,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "local_epochs",
         "local_steps",
         "batch_size",
+        "sampling",
         "lr",
         "schedule",
         "optimizer",
