@@ -238,6 +238,7 @@ http {
             limit_req zone=nodes burst=2000 nodelay;
             client_max_body_size @LARGEST_OBJECT@;
             proxy_pass https://superlink/v1/fleet/$1;
+            proxy_ssl_protocols TLSv1.3;
             proxy_ssl_verify on;
             proxy_ssl_name localhost;
             proxy_ssl_trusted_certificate "@LINK_AUTHORITY@";
