@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 # run.py imports nothing heavy. "run" is its own name too: importing the file first lets the name stand for the function.
+from polyfed.run import analyse as analyse
 from polyfed.run import compare as compare
 from polyfed.run import estimate as estimate
 from polyfed.run import open_run as open_run
@@ -74,7 +75,7 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-_DOORS = ("compare", "estimate", "open_run", "report", "reproduce", "resume", "run", "sweep")
+_DOORS = ("analyse", "compare", "estimate", "open_run", "report", "reproduce", "resume", "run", "sweep")
 
 __all__ = [*_DOORS, *sorted(_HOME_OF)]
 

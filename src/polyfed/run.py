@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from torch import nn
 
+    from polyfed.analysis.analyse import Analyses
     from polyfed.core.method import Method
     from polyfed.experiments.reproduction import Reproduction
     from polyfed.reports.comparison import Comparison
@@ -248,7 +249,12 @@ def open_run(
 
 
 def report(
-    runs: str | Path | Sequence[str | Path], out: str | Path = "report.html", *, metric: str = "auto", pictures: bool | None = None
+    runs: str | Path | Sequence[str | Path],
+    out: str | Path = "report.html",
+    *,
+    metric: str = "auto",
+    pictures: bool | None = None,
+    analyses: str = "auto",
 ) -> Path:
     """Write one self-contained page about one or several runs: who won and how surely, what it costs, why, how to run it again.
 
@@ -257,6 +263,7 @@ def report(
         out: the file to write; it needs no other file and no network.
         metric: the measure that heads the tables: auto, accuracy, balanced_accuracy, macro_f1 or auroc.
         pictures: whether images of the data are shown; None: where this account made the runs, and the data are here.
+        analyses: sections that say why: auto (those that need no data), all, none, or names of kinds with commas between them.
 
     Returns:
         The file.
@@ -266,7 +273,49 @@ def report(
     """
     from polyfed.reports.html import report_on
 
-    return report_on(runs, out, metric, pictures)
+    return report_on(runs, out, metric, pictures, analyses)
+
+
+def analyse(
+    runs: str | Path | Result | Sequence[str | Path | Result],
+    kinds: str | Sequence[str] = (),
+    *,
+    root: str | None = None,
+    device: str = "auto",
+    load: Sequence[str] | None = None,
+    model: str | None = None,
+    trust: bool = False,
+    notify: Callable[[str], None] = print,
+) -> Analyses:
+    """Look into trained runs: batch-norm statistics, features, gradients, confidence. The runs stay as they are.
+
+    Args:
+        runs: results, run folders, or folders that hold run folders.
+        kinds: names of kinds (``polyfed analyse --kinds``); default: all.
+        root: the folder of the runs' own data, if they moved.
+        device: where models are computed: cpu, cuda, or auto.
+        load: the files of methods, where they lie elsewhere than when a run was begun.
+        model: the model's name, as for ``polyfed.resume``.
+        trust: run the code that a folder names, though this account did not write it (``docs/security.md``).
+        notify: called with a sentence for each damaged file.
+
+    Returns:
+        An analysis by each kind: ``found["tsne"].sentence``, ``.tables``, ``.figures``, ``as_json()``. ``skipped`` says which kinds do not
+        apply to which run, and why.
+
+    Example:
+        ``polyfed.analyse("runs/compare-digits-mini", "confidence")["confidence"].sentence``
+    """
+    from polyfed.analysis.analyse import analyse_runs
+    from polyfed.reports.gather import run_folders
+    from polyfed.runs.result import Result
+
+    named = [runs] if isinstance(runs, str | Path | Result) else list(runs)
+    opened: list[str | Path | Result] = []
+    for one in named:
+        opened += [one] if isinstance(one, Result) else run_folders([one])
+    how = {"root": root, "device": device, "load": load, "model": model, "trust": trust}
+    return analyse_runs(opened, (kinds,) if isinstance(kinds, str) else kinds, how, notify)
 
 
 def reproduce(

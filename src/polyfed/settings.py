@@ -16,6 +16,25 @@ from polyfed.errors import SettingError, nearest
 from polyfed.text import read_call
 
 AUTO = "auto"
+INCIDENTAL = (
+    "method",
+    "seed",
+    "root",
+    "threads",
+    "checkpoint_every",
+    "evaluate_every",
+    "test_batch_size",
+    "metric",
+    "backend",
+    "workers",
+    "compile",
+    "device",
+    "layout",
+    "flower_cpus",
+    "flower_gpus",
+    "load",
+)
+"""What says where and how a run was computed, or which of several it is, not what was computed."""
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "weights": ("samples", "uniform"),
     "optimizer": ("sgd", "adam", "adamw"),

@@ -61,7 +61,7 @@ def run_until(folder: Path, last: int, method: str = "fedbn", **changes: Any) ->
             raise Killed
 
     original = experiment.train
-    experiment.train = lambda observers=(): original([*observers, stop])  # type: ignore[method-assign]
+    experiment.train = lambda observers=(), **how: original([*observers, stop], **how)  # type: ignore[method-assign]
     with pytest.raises(Killed):
         train_run(experiment, folder_)
 

@@ -252,7 +252,7 @@ def test_an_interrupt_between_rounds_saves_what_was_not_due(tmp_path: Path) -> N
         if server.round == 3:
             raise KeyboardInterrupt
 
-    experiment.train = lambda observers=(): train([*observers, stop])  # type: ignore[method-assign]
+    experiment.train = lambda observers=(), **how: train([*observers, stop], **how)  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         train_run(experiment, RunFolder(tmp_path / "run"))
     snapshot, _ = Checkpoints(tmp_path / "run" / "checkpoint").read()

@@ -15,7 +15,7 @@ Distances of one layer, over its channels c:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -106,26 +106,32 @@ def distance(layer: str, one: str, other: str, mine: Statistics, theirs: Statist
     )
 
 
-def norm_statistics(experiment: Experiment, source: str = "data", images: int = 256) -> NormStatistics:
+def norm_statistics(
+    experiment: Experiment, source: str = "data", images: int = 256, states: Mapping[str, State] | None = None
+) -> NormStatistics:
     """The batch-norm statistics of every client and of the server.
 
     Args:
         experiment: built or trained (``result.experiment``); it is left as it is.
         source: data, trained or kept.
         images: of each client, at most, where the source is its data.
+        states: clients' models after training, where they are known already.
     """
     if source not in SOURCES:
         raise SettingError(f"source cannot be {source!r}. {nearest(source, SOURCES)}")
     layers = [path for path, module in experiment.bench.model.named_modules() if _keeps_statistics(module)]
     if not layers:
         raise ModelError(f"{type(experiment.bench.model).__name__} under {experiment.method} has no batch-norm statistics.")
+    found: Iterable[tuple[str, State]]
     if source == "data":
-        states = _of_data(experiment, images)
+        found = _of_data(experiment, images)
+    elif source == "kept":
+        found = states_as_tested(experiment)
     else:
-        states = states_after_training(experiment) if source == "trained" else states_as_tested(experiment)
+        found = states_after_training(experiment) if states is None else states.items()
     with threads(experiment.settings.threads):
-        found = {owner: _read(state, layers) for owner, state in states}
-        return NormStatistics(source, {**found, SERVER: _read(server_state(experiment), layers)})
+        by_owner = {owner: _read(state, layers) for owner, state in found}
+        return NormStatistics(source, {**by_owner, SERVER: _read(server_state(experiment), layers)})
 
 
 def _keeps_statistics(module: torch.nn.Module) -> bool:

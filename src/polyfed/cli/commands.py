@@ -36,6 +36,7 @@ GROUPS: dict[str, tuple[Entry, ...]] = {
     ),
     "Use what was trained": (
         Entry("report", "report:report", "Write a page about runs: who won, and how surely."),
+        Entry("analyse", "analyse:analyse", "Ask why a method works: pictures and numbers."),
         Entry("evaluate", "evaluate:evaluate", "Score a run on its own data, or on other data."),
         Entry("predict", "predict:predict", "Say the classes of image files."),
         Entry("inspect", "inspect:inspect", "Show what a run folder contains, running no code."),

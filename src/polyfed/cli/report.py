@@ -49,6 +49,14 @@ def report(
             show_default=False,
         ),
     ] = None,
+    analyses: Annotated[
+        str,
+        typer.Option(
+            "--analyses",
+            metavar="KINDS",
+            help="Analyses in the page: auto (those that need no data), all, none, or kinds with commas between them.",
+        ),
+    ] = AUTO,
 ) -> None:
     """Write a report: who won, where, by how much and how surely; what it costs; why; how to run it again."""
     if metric not in CHOICES["metric"]:
@@ -61,7 +69,7 @@ def report(
         raise SettingError(
             f"A report is an HTML page, and -o names {out}. Add {NOT_A_PAGE[suffix]}, or name a file that ends in .html."
         )
-    page = write_report(runs, out or "report.html", metric=metric, pictures=pictures)
+    page = write_report(runs, out or "report.html", metric=metric, pictures=pictures, analyses=analyses)
     console().print(f"report: {page}", soft_wrap=True, markup=False)
 
 

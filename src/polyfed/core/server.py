@@ -57,6 +57,7 @@ def in_fixed_order(clients: Iterable[ClientInfo]) -> list[ClientInfo]:
 class Server:
     """Everything the server knows. ``blueprint`` is the model's structure; ``state`` holds the values.
 
+    ``notes`` are what the method noted of this round (``note``).
     ``partners`` are the clients of the ask that is being answered.
     ``averaged`` holds clients' local entries as they were averaged once, where the clients cannot be asked any more; ``left`` the
     models that the method itself gave a newcomer then.
@@ -74,6 +75,7 @@ class Server:
     memory: dict[str, Any] = field(default_factory=dict)
     dormant: dict[str, Any] = field(default_factory=dict)
     rejected: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     asked: int = 0
     partners: tuple[str, ...] = ()
     averaged: dict[str, Tensor] = field(default_factory=dict)
@@ -109,7 +111,11 @@ class Server:
     def begin(self, round_number: int, attempt: int) -> None:
         """Start a round, or repeat it."""
         self.round, self.attempt = round_number, attempt
-        self.rejected = {}
+        self.rejected, self.notes = {}, {}
+
+    def note(self, name: str, by_client: Mapping[str, float | Sequence[float]]) -> None:
+        """Note numbers of this round by client, for whoever looks at the run; they are written to its metrics and change nothing."""
+        self.notes[name] = dict(by_client)
 
     def bookmark(self) -> Bookmark:
         """The memory as it is now, for a round that may have to be repeated."""

@@ -66,6 +66,8 @@ class JointRound:
         maker = self.generation.generator(server)
         weights = maker.learn(deltas, self.align, self.ema_alpha if server.round > self.warmup else None)
         log.debug("Round %d: weights %s.", server.round, dict(zip(deltas, weights.tolist(), strict=True)))
+        server.note("alignment_weight", dict(zip(deltas, weights.tolist(), strict=True)))
+        server.note("embedding", maker.embeddings())
         if self.generation.embedding == "random":
             redraw(maker, server, self.generation.embedding_scale)
 

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def write_tables(runs: Sequence[str | Path], out: str | Path | None, form: str, 
         raise SettingError(f"--tables cannot be {form!r}. {nearest(form, TABLES)}")
     path = target(out, f"tables{TABLES[form]}", TABLES[form], f"--tables {form}")
     groups = [headed(group, metric) for group in gather(run_folders(runs))]
-    _write(path, {"md": markdown, "csv": as_csv, "latex": latex, "json": as_json}[form](groups).encode())
+    write_file(path, {"md": markdown, "csv": as_csv, "latex": latex, "json": as_json}[form](groups).encode())
     return path
 
 
@@ -61,7 +61,7 @@ def write_figures(runs: Sequence[str | Path], out: str | Path | None, form: str,
         group, view = next(((g, v) for g in groups for v in reversed(VIEWS) if g.domains(v)), (None, ""))
         if group is None:
             raise RunFolderError("Nothing was scored yet, so there is nothing to draw.")
-        _save(path, score_figure(group, view))
+        save_figure(path, score_figure(group, view))
         return [path]
     folder, written = Path("figures" if out is None else out), list[Path]()
     for group in groups:
@@ -71,7 +71,7 @@ def write_figures(runs: Sequence[str | Path], out: str | Path | None, form: str,
             for what, figure in made.items():
                 if figure is not None:
                     written.append(folder / f"{name}-{what}{FIGURES[form]}")
-                    _save(written[-1], figure)
+                    save_figure(written[-1], figure)
     return written
 
 
@@ -89,7 +89,8 @@ def target(out: str | Path | None, name: str, suffix: str, option: str) -> Path:
     return path
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file, and its folder where it is missing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
@@ -218,9 +219,13 @@ def records(groups: Iterable[Group]) -> list[dict[str, Any]]:
 
 def as_csv(groups: Iterable[Group]) -> str:
     """Every score as a line of CSV."""
-    rows = records(groups)
+    return csv_of(records(groups))
+
+
+def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Flat mappings as CSV."""
     file = io.StringIO()
-    writer = csv.DictWriter(file, list(rows[0]) if rows else ["data"], lineterminator="\n")
+    writer = csv.DictWriter(file, list(rows[0]) if rows else ["empty"], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return file.getvalue()
@@ -249,15 +254,16 @@ def as_json(groups: Iterable[Group]) -> str:
 # ------------------------------------------------------------------------------------------------------------------ figures
 
 
-def _save(path: Path, figure: Any) -> None:
+def save_figure(path: Path, figure: Any, dots_per_inch: int = 200) -> None:
+    """Write a figure in the form that the file is called after."""
     file = io.BytesIO()
     figure.savefig(
         file,
         format=path.suffix[1:],
-        dpi=200,
+        dpi=dots_per_inch,
         metadata={} if path.suffix == ".png" else {"Date": None} if path.suffix == ".svg" else {"CreationDate": None},
     )
-    _write(path, file.getvalue())
+    write_file(path, file.getvalue())
 
 
 def score_figure(group: Group, view: str) -> Any:

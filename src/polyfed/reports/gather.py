@@ -24,7 +24,7 @@ from polyfed.runs.headline import domains_of
 from polyfed.runs.portable_paths import is_path
 from polyfed.runs.run_folder import RunFolder, missing_words
 from polyfed.runs.selection import BY_VALIDATION
-from polyfed.settings import Settings
+from polyfed.settings import INCIDENTAL, Settings
 
 DEFAULTS: Mapping[str, Any] = {item.name: item.default for item in fields(Settings)}
 VIEWS = ("seen", "unseen")
@@ -33,26 +33,6 @@ SWEEP_FILE = "sweep.json"
 SELECTED = "selected_"
 """What the views of the model that validation chose begin with."""
 DATA_SETTINGS = ("data", "partition", "unseen", "unseen_part", "few_shot")
-# What says where and how a run was computed, not what was computed. How often it was scored matters to a chosen round: see recipe.
-INCIDENTAL = (
-    "method",
-    "seed",
-    "root",
-    "threads",
-    "checkpoint_every",
-    "evaluate_every",
-    "test_batch_size",
-    "metric",
-    "backend",
-    "workers",
-    "compile",
-    "device",
-    "layout",
-    "flower_cpus",
-    "flower_gpus",
-    "load",
-)
-
 # Keys of the summaries in a table of domains; a domain may be called "mean" too.
 MEAN, WORST, SPREAD = ("", "mean"), ("", "worst"), ("", "spread")
 

@@ -17,6 +17,7 @@ from typing import Any
 from polyfed.core.metrics import MEASURES
 from polyfed.errors import RunFolderError
 from polyfed.reports import pictures, sections
+from polyfed.reports.analysis_sections import NONE, chosen_kinds, grid_of, sections_of
 from polyfed.reports.charts import swatch
 from polyfed.reports.data_pictures import pictures_of
 from polyfed.reports.gather import MEAN, VIEWS, Group, gather, run_folders
@@ -33,10 +34,17 @@ LIBRARY = "uplot-1.6.32.min"
 LIBRARY_NOTICE = "uPlot 1.6.32 (c) 2022 Leon Sorokin, MIT licence."
 
 
-def report_on(runs: str | Path | Sequence[str | Path], out: str | Path, metric: str = AUTO, pictures: bool | None = None) -> Path:
+def report_on(
+    runs: str | Path | Sequence[str | Path],
+    out: str | Path,
+    metric: str = AUTO,
+    pictures: bool | None = None,
+    analyses: str = AUTO,
+) -> Path:
     """What ``polyfed.report`` does."""
     named = [runs] if isinstance(runs, str | Path) else runs
-    return write_report(run_folders(named), out, metric, pictures, searches_in(named))
+    chosen_kinds(analyses)  # a wrong name is refused before anything is read
+    return write_report(run_folders(named), out, metric, pictures, searches_in(named), analyses)
 
 
 def write_report(
@@ -45,6 +53,7 @@ def write_report(
     metric: str = AUTO,
     pictures: bool | None = False,
     searches: Sequence[Mapping[str, Any]] = (),
+    analyses: str = NONE,
 ) -> Path:
     """Write the report of one or several run folders as one HTML file.
 
@@ -54,6 +63,7 @@ def write_report(
         metric: the measure that heads the tables.
         pictures: whether images of the data are shown; None: where this account made the runs, and the data are here.
         searches: the searches that chose the settings of these runs.
+        analyses: auto (those that need no data), all, none, or names of kinds with commas between them.
 
     Raises:
         RunFolderError: no run was given, a folder is no run, or the file cannot be written.
@@ -61,7 +71,7 @@ def write_report(
     path = Path(out)
     if not path.name:
         raise RunFolderError(f"The report needs a file to be written to, found {str(out)!r}. Name one: -o report.html")
-    page = render(runs, out, metric, pictures, searches)
+    page = render(runs, out, metric, pictures, searches, analyses)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, page.encode("utf-8", "backslashreplace"))  # names of files need not be text
@@ -78,6 +88,7 @@ def render(
     metric: str = AUTO,
     with_pictures: bool | None = False,
     searches: Sequence[Mapping[str, Any]] = (),
+    analyses: str = NONE,
 ) -> str:
     """The page as text."""
     import jinja2
@@ -96,7 +107,8 @@ def render(
     curves = [interactive_values(group, styles) for group in groups]
     return environment.get_template(TEMPLATE).render(
         title=title_of(groups),
-        groups=[group_values(group, styles, metric, with_pictures) for group in groups],
+        groups=[group_values(group, styles, metric, with_pictures, analyses) for group in groups],
+        grid=grid_of(groups, analyses),
         searches=searches,
         version=_version(),
         report_command=shlex.join(["polyfed", "report", *dict.fromkeys(map(str, runs)), "-o", str(out)]),
@@ -150,7 +162,9 @@ def styles_of(groups: Sequence[Group]) -> dict[str, int]:
     return {label: number for number, label in enumerate(labels)}
 
 
-def group_values(group: Group, styles: Mapping[str, int], metric: str = AUTO, with_pictures: bool | None = None) -> dict[str, Any]:
+def group_values(
+    group: Group, styles: Mapping[str, int], metric: str = AUTO, with_pictures: bool | None = None, analyses: str = NONE
+) -> dict[str, Any]:
     """Everything the template shows of one group."""
     headlines = [words for view in VIEWS if (words := headline(group, view)) is not None]
     sentences: dict[str, list[str]] = {}
@@ -181,6 +195,7 @@ def group_values(group: Group, styles: Mapping[str, int], metric: str = AUTO, wi
         "interactive": bool(pictures.curve_data(group, [group.measure])),
         "losses": pictures.loss_charts(group, styles),
         "confusion": pictures.confusion_maps(group),
+        "analyses": sections_of(group, analyses),
         "pictures": pictures_of(group, with_pictures),
         "traffic": pictures.traffic(group),
         "traffic_kinds": pictures.traffic_kinds(group),

@@ -17,7 +17,7 @@ from polyfed.backends.base import Backend
 from polyfed.backends.choose import BackendFor, backend_for, require_known
 from polyfed.core import evaluation
 from polyfed.core.code_gate import allow, code_in
-from polyfed.core.conversation import AskClients, Talk, converse
+from polyfed.core.conversation import Ask, AskClients, Reply, Talk, converse
 from polyfed.core.data_types import Examples, Federation
 from polyfed.core.evaluation import Row
 from polyfed.core.load_methods import load_file
@@ -108,14 +108,22 @@ class Experiment:
         """Hold a conversation."""
         return converse(conversation, self.ask_clients)
 
-    def train(self, observers: Sequence[Observer] = (), through: Callable[[AskClients], AskClients] | None = None) -> None:
+    def train(
+        self,
+        observers: Sequence[Observer] = (),
+        through: Callable[[AskClients], AskClients] | None = None,
+        hear: Callable[[Ask, Reply], None] | None = None,
+    ) -> None:
         """Hold the rounds that are still to come.
 
         Args:
             observers: called after every round.
             through: wraps the backend, to watch what travels or to let something fail; replies are checked after it.
+            hear: called with every reply that was found good.
         """
         ask_clients = self.ask_clients if through is None else self.asking(through(self.backend))
+        if hear is not None:
+            ask_clients = heard(ask_clients, hear)
         with threads(self.settings.threads):
             hold(self.method, self.server, self.backend, ask_clients, self.settings.rounds, observers)
 
@@ -193,6 +201,17 @@ class Experiment:
                 size = sum(self.bench.plan.entries[name].size for name in names)
                 rows.append({"from_round": start + 1, "kind": kind, "travels": words, "entries": len(names), "bytes": size})
         return rows
+
+
+def heard(ask_clients: AskClients, hear: Callable[[Ask, Reply], None]) -> AskClients:
+    """The same, with somebody who hears every reply before it is used."""
+
+    def ask_and_tell(ask: Ask) -> Iterator[Reply]:
+        for reply in ask_clients(ask):
+            hear(ask, reply)
+            yield reply
+
+    return ask_and_tell
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import base64
 import io
 import math
 from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 COLOURS = ("#0072b2", "#d55e00", "#00855f", "#b4518d", "#8a6d00", "#3a9bd9", "#3d3d3d", "#8c3b2e")
@@ -61,8 +62,8 @@ def dots_figure(columns: Sequence[str], rows: Sequence[tuple[str, Dots]], measur
     return figure
 
 
-def as_image(figure: Any, dots_per_inch: int = 90) -> str:
-    """A figure as an ``<img>`` that needs no file."""
+def as_image(figure: Any, dots_per_inch: int = 90, words: str = "scores by domain") -> str:
+    """A figure as an ``<img>`` that needs no file; the words say what it shows."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=dots_per_inch)
-    return f'<img alt="scores by domain" src="data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}">'
+    return f'<img alt="{escape(words)}" src="data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}">'

@@ -86,7 +86,8 @@ def trained(
     try:
         heard_by.begin()
         with progress_bar(experiment, progress) as advance:
-            experiment.train([recorder, *([advance] if advance is not None else []), *observers, heard_by])
+            observed_by: list[Observer] = [recorder, *([advance] if advance is not None else []), *observers, heard_by]
+            experiment.train(observed_by, hear=None if folder is None else recorder.drift.hear)
     except StoppedEarly as stop:
         log.info("%s", stop)
     except BaseException:

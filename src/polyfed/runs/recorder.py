@@ -26,8 +26,12 @@ from polyfed.runs.best_round import chooser_of
 from polyfed.runs.client_spread import spread_lines
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.run_folder import RunFolder
+from polyfed.runs.statistics_drift import StatisticsDrift
 
 log = logging.getLogger("polyfed")
+
+NOTED = "noted"
+"""The view of what a method itself noted of a round (``server.note``)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +65,7 @@ class Recorder:
         self.rows_of_round = number if self.rows else -1
         self.answers: Answers = {}
         self.complete = -1
+        self.drift = StatisticsDrift(experiment.bench.plan, experiment.server.state)
 
     def __call__(self, server: Server) -> None:
         self.meter.pause(self.experiment.costs)
@@ -75,6 +80,7 @@ class Recorder:
             )
         if self.folder is not None and server.round:
             self.write(spread_lines(server, self.experiment.backend, self.experiment.bench.initial))
+            self.write([*self.drift.lines(server, self.experiment.backend), *noted_lines(server)])
         every = server.settings.evaluate_every
         if self.selection is not None and is_turn(server.round, server.rounds, every or 1):
             self.write([as_line(server.round, row) for row in self.selection.look()])
@@ -203,6 +209,15 @@ def changes_server_state(method: Method) -> bool:
 def is_turn(number: int, rounds: int, every: int) -> bool:
     """Whether a round is scored; the last one always is, unless only the end is (0)."""
     return bool(every and number) and (number % every == 0 or number == rounds)
+
+
+def noted_lines(server: Server) -> list[Mapping[str, Any]]:
+    """What the method noted of this round, a line for each client."""
+    by_client: dict[str, dict[str, Any]] = {}
+    for name, values in server.notes.items():
+        for client, value in values.items():
+            by_client.setdefault(client, {})[name] = value
+    return [{"round": server.round, "view": NOTED, "client": client, **values} for client, values in by_client.items()]
 
 
 def as_line(number: int, row: Row) -> dict[str, Any]:

@@ -171,6 +171,11 @@ class Generator:
         made: dict[str, Tensor] = self.network(self.rows[client])
         return made
 
+    def embeddings(self) -> dict[str, list[float]]:
+        """Every client's embedding."""
+        table = self.network.embedding.weight.detach()
+        return {client: table[row].tolist() for client, row in self.rows.items()}
+
     def learn(self, deltas: Mapping[str, Mapping[str, Tensor]], align: bool, smoothing: float | None = None) -> Tensor:
         """One step of the optimizer along the clients' combined gradient; returns the clients' weights.
 
