@@ -218,6 +218,38 @@ def test_domainbed_greys_one_in_ten():
     assert 70 < grey.sum() < 130
 
 
+def test_shear_and_shift_move_pixels_and_draw_nothing_where_they_are_not_asked_for():
+    x = torch.zeros(200, 3, 21, 21, dtype=torch.uint8)
+    x[:, :, 10, 10] = 255
+    moved = seeded(lambda x: augment.turn(x, degrees=0.0, shift=0.2), x)
+    places = moved[:, 0].flatten(1).argmax(1)
+    rows, columns = places // 21, places % 21
+    assert rows.min() >= 5 and rows.max() <= 15 and columns.float().std() > 1.5
+    lines = torch.zeros(200, 3, 21, 21, dtype=torch.uint8)
+    lines[:, :, :, 10] = 255
+    sheared = seeded(lambda x: augment.turn(x, degrees=0.0, shear=30.0), lines)[:, 0].float().argmax(2)
+    assert (sheared[:, 10] == 10).all(), "the middle row stays"
+    assert (sheared[:, 0] - 10 == 10 - sheared[:, 20]).float().mean() > 0.9, "the rows above and below move to opposite sides"
+    assert sheared[:, 0].float().std() > 1.5
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        augment.turn(lines, degrees=30.0)
+        after = torch.rand(1)
+        torch.manual_seed(0)
+        torch.rand(2, 200)
+        assert after == torch.rand(1), "angles and scales, nothing else"
+
+
+def test_rand_augment_is_torchvisions_for_each_image():
+    from torchvision.transforms.v2 import RandAugment
+
+    x = batch(6)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        expected = torch.stack([RandAugment(2, 9)(image) for image in x])
+    assert (seeded(augment.rand_augment, x, seed=3) == expected).all()
+
+
 def test_preparations_by_name():
     plain = augment.preparation("none", "none")
     assert plain.augment is None

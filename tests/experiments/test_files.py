@@ -182,7 +182,7 @@ def full_settings(item: PaperItem, part_name: str, row_name: str) -> Settings:
         ("fedwon/table-1", "Digits-Five", "FedWon", {"method": "fedwon + agc(clip=0.64)", "lr": 0.05, "rounds": 100, "batch_size": 32}),
         ("fedwon/table-1", "Office-Caltech-10", "FedWon", {"method": "fedwon + agc(clip=1.28)", "lr": 0.1, "rounds": 300, "selection": "best_validation"}),
         ("fixbn/table-5", "", "FixBN", {"method": "fixbn", "lr": 0.02, "momentum": 0.9, "weight_decay": 1e-4, "local_steps": 100, "total_epochs": 128.0, "batch_size": 20}),
-        ("hfedf/table-11", "", "hFedF", {"lr": 1e-3, "weight_decay": 1e-3, "rounds": 200, "local_epochs": 2, "batch_size": 64, "data": "pacs(size=32)"}),
+        ("hfedf/table-11", "", "hFedF", {"lr": 1e-3, "weight_decay": 1e-3, "rounds": 200, "local_epochs": 2, "batch_size": 64, "data": 'pacs(size=32, augment="domainbed", normalise="imagenet")'}),
         ("fedstein/table-1", "Digits-Five", "FedStein", {"method": "fedstein", "rounds": 100, "batch_size": 32}),
         ("fedstein/table-2", "", "FedStein", {"method": "fedstein", "lr": 0.005, "rounds": 50, "batch_size": 64}),
         ("gperxan/table-2", "PACS", "gPerXAN", {"lr": 2e-3, "momentum": 0.9, "weight_decay": 5e-4, "rounds": 100, "schedule": "cosine", "batch_size": 32, "model": "resnet50(pretrained=True)"}),

@@ -78,8 +78,8 @@ def crop(x: Tensor, padding: int) -> Tensor:
     return padded[images, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
 
 
-def turn(x: Tensor, degrees: float, scale: float = 0.0, outside: str = "zeros") -> Tensor:
-    """Turn each image about its centre by an angle up to this one, and perhaps enlarge or shrink it.
+def turn(x: Tensor, degrees: float, scale: float = 0.0, outside: str = "zeros", shear: float = 0.0, shift: float = 0.0) -> Tensor:
+    """Turn each image about its centre by an angle up to this one, and perhaps enlarge or shrink, shear and move it.
 
     Pixels are taken from their nearest place, so no new colours arise.
 
@@ -88,6 +88,8 @@ def turn(x: Tensor, degrees: float, scale: float = 0.0, outside: str = "zeros") 
         degrees: Largest angle, to either side.
         scale: Largest change of size, as a share.
         outside: What lies outside an image: ``zeros`` (black) or ``reflection``.
+        shear: Largest angle of a shear along the rows, in degrees, to either side.
+        shift: Largest move along each axis, as a share of the side.
     """
     if not len(x):
         return x
@@ -98,7 +100,13 @@ def turn(x: Tensor, degrees: float, scale: float = 0.0, outside: str = "zeros") 
     # affine_grid measures both axes from -1 to 1, so an angle in pixels needs the ratio of the sides.
     first = torch.stack([cos, -sin * (height / width), zero], dim=1)
     second = torch.stack([sin * (width / height), cos, zero], dim=1)
-    theta = torch.stack([first, second], dim=1).to(x.device)
+    if shear:
+        slope = ((torch.rand(count) * 2 - 1) * math.radians(shear)).tan() * (height / width)
+        first = first + slope[:, None] * second
+    theta = torch.stack([first, second], dim=1)
+    if shift:
+        theta[:, :, 2] = (torch.rand(count, 2) * 2 - 1) * 2 * shift
+    theta = theta.to(x.device)
     grid = functional.affine_grid(theta, list(x.shape), align_corners=False)
     moved = functional.grid_sample(x.float(), grid, mode="nearest", padding_mode=outside, align_corners=False)
     return moved.to(torch.uint8)
@@ -238,6 +246,19 @@ def domainbed(x: Tensor) -> Tensor:
     return (x * 255).round().to(torch.uint8)
 
 
+def imagenet(x: Tensor) -> Tensor:
+    """PyTorch's recipe for ImageNet: a part of 0.08 to 1 of the area enlarged to the whole, then mirrored by chance."""
+    return flip(zoom(x.float(), least=0.08)).round().clamp(0, 255).to(torch.uint8)
+
+
+def rand_augment(x: Tensor, operations: int = 2, magnitude: int = 9) -> Tensor:
+    """Torchvision's RandAugment, drawn for each image."""
+    from torchvision.transforms.v2 import RandAugment
+
+    change = RandAugment(operations, magnitude)
+    return torch.stack([change(image) for image in x]) if len(x) else x
+
+
 COLOUR_CHANGES = (brightened, contrasted, saturated, hue_turned)
 
 
@@ -262,6 +283,18 @@ AUGMENTATIONS: Mapping[str, Augmentation] = {
     "crop4_flip_cutout": Steps((partial(crop, padding=4), flip, partial(holes, side=16))),
     "flip_jitter": Steps((flip, jitter)),
     "domainbed": domainbed,
+    "imagenet": imagenet,
+    "randaugment": Steps((flip, rand_augment)),
+    "imagenet_randaugment": Steps((imagenet, rand_augment)),
+    "flamby": Steps(
+        (
+            partial(turn, degrees=50.0, scale=0.07, outside="reflection", shear=0.1, shift=12 / 200),
+            partial(light, brightness=0.15, contrast=0.1),
+            flip,
+            partial(flip, axis=-2),
+            _skin_holes,
+        )
+    ),
     "skin": Steps(
         (
             partial(turn, degrees=50.0, scale=0.07, outside="reflection"),
@@ -274,4 +307,5 @@ AUGMENTATIONS: Mapping[str, Augmentation] = {
 }
 """flip_rotate: FedBN's for Office-Caltech-10. crop_flip: FixBN's for CIFAR-10. crop4_flip_cutout: EasyFL's for CIFAR-10.
 flip_jitter: gPerXAN's for PACS. domainbed: DomainBed's, which hFedF follows; the part is cut out of the image at its size here, not out of
-the file's. skin: FLamby's for Fed-ISIC2019, without its random crop and its shear."""
+the file's. imagenet: PyTorch's, for FixBN's Tiny-ImageNet and ImageNet. flamby: FLamby's for Fed-ISIC2019; its random crop of 200 of 224
+pixels, against the middle crop in tests, is a move by up to 12 of 200 pixels here. skin: flamby without crop and shear."""
