@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -87,6 +88,8 @@ class ClassFolders:
         data_set: str,
         size: int,
         split: Callable[[ImageList, SplitLists, Arrays], Splits],
+        gaps: Mapping[str, Collection[str]] = MappingProxyType({}),
+        other_folders: bool = False,
     ) -> list[DomainFiles]:
         """The images of each domain, with what splits them.
 
@@ -97,6 +100,8 @@ class ClassFolders:
             data_set: The name of the data set, for the cache.
             size: Side of the images.
             split: From the images, the lists and the decoded arrays to the rows of each split.
+            gaps: Classes that a domain is known to lack.
+            other_folders: Whether folders of other classes may lie there too.
         """
         found = []
         for domain, named in lists.items():
@@ -109,16 +114,16 @@ class ClassFolders:
                     files=images.tree.identity(images.names),
                     read=partial(images.read, size),
                     split=partial(split, images, named),
-                    problems=(*self.problems(domain, classes), *images.missing(named)),
+                    problems=(*self.problems(domain, classes, gaps.get(domain, ()), other_folders), *images.missing(named)),
                     names=images.names,
                 )
             )
         return found
 
-    def problems(self, domain: str, classes: Sequence[str]) -> list[str]:
-        """A sentence for each class of a domain without images, and each folder that is no class."""
+    def problems(self, domain: str, classes: Sequence[str], gaps: Collection[str] = (), other_folders: bool = False) -> list[str]:
+        """A sentence for each class of a domain without images, unless it is known to lack it, and each folder that is no class."""
         found = self.files.get(domain, {})
-        lacking = [label for label in classes if not found.get(label)]
+        lacking = [label for label in classes if not found.get(label) and label not in gaps]
         if len(lacking) == len(classes):
             return [f"{self.tree.path} holds no images of the domain {domain}."]
         where = f"{self.tree.path}: the domain {domain}"
@@ -126,7 +131,7 @@ class ClassFolders:
             *(f"{where} has no images of the class {label}." for label in lacking),
             *(
                 f"{where} has a folder {folder}, which is none of the classes {', '.join(classes)}."
-                for folder in self.unknown.get(domain, [])
+                for folder in ([] if other_folders else self.unknown.get(domain, []))
             ),
         ]
 

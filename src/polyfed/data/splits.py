@@ -42,6 +42,13 @@ def split_at_test(validation: float, arrays: Arrays) -> Splits:
     return with_validation(np.arange(boundary), np.arange(boundary, len(arrays["y"])), validation)
 
 
+def in_turn(labels: NDArray[np.int64], train: Positions) -> Splits:
+    """These training rows, and the others for validation and test, class by class in turn."""
+    rest = np.setdiff1d(np.arange(len(labels)), train)
+    by_class = rest[np.argsort(labels[rest], kind="stable")]
+    return {"train": train, "validation": np.sort(by_class[0::2]), "test": np.sort(by_class[1::2])}
+
+
 def stratified(labels: NDArray[np.int64], share: float, seed: int) -> tuple[Positions, Positions]:
     """A random part of every class, and the rest in a random order.
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
-from polyfed.data.cache import Arrays
-from polyfed.data.class_folders import ImageList, SplitLists, find_class_folders, plain, tail
+from polyfed.data.class_folders import find_class_folders, plain
 from polyfed.data.declaration import (
-    DataOption,
     Declaration,
     SplitCounts,
     augment_option,
@@ -19,9 +16,7 @@ from polyfed.data.declaration import (
     validation_option,
 )
 from polyfed.data.domain_files import DomainFiles
-from polyfed.data.splits import Splits, stratified, with_validation
-from polyfed.data.unpickle import read_pickle
-from polyfed.errors import DataError, OptionError
+from polyfed.data.fedbn_lists import ORIGINS, fedbn_lists, fedbn_split, protocol_option
 
 CLASSES = ("backpack", "bike", "calculator", "headphones", "keyboard", "laptop_computer", "monitor", "mouse", "mug", "projector")
 CLASS_FOLDERS = {**{plain(name): name for name in CLASSES}, "laptop": "laptop_computer", "headphone": "headphones"}
@@ -30,7 +25,6 @@ DOMAIN_FOLDERS = {**{plain(name): name for name in DOMAINS}, "caltech10": "Calte
 
 FOLDER = "folder office_caltech_10/<domain>/<class>/*"
 PACKED = "packed office_caltech10_128.tar (resized to 128 pixels)"
-LISTS, NO_LISTS = "FedBN's lists", "stratified 80/20 with seed 0"
 PACKED_FILE = "office_caltech10_128.tar"
 PLACES = {
     FOLDER: ("office_caltech_10", "office_caltech10", "Office_Caltech_DA_Dataset", "OfficeCaltech10", "data/office_caltech_10", ""),
@@ -38,9 +32,8 @@ PLACES = {
 }
 LIST_FOLDERS = ("office_caltech_10", "", "data/office_caltech_10")
 
-TEST_SHARE = 0.2
-PROTOCOL_TRAIN, PROTOCOL_VALIDATION = 0.5, 0.4
-"""FedBN's shares of the smallest domain's training list: 62 and 50 of 125."""
+SHARES = (0.5, 0.4)
+"""FedBN's shares of the smallest domain's training list, for training and validation: 62 and 50 of 125."""
 
 SIZES: Mapping[str, SplitCounts] = {
     "Amazon": {"all": (92, 82, 94, 99, 100, 100, 99, 100, 94, 98), "test": 192},
@@ -52,54 +45,12 @@ SIZES: Mapping[str, SplitCounts] = {
 
 def find(root: Path, size: int, protocol: str, validation: float) -> list[DomainFiles]:
     """The four domains under a folder."""
-    if protocol == "fedbn" and validation:
-        raise OptionError(
-            "office_caltech10: validation has no effect with protocol='fedbn', which takes 50 images a domain. Leave it out."
-        )
     folders = find_class_folders(root, PLACES, DOMAIN_FOLDERS, CLASS_FOLDERS)
     if folders is None:
         return []
-    lists = {domain: _lists(root, domain) for domain in DOMAINS}
-    smallest = min(_training_size(folders.image_list(domain, CLASSES), lists[domain]) for domain in DOMAINS)
-    ends = (int(PROTOCOL_TRAIN * smallest), int(PROTOCOL_VALIDATION * smallest)) if protocol == "fedbn" else None
-    return folders.domain_files(
-        CLASSES, lists, origins=(LISTS, NO_LISTS), data_set="office_caltech10", size=size, split=partial(_split, ends, validation)
-    )
-
-
-def _lists(root: Path, domain: str) -> dict[str, list[str]]:
-    """The files each of FedBN's lists names, as ``domain/class/file``; nothing if there are no lists."""
-    found = {}
-    for kind in ("train", "test"):
-        paths = [path for place in LIST_FOLDERS if (path := root / place / f"{domain.lower()}_{kind}.pkl").is_file()]
-        if not paths:
-            return {}
-        content = read_pickle(paths[0])
-        pair = content if isinstance(content, tuple | list) and len(content) == 2 else ((), ())
-        names = [str(name) for name in pair[0]]
-        if not names or not all("/" in name.replace("\\", "/") for name in names):
-            raise DataError(f"{paths[0]} does not hold paths with their classes: expected a pair of lists.")
-        found[kind] = [tail(name) for name in names]
-    return found
-
-
-def _training_size(images: ImageList, lists: SplitLists) -> int:
-    return len(lists["train"]) if lists else len(stratified(images.labels, TEST_SHARE, seed=0)[0])
-
-
-def _split(ends: tuple[int, int] | None, validation: float, images: ImageList, lists: SplitLists, arrays: Arrays) -> Splits:
-    if lists:
-        train, test = (images.rows(lists[kind], arrays) for kind in ("train", "test"))
-    else:
-        train, test = stratified(arrays["y"], TEST_SHARE, seed=0)
-    if ends is None:
-        return with_validation(train, test, validation)
-    return {"train": train[: ends[0]], "validation": train[len(train) - ends[1] :], "test": test}
-
-
-def _check_protocol(owner: str, protocol: str) -> None:
-    if protocol not in ("all", "fedbn"):
-        raise OptionError(f"{owner}: protocol is {protocol!r}; it must be 'all' or 'fedbn'.")
+    lists = {domain: fedbn_lists(root, LIST_FOLDERS, domain) for domain in DOMAINS}
+    split = fedbn_split("office_caltech10", folders, CLASSES, lists, SHARES, protocol, validation)
+    return folders.domain_files(CLASSES, lists, origins=ORIGINS, data_set="office_caltech10", size=size, split=split)
 
 
 OFFICE_CALTECH10 = Declaration(
@@ -119,17 +70,11 @@ OFFICE_CALTECH10 = Declaration(
     citation="Gong et al. 2012",
     layouts=(FOLDER, PACKED, "with FedBN's office_caltech_10/<domain>_train.pkl and <domain>_test.pkl for its lists"),
     packed_sha256={PACKED_FILE: "8feadb15f8a014e461282ec1680b1fc6ab1c4587fa0e29cd05d94c9f04aff981"},
-    expected={f"{layout}, {split}": SIZES for layout in PLACES for split in (LISTS, NO_LISTS)},
+    expected={f"{layout}, {split}": SIZES for layout in PLACES for split in ORIGINS},
     default_model="alexnet_fedwon",
     options=(
         size_option(128, "Side of the images: 256 in the FedBN and FedWon papers; the packed images have 128."),
-        DataOption(
-            "protocol",
-            "all",
-            '"fedbn" (62 for training, 50 for validation) or "all" (the whole training order).',
-            check=_check_protocol,
-            note=lambda protocol: "FedBN's protocol" if protocol == "fedbn" else "",
-        ),
+        protocol_option("62 for training, 50 for validation"),
         validation_option('With "all", the share taken from the end of the training order for validation.'),
         augment_option("flip_rotate", "Augmentation of training batches; the papers flip and turn up to 30 degrees."),
         normalise_option("none", "Normalisation; the papers use none."),

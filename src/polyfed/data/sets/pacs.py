@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from polyfed.data.archives import FileTree, FolderTree, existing_trees
 from polyfed.data.cache import Arrays
 from polyfed.data.class_folders import ImageList, SplitLists, find_class_folders, plain, tail
 from polyfed.data.declaration import Declaration, SplitCounts, augment_option, normalise_option, registered, size_option
 from polyfed.data.domain_files import DomainFiles
-from polyfed.data.splits import Splits, stratified
+from polyfed.data.splits import Splits, in_turn, stratified
 
 CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
@@ -78,9 +76,7 @@ def _split(with_test: bool, images: ImageList, lists: SplitLists, arrays: Arrays
         train, crossval = stratified(y, 0.1, seed=0)
     if not with_test:
         return {"train": train, "validation": crossval}
-    rest = np.setdiff1d(np.arange(len(y)), train)
-    by_class = rest[np.argsort(y[rest], kind="stable")]
-    return {"train": train, "validation": np.sort(by_class[0::2]), "test": np.sort(by_class[1::2])}
+    return in_turn(y, train)
 
 
 PACS = Declaration(

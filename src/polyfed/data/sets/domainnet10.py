@@ -1,0 +1,60 @@
+"""DomainNet-10: ten of DomainNet's classes from six domains, as FedBN's authors chose them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from polyfed.data.class_folders import find_class_folders, plain
+from polyfed.data.declaration import Declaration, augment_option, normalise_option, registered, size_option, validation_option
+from polyfed.data.domain_files import DomainFiles
+from polyfed.data.fedbn_lists import ORIGINS, fedbn_lists, fedbn_split, protocol_option
+
+CLASSES = ("bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill", "wine_glass", "zebra")
+DOMAINS = ("Clipart", "Infograph", "Painting", "Quickdraw", "Real", "Sketch")
+
+FOLDER = "folder DomainNet/<domain>/<class>/* (FedBN's ten classes, DomainBed's domain_net/, or all 345 classes)"
+PLACES: Mapping[str, tuple[str, ...]] = {FOLDER: ("DomainNet", "domain_net", "domainnet", "data/DomainNet", "")}
+LIST_FOLDERS = ("DomainNet", "", "domain_net", "domainnet", "data/DomainNet")
+SHARES = (0.05, 0.05)
+"""FedBN's shares of the smallest domain's training list, for training and validation: about 105 images each."""
+
+
+def find(root: Path, size: int, protocol: str, validation: float) -> list[DomainFiles]:
+    """The six domains under a folder."""
+    folders = find_class_folders(root, PLACES, {plain(name): name for name in DOMAINS}, {plain(name): name for name in CLASSES})
+    if folders is None:
+        return []
+    lists = {domain: fedbn_lists(root, LIST_FOLDERS, domain) for domain in DOMAINS}
+    split = fedbn_split("domainnet10", folders, CLASSES, lists, SHARES, protocol, validation)
+    return folders.domain_files(CLASSES, lists, origins=ORIGINS, data_set="domainnet10", size=size, split=split, other_folders=True)
+
+
+DOMAINNET10 = Declaration(
+    name="domainnet10",
+    about="""DomainNet-10: ten classes of DomainNet as clip art, infographics, paintings, quick drawings, photographs and sketches.
+
+    FedBN's lists give train and test where they are; else a stratified 80/20 split with seed 0 does. FedBN's protocol keeps of
+    each training order the first and the last twentieth of the smallest domain's, for training and validation. The folders may
+    hold all 345 classes; the other 335 are not read.
+    """,
+    title="DomainNet-10",
+    domains=DOMAINS,
+    classes=CLASSES,
+    splits="FedBN's lists where they are, else stratified 80/20 with seed 0",
+    terms="fair use notice of DomainNet: research only, the copyright of images stays with their owners",
+    citation="Peng et al. 2019; Li et al. 2021 (FedBN)",
+    layouts=(FOLDER, "with FedBN's DomainNet/<domain>_train.pkl and <domain>_test.pkl for its lists"),
+    expected={},
+    default_model="alexnet_fedwon",
+    options=(
+        size_option(256, "Side of the images; 256 in the FedBN and FedWon papers."),
+        protocol_option("about 105 for training and as many for validation"),
+        validation_option('With "all", the share taken from the end of the training order for validation.'),
+        augment_option("flip_rotate", "Augmentation of training batches; the papers flip and turn up to 30 degrees."),
+        normalise_option("none", "Normalisation; the papers use none."),
+    ),
+    find=find,
+)
+
+domainnet10 = registered(DOMAINNET10)

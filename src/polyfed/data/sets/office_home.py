@@ -1,0 +1,77 @@
+"""Office-Home: 65 kinds of everyday objects as art, clip art, product pictures and photographs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from polyfed.data.cache import Arrays
+from polyfed.data.class_folders import ImageList, SplitLists, find_class_folders, plain
+from polyfed.data.declaration import Declaration, SplitCounts, augment_option, normalise_option, registered, size_option
+from polyfed.data.domain_files import DomainFiles
+from polyfed.data.splits import Splits, in_turn, stratified
+
+# fmt: off
+CLASSES = (
+    "Alarm_Clock", "Backpack", "Batteries", "Bed", "Bike", "Bottle", "Bucket", "Calculator", "Calendar", "Candles", "Chair",
+    "Clipboards", "Computer", "Couch", "Curtains", "Desk_Lamp", "Drill", "Eraser", "Exit_Sign", "Fan", "File_Cabinet",
+    "Flipflops", "Flowers", "Folder", "Fork", "Glasses", "Hammer", "Helmet", "Kettle", "Keyboard", "Knives", "Lamp_Shade",
+    "Laptop", "Marker", "Monitor", "Mop", "Mouse", "Mug", "Notebook", "Oven", "Pan", "Paper_Clip", "Pen", "Pencil",
+    "Postit_Notes", "Printer", "Push_Pin", "Radio", "Refrigerator", "Ruler", "Scissors", "Screwdriver", "Shelf", "Sink",
+    "Sneakers", "Soda", "Speaker", "Spoon", "TV", "Table", "Telephone", "Toothbrush", "Toys", "Trash_Can", "Webcam",
+)
+# fmt: on
+DOMAINS = ("art", "clipart", "product", "real_world")
+
+FOLDER = "folder OfficeHomeDataset_10072016/<domain>/<class>/* (or office_home/, as DomainBed calls it)"
+ARCHIVE = "archive OfficeHomeDataset_10072016.zip or office_home.zip of the same folders"
+SPLIT = "stratified 90/10 with seed 0"
+NAMES = ("OfficeHomeDataset_10072016", "office_home", "OfficeHome", "OfficeHomeDataset")
+PLACES = {FOLDER: (*NAMES, ""), ARCHIVE: tuple(f"{name}.zip" for name in NAMES)}
+SIZES: Mapping[str, SplitCounts] = {
+    domain: {"all": count} for domain, count in zip(DOMAINS, (2_427, 4_365, 4_439, 4_357), strict=True)
+}
+
+
+def find(root: Path, size: int, with_test: bool = True) -> list[DomainFiles]:
+    """The four domains under a folder."""
+    folders = find_class_folders(root, PLACES, {plain(name): name for name in DOMAINS}, {plain(name): name for name in CLASSES})
+    if folders is None:
+        return []
+    split = partial(_split, with_test)
+    lists: dict[str, SplitLists] = {domain: {} for domain in DOMAINS}
+    return folders.domain_files(CLASSES, lists, origins=("", SPLIT), data_set="office_home", size=size, split=split)
+
+
+def _split(with_test: bool, images: ImageList, lists: SplitLists, arrays: Arrays) -> Splits:
+    train, held_out = stratified(arrays["y"], 0.1, seed=0)
+    return in_turn(arrays["y"], train) if with_test else {"train": train, "validation": held_out}
+
+
+OFFICE_HOME = Declaration(
+    name="office_home",
+    about="""Office-Home: 65 kinds of everyday objects as art, clip art, product pictures and photographs.
+
+    A stratified split with seed 0 leaves 90 % of each domain for training; the rest is for validation and test, class by class
+    in turn. A domain nobody trains on is tested on all its images with ``--unseen-part all``.
+    """,
+    title="Office-Home",
+    domains=DOMAINS,
+    classes=CLASSES,
+    splits="stratified 90/10 with seed 0",
+    terms="non-commercial research and education (fair use notice of its page)",
+    citation="Venkateswara et al. 2017",
+    layouts=(FOLDER, ARCHIVE),
+    expected={f"{layout}, {SPLIT}": SIZES for layout in PLACES},
+    default_model="hfedf_cnn",
+    options=(
+        size_option(64, "Side of the images: 32 for hFedF, 224 for gPerXAN."),
+        augment_option("flip", 'Augmentation of training batches: "domainbed" (hFedF), "flip_jitter" (gPerXAN); "flip" is ours.'),
+        normalise_option("imagenet"),
+    ),
+    find=find,
+    check_with={"with_test": False},
+)
+
+office_home = registered(OFFICE_HOME)
