@@ -44,7 +44,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "selection": ("last", "best_validation", "best_local_validation"),
     "newcomer": ("averaged", "re-estimated", "nearest", "ensemble"),
     "unseen_part": ("test", "all"),
-    "metric": (AUTO, "accuracy", "balanced_accuracy", "macro_f1", "auroc"),
+    "task": (AUTO, "classification", "multilabel", "regression", "segmentation"),
+    "metric": (AUTO, "accuracy", "balanced_accuracy", "macro_f1", "auroc", "mean_iou", "exact_match", "micro_f1", "r2"),
     "compile": ("off", "on", "auto"),
     "amp": ("off", "bfloat16"),
     "layout": ("channels_first", "channels_last"),
@@ -69,6 +70,7 @@ class Settings:
 
     data: str = setting("digits-mini", "data set, or a folder root/<domain>/<class>/*")
     root: str | None = setting(None, "folder that holds the data set's files")
+    task: str = setting(AUTO, "what is learnt: classification, multilabel, regression, segmentation, or auto (told from the data)")
     partition: str = setting("domain", "how domains are dealt to clients")
     unseen: tuple[str, ...] = setting((), "domains nobody trains on")
     unseen_part: str = setting("test", "which part of an unseen domain is tested: test or all")
@@ -77,7 +79,7 @@ class Settings:
     model: str | None = setting(None, "model by name, or module.path:function; default: the data set's own")
     head: str | None = setting(None, "module that makes the logits, where it is in doubt")
     init: str | None = setting(None, "initial weights: a safetensors or .pth file, or a run folder")
-    loss: str = setting("cross_entropy", "task loss")
+    loss: str = setting(AUTO, "task loss; auto: the usual one of the task")
     rounds: int = setting(20, "number of rounds")
     total_epochs: float | None = setting(None, "budget in passes over all data, instead of rounds")
     local_epochs: int = setting(1, "epochs of local training in a round")
@@ -117,7 +119,8 @@ class Settings:
     newcomer: str = setting("averaged", "local layers of the newcomer model: averaged, re-estimated, nearest or ensemble")
     metric: str = setting(
         AUTO,
-        "measure that heads the tables: accuracy, balanced_accuracy, macro_f1, auroc, or auto (balanced where classes are uneven)",
+        "measure that heads the tables: accuracy, balanced_accuracy, macro_f1, auroc, mean_iou, exact_match, micro_f1, r2, or auto "
+        "(the task's own; balanced where classes are uneven)",
     )
     test_batch_size: int = setting(256, "samples in a test batch")
     seed: int = setting(0, "seed of everything random")

@@ -68,9 +68,12 @@ def honest(asked: Message, answered: Message) -> Message:
 ODD_NODES: dict[str, tuple[Change, str]] = {
     "another class list": (lambda told: told | {"classes": ["x", *told["classes"][1:]]}, "All nodes need the same classes"),
     "a duplicate name": (lambda told: told | {"client": "big"}, "Two nodes call themselves big"),
-    "zero samples": (lambda told: told | {"class_counts": [0] * len(told["classes"])}, "it has no training examples"),
+    "zero samples": (lambda told: told | {"class_counts": [0] * len(told["classes"]), "samples": 0}, "it has no training examples"),
     "counts of 1e12": (lambda told: told | {"class_counts": [10**12] * len(told["classes"])}, "class_counts takes counts from 0"),
     "counts that add up": (lambda told: told | {"class_counts": [MOST_SAMPLES] * len(told["classes"])}, "add up to"),
+    "more samples than counts": (lambda told: told | {"samples": told["samples"] + 1}, "add up to"),
+    "no task": (lambda told: told | {"task": "guessing"}, "there is no task"),
+    "another task": (lambda told: told | {"task": "regression"}, "regression counts none"),
     "too few counts": (lambda told: told | {"class_counts": [1]}, "1 class_counts for"),
     "a negative count": (lambda told: told | {"class_counts": [-1] * len(told["classes"])}, "class_counts takes counts"),
     "an input of another shape": (lambda told: told | {"input_shape": [3, 99, 99]}, "All nodes need the same"),
@@ -173,7 +176,8 @@ def test_a_description_is_exactly_what_the_node_wrote(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- weight and norm
 def test_a_node_that_claims_many_samples_outvotes_nobody_with_a_capped_share(tmp_path: Path) -> None:
     def boast(told: dict[str, Any]) -> dict[str, Any]:
-        return told | {"class_counts": [1_000_000, *told["class_counts"][1:]]}
+        counts = [1_000_000, *told["class_counts"][1:]]
+        return told | {"class_counts": counts, "samples": sum(counts)}
 
     free = run(tmp_path / "free", describing(boast))
     weights = free.experiment.server.usual_weights(["small", "big", "middle"])

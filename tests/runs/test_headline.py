@@ -14,10 +14,10 @@ import polyfed
 from helpers.command_line import Command
 from helpers.report_page import words
 from polyfed.core.data_types import ArrayExamples, DataSet, Domain
-from polyfed.core.metrics import COUNTS, Scores
+from polyfed.core.metrics import COUNTS, Scores, unevenness
 from polyfed.errors import SettingError
 from polyfed.reports.html import render
-from polyfed.runs.headline import headline, no_better, unevenness, warnings
+from polyfed.runs.headline import headline, no_better, warnings
 
 SENTENCE = "no better than always answering the most frequent class"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -223,7 +224,9 @@ def summary_of(
         "metric_reason": chosen.reason,
         "headline": accuracy_table([*as_seen, *shown], chosen.measure),
         "accuracy": accuracy_table([*as_seen, *shown]),
-        "newcomer": {choice: {row.domain: row.numbers["accuracy"] for row in found} for choice, found in unseen.items()},
+        "newcomer": {
+            choice: {row.domain: row.numbers.get(chosen.measure, math.nan) for row in found} for choice, found in unseen.items()
+        },
         "test_sizes": experiment.test_sizes(),
         "scored_clients": experiment.scored_sample(),
         "scores": [{"view": row.view, "client": row.client, "domain": row.domain, **row.numbers} for row in rows],
@@ -231,6 +234,7 @@ def summary_of(
 
 
 def _print(summary: dict[str, Any], choices: list[str], experiment: Experiment) -> None:
+    from polyfed.core.metrics import MEASURES
     from polyfed.reports.tables import domain_rows, percent, rounds_words
 
     title = f"{summary['method']} after {rounds_words(summary['rounds'])}, on {summary['data']}"
@@ -250,4 +254,4 @@ def _print(summary: dict[str, Any], choices: list[str], experiment: Experiment) 
             for domain, row in sizes.items():
                 shown.add_row(domain, str(row.count), *(percent(summary["newcomer"][choice][domain]) for choice in choices))
             console().print()
-            print_table("newcomer on unseen domains, accuracy %", shown)
+            print_table(f"newcomer on unseen domains, {MEASURES[summary['metric']]} %", shown)

@@ -1,7 +1,8 @@
-"""``polyfed predict``: classes of image files."""
+"""``polyfed predict``: what a run says of image files."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +19,7 @@ from polyfed.settings import CHOICES
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from polyfed.core.tasks.task import Prediction
     from polyfed.runs.experiment import Experiment
 
 EXAMPLE = "Example: polyfed predict runs/digits-mini-fedbn-seed0 seven.png --client pen"
@@ -40,7 +42,7 @@ def predict(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Say the class and its probability for each image; images are resized to the run's input size."""
+    """Say the class and its probability for each image (or what the task has: labels, numbers, shares of pixels); images are resized to the run's input size."""
     listen(quiet)
     if newcomer is not None and newcomer not in CHOICES["newcomer"]:
         raise SettingError(f"--newcomer cannot be {newcomer!r}. {nearest(newcomer, CHOICES['newcomer'])}")
@@ -59,9 +61,10 @@ def predict(
         scores = list(predicted(experiment, torch.stack(list(read.values())), client, newcomer)) if read else []
     for problem in problems:
         warn(problem)
-    predictions = [prediction_json(file, scores[place], experiment.federation.classes) for place, file in enumerate(read)]
+    task, classes = experiment.federation.task, experiment.federation.classes
+    predictions = [prediction_json(file, task.answer(scores[place], classes), task.noun) for place, file in enumerate(read)]
     if not quiet:
-        _print(predictions, f"{experiment.method}, {whose}")
+        _print(predictions, task.noun, f"{experiment.method}, {whose}")
     if as_json:
         print_json({"run": path, "client": client, "predictions": predictions, "unreadable": problems})
     if problems:
@@ -105,18 +108,19 @@ def read_images(files: Sequence[str], shape: tuple[int, int, int]) -> tuple[dict
     return read, problems
 
 
-def prediction_json(file: str, scores: Tensor, classes: Sequence[str]) -> dict[str, Any]:
-    """The answer for one image."""
-    place = int(scores.argmax())
-    by_class = {name: round(float(score), 6) for name, score in zip(classes, scores, strict=True)}
-    return {"image": file, "class": classes[place], "probability": float(scores[place]), "probabilities": by_class}
+def prediction_json(file: str, found: Prediction, noun: str) -> dict[str, Any]:
+    """The answer for one image; ``noun`` is what the task answers with."""
+    by_class = {name: round(value, 6) for name, value in found.probabilities.items()}
+    sure = None if math.isnan(found.probability) else found.probability
+    return {"image": file, noun: found.label, "probability": sure, "probabilities": by_class}
 
 
-def _print(predictions: list[dict[str, Any]], title: str) -> None:
+def _print(predictions: list[dict[str, Any]], noun: str, title: str) -> None:
     from rich.markup import escape
 
-    shown = table(("image", "class", "probability"), ("probability",))
+    shown = table(("image", noun, "probability"), ("probability",))
     for row in predictions:
-        shown.add_row(escape(row["image"]), escape(row["class"]), f"{row['probability']:.3f}")
+        sure = "" if row["probability"] is None else f"{row['probability']:.3f}"
+        shown.add_row(escape(row["image"]), escape(row[noun]), sure)
     if predictions:
         print_table(title, shown)

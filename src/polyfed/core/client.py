@@ -14,10 +14,10 @@ from polyfed.core.conversation import Payload
 from polyfed.core.data_types import ClientData, Examples, in_batches
 from polyfed.core.device import CPU, moved, precision, sent_to
 from polyfed.core.entries import OPTIMIZER
-from polyfed.core.metrics import Scores
 from polyfed.core.optimizers import make_optimizer
 from polyfed.core.seeds import default_stream, generator
 from polyfed.core.slots import Answer
+from polyfed.core.tasks.task import TaskScores
 from polyfed.core.workbench import ClientState, Workbench, forward_with_features
 from polyfed.errors import ClientFailure, DataError, NotFinite
 
@@ -131,7 +131,7 @@ class Client:
         labels = train.labels if settings.sampling == "balanced" else None
         for indices in batch_indices(len(train), settings, needs_two, self.generator, self.id, labels):
             x, y = (sent_to(part, self.bench.device) for part in train.batch(indices))
-            x = self.bench.preparation.for_training(x)
+            x, y = self.bench.preparation.pair_for_training(x, self.bench.task.for_loss(y))
             for change in method.inputs:
                 x, y = change(self, x, y)
             yield x, y
@@ -296,30 +296,30 @@ def scored_parts(data: ClientData, split: str) -> Mapping[str, Examples]:
 
 
 def local_validation(client: Client) -> float | None:
-    """Validation accuracy of the model that a client has just trained, where the run chooses its round by it."""
+    """The task's main measure on validation data of the model that a client has just trained, where the run chooses its round by it."""
     if client.bench.settings.selection != "best_local_validation" or client.data.validation is None:
         return None
     with failures_named(client, "validation"):
-        return score(client.bench, client.data.validation).accuracy
+        return score(client.bench, client.data.validation).main
 
 
 @torch.no_grad()
-def score(bench: Workbench, examples: Examples, in_detail: bool = False) -> Scores:
+def score(bench: Workbench, examples: Examples, in_detail: bool = False) -> TaskScores:
     """Score the resident model, as it is now, on some examples; in detail, with the measures that cost more."""
-    scores = Scores(bench.classes, in_detail=in_detail)
+    scores = bench.task.scores(bench.classes, in_detail)
     bench.model.eval()
     for x, y in in_batches(examples, bench.settings.test_batch_size):
-        scores.add(probabilities(bench, bench.preparation.for_testing(sent_to(x, bench.device))).to(CPU), y)
+        scores.add(predicted(bench, bench.preparation.for_testing(sent_to(x, bench.device))).to(CPU), y)
     return scores
 
 
-def probabilities(bench: Workbench, x: Tensor) -> Tensor:
-    """Class probabilities of prepared inputs, by the method's own ``predict`` where it has one."""
+def predicted(bench: Workbench, x: Tensor) -> Tensor:
+    """Predictions for prepared inputs (probabilities of classes, where the task has any), by the method's own ``predict`` where it has one."""
     with precision(bench.settings.amp, bench.device):
         if bench.method.predict is not None:
             return bench.method.predict(bench.model, x)
-        logits: Tensor = bench.model(x)
-    return logits.float().softmax(dim=1) if bench.settings.amp != "off" else logits.softmax(dim=1)
+        outputs: Tensor = bench.model(x)
+    return bench.task.predicted(outputs.float() if bench.settings.amp != "off" else outputs)
 
 
 def give_entries(client: Client, payload: Payload) -> Payload:

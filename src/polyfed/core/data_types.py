@@ -15,9 +15,12 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
+from polyfed.core.tasks.known import CLASSIFICATION
+from polyfed.core.tasks.task import WHOLE, Task
 from polyfed.errors import DataError, nearest
 
 Augmentation: TypeAlias = Callable[[Tensor], Tensor]
+PairAugmentation: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 NAMED_CLIENTS = 5
 SHOWN_CLIENTS = 12
@@ -25,24 +28,29 @@ SHOWN_CLIENTS = 12
 
 @runtime_checkable
 class Examples(Protocol):
-    """Inputs with labels that can be taken a batch at a time."""
+    """Inputs with targets that can be taken a batch at a time."""
 
     @property
     def labels(self) -> Tensor:
-        """All labels, int64, shape (n,)."""
+        """All targets: of classification int64, shape (n,); of other tasks as the task says."""
 
     def __len__(self) -> int: ...
 
     def batch(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Raw inputs and labels at these positions."""
+        """Raw inputs and targets at these positions."""
 
     def subset(self, indices: Tensor) -> Examples:
         """The examples at these positions, in this order."""
 
 
+def as_targets(y: Tensor) -> Tensor:
+    """Targets as they are stored: labels become int64, everything else stays as it is."""
+    return y.to(torch.int64) if y.dim() == 1 and y.dtype in WHOLE else y
+
+
 @dataclass(frozen=True, eq=False)
 class ArrayExamples:
-    """Examples as two tensors: ``x`` (n, channels, height, width), usually uint8, and ``y`` (n,)."""
+    """Examples as two tensors: ``x`` (n, channels, height, width), usually uint8, and ``y`` (n,), or what the task has."""
 
     x: Tensor
     y: Tensor
@@ -50,7 +58,7 @@ class ArrayExamples:
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
             raise DataError(f"{len(self.x)} inputs but {len(self.y)} labels: each input needs one label.")
-        object.__setattr__(self, "y", self.y.to(torch.int64))
+        object.__setattr__(self, "y", as_targets(self.y))
 
     @property
     def labels(self) -> Tensor:
@@ -68,7 +76,7 @@ class ArrayExamples:
 
 @dataclass(frozen=True, eq=False)
 class DatasetExamples:
-    """Examples of any map-style torch data set that gives (input, label) pairs; loaded item by item."""
+    """Examples of any map-style torch data set that gives (input, target) pairs; loaded item by item."""
 
     dataset: Any
     positions: Tensor | None = None
@@ -77,7 +85,7 @@ class DatasetExamples:
     @property
     def labels(self) -> Tensor:
         if self.known_labels is None:
-            found = torch.tensor([int(self.dataset[position][1]) for position in self._order().tolist()])
+            found = _stacked([self.dataset[position][1] for position in self._order().tolist()])
             object.__setattr__(self, "known_labels", found)
         assert self.known_labels is not None
         return self.known_labels
@@ -91,11 +99,23 @@ class DatasetExamples:
     def batch(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
         items = [self.dataset[position] for position in self._order()[indices].tolist()]
         inputs = torch.stack([torch.as_tensor(item[0]) for item in items])
-        return inputs, torch.tensor([int(item[1]) for item in items])
+        return inputs, _stacked([item[1] for item in items])
 
     def subset(self, indices: Tensor) -> DatasetExamples:
         known = None if self.known_labels is None else self.known_labels[indices]
         return DatasetExamples(self.dataset, self._order()[indices], known)
+
+
+def _stacked(targets: Sequence[Any]) -> Tensor:
+    """The targets of single examples as one tensor."""
+    if not targets:
+        return torch.zeros(0, dtype=torch.int64)
+    try:
+        return as_targets(torch.stack([torch.as_tensor(target) for target in targets]))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(
+            f"The targets of examples cannot be put together: {error}. Give numbers, or tensors of one shape."
+        ) from error
 
 
 def joined(parts: Sequence[Examples]) -> Examples:
@@ -121,12 +141,20 @@ class Preparation:
     """From raw batches to what a model eats: augment (training only), scale to [0, 1], normalise.
 
     ``augment`` works on a whole uint8 batch with *per-sample* random choices and draws from torch's
-    default generator, which the client has seeded with its own stream.
+    default generator, which the client has seeded with its own stream. ``augment_pairs`` comes first and moves inputs and targets
+    together (random crops of an image and its mask).
     """
 
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     augment: Augmentation | None = None
+    augment_pairs: PairAugmentation | None = None
+
+    def pair_for_training(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Prepare a training batch with its targets."""
+        if self.augment_pairs is not None:
+            x, y = self.augment_pairs(x, y)
+        return self.for_training(x), y
 
     def for_training(self, x: Tensor) -> Tensor:
         """Prepare a training batch."""
@@ -159,11 +187,19 @@ class Domain:
     groups: Tensor | None = None
 
 
+def class_words(data: DataSet | Federation) -> str:
+    """How many classes, labels or outputs data have, and for what task, where that is not classification."""
+    count, noun = len(data.classes), data.task.noun
+    plural = noun if count == 1 else f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{count} {plural}" + ("" if data.task is CLASSIFICATION else f", {data.task.name}")
+
+
 @dataclass(frozen=True, repr=False)
 class DataSet:
     """Domains with the same classes.
 
-    ``source`` says which files and splits were used, for every table; ``notes`` are sentences that users read before training.
+    ``source`` says which files and splits were used, for every table; ``notes`` are sentences that users read before training;
+    ``task`` is what is learnt.
     """
 
     name: str
@@ -173,10 +209,11 @@ class DataSet:
     default_model: str = "small_cnn"
     source: str = ""
     notes: tuple[str, ...] = ()
+    task: Task = CLASSIFICATION
 
     def __repr__(self) -> str:
         rows = [(d.name, len(d.train), 0 if d.validation is None else len(d.validation), len(d.test)) for d in self.domains]
-        head = f"<DataSet {self.name}: {len(self.domains)} domains, {len(self.classes)} classes>"
+        head = f"<DataSet {self.name}: {len(self.domains)} domains, {class_words(self)}>"
         return "\n".join([head, *_table(("domain", "train", "validation", "test"), rows)])
 
     def domain(self, name: str) -> Domain:
@@ -210,6 +247,7 @@ class Federation:
     default_model: str = "small_cnn"
     source: str = ""
     notes: tuple[str, ...] = ()
+    task: Task = CLASSIFICATION
 
     def __post_init__(self) -> None:
         ids = [client.id for client in self.clients]
@@ -238,7 +276,7 @@ class Federation:
         unseen = (
             [f"unseen: {', '.join(f'{name} ({len(examples)})' for name, examples in self.unseen.items())}"] if self.unseen else []
         )
-        head = f"<Federation {self.name}: {len(self.clients)} clients, {len(self.classes)} classes>"
+        head = f"<Federation {self.name}: {len(self.clients)} clients, {class_words(self)}>"
         return "\n".join([head, *_table(("client", "domain", "train", "validation", "test"), rows), *more, *unseen])
 
     def sample_input(self) -> Tensor:

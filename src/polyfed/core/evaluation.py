@@ -15,16 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.batch_norm import estimate_statistics
-from polyfed.core.client import probabilities, score
+from polyfed.core.client import predicted, score
 from polyfed.core.conversation import EVALUATION, NEWCOMER, Ask, Payload, Talk
 from polyfed.core.data_types import Examples, in_batches
 from polyfed.core.device import CPU, sent_to
 from polyfed.core.entries import STATISTIC
 from polyfed.core.joint_scoring import MANY
-from polyfed.core.metrics import Scores
 from polyfed.core.reducers import Entries, Reduction, by_type
 from polyfed.core.scored_clients import models_are_equal, scored_clients
 from polyfed.core.server import Server
+from polyfed.core.tasks.task import TaskScores
 from polyfed.core.workbench import Workbench
 from polyfed.errors import DataError, TooFewReplies
 
@@ -188,7 +188,7 @@ def _statistics_distance(bench: Workbench, state: Mapping[str, Tensor], target: 
 def _mean_entropy(bench: Workbench, state: Mapping[str, Tensor], target: Iterator[Tensor]) -> float:
     bench.load(_model_entries(bench, state))
     bench.model.eval()
-    entropies = [torch.special.entr(probabilities(bench, x)).sum(dim=1) for x in target]
+    entropies = [bench.task.doubt(predicted(bench, x)) for x in target]
     return float(torch.cat(entropies).mean())
 
 
@@ -206,23 +206,23 @@ def score_newcomer(
     if len(made.models) == 1:
         scores = _score_one(bench, made.models[0][1], examples, in_detail)
     else:
-        total = sum(weight * _all_probabilities(bench, state, examples) for weight, state in made.models)
-        scores = Scores(bench.classes, in_detail=in_detail)
+        total = sum(weight * _all_predicted(bench, state, examples) for weight, state in made.models)
+        scores = bench.task.scores(bench.classes, in_detail)
         scores.add(torch.as_tensor(total), examples.labels)
     bench.note_answers("unseen", "newcomer", domain, scores)
     return scores.results()
 
 
-def _score_one(bench: Workbench, state: Mapping[str, Tensor], examples: Examples, in_detail: bool = False) -> Scores:
+def _score_one(bench: Workbench, state: Mapping[str, Tensor], examples: Examples, in_detail: bool = False) -> TaskScores:
     bench.load(_model_entries(bench, state))
     return score(bench, examples, in_detail)
 
 
-def _all_probabilities(bench: Workbench, state: Mapping[str, Tensor], examples: Examples) -> Tensor:
+def _all_predicted(bench: Workbench, state: Mapping[str, Tensor], examples: Examples) -> Tensor:
     bench.load(_model_entries(bench, state))
     bench.model.eval()
     batches = in_batches(examples, bench.settings.test_batch_size)
-    return torch.cat([probabilities(bench, bench.preparation.for_testing(sent_to(x, bench.device))).to(CPU) for x, _ in batches])
+    return torch.cat([predicted(bench, bench.preparation.for_testing(sent_to(x, bench.device))).to(CPU) for x, _ in batches])
 
 
 def mean_numbers(many: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -13,11 +13,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from polyfed.core.client import Client, probabilities, scored_parts
+from polyfed.core.client import Client, predicted, scored_parts
 from polyfed.core.conversation import Payload
 from polyfed.core.data_types import ClientData
 from polyfed.core.device import CPU, sent_to
-from polyfed.core.metrics import results_of_parts
 from polyfed.core.seeds import default_stream
 from polyfed.core.workbench import Workbench
 
@@ -81,14 +80,14 @@ def _answers(clients: Sequence[Client], split: str, in_detail: bool) -> list[Pay
     if len(y) > bench.settings.test_batch_size:
         return None
     bench.model.eval()
-    predicted = _predicted(bench, x)
+    together = _predicted(bench, x)
     first, last = (sum(map(len, by_client[place].values())) for place in (0, -1))
     for rows in (slice(0, first), slice(len(y) - last, len(y))):
-        if not torch.allclose(predicted[rows], _predicted(bench, x[rows]), rtol=0, atol=TOLERANCE):
+        if not torch.allclose(together[rows], _predicted(bench, x[rows]), rtol=0, atol=TOLERANCE):
             return None
-    results = iter(results_of_parts(predicted, y, [len(examples) for examples in parts], bench.classes, in_detail=in_detail))
+    results = iter(bench.task.results_of_parts(together, y, [len(examples) for examples in parts], bench.classes, in_detail))
     return [Payload(extras={"scores": {domain: next(results) for domain in found}}) for found in by_client]
 
 
 def _predicted(bench: Workbench, x: Tensor) -> Tensor:
-    return probabilities(bench, bench.preparation.for_testing(sent_to(x, bench.device))).to(CPU)
+    return predicted(bench, bench.preparation.for_testing(sent_to(x, bench.device))).to(CPU)

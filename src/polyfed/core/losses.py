@@ -1,4 +1,4 @@
-"""Task losses by name: from logits and labels to the scalar that is minimised."""
+"""Task losses by name: from a model's outputs and targets to the scalar that is minimised. Each names the tasks that it is for."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.core.registry import Registry
-from polyfed.errors import DataError, OptionError
+from polyfed.core.tasks.known import TASKS
+from polyfed.core.tasks.segmentation import IGNORED
+from polyfed.core.tasks.task import Task
+from polyfed.errors import DataError, OptionError, SettingError
+from polyfed.settings import AUTO
+from polyfed.text import read_call
 
 
 class Loss(Protocol):
-    """Anything that turns a batch of logits and labels into a scalar."""
+    """Anything that turns a batch of outputs and targets into a scalar."""
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The mean loss over the batch."""
@@ -120,5 +125,138 @@ def balanced_weights(class_counts: Sequence[int] | None, asked: str) -> tuple[fl
     return tuple(total / count if count else 0.0 for count in class_counts)
 
 
-losses.add(cross_entropy)
-losses.add(weighted_focal)
+@dataclass(frozen=True)
+class PixelCrossEntropy:
+    """``-log p_y``, mean over the pixels that have a class; 0 where none has."""
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+        return total / (labels != IGNORED).sum().clamp_min(1)
+
+
+@dataclass(frozen=True)
+class BinaryCrossEntropy:
+    """``-w_l y_l log p_l - (1 - y_l) log(1 - p_l)``, mean over labels and batch.
+
+    Attributes:
+        positive: The weight of each label where it is there; empty: 1.
+    """
+
+    positive: tuple[float, ...] = ()
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if self.positive and logits.shape[1] != len(self.positive):
+            raise OptionError(
+                f"binary_cross_entropy: positive has {len(self.positive)} weights, but there are {logits.shape[1]} labels."
+            )
+        weights = torch.tensor(self.positive, dtype=logits.dtype, device=logits.device) if self.positive else None
+        return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), pos_weight=weights)
+
+
+@dataclass(frozen=True)
+class SquaredError:
+    """``(f(x) - y)^2``, mean over outputs and batch."""
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.mse_loss(logits, labels.to(logits.dtype))
+
+
+@dataclass(frozen=True)
+class AbsoluteError:
+    """``|f(x) - y|``, mean over outputs and batch."""
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.l1_loss(logits, labels.to(logits.dtype))
+
+
+@dataclass(frozen=True)
+class Huber:
+    """Squared for errors below ``delta``, absolute beyond, mean over outputs and batch."""
+
+    delta: float
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.huber_loss(logits, labels.to(logits.dtype), delta=self.delta)
+
+
+def pixel_cross_entropy() -> PixelCrossEntropy:
+    """Cross-entropy of each pixel that has a class."""
+    return PixelCrossEntropy()
+
+
+def binary_cross_entropy(positive: tuple[float, ...] = ()) -> BinaryCrossEntropy:
+    """Cross-entropy of each label by itself.
+
+    Args:
+        positive: One weight per label for examples that have it; default: 1.
+    """
+    if any(not isinstance(weight, int | float) or not math.isfinite(weight) or weight < 0 for weight in positive):
+        raise OptionError(
+            f"binary_cross_entropy: positive is {positive!r}; it must be a list with one weight per label, none below 0."
+        )
+    return BinaryCrossEntropy(tuple(float(weight) for weight in positive))
+
+
+def squared_error() -> SquaredError:
+    """The mean squared error."""
+    return SquaredError()
+
+
+def absolute_error() -> AbsoluteError:
+    """The mean absolute error."""
+    return AbsoluteError()
+
+
+def huber(delta: float = 1.0) -> Huber:
+    """The Huber loss: squared for small errors, absolute for large ones.
+
+    Args:
+        delta: Where it turns from one to the other.
+    """
+    if not (math.isfinite(delta) and delta > 0):
+        raise OptionError(f"huber: delta is {delta}; it must be above 0.")
+    return Huber(delta)
+
+
+def loss_name(text: str, task: Task) -> str:
+    """The text of a task's loss: as written, or the usual one of the task."""
+    return task.default_loss if text == AUTO else text
+
+
+def task_loss(text: str, task: Task, class_counts: Sequence[int]) -> Loss:
+    """The loss of a task; one that asks for the numbers of examples by class is given them.
+
+    Args:
+        text: of the settings.
+        task: what is learnt.
+        class_counts: training examples of each class over all clients, where the task counts any.
+    """
+    written = loss_name(text, task)
+    record = losses.find(read_call(written).name)
+    suited = record.extra.get("tasks", tuple(TASKS))
+    if task.name not in suited:
+        fitting = [name for name in losses.names() if task.name in losses.find(name).extra.get("tasks", tuple(TASKS))]
+        raise SettingError(
+            f"The loss {record.name} is for {' and '.join(suited)}, and the task is {task.name}. There are: {', '.join(fitting)}."
+        )
+    return losses.build(written, class_counts=class_counts or None)
+
+
+def needs_class_counts(text: str) -> bool:
+    """Whether a loss asks for the numbers of examples by class; those of ``auto`` and those without class weights do not."""
+    if text == AUTO:
+        return False
+    call = read_call(text)
+    asked = losses.find(call.name).signature.parameters
+    written = {**dict(zip(asked, call.positional, strict=False)), **call.named}
+    plain = "class_weights" in asked and written.get("class_weights", "none") == "none"
+    return "class_counts" in asked and not plain
+
+
+losses.add(cross_entropy, tasks=("classification",))
+losses.add(weighted_focal, tasks=("classification",))
+losses.add(pixel_cross_entropy, tasks=("segmentation",))
+losses.add(binary_cross_entropy, tasks=("multilabel",))
+losses.add(squared_error, tasks=("regression",))
+losses.add(absolute_error, tasks=("regression",))
+losses.add(huber, tasks=("regression",))

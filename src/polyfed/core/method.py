@@ -55,6 +55,7 @@ class Facts:
 
     Attributes:
         batch_norm: it works only on models with batch norm.
+        class_labels: it needs one class label for each example, so it works only where the task has them.
         client_state: clients keep something between rounds (cross-silo).
         full_participation: every client must take part in every round.
         smallest_batch: smallest batch it trains with; None: what the model allows (2 with batch norm, else 1).
@@ -65,6 +66,7 @@ class Facts:
     """
 
     batch_norm: bool = False
+    class_labels: bool = False
     client_state: bool = False
     full_participation: bool = False
     smallest_batch: int | None = None
@@ -89,6 +91,7 @@ class Facts:
 
         return cls(
             batch_norm=any(fact.batch_norm for fact in facts),
+            class_labels=any(fact.class_labels for fact in facts),
             client_state=any(fact.client_state for fact in facts),
             full_participation=any(fact.full_participation for fact in facts),
             smallest_batch=max(batches) if batches else None,

@@ -27,12 +27,22 @@ MEASURES: Mapping[str, str] = {
     "balanced_accuracy": "balanced accuracy",
     "macro_f1": "macro F1",
     "auroc": "AUROC",
+    "mean_iou": "mean IoU",
+    "exact_match": "exact match",
+    "micro_f1": "micro F1",
+    "r2": "R²",
+    "mean_absolute_error": "mean absolute error",
+    "root_mean_squared_error": "root mean squared error",
     "calibration_error": "calibration error",
     "confidence_when_right": "confidence when right",
     "confidence_when_wrong": "confidence when wrong",
 }
-"""What can be shown of every score, and its words."""
-SMALLER_IS_BETTER = ("calibration_error",)
+"""What can be shown of scores, and its words; each task has some of them (``Task.measures``)."""
+SMALLER_IS_BETTER = ("calibration_error", "mean_absolute_error", "root_mean_squared_error")
+IN_UNITS = ("mean_absolute_error", "root_mean_squared_error")
+"""Measures in the units of the targets; the others are shares, and shown in percent."""
+SUMMED = ("count", "right", "exact", "pixels")
+"""Numbers of a score that add up over clients."""
 NEITHER_IS_BETTER = ("confidence_when_right", "confidence_when_wrong")
 
 
@@ -107,7 +117,12 @@ class Scores:
     @property
     def accuracy(self) -> float:
         """Share of right answers."""
-        return _ratio(self.right, self.count)
+        return ratio(self.right, self.count)
+
+    @property
+    def main(self) -> float:
+        """Accuracy: rounds and settings are chosen by it."""
+        return self.accuracy
 
     @property
     def balanced_accuracy(self) -> float:
@@ -126,7 +141,9 @@ class Scores:
         if not self._probabilities:
             return math.nan
         labels, scores = torch.cat(self._labels), torch.cat(self._probabilities)
-        areas = [_area(scores[:, c], labels == c) for c in range(self.classes) if 0 < int((labels == c).sum()) < len(labels)]
+        areas = [
+            area_under_roc(scores[:, c], labels == c) for c in range(self.classes) if 0 < int((labels == c).sum()) < len(labels)
+        ]
         return sum(areas) / len(areas) if areas else math.nan
 
     @property
@@ -137,7 +154,7 @@ class Scores:
     @property
     def calibration_error(self) -> float:
         """Expected calibration error: mean distance between accuracy and confidence, over bins by their size."""
-        return _ratio(float((self.bin_right - self.bin_confidence).abs().sum()), self.count)
+        return ratio(float((self.bin_right - self.bin_confidence).abs().sum()), self.count)
 
     def answers(self) -> dict[str, Tensor]:
         """Label, answer and confidence for each example, in their order; only where scores are kept in detail."""
@@ -163,8 +180,8 @@ class Scores:
             "majority_rate": majority_rate(counts["class_counts"]),
             "standard_error": self.standard_error,
             "calibration_error": self.calibration_error,
-            "confidence_when_right": _ratio(self.confidence_right, self.right),
-            "confidence_when_wrong": _ratio(self.confidence_wrong, self.count - self.right),
+            "confidence_when_right": ratio(self.confidence_right, self.right),
+            "confidence_when_wrong": ratio(self.confidence_wrong, self.count - self.right),
             "count": self.count,
             "right": self.right,
         }
@@ -247,7 +264,7 @@ def _bins(confidence: Tensor, bins: int) -> Tensor:
     return (confidence * bins).ceil().to(torch.int64).sub(1).clamp(0, bins - 1)
 
 
-def _area(scores: Tensor, positive: Tensor) -> float:
+def area_under_roc(scores: Tensor, positive: Tensor) -> float:
     """The share of pairs of a positive and a negative example that the scores put in the right order; ties count half."""
     values, places = torch.unique(scores, return_inverse=True)
     of_positive = torch.bincount(places[positive], minlength=len(values)).to(torch.float64)
@@ -256,22 +273,35 @@ def _area(scores: Tensor, positive: Tensor) -> float:
     return float((of_positive * (below + of_negative / 2)).sum() / (of_positive.sum() * of_negative.sum()))
 
 
+def unevenness(class_counts: Sequence[float]) -> float:
+    """How many times the images of the other classes, on average, the most frequent class has; 1 where there is but one class.
+
+    >>> unevenness([24, 3, 3]), unevenness([10, 10])
+    (8.0, 1.0)
+    """
+    occurring = [count for count in class_counts if count]
+    if len(occurring) < 2:
+        return 1.0
+    others = (sum(occurring) - max(occurring)) / (len(occurring) - 1)
+    return max(occurring) / others
+
+
 def balanced_accuracy(class_counts: Sequence[float], class_right: Sequence[float]) -> float:
     """Mean recall over the classes that occur."""
     recalls = [right / count for right, count in zip(class_right, class_counts, strict=True) if count]
-    return _ratio(sum(recalls), len(recalls))
+    return ratio(sum(recalls), len(recalls))
 
 
 def macro_f1(class_counts: Sequence[float], class_right: Sequence[float], class_answers: Sequence[float]) -> float:
     """Mean F1 over the classes that occur or were answered."""
     triples = zip(class_counts, class_right, class_answers, strict=True)
     scores = [2 * right / (count + answers) for count, right, answers in triples if count + answers]
-    return _ratio(sum(scores), len(scores))
+    return ratio(sum(scores), len(scores))
 
 
 def majority_rate(class_counts: Sequence[float]) -> float:
     """The share of the most frequent class: the accuracy of always answering it."""
-    return _ratio(max(class_counts, default=0), sum(class_counts))
+    return ratio(max(class_counts, default=0), sum(class_counts))
 
 
 def standard_error(numbers: Mapping[str, Any], measure: str) -> float:
@@ -292,7 +322,7 @@ def pooled(many: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     shared = [key for key in many[0] if all(key in numbers for numbers in many)]
     found: dict[str, Any] = {}
     for key in shared:
-        if key in ("count", "right"):
+        if key in SUMMED:
             found[key] = sum(numbers[key] for numbers in many)
         elif isinstance(many[0][key], list):
             found[key] = _sum([numbers[key] for numbers in many])
@@ -319,9 +349,11 @@ def over_examples(many: Sequence[Mapping[str, float]], measure: str) -> float:
     return total / sum(weights) if sum(weights) else math.nan
 
 
-_SHARE = Number(0, 1.001, required=False)
-_COUNT = Number(0, 1e12, whole=True)
-_COUNTS = ListOf(_COUNT, longest=1_000_000, required=False)
+SHARE = Number(0, 1.001, required=False)
+"""The form of a measure between 0 and 1."""
+COUNT = Number(0, 1e12, whole=True)
+"""The form of a number of examples."""
+_COUNTS = ListOf(COUNT, longest=1_000_000, required=False)
 
 
 @dataclass(frozen=True)
@@ -332,10 +364,10 @@ class ScoresForm:
 
     def problem(self, value: Any, asked: Asked) -> str:
         """Why the value does not have this form."""
-        return _RECORD.problem(value, asked) or _problem_with_counts(value)
+        return _RECORD.problem(value, asked) or problem_with_class_counts(value)
 
 
-def _problem_with_counts(scores: Mapping[str, Any]) -> str:
+def problem_with_class_counts(scores: Mapping[str, Any]) -> str:
     """Why counts by class cannot be; empty where they can, or where there are none."""
     given = [key for key in (*COUNTS, "confusion") if key in scores]
     if not given:
@@ -368,17 +400,18 @@ _RECORD = Record(
                 *("accuracy", "balanced_accuracy", "macro_f1", "auroc", "majority_rate", "standard_error"),
                 *("calibration_error", "confidence_when_right", "confidence_when_wrong"),
             ),
-            _SHARE,
+            SHARE,
         ),
-        "count": _COUNT,
-        "right": _COUNT,
+        "count": COUNT,
+        "right": COUNT,
         **dict.fromkeys(COUNTS, _COUNTS),
-        "confusion": ListOf(ListOf(_COUNT, longest=MOST_CLASSES), longest=MOST_CLASSES, required=False),
+        "confusion": ListOf(ListOf(COUNT, longest=MOST_CLASSES), longest=MOST_CLASSES, required=False),
     }
 )
 SCORES = ScoresForm()
 """The form of ``Scores.results``, as clients send it."""
 
 
-def _ratio(part: float, whole: float) -> float:
+def ratio(part: float, whole: float) -> float:
+    """A part of a whole; NaN where there is no whole."""
     return part / whole if whole else math.nan

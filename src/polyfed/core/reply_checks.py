@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +29,6 @@ from polyfed.core.extras import (
     problem_with_values,
     shown,
 )
-from polyfed.core.metrics import SCORES
 
 if TYPE_CHECKING:
     from polyfed.core.entries import Entry
@@ -62,9 +61,20 @@ def tested_domains(asked: Asked) -> frozenset[str]:
     return frozenset({*info.domains, *map(str, tests), "+".join(info.domains)})
 
 
+@dataclass(frozen=True)
+class ScoreRecord:
+    """The scores of one test set, in the form that the run's task gives them."""
+
+    required: bool = True
+
+    def problem(self, value: Any, asked: Asked) -> str:
+        """Why the value does not have this form."""
+        return asked.server.task.problem_with_record(value, asked)
+
+
 REPLY_EXTRAS: Mapping[str, Mapping[str, Extra]] = {
     "train": {},
-    "evaluate": {"scores": MappingOf(SCORES, tested_domains)},
+    "evaluate": {"scores": MappingOf(ScoreRecord(), tested_domains)},
     "entries": {"untrained": Flag()},
 }
 """The extras in answers to the questions that every client knows; methods add to those of training."""

@@ -16,6 +16,8 @@ from polyfed.core.conversation import TRAINING, Ask, Payload, Reply
 from polyfed.core.reducers import Reduction
 from polyfed.core.reply_checks import problem_with
 from polyfed.core.seeds import chooser
+from polyfed.core.tasks.known import CLASSIFICATION
+from polyfed.core.tasks.task import Task
 from polyfed.errors import SettingError, TooFewReplies
 
 if TYPE_CHECKING:
@@ -82,6 +84,7 @@ class Server:
     left: Newcomer | None = None
     input_shape: tuple[int, ...] = ()
     input_dtype: torch.dtype = torch.float32
+    task: Task = CLASSIFICATION
 
     def __post_init__(self) -> None:
         own = self.method.weighting

@@ -12,13 +12,15 @@ from torch import Tensor, nn
 from polyfed.core.batch_norm import batch_norms_of
 from polyfed.core.data_types import Preparation
 from polyfed.core.device import CPU, lay_channels_last
+from polyfed.core.tasks.known import CLASSIFICATION
+from polyfed.core.tasks.task import Task
 from polyfed.errors import ModelError
 
 if TYPE_CHECKING:
     from polyfed.core.client import Client
     from polyfed.core.method import Method
-    from polyfed.core.metrics import Scores
     from polyfed.core.sharing import Plan
+    from polyfed.core.tasks.task import TaskScores
     from polyfed.settings import Settings
 
 
@@ -37,6 +39,7 @@ class Workbench:
     checks_each_step: bool = False
     initial: dict[str, Tensor] = field(default_factory=dict)
     device: torch.device = CPU
+    task: Task = CLASSIFICATION
 
     def __post_init__(self) -> None:
         self.live: dict[str, Tensor] = dict(self.model.state_dict(keep_vars=True))
@@ -63,10 +66,10 @@ class Workbench:
         self.answers: dict[tuple[str, str, str], Mapping[str, Tensor]] | None = None
         """The answers of the last evaluation by view, client and domain, where this process notes them. They never travel."""
 
-    def note_answers(self, view: str, client: str, domain: str, scores: Scores) -> None:
+    def note_answers(self, view: str, client: str, domain: str, scores: TaskScores) -> None:
         """Note the answer for each image, where somebody in this process wants them."""
-        if self.answers is not None and scores.in_detail:
-            self.answers[view, client, domain] = scores.answers()
+        if self.answers is not None and scores.in_detail and (answers := scores.answers()):
+            self.answers[view, client, domain] = answers
 
     @torch.no_grad()
     def load(self, entries: Mapping[str, Tensor]) -> None:

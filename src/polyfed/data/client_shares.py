@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from polyfed.core.data_types import ClientData, DataSet, Domain, Examples, joined
+from polyfed.core.tasks.task import Task
 from polyfed.data.splits import Positions
 from polyfed.errors import DataError, OptionError, SettingError
 
@@ -51,7 +52,8 @@ def at_least(partition: str, option: str, value: float, least: float) -> None:
 
 
 def pooled_labels(dataset: DataSet) -> NDArray[np.int64]:
-    """All training labels, domain after domain."""
+    """All training labels, domain after domain; a task that has none is refused."""
+    dataset.task.require_class_labels("A partition by class")
     return np.concatenate([np.empty(0, np.int64), *(domain.train.labels.numpy() for domain in dataset.domains)])
 
 
@@ -112,18 +114,19 @@ def _validations(dataset: DataSet, holdings: Mapping[str, Holding], seed: int) -
         holders = [client for client, holding in holdings.items() if domain.name in holding]
         if domain.validation is None or not holders:
             continue
-        parts = _split_validation(domain, [holdings[client][domain.name] for client in holders], seed)
+        parts = _split_validation(domain, dataset.task, [holdings[client][domain.name] for client in holders], seed)
         for client, part in zip(holders, parts, strict=True):
             if len(part):
                 shares[client][domain.name] = part
     return shares
 
 
-def _split_validation(domain: Domain, holders: Sequence[Positions], seed: int) -> list[Positions]:
+def _split_validation(domain: Domain, task: Task, holders: Sequence[Positions], seed: int) -> list[Positions]:
     """Validation positions for each holder, class by class in proportion to its training examples of that class.
 
     Args:
         domain: The domain whose validation examples are split.
+        task: What is learnt; it says of which class each example is.
         holders: The training positions of each client that holds some.
         seed: Decides who gets which example.
     """
@@ -131,7 +134,7 @@ def _split_validation(domain: Domain, holders: Sequence[Positions], seed: int) -
     if len(holders) == 1:
         return [np.arange(len(domain.validation))]
     random = numpy_generator(seed, "validation", domain.name)
-    train, labels = domain.train.labels.numpy(), domain.validation.labels.numpy()
+    train, labels = task.strata(domain.train).numpy(), task.strata(domain.validation).numpy()
     columns = 1 + max(train.max(), labels.max(initial=0))
     table = np.stack([np.bincount(train[part], minlength=columns) for part in holders])
     parts: list[list[Positions]] = [[] for _ in holders]

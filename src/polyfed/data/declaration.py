@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from polyfed.core.data_types import DataSet
+from polyfed.core.tasks.known import CLASSIFICATION
+from polyfed.core.tasks.task import Task
 from polyfed.data.archives import contents
 from polyfed.data.augment import preparation
 from polyfed.data.domain_files import DomainSource, source_text
@@ -93,6 +95,7 @@ class Declaration:
         options: What users can choose besides the folder, in the order of the signature.
         normalisation: The normalisation, where ``normalise`` is no option.
         side: The side of the images, where ``size`` is no option.
+        task: What is learnt.
         check_with: Arguments of ``find`` for ``polyfed data check`` in the place of the defaults: all data, split as published.
     """
 
@@ -113,6 +116,7 @@ class Declaration:
     normalisation: str = "half"
     side: int = 32
     check_with: Mapping[str, object] = field(default_factory=dict)
+    task: Task = CLASSIFICATION
 
     def build(self, root: str, **chosen: Any) -> DataSet:
         """The data set in a folder, with a value for every option. Options are checked before files are looked for."""
@@ -127,6 +131,7 @@ class Declaration:
             domains=domains,
             preparation=prepared,
             default_model=self.default_model,
+            task=self.task,
             source=source_text(sources, domains, *(option.note(chosen[option.name]) for option in self.options)),
         )
 

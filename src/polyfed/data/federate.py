@@ -61,6 +61,7 @@ def federate(
         default_model=dataset.default_model,
         source=dataset.source,
         notes=dataset.notes,
+        task=dataset.task,
     )
 
 

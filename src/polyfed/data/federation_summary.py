@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from polyfed.core.data_types import ClientData, Examples, Federation, Preparation
+from polyfed.core.tasks.known import CLASSIFICATION, task_named
+from polyfed.core.tasks.task import Task
 from polyfed.data.placeholders import BlankExamples
 
 MOST_SAMPLES = 10**9
@@ -27,6 +29,7 @@ def summary_of(federation: Federation) -> dict[str, Any]:
     if type(prepared) is not Preparation or input_type(x) not in INPUT_TYPES:
         return {}
     return {
+        "task": federation.task.name,
         "class_names": list(federation.classes),
         "default_model": federation.default_model,
         "input_shape": list(x.shape[1:]),
@@ -47,11 +50,12 @@ def input_type(x: Tensor) -> str:
 def federation_from(summary: Mapping[str, Any], name: str) -> Federation:
     """The federation with blank inputs in the place of its data, and without tests."""
     classes = tuple(summary["class_names"])
+    task = task_named(summary.get("task", CLASSIFICATION.name))
     if sum(summary["samples"]) > MOST_SAMPLES:
         raise ValueError(f"{sum(summary['samples']):,} samples, expected at most {MOST_SAMPLES:,}")
 
     def client(place: int) -> ClientData:
-        train = _blank(summary["samples"][place], classes, summary["input_shape"], summary["input_type"])
+        train = _blank(summary["samples"][place], task, classes, summary["input_shape"], summary["input_type"])
         return ClientData(summary["clients"][place], tuple(summary["domains"][place]), train, tests={})
 
     return Federation(
@@ -60,8 +64,9 @@ def federation_from(summary: Mapping[str, Any], name: str) -> Federation:
         clients=tuple(client(place) for place in range(len(summary["clients"]))),
         preparation=Preparation(tuple(map(float, summary["mean"])), tuple(map(float, summary["std"]))),
         default_model=summary["default_model"],
+        task=task,
     )
 
 
-def _blank(count: int, classes: Sequence[str], shape: Sequence[int], kind: str) -> Examples:
-    return BlankExamples(torch.arange(count) % len(classes), tuple(shape), INPUT_TYPES[kind])
+def _blank(count: int, task: Task, classes: Sequence[str], shape: Sequence[int], kind: str) -> Examples:
+    return BlankExamples(task.blank_targets(count, (), len(classes), shape), tuple(shape), INPUT_TYPES[kind])

@@ -43,25 +43,28 @@ class BlankExamples:
 def blank_data(data: str, record: Recorded[DataSet], unseen: Sequence[str]) -> DataSet:
     """All domains with as many training examples as they are known to have, each of one pixel: enough for a partition."""
     declaration: Declaration = record.extra["declaration"]
-    count = len(declaration.classes)
     domains = [
         Domain(
             name,
-            train=BlankExamples(torch.arange(training_size(declaration, name, data)) % count, PIXEL),
-            test=BlankExamples(torch.arange(count), PIXEL),
+            train=_blank(declaration, training_size(declaration, name, data), PIXEL),
+            test=_blank(declaration, len(declaration.classes), PIXEL),
         )
         for name in dict.fromkeys([*declaration.domains, *unseen])
     ]
-    return DataSet(record.name, declaration.classes, tuple(domains))
+    return DataSet(record.name, declaration.classes, tuple(domains), task=declaration.task)
+
+
+def _blank(declaration: Declaration, count: int, shape: tuple[int, ...]) -> BlankExamples:
+    return BlankExamples(declaration.task.blank_targets(count, (), len(declaration.classes), shape), shape)
 
 
 def blank_federation(data: str, record: Recorded[DataSet], unseen: Sequence[str]) -> Federation:
     """A client for each domain with one image of each class, as large as the run's: enough to try a model."""
     declaration: Declaration = record.extra["declaration"]
     side = image_side(declaration, data)
-    examples = BlankExamples(torch.arange(len(declaration.classes)), (3, side, side))
+    examples = _blank(declaration, len(declaration.classes), (3, side, side))
     clients = [ClientData(name, (name,), examples, {name: examples}) for name in declaration.domains if name not in unseen]
-    return Federation(record.name, declaration.classes, tuple(clients))
+    return Federation(record.name, declaration.classes, tuple(clients), task=declaration.task)
 
 
 def training_size(declaration: Declaration, domain: str, data: str) -> int:

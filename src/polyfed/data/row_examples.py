@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.core.data_types import ArrayExamples
+from polyfed.core.data_types import ArrayExamples, as_targets
 from polyfed.errors import DataError
 
 
@@ -33,8 +33,8 @@ class RowExamples:
 
     @property
     def labels(self) -> Tensor:
-        """All labels, int64, shape (n,)."""
-        return self.y[self.rows].to(torch.int64)
+        """All targets."""
+        return as_targets(self.y[self.rows])
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -42,7 +42,7 @@ class RowExamples:
     def batch(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Raw inputs and labels at these positions."""
         rows = self.rows[indices]
-        return self.x[rows], self.y[rows].to(torch.int64)
+        return self.x[rows], as_targets(self.y[rows])
 
     def subset(self, indices: Tensor) -> RowExamples:
         """The examples at these positions, in this order."""

@@ -87,7 +87,7 @@ def evenly(counts: list[int]) -> list[int]:
     [3, 3, 2]
     """
     total, classes = sum(counts), len(counts)
-    return [total // classes + (number < total % classes) for number in range(classes)]
+    return [total // classes + (number < total % classes) for number in range(classes)] if classes else []
 
 
 def without_paths(text: str) -> str:

@@ -16,6 +16,7 @@ import tomli_w
 
 from polyfed.core.code_gate import names_function
 from polyfed.core.conversation import NEWCOMER
+from polyfed.core.losses import needs_class_counts
 from polyfed.core.method import Method, as_method
 from polyfed.deploy.private_files import write_private
 from polyfed.errors import PolyfedError, SettingError, nearest
@@ -27,7 +28,6 @@ FILE = "node.toml"
 ALL = "*"
 NOTHING, AGGREGATE, PER_SAMPLE = "nothing", "aggregate", "per sample"
 LEVELS = (NOTHING, AGGREGATE, PER_SAMPLE)
-PLAIN_LOSS = "cross_entropy"
 NOISE = "noise"
 
 
@@ -99,8 +99,8 @@ class Policy:
         if settings.local_steps is not None and settings.local_steps * settings.batch_size < self.least_samples:
             samples = settings.local_steps * settings.batch_size
             yield f"clients train on {samples} examples in a round, least_samples is {self.least_samples}"
-        if not self.class_counts and settings.loss.strip() != PLAIN_LOSS:
-            yield f"the loss {settings.loss} may need the numbers of examples by class, and class_counts is false"
+        if not self.class_counts and needs_class_counts(settings.loss):
+            yield f"the loss {name_in(settings.loss)} may need the numbers of examples by class, and class_counts is false"
 
     def _about_ask(self, ask: Mapping[str, Any]) -> Iterator[str]:
         if ask.get("purpose") == NEWCOMER and not self.newcomer:

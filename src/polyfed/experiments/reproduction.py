@@ -210,7 +210,7 @@ def _read(result: Result) -> Trained:
     folder = RunFolder(path)
     by_round: dict[int, list[Row]] = {}
     for line in folder.metrics():
-        if line["view"] in ("seen", "unseen") and "accuracy" in line:
+        if line["view"] in ("seen", "unseen") and "count" in line:
             by_round.setdefault(int(line["round"]), []).append(Row(line["view"], line["client"], line["domain"], line))
     made_with = folder.document().get("made_with", {})
     return Trained(result.experiment.settings.seed, result.rows, by_round, result.digest, path, made_with)

@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from flwr.app import Message, MessageType
 
 from polyfed.backends.base import Outcome, StagingBackend
@@ -64,8 +63,8 @@ class FlowerBackend(StagingBackend):
         self.begun = time.time_ns()
         self.number = 0
         self.reserved: dict[str, list[Mapping[str, ClientState]]] = {}
-        counts = [torch.bincount(client.train.labels, minlength=bench.classes) for client in clients]
-        self.facts = {"rounds": bench.settings.rounds, "class_counts": torch.stack(counts).sum(0).tolist()}
+        counts = [bench.task.class_counts(client.train, bench.classes) for client in clients]
+        self.facts = {"rounds": bench.settings.rounds, "class_counts": [sum(column) for column in zip(*counts, strict=True)]}
 
     def outcomes(self, ask: Ask, clients: Sequence[str]) -> Iterator[Outcome]:
         nodes = self.roster.present(clients, insist=ask.attempt > 0)
@@ -113,7 +112,7 @@ class FlowerBackend(StagingBackend):
         try:
             payload = payload_of(answer)
             loss, mark = loss_in(answer.control), self.mark(answer.control, version)
-            validation = validation_in(answer.control)
+            validation = validation_in(answer.control, self.bench.task.least_main)
         except BadMessage as error:
             return Outcome(client, None, ClientState(), problem=f"{error}.")
         if answer.control.get("restarted"):
@@ -166,11 +165,11 @@ class FlowerBackend(StagingBackend):
         return {client: str(state.memory["digest"]) for client, state in self.client_states.items() if state.memory}
 
 
-def validation_in(control: Mapping[str, Any]) -> float | None:
-    """The validation accuracy of what a client trained, in an answer."""
+def validation_in(control: Mapping[str, Any], least: float = 0.0) -> float | None:
+    """The validation score of what a client trained, in an answer."""
     value = control.get("validation")
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1):
-        raise BadMessage(f"its validation accuracy is {shown(value)}, expected a number from 0 to 1")
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= 1):
+        raise BadMessage(f"its validation score is {shown(value)}, expected a number from {least:g} to 1")
     return None if value is None else float(value)
 
 

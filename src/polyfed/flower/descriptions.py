@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from polyfed.core.code_gate import names_function
 from polyfed.core.extras import shown
+from polyfed.core.tasks.known import TASKS, task_named
 from polyfed.data.federation_summary import INPUT_TYPES
 from polyfed.errors import DataError
 from polyfed.flower.wire_message import PROTOCOL, BadMessage
@@ -57,6 +58,7 @@ class Description:
     name: str
     source: str
     default_model: str
+    task: str
     classes: tuple[str, ...]
     class_counts: tuple[int, ...]
     input_shape: tuple[int, ...]
@@ -65,12 +67,8 @@ class Description:
     std: tuple[float, ...]
     tests: Mapping[str, int]
     validation: int | None
+    samples: int
     torch: str = ""
-
-    @property
-    def samples(self) -> int:
-        """Numbers of training examples."""
-        return sum(self.class_counts)
 
     @classmethod
     def read(cls, values: object) -> Description:
@@ -95,14 +93,16 @@ def _read(values: Mapping[str, Any]) -> Description:
         name=_name(values["name"], "name"),
         source=_text(values["source"], "source", LONGEST_TEXT),
         default_model=_model(values["default_model"]),
+        task=_known_task(values["task"]),
         classes=_several(values["classes"], "classes", _name, 1, MOST_CLASSES),
-        class_counts=_several(values["class_counts"], "class_counts", _count, 1, MOST_CLASSES),
+        class_counts=_several(values["class_counts"], "class_counts", _count, 0, MOST_CLASSES),
         input_shape=_several(values["input_shape"], "input_shape", _count, 1, MOST_SIDES),
         input_type=_known_type(values["input_type"]),
         mean=_several(values["mean"], "mean", _finite, 0, MOST_CHANNELS),
         std=_several(values["std"], "std", _finite, 0, MOST_CHANNELS),
         tests=_mapping(values["tests"], "tests", _count, MOST_DOMAINS),
         validation=None if values["validation"] is None else _count(values["validation"], "validation"),
+        samples=_count(values["samples"], "samples"),
         torch=versions.get("torch", ""),
     )
     _require_consistent(found)
@@ -110,12 +110,12 @@ def _read(values: Mapping[str, Any]) -> Description:
 
 
 def _require_consistent(found: Description) -> None:
-    if len(found.class_counts) != len(found.classes) or len(set(found.classes)) != len(found.classes):
-        raise ValueError(f"{len(found.class_counts)} class_counts for {len(set(found.classes))} different classes")
+    if problem := task_named(found.task).problem_with_counts(found.class_counts, found.samples, len(set(found.classes))):
+        raise ValueError(problem)
+    if len(set(found.classes)) != len(found.classes):
+        raise ValueError(f"{len(found.classes)} classes, but {len(set(found.classes))} different ones")
     if found.samples == 0:
         raise ValueError("it has no training examples")
-    if found.samples > MOST_SAMPLES:
-        raise ValueError(f"class_counts add up to {found.samples}, at most {MOST_SAMPLES} are believed")
     if not 0 < math.prod(found.input_shape) <= LARGEST_INPUT:
         raise ValueError(f"input_shape {found.input_shape} is empty or too large")
     if len(found.mean) != len(found.std) or any(value <= 0 for value in found.std):
@@ -168,6 +168,12 @@ def _known_type(value: object) -> str:
     return value
 
 
+def _known_task(value: object) -> str:
+    if not isinstance(value, str) or value not in TASKS:
+        raise ValueError(f"there is no task {shown(value)}")
+    return value
+
+
 def _several(value: object, what: str, read: Callable[[object, str], T], least: int, most: int) -> tuple[T, ...]:
     if not isinstance(value, list) or not least <= len(value) <= most:
         raise ValueError(f"{what} takes a list of {least} to {most} values, found {shown(value)}")
@@ -216,11 +222,13 @@ def usual_kind(nodes: Sequence[Description]) -> Description:
 
 
 def _kind(node: Description) -> tuple[object, ...]:
-    return node.classes, node.input_shape, node.input_type, node.mean, node.std
+    return node.task, node.classes, node.input_shape, node.input_type, node.mean, node.std
 
 
 def difference(usual: Description, other: Description) -> str:
     """In what the data of a node differ from the usual; empty where they do not."""
+    if other.task != usual.task:
+        return f"{usual.client} has data for {usual.task}, {other.client} for {other.task}. All nodes need the same task."
     if other.classes != usual.classes:
         return (
             f"{usual.client} has the classes {_few(usual.classes)}, {other.client} has {_few(other.classes)}. "

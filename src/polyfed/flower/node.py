@@ -13,15 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from polyfed.core.client import Client, answer, local_validation
 from polyfed.core.conversation import TRAINING
 from polyfed.core.data_types import ClientData, Examples, Federation
 from polyfed.core.load_methods import load_file
-from polyfed.core.losses import losses
+from polyfed.core.losses import task_loss
 from polyfed.core.method import Method, as_method
 from polyfed.core.server import ClientInfo, in_fixed_order
+from polyfed.core.tasks.task import Task
 from polyfed.core.workbench import ClientState, Workbench
 from polyfed.data.federation_summary import input_type
 from polyfed.data.partition import federate
@@ -66,7 +65,7 @@ class Workplace:
             with threads(settings.threads):
                 model = prepared_model(settings, self.method, self.federation, None, self.initial)
                 self.made = build_bench(settings, self.method, self.federation, model)
-            self.made.loss = losses.build(settings.loss, class_counts=list(facts["class_counts"]))
+            self.made.loss = task_loss(settings.loss, self.federation.task, list(facts["class_counts"]))
             self.facts = text
         return self.made
 
@@ -138,8 +137,10 @@ class Node:
             "name": federation.name,
             "source": federation.source,
             "default_model": federation.default_model,
+            "task": federation.task.name,
             "classes": list(federation.classes),
-            "class_counts": counts_of(data.train, len(federation.classes)),
+            "class_counts": federation.task.class_counts(data.train, len(federation.classes)),
+            "samples": len(data.train),
             "input_shape": list(raw.shape[1:]),
             "input_type": input_type(raw),
             "mean": list(federation.preparation.mean),
@@ -149,10 +150,9 @@ class Node:
         }
 
 
-def counts_of(examples: Examples, classes: int) -> list[int]:
-    """Numbers of examples by class."""
-    counts: list[int] = torch.bincount(examples.labels, minlength=classes).tolist()
-    return counts
+def counts_of(examples: Examples, task: Task, classes: int) -> list[int]:
+    """How many examples there are, and of each class, where the task counts any."""
+    return [len(examples), *task.class_counts(examples, classes)]
 
 
 def whole_federation(settings: Settings, method: Method) -> Federation:

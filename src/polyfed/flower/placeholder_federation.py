@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from polyfed.core.data_types import ClientData, Federation, Preparation
+from polyfed.core.tasks.known import task_named
 from polyfed.data.federation_summary import INPUT_TYPES
 from polyfed.data.placeholders import BlankExamples
 from polyfed.flower.descriptions import Description
@@ -23,16 +23,16 @@ def federation_of(nodes: Sequence[Description]) -> Federation:
         clients=tuple(_client(node) for node in nodes),
         preparation=Preparation(first.mean, first.std),
         default_model=first.default_model,
+        task=task_named(first.task),
         source="; ".join(dict.fromkeys(node.source for node in nodes)),
     )
 
 
 def _client(node: Description) -> ClientData:
-    labels = torch.repeat_interleave(torch.arange(len(node.class_counts)), torch.tensor(node.class_counts))
     return ClientData(
         id=node.client,
         domains=node.domains,
-        train=_blank(labels, node),
+        train=_blank(_targets(node.samples, node.class_counts, node), node),
         tests={domain: _unknown(count, node) for domain, count in node.tests.items()},
         validation=None if node.validation is None else _unknown(node.validation, node),
     )
@@ -40,7 +40,11 @@ def _client(node: Description) -> ClientData:
 
 def _unknown(count: int, node: Description) -> BlankExamples:
     """Test data, of which the labels stay with the node."""
-    return _blank(torch.zeros(count, dtype=torch.int64), node)
+    return _blank(_targets(count, (), node), node)
+
+
+def _targets(count: int, class_counts: Sequence[int], node: Description) -> Tensor:
+    return task_named(node.task).blank_targets(count, class_counts, len(node.classes), node.input_shape)
 
 
 def _blank(labels: Tensor, node: Description) -> BlankExamples:

@@ -15,6 +15,7 @@ from polyfed.backends.choose import refuse_unused
 from polyfed.core.data_types import ClientData, Federation
 from polyfed.core.load_methods import load_file
 from polyfed.core.method import as_method
+from polyfed.core.metrics import MEASURES
 from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
 from polyfed.errors import SettingError
@@ -73,7 +74,7 @@ def run_on_grid(grid: Grid, settings: Settings, config: Mapping[str, object]) ->
     out = str(config.get(OUT, ""))
     nodes = roster.gather(max(1, int(number(config, MIN_NODES))), number(config, WAIT), clients_before(out))
     for node in nodes:
-        log.info("Client %s: %s, %d training examples.", node.client, ", ".join(node.domains), sum(node.class_counts))
+        log.info("Client %s: %s, %d training examples.", node.client, ", ".join(node.domains), node.samples)
     unseen = unseen_at_server(settings, str(config.get(UNSEEN_DATA, "")), nodes[0])
     settings = dataclasses.replace(settings, unseen=tuple(unseen), few_shot=0)
     federation = dataclasses.replace(federation_of(nodes), unseen=unseen)
@@ -168,9 +169,11 @@ def log_result(result: Result) -> None:
     summary = result.summary()
     for sentence in result.warnings:
         log.warning("%s", sentence)
+    measure = result.experiment.federation.task.main_measure
+    table, words = result.table(measure), MEASURES[measure]
     for view in ("seen", "unseen"):
-        for domain, value in summary["accuracy"][view].items():
-            log.info("%s %s: accuracy %.4f", view, domain, value)
-    log.info("mean accuracy %.4f, worst %.4f", summary["accuracy"]["mean"], summary["accuracy"]["worst"])
+        for domain, value in table[view].items():
+            log.info("%s %s: %s %.4f", view, domain, words, value)
+    log.info("mean %s %.4f, worst %.4f", words, table["mean"], table["worst"])
     log.info("rounds %d, digest %s", summary["rounds"], summary["digest"])
     log.info("run folder %s", summary["run"])

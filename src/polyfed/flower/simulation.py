@@ -138,7 +138,7 @@ class Simulated(FlowerBackend):
         super().__init__(bench, clients, Roster(_NotStarted()))
         self.home: Path | None = None
         self.runtime: Runtime | None = None
-        self.counts = {client.id: counts_of(client.train, bench.classes) for client in clients}
+        self.counts = {client.id: counts_of(client.train, bench.task, bench.classes) for client in clients}
 
     def keep_in(self, folder: Path) -> None:
         self.home = folder.resolve() / NODES
@@ -239,7 +239,7 @@ def answer_of(settings: Settings, home: Path, wire_message: WireMessage) -> Wire
     client = str(wire_message.control["client"])
     place = shared_workplace(settings)
     data = next((data for data in place.federation.clients if data.id == client), None)
-    if data is None or counts_of(data.train, len(place.federation.classes)) != wire_message.control[COUNTS]:
+    if data is None or counts_of(data.train, place.federation.task, len(place.federation.classes)) != wire_message.control[COUNTS]:
         why = f"A virtual node built other data for client {client} than the server has. Do all machines see the same files?"
         return refusal(why, OTHER_DATA)
     return Node(place, data, home).answer(wire_message)

@@ -34,6 +34,8 @@ def unseen_at_server(settings: Settings, data: str, node: Description) -> Mappin
         return {}
     found = build_data_set(data, settings)
     domains = [found.domain(name) for name in settings.unseen] or list(found.domains)
+    if found.task.name != node.task:
+        raise DataError(f"unseen-data {data} is for {found.task.name}; nodes have data for {node.task}.")
     if found.classes != node.classes:
         raise DataError(f"unseen-data {data} has the classes {', '.join(found.classes)}; nodes have {', '.join(node.classes)}.")
     tests = {domain.name: domain.test if settings.unseen_part == "test" else whole_domain(domain) for domain in domains}

@@ -15,7 +15,7 @@ from typing import Any
 ACTION = "polyfed"
 """The name by which Flower finds the handler of our messages."""
 DESCRIBE = "polyfed_describe"
-PROTOCOL = 2
+PROTOCOL = 3
 """The form of messages. 1 sent every tensor as an array of its own; 2 packs them, and both ends tell their versions."""
 LENGTH = 8
 LONGEST_HEADER = 256 * 1024 * 1024

@@ -194,6 +194,7 @@ def copa(weight: float = 1.0, norm: str = "batch_instance") -> Method:
         round=FilingRound(),
         newcomer=every_head,
         facts=Facts(
+            class_labels=bool(weight),
             batch_norm=replaces,
             client_state=True,
             messages="1, with the other clients' heads" if weight else "1",

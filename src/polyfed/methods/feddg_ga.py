@@ -50,7 +50,7 @@ def badness(client: Client, metric: str) -> float:
     bench.model.eval()
     total = 0.0
     for x, y in in_batches(validation, bench.settings.test_batch_size):
-        y = y.to(bench.device)
+        y = bench.task.for_loss(y.to(bench.device))
         logits = bench.model(bench.preparation.for_testing(x.to(bench.device)))
         total += float((logits.argmax(1) != y).sum()) if metric == "accuracy" else float(bench.loss(logits, y)) * len(y)
     for module, training in modes.items():
@@ -149,6 +149,7 @@ def feddg_ga(step: float = 0.2, center: bool = True, metric: str = "loss") -> Me
         round=AdjustedRound(step, center),
         weighting=learnt_weight,
         facts=Facts(
+            class_labels=metric == "accuracy",
             data_derived_uploads="two validation scores per client and round",
             granularity="aggregate",
             extra_work="two passes over the validation data per round",

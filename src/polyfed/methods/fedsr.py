@@ -205,5 +205,9 @@ def fedsr(l2r: float = 0.01, cmi: float = 0.001, squared: bool = False, width: i
         objective=(Simple(l2r, cmi, squared),) if regularised else (),
         predict=MeanOfSamples(samples),
         sharing=(keep_local(references),),
-        facts=Facts(client_state=True, extra_work=f"one wide layer, two terms per step, {samples} head passes per prediction"),
+        facts=Facts(
+            class_labels=True,
+            client_state=True,
+            extra_work=f"one wide layer, two terms per step, {samples} head passes per prediction",
+        ),
     )

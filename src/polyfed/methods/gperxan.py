@@ -40,4 +40,6 @@ def gperxan(  # noqa: D417 (the other options: XAN_OPTIONS)
         raise OptionError(f"gperxan: guide must not be negative, found {guide}.")
     base = assembled("gperxan", where, rest, mix_local, in_init, instance_score, tiny_maps)
     work = f"{base.facts.extra_work}; one more head pass per step"
-    return replace(base, objective=(Guide(guide),), facts=replace(base.facts, extra_work=work)) if guide else base
+    return (
+        replace(base, objective=(Guide(guide),), facts=replace(base.facts, class_labels=True, extra_work=work)) if guide else base
+    )

@@ -70,5 +70,5 @@ def guiding(weight: float = 0.5) -> Method:
         "guiding",
         objective=(Guide(weight),) if weight else (),
         standalone=False,
-        facts=Facts(extra_work="one more head pass per step"),
+        facts=Facts(class_labels=bool(weight), extra_work="one more head pass per step"),
     )

@@ -79,5 +79,8 @@ def rsc(features: float = 1 / 3, batch: float = 1 / 3) -> Method:
         )
     loss = SelfChallenging(features, batch) if features and batch else None
     return Method(
-        "rsc", task_loss=loss, standalone=False, facts=Facts(extra_work="three more head passes per step" if loss else "")
+        "rsc",
+        task_loss=loss,
+        standalone=False,
+        facts=Facts(class_labels=loss is not None, extra_work="three more head passes per step" if loss else ""),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from torch import Tensor, nn
+from torch.nn import functional
 
 from polyfed.errors import ModelError, OptionError
 
@@ -45,3 +46,9 @@ def need_choice(model: str, option: str, value: str, choices: tuple[str, ...]) -
 def norm_or_not(norm: str, channels: int) -> list[nn.Module]:
     """Batch norm over the channels, or nothing."""
     return [nn.BatchNorm2d(channels)] if norm == "batch" else []
+
+
+def padded_to(x: Tensor, multiple: int) -> Tensor:
+    """Images with zeros at the right and below, so that both sides are multiples of a number."""
+    below, right = (-side % multiple for side in x.shape[-2:])
+    return functional.pad(x, (0, right, 0, below)) if below or right else x

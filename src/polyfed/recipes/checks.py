@@ -29,7 +29,7 @@ from polyfed.errors import DataError, OptionError, PolyfedError, nearest
 from polyfed.models import models
 from polyfed.recipes import SETTINGS, Problem, find, form_problems, line_of, name_code, parsed, usable
 from polyfed.runs.assemble import build_bench, build_loss, prepared_model
-from polyfed.settings import Settings
+from polyfed.settings import AUTO, Settings
 from polyfed.text import Call, read_call, read_sum
 
 GIVEN_BY_RUN = ("root", "classes", "input_shape", "dataset", "seed", "class_counts")
@@ -85,8 +85,9 @@ def check_texts(settings: Settings, found: Findings) -> None:
         check_model(settings.model)
     with found.about("partition"):
         check_call(partitions, settings.partition)
-    with found.about("loss"):
-        check_call(losses, settings.loss)
+    if settings.loss != AUTO:
+        with found.about("loss"):
+            check_call(losses, settings.loss)
     with found.about("backend"):
         require_known(settings.backend)
     for domain in settings.unseen:

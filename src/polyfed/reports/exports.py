@@ -195,7 +195,7 @@ def records(groups: Iterable[Group]) -> list[dict[str, Any]]:
     """Every score of every method, measure, domain and seed, one flat mapping each."""
     found = []
     for group in groups:
-        for measure in MEASURES:
+        for measure in group.task.measures:
             for entry in group.by(measure).entries:
                 for view in VIEWS:
                     for name, key in columns(group, view) if group.domains(view) else ():

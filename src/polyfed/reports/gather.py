@@ -17,6 +17,8 @@ from typing import Any
 from polyfed.core.evaluation import Row
 from polyfed.core.method import parse
 from polyfed.core.metrics import SMALLER_IS_BETTER
+from polyfed.core.tasks.known import task_of_records
+from polyfed.core.tasks.task import Task
 from polyfed.errors import PolyfedError, RunFolderError
 from polyfed.runs.answers_file import Answers, read_answers
 from polyfed.runs.checkpoint import digest
@@ -125,7 +127,7 @@ class Run:
         chosen: dict[tuple[str, int], list[Row]] = {}
         for line in self.lines:
             view, number = line["view"].removeprefix(SELECTED), line["round"]
-            if view in rows and "accuracy" in line:
+            if view in rows and "count" in line:
                 row = Row(view, line["client"], line["domain"], line)
                 home = rows[view].setdefault(number, []) if view == line["view"] else chosen.setdefault((view, number), [])
                 home.append(row)
@@ -259,6 +261,11 @@ class Group:
     def runs(self) -> list[Run]:
         """All its runs."""
         return [run for entry in self.entries for run in entry.runs]
+
+    @property
+    def task(self) -> Task:
+        """What was learnt, as the scores tell."""
+        return task_of_records(self.domains_scored())
 
     def domains_scored(self) -> dict[tuple[str, str], dict[str, Any]]:
         """The numbers of each domain in some run; which classes its test set holds is the same in all."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.metrics import MEASURES
+from polyfed.core.tasks.known import in_percent
 from polyfed.errors import RunFolderError
 from polyfed.reports import pictures, sections
 from polyfed.reports.analysis_sections import NONE, chosen_kinds, grid_of, sections_of
@@ -132,7 +133,7 @@ def _inside_script(tree: Any) -> str:
 
 
 def headed(group: Group, metric: str) -> Group:
-    """The group by the measure that heads its tables; a measure that no run has falls back to accuracy."""
+    """The group by the measure that heads its tables; a measure that no run has falls back to the usual one."""
     chosen = headline_measure(metric, group.domains_scored()).measure
     looked_at = group.by(chosen)
     scored = any(entry.finals(view, MEAN) for view in VIEWS for entry in looked_at.entries if entry.runs)
@@ -141,11 +142,12 @@ def headed(group: Group, metric: str) -> Group:
 
 def interactive_values(group: Group, styles: Mapping[str, int]) -> dict[str, Any]:
     """What the script of the page draws."""
+    shown = in_percent(group.task)
     return {
         "labels": [entry.label for entry in group.entries],
         "styles": [styles[entry.label] for entry in group.entries],
-        "words": dict(MEASURES),
-        "views": pictures.curve_data(group, [group.measure, *(name for name in MEASURES if name != group.measure)]),
+        "words": {name: MEASURES[name] for name in shown},
+        "views": pictures.curve_data(group, [group.measure, *(name for name in shown if name != group.measure)]),
     }
 
 
@@ -173,7 +175,7 @@ def group_values(
     chosen = headline_measure(metric, group.domains_scored())
     tables = [
         table
-        for measure in dict.fromkeys([group.measure, *MEASURES])
+        for measure in dict.fromkeys([group.measure, *in_percent(group.task)])
         for view in VIEWS
         if (table := sections.table(group.by(measure), view, styles)) is not None
         and any(cell["text"] != "–" for row in table["rows"] for cell in row["cells"])

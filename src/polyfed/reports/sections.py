@@ -114,7 +114,7 @@ def _column_error(group: Group, view: str, domain: str) -> str:
     """The error of one score of a column from the size of its test set: at the column's average, or an average over methods."""
     scored = [entry for entry in group.entries if entry.finals(view, domain)]
     size = group.test_size(view, domain)
-    if group.measure == "accuracy":
+    if group.measure == "accuracy" and group.task.class_labels:
         return points(binomial_error(average(entry.mean(view, domain) for entry in scored), size)) if size and scored else "?"
     error = average(domain_error(group, view, domain, entry) for entry in scored)
     return "?" if math.isnan(error) else points(error)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polyfed.core.method import Method, parse
-from polyfed.core.metrics import MEASURES, SMALLER_IS_BETTER, over_examples, pooled, standard_error
+from polyfed.core.metrics import SMALLER_IS_BETTER, over_examples, standard_error
+from polyfed.core.tasks.known import CLASSIFICATION, pooled, task_of_record
 from polyfed.reports.costs import REFERENCE, Expense, Spent, cost_json, expense_of, spent, totals
 from polyfed.runs.result import Result, measured
 
@@ -110,7 +111,7 @@ def domain_rows(summary: Summary, measure: str = "accuracy") -> list[DomainRow]:
 def _domain_row(view: str, domain: str, scores: Sequence[Mapping[str, Any]], size: int | None, measure: str) -> DomainRow:
     """The row of a domain with ``size`` test examples; where that is not known, those of the clients are different ones."""
     counts = [score["count"] for score in scores]
-    if measure == "accuracy":
+    if measure == "accuracy" and "standard_error" in scores[0]:
         error = over_examples(scores, "standard_error")
         if len(scores) > 1 and size in (None, sum(counts)):
             error = math.hypot(*(score["standard_error"] * score["count"] for score in scores)) / sum(counts)
@@ -138,9 +139,16 @@ def cost_rows(summary: Summary) -> list[CostRow]:
     return rows
 
 
+def measures_of(outcomes: Sequence[Summary]) -> tuple[str, ...]:
+    """The measures of the task whose scores these are."""
+    first: Mapping[str, Any] = next((score for one in outcomes for score in one["scores"]), {})
+    return task_of_record(first).measures
+
+
 def method_row(method: str, outcomes: Sequence[Summary], measure: str = "accuracy") -> MethodRow:
     """One method over its seeds."""
-    tables = {name: score_table([domain_rows(one, name) for one in outcomes], name in SMALLER_IS_BETTER) for name in MEASURES}
+    shown = measures_of(outcomes)
+    tables = {name: score_table([domain_rows(one, name) for one in outcomes], name in SMALLER_IS_BETTER) for name in shown}
     turns = sum(one[CLIENT_ROUNDS] for one in outcomes)
     return MethodRow(
         method=method,
@@ -184,7 +192,7 @@ def records_of(summary: Summary) -> list[dict[str, Any]]:
             "seed": summary.get("seed", 0),
             "view": view,
             "domain": domain,
-            **{name: measured(many, name) for name in (*MEASURES, "majority_rate")},
+            **{name: measured(many, name) for name in (*measures_of([summary]), "majority_rate")},
             "chance": chance_of(pooled(many)),
             "test_images": sum(score["count"] for score in many),
         }
@@ -218,7 +226,7 @@ def row_json(row: MethodRow, cost: Expense | None = None) -> dict[str, Any]:
     return {
         "method": row.method,
         "headline": table_json(row.tables.get(row.measure, {})),
-        **{name: table_json(row.tables.get(name, {})) for name in MEASURES},
+        **{name: table_json(row.tables.get(name, {})) for name in row.tables or CLASSIFICATION.measures},
         "bytes_up_per_client_and_round": row.bytes_up,
         "bytes_down_per_client_and_round": row.bytes_down,
         "seconds": row.seconds,

@@ -90,7 +90,7 @@ def binomial_error(accuracy: float, count: int) -> float:
 
 def domain_error(group: Group, view: str, domain: str, entry: GroupEntry) -> float:
     """Standard error of a score from the size of its test set; NaN for measures that have no simple one."""
-    if entry.measure == "accuracy":
+    if entry.measure == "accuracy" and group.task.class_labels:
         return binomial_error(entry.mean(view, domain), group.test_size(view, domain))
     return average(standard_error(run.domains.get((view, domain), {}), entry.measure) for run in entry.counted)
 

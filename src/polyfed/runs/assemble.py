@@ -11,18 +11,19 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from polyfed.core.code_gate import allow, code_in, names_function, require_allowed
 from polyfed.core.data_types import ArrayExamples, DataSet, DatasetExamples, Domain, Examples, Federation
 from polyfed.core.device import chosen_device
 from polyfed.core.entries import entries_of, find_head, optimizer_entries
-from polyfed.core.losses import Loss, losses
+from polyfed.core.losses import Loss, task_loss
 from polyfed.core.method import Method
 from polyfed.core.seeds import default_stream
 from polyfed.core.sharing import Plan, check_none_redundant
 from polyfed.core.slots import SLOTS, HeadSurgery, Surgery
+from polyfed.core.tasks.known import require_measure, require_same, task_for
+from polyfed.core.tasks.task import Task
 from polyfed.core.workbench import Workbench
 from polyfed.data.own_data import is_own_data, own_data
 from polyfed.data.partition import federate
@@ -30,7 +31,7 @@ from polyfed.data.registry import data_sets
 from polyfed.errors import DataError, ModelError, PolyfedError, SettingError, UnknownName
 from polyfed.models import models
 from polyfed.runs.model_checks import check_entries, check_output, materialise, require_trainable
-from polyfed.settings import Settings
+from polyfed.settings import AUTO, Settings
 
 
 def build_data_set(data: Any, settings: Settings) -> DataSet:
@@ -38,7 +39,7 @@ def build_data_set(data: Any, settings: Settings) -> DataSet:
     if isinstance(data, DataSet):
         return data
     if isinstance(data, Mapping):
-        return from_torch(data)
+        return from_torch(data, settings.task)
     if not isinstance(data, str | Path):
         raise DataError(
             f"Cannot use {type(data).__name__} as data: give a name, a folder, or {{domain: (train, test)}} of torch data sets."
@@ -64,8 +65,13 @@ def reads_files(text: str) -> bool:
     return not is_own_data(text) and (name not in data_sets or "root" in data_sets.find(name).signature.parameters)
 
 
-def from_torch(data: Mapping[str, Any]) -> DataSet:
-    """A data set from torch data sets (or pairs of tensors): ``{domain: (train, test)}`` or ``{domain: (train, validation, test)}``."""
+def from_torch(data: Mapping[str, Any], task: str = AUTO) -> DataSet:
+    """A data set from torch data sets (or pairs of tensors): ``{domain: (train, test)}`` or ``{domain: (train, validation, test)}``.
+
+    Args:
+        data: what each domain has.
+        task: what is learnt, or "auto": as the targets tell.
+    """
     domains = []
     for name, parts in data.items():
         if not isinstance(parts, tuple | list) or len(parts) not in (2, 3):
@@ -76,10 +82,26 @@ def from_torch(data: Mapping[str, Any]) -> DataSet:
         )
     if not domains:
         raise DataError("No domains were given. Give {domain: (train, test)} of torch data sets.")
-    count = 1 + max(int(part.labels.max()) for d in domains for part in (d.train, d.test) if len(part))
+    targets = {f"{what} of domain {d.name}": part.labels for d in domains for what, part in _parts(d) if len(part)}
+    if not targets:
+        raise DataError("The domains hold no examples. Give (train, test) with some in each.")
+    found = task_for(task, list(targets.values()))
+    for whose, own in targets.items():
+        if problem := found.problem(own):
+            raise DataError(f"Targets of the {whose} {problem}. {found.name.capitalize()} takes {found.targets}.")
     return DataSet(
-        "given data", tuple(str(index) for index in range(count)), tuple(domains), source="torch data sets given in Python"
+        "given data",
+        tuple(str(index) for index in range(found.width(list(targets.values())))),
+        tuple(domains),
+        default_model=found.default_model,
+        source="torch data sets given in Python",
+        task=found,
     )
+
+
+def _parts(domain: Domain) -> Iterator[tuple[str, Examples]]:
+    """The parts that say how many classes there are."""
+    yield from (("training part", domain.train), ("test part", domain.test))
 
 
 def _examples(part: Any) -> Examples:
@@ -95,35 +117,25 @@ def _examples(part: Any) -> Examples:
 def build_federation(data: Any, settings: Settings) -> Federation:
     """A federation from data, the partition, and the domains left out."""
     if isinstance(data, Federation):
+        require_same(settings.task, data.task, data.name)
         check_labels(data)
         return data
     dataset = build_data_set(data, settings)
+    require_same(settings.task, dataset.task, dataset.name)
     allow(code_in(model=dataset.default_model))  # a data set is made by code that runs here already, not by a file
     for domain in dataset.domains:
-        refuse_strange(domain.train, f"domain {domain.name}", len(dataset.classes))
+        dataset.task.check(domain.train, f"domain {domain.name}", len(dataset.classes))
     federation = federate(dataset, settings.partition, settings.unseen, settings.seed, settings.few_shot, settings.unseen_part)
     check_labels(federation)
     return federation
 
 
 def check_labels(federation: Federation) -> None:
-    """Refuse training and validation labels that are no class; the client and the label are named."""
+    """Refuse training and validation targets that the task does not have; the client and the target are named."""
     for client in federation.clients:
         for examples in (client.train, client.validation):
             if examples is not None:
-                refuse_strange(examples, f"client {client.id}", len(federation.classes))
-
-
-def refuse_strange(examples: Examples, whose: str, classes: int) -> None:
-    """Refuse labels that are no class."""
-    if not len(examples):
-        return
-    labels = examples.labels
-    strange = next((int(label) for label in (labels.min(), labels.max()) if not 0 <= int(label) < classes), None)
-    if strange is not None:
-        raise DataError(
-            f"A label of {whose} is {strange}, but labels are whole numbers from 0 to {classes - 1}: there are {classes} classes."
-        )
+                federation.task.check(examples, f"client {client.id}", len(federation.classes))
 
 
 def build_model(model: str | nn.Module | Callable[..., nn.Module] | None, federation: Federation, seed: int) -> nn.Module:
@@ -247,9 +259,12 @@ def build_bench(settings: Settings, method: Method, federation: Federation, mode
     only_share = [part.name for part in method.parts if part.filled_slots == ["sharing"]]
     check_none_redundant(entries, method.sharing, settings.rounds, only_share)
     plan = Plan(entries, method.sharing, settings.rounds)
+    refuse_task(method, federation.task)
+    require_measure(settings.metric, federation.task)
     loss = build_loss(settings.loss, federation)
     device = chosen_device(settings.device)
-    bench = Workbench(model, method, plan, settings, federation.preparation, loss, len(federation.classes), head, device=device)
+    classes, task = len(federation.classes), federation.task
+    bench = Workbench(model, method, plan, settings, federation.preparation, loss, classes, head, device=device, task=task)
     refuse_single_samples(bench)
     for item in filled_slots(method):
         check = getattr(item, "check", None)
@@ -267,8 +282,20 @@ def filled_slots(method: Method) -> Iterator[Any]:
 
 def build_loss(text: str, federation: Federation) -> Loss:
     """The task loss; one that asks for the numbers of examples by class is given them."""
-    counts = [torch.bincount(client.train.labels, minlength=len(federation.classes)) for client in federation.clients]
-    return losses.build(text, class_counts=torch.stack(counts).sum(0).tolist())
+    return task_loss(text, federation.task, class_counts(federation))
+
+
+def class_counts(federation: Federation) -> list[int]:
+    """Training examples of each class over all clients, where the task counts any."""
+    counts = [federation.task.class_counts(client.train, len(federation.classes)) for client in federation.clients]
+    return [sum(column) for column in zip(*counts, strict=True)]
+
+
+def refuse_task(method: Method, task: Task) -> None:
+    """Refuse a method whose parts need class labels where the task has none."""
+    for part in method.parts:
+        if part.facts.class_labels:
+            task.require_class_labels(part.name if method.parts == (part,) else f"{method}: {part.name}")
 
 
 def refuse_single_samples(bench: Workbench) -> None:

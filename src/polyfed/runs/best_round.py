@@ -1,4 +1,4 @@
-"""The round with the best validation accuracy of the source clients, where a run ends with that round's model.
+"""The round with the best validation scores of the source clients, by the task's main measure, where a run ends with that round's model.
 
 The best state so far is saved next to the checkpoints (``best/``). A resumed run reads it again; where a later round has overwritten
 it, the run passes through that round again and finds the same state. Where it was lost otherwise, the run does not go on: another
@@ -14,6 +14,7 @@ from typing import Any
 
 from polyfed.core.evaluation import Row
 from polyfed.core.scored_clients import scored_clients
+from polyfed.core.tasks.known import main_value
 from polyfed.errors import RunFolderError, TooFewReplies
 from polyfed.runs.checkpoint import Checkpoints, Snapshot, copied
 from polyfed.runs.experiment import Experiment
@@ -80,7 +81,11 @@ class BestValidation:
 
     def mean(self, rows: Sequence[Row]) -> float:
         """What rounds are compared by: every client counts the same."""
-        return float(sum(row.numbers["accuracy"] for row in rows) / len(rows))
+        return sum(self.value_of(row) for row in rows) / len(rows)
+
+    def value_of(self, row: Row) -> float:
+        """What one client's validation scores are compared by."""
+        return main_value(self.experiment.federation.task, row)
 
     def notes(self) -> dict[str, Any] | None:
         """What a checkpoint says about the best state so far."""
@@ -116,15 +121,13 @@ class BestLocalValidation(BestValidation):
     def scores(self) -> list[Row]:
         """What clients scored at the end of their local training."""
         data = self.experiment.backend.data
-        scored = self.experiment.backend.validations_of_round
-        return [
-            Row("local_validation", client, "+".join(data[client].domains), {"accuracy": value}) for client, value in scored.items()
-        ]
+        scored, main = self.experiment.backend.validations_of_round, self.experiment.federation.task.main_measure
+        return [Row("local_validation", client, "+".join(data[client].domains), {main: value}) for client, value in scored.items()]
 
     def mean(self, rows: Sequence[Row]) -> float:
         """The mean over clients, weighted by their training samples."""
         samples = {info.id: info.samples for info in self.experiment.server.clients}
-        return float(sum(samples[row.client] * row.numbers["accuracy"] for row in rows) / sum(samples[row.client] for row in rows))
+        return sum(samples[row.client] * self.value_of(row) for row in rows) / sum(samples[row.client] for row in rows)
 
 
 CHOOSERS = {BEST_VALIDATION: BestValidation, BEST_LOCAL_VALIDATION: BestLocalValidation}

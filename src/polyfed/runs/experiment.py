@@ -87,6 +87,7 @@ class Experiment:
             self.bench.model,
             input_shape=tuple(sample.shape[1:]),
             input_dtype=sample.dtype,
+            task=self.federation.task,
         )
         self.notices = [*self.federation.notes, *notices(self.settings, self.method, self.bench, len(self.federation.clients))]
         if drawn := self.scored_sample():

@@ -28,14 +28,15 @@ def materialise(model: nn.Module, sample: Tensor) -> None:
 
 
 def check_output(model: nn.Module, federation: Federation) -> None:
-    """Refuse a model whose output is not one real logit per class."""
+    """Refuse a model whose output is not one real number per class (label, output), as the task says where."""
     sample = federation.sample_input()
     output = _tried(model, sample)
-    wanted = (len(sample), len(federation.classes))
+    wanted = federation.task.output_shape(sample, len(federation.classes))
     found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if found != wanted:
         raise ModelError(
-            f"{type(model).__name__} returns {found} for a batch of {len(sample)}, expected {wanted}: one logit per class of {federation.name}."
+            f"{type(model).__name__} returns {found} for a batch of {len(sample)}, expected {wanted}: one logit per {federation.task.noun} of {federation.name}"
+            f"{'' if len(wanted) == 2 else ' for each pixel'}."
         )
     if not output.is_floating_point():
         raise ModelError(

@@ -1,9 +1,9 @@
-"""What a run's models say of images: probabilities, by a client's own model or by the newcomer's."""
+"""What a run's models say of images, by a client's own model or by the newcomer's."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from polyfed.core import evaluation
-from polyfed.core.client import Client, probabilities
+from polyfed.core.client import Client
+from polyfed.core.client import predicted as predicted_by
 from polyfed.core.data_types import ArrayExamples
 from polyfed.core.device import CPU
 from polyfed.data.images import opened
@@ -20,15 +21,6 @@ from polyfed.errors import DataError, nearest
 
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The answer for one image: the class, its probability, and that of every class."""
-
-    label: str
-    probability: float
-    probabilities: dict[str, float]
 
 
 def input_shape(experiment: Experiment) -> tuple[int, int, int]:
@@ -43,18 +35,18 @@ def input_shape(experiment: Experiment) -> tuple[int, int, int]:
 
 
 def predicted(experiment: Experiment, images: Tensor, client: str | None = None, newcomer: str | None = None) -> Tensor:
-    """Probabilities of each image, shape (n, classes)."""
+    """What is predicted for each image: probabilities, shape (n, classes), or what the task has."""
     from polyfed.runs.experiment import threads
 
     bench = experiment.bench
     batches = evaluation.inputs_of(bench, ArrayExamples(images, torch.zeros(len(images))))
     with threads(experiment.settings.threads), torch.no_grad():
-        total = torch.zeros(len(images), bench.classes)
+        found = []
         for weight, load in _models(experiment, client, newcomer or experiment.settings.newcomer, batches):
             load()
             bench.model.eval()
-            total += weight * torch.cat([probabilities(bench, x).to(CPU) for x in batches()])
-    return total
+            found.append(weight * torch.cat([predicted_by(bench, x).to(CPU) for x in batches()]))
+    return functools.reduce(torch.add, found)
 
 
 def _models(
@@ -134,13 +126,3 @@ def as_pil(image: Tensor) -> Any:
         raise DataError(f"An image has 1 or 3 channels, found the shape {tuple(image.shape)}.")
     array = image.contiguous().numpy()
     return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
-
-
-def as_predictions(scores: Tensor, classes: Sequence[str]) -> list[Prediction]:
-    """Probabilities as answers with the names of the classes."""
-    found = []
-    for row in scores:
-        place = int(row.argmax())
-        by_class = {name: float(value) for name, value in zip(classes, row, strict=True)}
-        found.append(Prediction(classes[place], float(row[place]), by_class))
-    return found

@@ -25,7 +25,7 @@ from polyfed.runs.recorder import rows_at
 from polyfed.runs.result import Result
 from polyfed.runs.run_folder import HELD_BY_NODES, RunFolder
 from polyfed.runs.selection import LAST
-from polyfed.settings import Settings
+from polyfed.settings import AUTO, Settings
 from polyfed.text import read_call, write_call
 
 PRETRAINED = "pretrained"
@@ -104,7 +104,7 @@ def to_look_at(settings: Settings) -> Settings:
         backend="process",
         workers="1",
         compile="off",
-        loss="cross_entropy",
+        loss=AUTO,
         selection=LAST,
         init=None,
         model=None if settings.model is None else without_weights(settings.model),

@@ -12,13 +12,15 @@ from torch import nn
 
 from polyfed.core.client import Client
 from polyfed.core.evaluation import Row
-from polyfed.core.metrics import MEASURES, over_examples, pooled, standard_error
+from polyfed.core.metrics import MEASURES, over_examples, standard_error
+from polyfed.core.tasks.known import pooled
+from polyfed.core.tasks.task import Prediction
 from polyfed.errors import DataError, SettingError, nearest
 from polyfed.runs.answers_file import Answers
 from polyfed.runs.checkpoint import joint_digest
 from polyfed.runs.figures import dots_figure
 from polyfed.runs.headline import BASELINE, domains_of, headline, warnings
-from polyfed.runs.predictions import Prediction, as_predictions, images_as_tensor, input_shape, predicted
+from polyfed.runs.predictions import images_as_tensor, input_shape, predicted
 
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment
@@ -83,7 +85,7 @@ class Result:
         return copy.deepcopy(bench.model).to("cpu").eval()
 
     def predict(self, images: Any, client: str | None = None) -> list[Prediction]:
-        """The class of each image, with probabilities by the names of the classes.
+        """The answer for each image: its class with the probability of every class, or what the task has (labels, numbers, a mask).
 
         Args:
             images: a uint8 array (n, channels, height, width) or (n, height, width, channels), or a list of files or PIL images; resized
@@ -91,7 +93,8 @@ class Result:
             client: whose own model answers; default: the newcomer's.
         """
         tensor = images_as_tensor(images, input_shape(self.experiment))
-        return as_predictions(predicted(self.experiment, tensor, client), self.classes)
+        task = self.experiment.federation.task
+        return [task.answer(row, self.classes) for row in predicted(self.experiment, tensor, client)]
 
     def plot(self) -> Any:
         """The headline measure by domain as a matplotlib figure, with the share of the most frequent class where it is accuracy."""
@@ -178,6 +181,6 @@ def accuracy_table(rows: Sequence[Row], measure: str = "accuracy") -> dict[str, 
 
 def measured(many: Sequence[Mapping[str, Any]], measure: str) -> float:
     """One measure of one domain, over the clients that were tested on it; NaN where a client has none."""
-    if measure == "accuracy":
+    if measure == "accuracy" and all(measure in numbers for numbers in many):
         return over_examples(many, measure)
     return float(pooled(many).get(measure, math.nan))

@@ -305,7 +305,7 @@ class RunFolder:
     def _metrics_line(self, number: int, text: bytes) -> dict[str, Any]:
         try:
             line: dict[str, Any] = json.loads(text)
-            if not {"round", "view", "client"} <= set(line) or ("accuracy" in line and "domain" not in line):
+            if not {"round", "view", "client"} <= set(line) or ("count" in line and "domain" not in line):
                 raise ValueError("it does not say its round, view, client and domain")
         except (ValueError, TypeError, RecursionError) as error:
             raise RunFolderError(f"{self.metrics_file}, line {number}, is no line of metrics ({error}).") from error

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core.data_types import DataSet, Domain, Examples, Federation
+from polyfed.core.tasks.task import Task
 from polyfed.data.splits import stratified
 from polyfed.errors import DataError, SettingError
 
@@ -62,12 +63,12 @@ def with_validation(data: DataSet, share: float, seed: int, unseen: Collection[s
     having = [domain.name for domain in seen if domain.validation is not None]
     if having:
         raise SettingError(f"{data.name} has validation data of its own ({', '.join(having)}); leave --hold-out out.")
-    domains = tuple(domain if domain.name in unseen else _held_out(domain, share, seed) for domain in data.domains)
+    domains = tuple(domain if domain.name in unseen else _held_out(domain, data.task, share, seed) for domain in data.domains)
     return replace(data, domains=domains, source=f"{data.source}; {share:g} of the training examples held out")
 
 
-def _held_out(domain: Domain, share: float, seed: int) -> Domain:
-    rest, taken = stratified(domain.train.labels.numpy(), share, seed)
+def _held_out(domain: Domain, task: Task, share: float, seed: int) -> Domain:
+    rest, taken = stratified(task.strata(domain.train).numpy(), share, seed)
     training, validation = torch.from_numpy(rest).sort().values, torch.from_numpy(taken)
     if not len(training) or not len(validation):
         raise SettingError(

@@ -17,6 +17,7 @@ from typing import Any
 
 from polyfed.core.conversation import EVALUATION
 from polyfed.core.data_types import DataSet
+from polyfed.core.tasks.known import main_value
 from polyfed.errors import ClientFailure, PolyfedError, RunFolderError, TooFewReplies
 from polyfed.reports.json_values import json_values
 from polyfed.reports.tables import MethodRow, method_row, outcome, percent, row_json
@@ -162,7 +163,7 @@ class Sweep:
 
     @property
     def metric(self) -> str:
-        """The measure of the tests: as the settings say, or balanced accuracy where a run found uneven classes."""
+        """The measure of the tests: as the settings say, or the task's own (balanced accuracy where a run found uneven classes)."""
         found = [str(made["metric"]) for one in self.searched for made in one.outcomes]
         return next((measure for measure in found if measure != "accuracy"), "accuracy")
 
@@ -246,7 +247,7 @@ class Searcher:
         except (ClientFailure, TooFewReplies) as error:
             failure.write_text(json.dumps({"problem": str(error)}))
             return Score(trial, None, problem=str(error))
-        clients = {row.client: float(row.numbers["accuracy"]) for row in result.rows}
+        clients = {row.client: main_value(experiment.federation.task, row) for row in result.rows}
         return Score(trial, statistics.fmean(clients.values()), clients)
 
     def trained(self, trial: Trial, experiment: Experiment) -> Result:

@@ -1,0 +1,119 @@
+"""Classification: every example has one class."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfed.core.extras import Asked
+from polyfed.core.metrics import SCORES, Scores, results_of_parts, unevenness
+from polyfed.core.tasks.task import WHOLE, HasTargets, Headline, Prediction, Records, Task, TaskScores, kind_of
+
+UNEVEN = 3.0
+
+
+class Classification(Task):
+    """Every example has one class."""
+
+    name = "classification"
+    targets = "one whole number for each example, its class, from 0"
+    default_loss = "cross_entropy"
+    measures = (
+        *("accuracy", "balanced_accuracy", "macro_f1", "auroc"),
+        *("calibration_error", "confidence_when_right", "confidence_when_wrong"),
+    )
+    mark = "confidence_when_right"
+    class_labels = True
+
+    def problem(self, targets: Tensor, classes: int | None = None) -> str:
+        if targets.dtype not in WHOLE or targets.dim() != 1:
+            return kind_of(targets)
+        bounds = (int(targets.min()), int(targets.max())) if len(targets) else (0, 0)
+        strange = next((label for label in bounds if label < 0 or (classes is not None and label >= classes)), None)
+        if strange is None:
+            return ""
+        return f"hold the label {strange}" + ("" if classes is None else f", and there are {classes} classes: 0 to {classes - 1}")
+
+    def width(self, targets: Sequence[Tensor]) -> int:
+        return 1 + max(int(part.max()) for part in targets if len(part))
+
+    def class_counts(self, examples: HasTargets, classes: int) -> list[int]:
+        counts: list[int] = torch.bincount(examples.labels, minlength=classes).tolist()
+        return counts
+
+    def problem_with_counts(self, counts: Sequence[int], samples: int, classes: int) -> str:
+        if len(counts) != classes:
+            return f"{len(counts)} class_counts for {classes} different classes"
+        return "" if sum(counts) == samples else f"class_counts add up to {sum(counts)}, and it has {samples} examples"
+
+    def strata(self, examples: HasTargets) -> Tensor:
+        return examples.labels
+
+    def blank_targets(self, samples: int, class_counts: Sequence[int], classes: int, input_shape: Sequence[int]) -> Tensor:
+        if not class_counts:
+            return torch.arange(samples) % classes
+        return torch.repeat_interleave(torch.arange(len(class_counts)), torch.tensor(class_counts))
+
+    def predicted(self, outputs: Tensor) -> Tensor:
+        return outputs.softmax(dim=1)
+
+    def answer(self, predicted: Tensor, classes: Sequence[str]) -> Prediction:
+        place = int(predicted.argmax())
+        by_class = {name: float(value) for name, value in zip(classes, predicted, strict=True)}
+        return Prediction(classes[place], float(predicted[place]), by_class)
+
+    def doubt(self, predicted: Tensor) -> Tensor:
+        entropy: Tensor = torch.special.entr(predicted).sum(dim=1)
+        return entropy
+
+    def scores(self, classes: int, in_detail: bool = False) -> TaskScores:
+        return Scores(classes, in_detail=in_detail)
+
+    def results_of_parts(
+        self, predicted: Tensor, targets: Tensor, sizes: Sequence[int], classes: int, in_detail: bool = False
+    ) -> list[dict[str, Any]]:
+        return results_of_parts(predicted, targets, sizes, classes, in_detail=in_detail)
+
+    def problem_with_record(self, record: Any, asked: Asked) -> str:
+        return SCORES.problem(record, asked)
+
+    def headline(self, records: Records) -> Headline:
+        """Balanced accuracy where the classes of a test set are uneven, else accuracy."""
+        uneven = {
+            domain: ratio
+            for (_, domain), numbers in records.items()
+            if (ratio := unevenness(numbers.get("class_counts", ()))) > UNEVEN and "balanced_accuracy" in numbers
+        }
+        if not uneven:
+            return Headline("accuracy", "No test set has a class with more than three times the images of the others.")
+        worst = max(uneven, key=lambda domain: uneven[domain])
+        more = f" ({len(uneven)} test sets are uneven)" if len(uneven) > 1 else ""
+        return Headline(
+            "balanced_accuracy",
+            f"Balanced accuracy heads the tables: in {worst} the most frequent class has {uneven[worst]:.1f} times the images that the "
+            f"other classes have on average{more}. --metric accuracy shows accuracy instead.",
+        )
+
+    def no_better(self, record: Mapping[str, Any]) -> bool:
+        """Its accuracy is not above the share of that class, and its balanced accuracy is within two standard errors of chance.
+
+        A test set of one class cannot say; neither can scores of before counts were kept.
+        """
+        counts = [count for count in record.get("class_counts", ()) if count]
+        if len(counts) < 2 or record["accuracy"] > record["majority_rate"] + 1e-9:
+            return False
+        chance = 1 / len(counts)
+        error = math.sqrt(sum(chance * (1 - chance) / count for count in counts)) / len(counts)
+        return bool(record["balanced_accuracy"] <= chance + 2 * error)
+
+    def compared_with_nobody(self, record: Mapping[str, Any]) -> str:
+        occurring = sum(count > 0 for count in record["class_counts"])
+        accuracy, majority, balanced, chance = (
+            f"{100 * value:.1f} %"
+            for value in (record["accuracy"], record["majority_rate"], record["balanced_accuracy"], 1 / occurring)
+        )
+        return f"accuracy {accuracy}, that class {majority}, balanced accuracy {balanced} (chance {chance})"

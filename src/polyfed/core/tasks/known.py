@@ -1,0 +1,111 @@
+"""All tasks: by name, by the targets of given data, and by the numbers in a score record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfed.core.metrics import IN_UNITS, MEASURES
+from polyfed.core.tasks.classification import Classification
+from polyfed.core.tasks.multilabel import MultiLabel
+from polyfed.core.tasks.regression import Regression
+from polyfed.core.tasks.segmentation import Segmentation
+from polyfed.core.tasks.task import WHOLE, Task, kind_of
+from polyfed.errors import DataError, SettingError, UnknownName, nearest
+from polyfed.settings import AUTO
+
+CLASSIFICATION, MULTILABEL, REGRESSION, SEGMENTATION = Classification(), MultiLabel(), Regression(), Segmentation()
+TASKS: Mapping[str, Task] = {task.name: task for task in (CLASSIFICATION, MULTILABEL, REGRESSION, SEGMENTATION)}
+
+
+def task_named(name: str) -> Task:
+    """A task by its name."""
+    if name not in TASKS:
+        raise UnknownName(f"There is no task {name!r}. {nearest(name, TASKS)}")
+    return TASKS[name]
+
+
+def task_of_record(record: Mapping[str, Any]) -> Task:
+    """The task whose scores these are."""
+    return next((task for task in TASKS.values() if task.mark in record), CLASSIFICATION)
+
+
+def task_of_records(records: Mapping[tuple[str, str], Mapping[str, Any]]) -> Task:
+    """The task of a run, from its scores."""
+    return next((task_of_record(record) for record in records.values()), CLASSIFICATION)
+
+
+def pooled(many: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The scores of several clients on one domain as those of one: sums add up, the rest is a mean by the number of test examples."""
+    return task_of_record(many[0]).pooled(many)
+
+
+def told_from(targets: Sequence[Tensor]) -> Task:
+    """The task that targets of this kind are for; where several could be meant, an error that says how to choose."""
+    kinds = {(part.dim(), _family(part)) for part in targets}
+    if len(kinds) > 1:
+        raise DataError(
+            f"Some targets {kind_of(targets[0])}, others {kind_of(next(t for t in targets if t.dim() != targets[0].dim() or t.dtype != targets[0].dtype))}. "
+            "All domains need targets of one kind."
+        )
+    sample = targets[0]
+    if sample.dim() == 1 and sample.dtype in WHOLE:
+        return CLASSIFICATION
+    if sample.dim() == 3 and sample.dtype in WHOLE:
+        return SEGMENTATION
+    if sample.dim() == 2 and all(not MULTILABEL.problem(part) for part in targets):
+        return MULTILABEL
+    if sample.is_floating_point() and sample.dim() in (1, 2):
+        if sample.dim() == 1 and all(bool((part == part.round()).all()) for part in targets):
+            raise DataError(
+                f"Targets {kind_of(sample)} and hold whole numbers only, so they may be classes or measurements. For classes give whole "
+                "numbers (y.long()); for measurements say --task regression."
+            )
+        return REGRESSION
+    raise DataError(
+        f"Targets {kind_of(sample)}, which no task has. "
+        + " ".join(f"{task.name.capitalize()} takes {task.targets}." for task in TASKS.values())
+    )
+
+
+def _family(targets: Tensor) -> str:
+    return "whole" if targets.dtype in (*WHOLE, torch.bool) else "real"
+
+
+def task_for(asked: str, targets: Sequence[Tensor]) -> Task:
+    """The task that was asked for, or the one that the targets are for."""
+    return told_from(targets) if asked == AUTO else task_named(asked)
+
+
+def require_same(asked: str, found: Task, name: str) -> None:
+    """Refuse a task that the data are not for."""
+    if asked not in (AUTO, found.name):
+        raise SettingError(
+            f"--task {asked} was asked for, but {name} is a data set for {found.name} ({found.targets}). Leave --task out."
+        )
+
+
+def require_measure(metric: str, task: Task) -> None:
+    """Refuse a measure at the head of the tables that the task does not have."""
+    if metric != AUTO and metric not in task.measures:
+        raise SettingError(
+            f"--metric {metric} ({MEASURES[metric]}) is no measure of {task.name}. There are: {', '.join(task.measures)}."
+        )
+
+
+def main_value(task: Task, row: Any) -> float:
+    """The main measure of a row of scores; rounds and settings are chosen by it."""
+    if task.main_measure not in row.numbers:
+        raise DataError(
+            f"The scores of client {row.client} have no {MEASURES[task.main_measure]}: its {row.view} targets cannot tell models apart "
+            "(all are equal, or there are none). Give it others, or choose the last round (--selection last)."
+        )
+    return float(row.numbers[task.main_measure])
+
+
+def in_percent(task: Task) -> list[str]:
+    """The measures of a task that are shares, and can be shown in percent."""
+    return [name for name in task.measures if name not in IN_UNITS]

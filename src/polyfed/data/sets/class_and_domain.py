@@ -1,0 +1,75 @@
+"""A multi-label data set made from another one: every example has two labels, its class and its domain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from polyfed.core.data_types import DataSet, Domain, Examples
+from polyfed.core.tasks.known import MULTILABEL
+from polyfed.data.registry import data_sets
+from polyfed.errors import OptionError
+
+
+@dataclass(frozen=True, eq=False)
+class Relabelled:
+    """The inputs of some examples with other targets."""
+
+    inner: Examples
+    y: Tensor
+
+    @property
+    def labels(self) -> Tensor:
+        """All targets."""
+        return self.y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def batch(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """Raw inputs and targets at these positions."""
+        return self.inner.batch(indices)[0], self.y[indices]
+
+    def subset(self, indices: Tensor) -> Relabelled:
+        """The examples at these positions, in this order."""
+        return Relabelled(self.inner.subset(indices), self.y[indices])
+
+
+def class_and_domain(of: str, root: str | None = None) -> DataSet:
+    """Any data set for classification as a multi-label one: the labels are all classes and all domains, and every example has one of each.
+
+    A model that leaves domains out of its features cannot answer it, so it shows what a method keeps of them.
+
+    Args:
+        of: The data set, as text: "pacs(size=48)".
+        root: Folder of its files.
+    """
+    inner = data_sets.build(of, **({} if root is None else {"root": root}))
+    if not inner.task.class_labels:
+        raise OptionError(f"class_and_domain: {of} is a data set for {inner.task.name}, and its examples have no class.")
+    names = tuple(domain.name for domain in inner.domains)
+    domains = tuple(_relabelled(domain, place, len(inner.classes), len(names)) for place, domain in enumerate(inner.domains))
+    return replace(
+        inner,
+        name=f"{inner.name} (class and domain)",
+        classes=(*inner.classes, *names),
+        domains=domains,
+        task=MULTILABEL,
+        source=f"{inner.source}; labels: {len(inner.classes)} classes and {len(names)} domains",
+    )
+
+
+def _relabelled(domain: Domain, place: int, classes: int, domains: int) -> Domain:
+    def both(examples: Examples) -> Relabelled:
+        row = torch.zeros(len(examples), classes + domains, dtype=torch.bool)
+        row[torch.arange(len(examples)), examples.labels] = True
+        row[:, classes + place] = True
+        return Relabelled(examples, row)
+
+    validation = None if domain.validation is None else both(domain.validation)
+    return replace(domain, train=both(domain.train), test=both(domain.test), validation=validation)
+
+
+data_sets.add(class_and_domain)
