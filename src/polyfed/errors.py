@@ -11,7 +11,8 @@ PolyfedError
 ├── SettingError     (ValueError)    a setting of the run that cannot be used
 ├── ClientFailure    (RuntimeError)  a client's work failed; says which client, round and stage
 │   ├── StateLost                    what it keeps between rounds is missing or damaged
-│   └── NotFinite                    its loss or weights became NaN or infinite
+│   ├── NotFinite                    its loss or weights became NaN or infinite
+│   └── Declined                     it takes no part in this round, for a reason of its own: its privacy budget is spent
 ├── TooFewReplies    (RuntimeError)  a round could not gather the share of clients it needs
 ├── RunFolderError   (OSError)       a run folder that cannot be read or written
 ├── UntrustedCode    (ImportError)   code that only a foreign file names; says what would be run
@@ -79,6 +80,10 @@ class StateLost(ClientFailure):
 
 class NotFinite(ClientFailure):
     """A loss or an entry became NaN or infinite."""
+
+
+class Declined(ClientFailure):
+    """A client that takes no part in a round, for a reason of its own; the round goes on without it."""
 
 
 class TooFewReplies(PolyfedError, RuntimeError):

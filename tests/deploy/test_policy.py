@@ -32,7 +32,10 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
     ({}, {}, {"purpose": "newcomer"}, "newcomer is false"),
     ({"class_counts": False}, {"loss": "weighted_focal"}, {}, "class_counts is false"),
     ({}, {"local_steps": 1, "batch_size": 1}, {}, "least_samples is 8"),
-    ({"dp_required": True}, {}, {}, "dp_required is true"),
+    ({"dp_required": True}, {}, {}, "adds no noise to what leaves, and dp_required is true"),
+    ({"dp_required": True}, {"method": "fedwon + dp_sgd"}, {}, "takes its noise from the seed, which the server knows"),
+    ({"dp_required": True}, {"method": 'fedwon + dp_sgd(epsilon=20.0, noise="system")'}, {}, "epsilon = 20, most_epsilon is 10"),
+    ({"dp_required": True}, {"method": 'feddg_ga + dp_sgd(noise="system")'}, {}, "which no noise covers"),
 ]
 
 
@@ -48,6 +51,12 @@ def test_what_it_allows_is_not_refused() -> None:
     policy = Policy(data="x", newcomer=True, import_paths=("my.models:net",), methods=("fedbn", "agc"))
     ask = {"purpose": "newcomer", "round": 3, "facts": {"rounds": 20}}
     assert policy.problems(Settings(method="fedbn + agc(clip=1.0)", model="my.models:net"), {"min-nodes": 2}, ask) == []
+
+
+def test_noise_of_this_machine_on_all_that_leaves_is_what_dp_required_asks_for() -> None:
+    settings = Settings(method='fedwon + dp_sgd(epsilon=8.0, noise="system") + agc')
+    assert Policy(data="x", dp_required=True).problems(settings, {"min-nodes": 3}, {}) == []
+    assert Policy(data="x", dp_required=True, most_epsilon=3.0).problems(settings, {"min-nodes": 3}, {})
 
 
 def test_the_file_is_written_with_what_every_key_means_and_read_again(tmp_path: Path) -> None:
@@ -66,6 +75,8 @@ def test_the_file_is_written_with_what_every_key_means_and_read_again(tmp_path: 
         ("newcomer = 1", "takes true or false"),
         ('most_rounds = "many"', "takes a whole number"),
         ("most_rounds = 0", "at least 1"),
+        ("most_epsilon = 0", "must be positive"),
+        ('most_epsilon = "8"', "takes a number"),
         ('methods = "fedbn"', "takes a list of texts"),
         ('data_derived_uploads = "all"', "cannot be 'all'"),
         ("= broken", "cannot be read"),

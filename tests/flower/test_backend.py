@@ -64,6 +64,8 @@ def of(grid: FakeGrid, client: str) -> int:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_over_the_grid_all_weights_are_those_of_the_run_in_process(method: str, tmp_path: Path) -> None:
+    if "dp_" in method:
+        pytest.importorskip("opacus", reason="needs the privacy extra")
     settings = settings_for(method, SMALL)
     expected = in_process(settings)
     found = train_run(over(grid_for(settings, tmp_path), settings), None)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from helpers.method_texts import as_trained
 from helpers.paths import HELPERS
 from helpers.tiny_runs import trained
 from polyfed.core.method import methods
@@ -20,6 +21,7 @@ OWN_SETTINGS = {'fedprox(mu=0.1) + momentum(keep="global")': ["momentum=0.9"]}
 STATEFUL = (
     "ccst",
     "copa",
+    "dp_sgd",
     "elcfs",
     "fedadagrad",
     "fedadam",
@@ -75,7 +77,7 @@ def test_killed_runs_go_on_and_end_with_equal_digests(method: str) -> None:
 @pytest.mark.parametrize("method", [*STATEFUL, *VARIANTS])
 def test_every_stateful_method_survives_kills(method: str) -> None:
     """115 points over the stateful methods, and 25 over combinations of methods."""
-    check(killed(method, POINTS, seed=2), POINTS)
+    check(killed(as_trained(method), POINTS, seed=2), POINTS)
 
 
 @pytest.mark.slow
@@ -94,7 +96,7 @@ def test_no_stateful_method_is_left_out() -> None:
     """By training each for two rounds and looking at what it keeps."""
     found = []
     for name in sorted(methods.names()):
-        experiment = trained(name)
+        experiment = trained(as_trained(name))
         if experiment.backend.client_states or experiment.server.remembered():
             found.append(name)
     assert tuple(found) == STATEFUL

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from polyfed.backends.stacked import Rows, Single, Stack
 from polyfed.core.client import Client
+from polyfed.core.slots import ONE_BY_ONE
 from polyfed.core.workbench import Workbench
 from polyfed.errors import ClientFailure, SettingError
 
@@ -55,6 +56,11 @@ def why_no_compiler() -> str:
 def compiled_steps(bench: Workbench) -> Compiled | None:
     """Let the bench take its steps compiled, where the settings ask for it."""
     if bench.settings.compile == "off":
+        return None
+    own = next((slot for slot in ONE_BY_ONE if bench.method.fills(slot)), None)
+    if own is not None:
+        if bench.settings.compile == "on":
+            raise SettingError(f"--compile on: {bench.method} decides the {own.replace('_', ' ')} itself. Use --compile off.")
         return None
     steps = Compiled(bench)
     bench.own_step = steps.step_of_client

@@ -29,6 +29,7 @@ from polyfed.core.conversation import Ask, Payload
 from polyfed.core.data_types import ClientData, Preparation
 from polyfed.core.device import sent_to
 from polyfed.core.method import Method
+from polyfed.core.slots import ONE_BY_ONE
 from polyfed.core.workbench import ClientState, Workbench
 from polyfed.errors import NotFinite, SettingError
 
@@ -150,6 +151,9 @@ def evenly(names: Sequence[str], largest: int) -> Iterator[Sequence[str]]:
 
 def why_model_cannot_be_fused(bench: Workbench) -> str:
     """Why no client with this model can be stacked; empty when they may."""
+    own = next((slot for slot in ONE_BY_ONE if bench.method.fills(slot)), None)
+    if own is not None:
+        return f"{bench.method} decides the {own.replace('_', ' ')} of each client by itself, one client after the other."
     if bench.settings.layout == "channels_last":
         return "--layout channels_last is for clients that train one by one."
     path = next((path for path, module in bench.model.named_modules() if _drops(module)), None)

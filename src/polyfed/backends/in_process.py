@@ -9,7 +9,7 @@ from polyfed.core.client import Client, answer, local_validation
 from polyfed.core.conversation import Ask
 from polyfed.core.joint_scoring import evaluate_together, neighbours
 from polyfed.core.workbench import ClientState
-from polyfed.errors import NotFinite
+from polyfed.errors import Declined, NotFinite
 
 
 class InProcess(StagingBackend):
@@ -50,6 +50,8 @@ class InProcess(StagingBackend):
         client = Client(self.data[name], self.bench, state, ask.round, ask.attempt)
         try:
             payload = answer(client, ask.what, ask.payloads[name])
+        except Declined as error:
+            return Outcome(name, None, state, problem=str(error))
         except NotFinite as error:
             if self.bench.settings.on_nan == "stop":
                 raise

@@ -12,7 +12,7 @@ from polyfed.cli.ls import load_files
 from polyfed.cli.options import Changes, Json, Load, read_change
 from polyfed.cli.output import busy, console, print_json, print_table, table
 from polyfed.core.code_gate import allow, code_in
-from polyfed.errors import PolyfedError, UnknownName, nearest
+from polyfed.errors import PolyfedError, SettingError, UnknownName, nearest
 from polyfed.reports.docstrings import options_of, reflowed, text_of
 from polyfed.reports.kinds import KINDS
 
@@ -39,6 +39,9 @@ def show(
     data: Annotated[
         str | None, typer.Option("--data", help="Data set that gives the input shape and classes; default: digits-mini.")
     ] = None,
+    privacy: Annotated[
+        bool, typer.Option("--privacy", help="Everything that leaves a client, and whether differential privacy covers it.")
+    ] = False,
     changes: Changes = None,
     load: Load = None,
     as_json: Json = False,
@@ -53,7 +56,11 @@ def show(
     settings = {"data": data or USUAL_DATA, "model": model} | dict(read_change(text) for text in changes or ())
     allow(code_in(settings.get("load") or (), settings["model"]))
     asked_for_plan = model is not None or data is not None
-    if kind == "methods":
+    if privacy and kind != "methods":
+        raise SettingError(f"--privacy is about methods, and {name} is a {SINGULAR[kind]}. Leave it out, or name a method.")
+    if privacy:
+        found |= privacy_json(name, settings, asked_for_plan)
+    elif kind == "methods":
         found |= method_json(name, settings, asked_for_plan)
     else:
         found |= {"documentation": text_of(record.doc), "options": options_of(record.signature, record.doc, GIVEN_BY_RUN[kind])}
@@ -102,6 +109,28 @@ def method_json(text: str, settings: dict[str, Any], asked_for_plan: bool) -> di
         return found | {"plan": None, "no_plan": str(error)}
 
 
+def privacy_json(text: str, settings: dict[str, Any], asked_for_plan: bool) -> dict[str, Any]:
+    """What leaves a client under a method, and whether its promise covers it; by kinds of entries where a model fits."""
+    from polyfed.core.method import parse
+    from polyfed.core.privacy import departures
+    from polyfed.runs.experiment import Experiment
+    from polyfed.settings import Settings, with_changes
+
+    method = parse(text)
+    run = with_changes(Settings(), settings | {"method": str(method)})
+    found: dict[str, Any] = {"name": str(method), "protects": method.facts.protects or "nobody"}
+    if method.facts.protects:
+        found |= {"noise_at": method.facts.noise_at, "noise_from": method.facts.noise_from, "epsilon": method.facts.epsilon}
+    try:
+        experiment = Experiment(run)
+    except PolyfedError as error:
+        if asked_for_plan:
+            raise
+        return found | {"leaves": [row.as_json() for row in departures(method, run)], "no_plan": str(error)}
+    on = f"{type(experiment.bench.model).__name__}, {experiment.federation.name}"
+    return found | {"on": on, "leaves": [row.as_json() for row in departures(method, run, experiment.bench.plan)]}
+
+
 def plan_json(settings: dict[str, Any]) -> dict[str, Any]:
     """What travels, on which model."""
     from polyfed.runs.experiment import Experiment
@@ -136,11 +165,40 @@ def model_json(text: str, settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _print_privacy(found: dict[str, Any]) -> None:
+    from rich.markup import escape
+
+    out = console()
+    if found["protects"] == "nobody":
+        out.print("It adds no noise: nothing that leaves a client is covered by differential privacy.\n")
+    else:
+        out.print(
+            f"It protects {found['protects']}, epsilon {found['epsilon']:g}; noise at the {found['noise_at']}, from the {found['noise_from']}.\n"
+        )
+    shown = table(("what leaves", "sent by", "when", "made from", "covered", "why"))
+    for row in found["leaves"]:
+        cells = (
+            row["what"],
+            row["part"] or "every run",
+            row["when"],
+            row["granularity"],
+            "yes" if row["covered"] else "no",
+            row["why"],
+        )
+        shown.add_row(*map(escape, cells))
+    print_table(f"what leaves a client ({found['on']})" if "on" in found else "what leaves a client", shown)
+    if "no_plan" in found:
+        out.print(f"Entries are not told apart, since there is no plan: {escape(found['no_plan'])}")
+
+
 def _print(found: dict[str, Any]) -> None:
     from rich.markup import escape
 
     out = console()
     out.print(f"[bold]{escape(found['name'])}[/bold] [dim]{found['kind']}[/dim]\n")
+    if "leaves" in found:
+        _print_privacy(found)
+        return
     for part in found.get("parts", [found]):
         out.print(escape(reflowed(part["documentation"])) + "\n")
         _print_options(part["name"], part["options"])

@@ -128,8 +128,13 @@ class Client:
         """This round's training batches, prepared, through the method's ``inputs``."""
         settings, train, method = self.bench.settings, self.data.train, self.bench.method
         needs_two = any(norm.training for norm in self.bench.batch_norms)
+        own = method.sampling
         labels = train.labels if settings.sampling == "balanced" else None
-        for indices in batch_indices(len(train), settings, needs_two, self.generator, self.id, labels):
+        shuffled = batch_indices(len(train), settings, needs_two, self.generator, self.id, labels)
+        for indices in shuffled if own is None else own(self):
+            if not len(indices):
+                yield empty_batch(train, self.bench.device)
+                continue
             x, y = (sent_to(part, self.bench.device) for part in train.batch(indices))
             x, y = self.bench.preparation.pair_for_training(x, self.bench.task.for_loss(y))
             for change in method.inputs:
@@ -160,15 +165,23 @@ class Client:
                 loss = loss + term(step)
         return loss
 
+    def backward(self, index: int, x: Tensor, y: Tensor) -> tuple[Step, Tensor]:
+        """The gradients of one batch, of the full loss or as the method makes them itself; returns the step and its loss."""
+        assert self.optimizer is not None
+        own = self.bench.method.batch_gradient
+        step = self.forward(index, x, y) if own is None else self.step(index, x, y)
+        loss = self.full_loss(step) if own is None else own(step)
+        if self.bench.checks_each_step:
+            require_finite(self, loss.detach(), index + 1)
+        if own is None:
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+        return step, loss
+
     def train_on(self, index: int, x: Tensor, y: Tensor) -> Tensor:
         """One step of training; returns its loss."""
         assert self.optimizer is not None
-        step = self.forward(index, x, y)
-        loss = self.full_loss(step)
-        if self.bench.checks_each_step:
-            require_finite(self, loss.detach(), index + 1)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        step, loss = self.backward(index, x, y)
         for rule in self.bench.method.gradients:
             rule(step)
         self.optimizer.step()
@@ -190,6 +203,12 @@ class Client:
     def brought(self, tree: T) -> T:
         """The same, with every tensor on the bench's device."""
         return tree if self.bench.device == CPU else moved(tree, self.bench.device)
+
+
+def empty_batch(examples: Examples, device: torch.device) -> tuple[Tensor, Tensor]:
+    """A batch without samples, in the shape of the others before they are prepared."""
+    x, y = (sent_to(part, device) for part in examples.batch(torch.zeros(1, dtype=torch.long)))
+    return x[:0], y[:0]
 
 
 def batch_indices(
@@ -260,7 +279,8 @@ def end_training(client: Client, extras: dict[str, Any], total: Tensor, steps: i
     client.stage = "after_training"
     for hook in client.bench.method.after_training:
         extras |= hook(client) or {}
-    client.loss = float(total) / steps
+    withheld = getattr(client.bench.method.batch_gradient, "withholds_loss", False)
+    client.loss = None if withheld else float(total) / steps
     return client.finish(extras)
 
 

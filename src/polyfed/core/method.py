@@ -19,6 +19,7 @@ from polyfed.core.slots import (
     AfterRound,
     Answer,
     AroundTraining,
+    BatchGradient,
     Conversation,
     GradientChange,
     HeadSurgery,
@@ -29,6 +30,7 @@ from polyfed.core.slots import (
     Predict,
     Receiving,
     ReplyEntries,
+    Sampling,
     SendExtras,
     ServerStep,
     Surgery,
@@ -63,6 +65,10 @@ class Facts:
         granularity: whether that is made from single samples or from many together ("per sample", "aggregate"); empty: nothing leaves.
         messages: messages per client and round, in words.
         extra_work: extra computation in words; empty: none worth naming.
+        protects: the unit of its differential privacy: samples, or clients; empty: it promises none.
+        noise_at: who adds the noise of that promise.
+        epsilon: the budget of that promise.
+        noise_from: where the noise comes from: the run's seed (everybody who knows it can take the noise off again), or the system's generator.
     """
 
     batch_norm: bool = False
@@ -74,6 +80,10 @@ class Facts:
     granularity: Granularity = ""
     messages: str = "1"
     extra_work: str = ""
+    protects: Literal["", "samples", "clients"] = ""
+    noise_at: Literal["", "client", "server"] = ""
+    noise_from: Literal["", "seed", "system"] = ""
+    epsilon: float = 0.0
 
     @property
     def uploads_with_granularity(self) -> str:
@@ -99,6 +109,10 @@ class Facts:
             granularity=max((fact.granularity for fact in facts), key=GRANULARITIES.index, default=""),
             messages=next((fact.messages for fact in facts if fact.messages != "1"), "1"),
             extra_work=every("extra_work"),
+            protects=next((fact.protects for fact in facts if fact.protects), ""),
+            noise_at=next((fact.noise_at for fact in facts if fact.noise_at), ""),
+            epsilon=max((fact.epsilon for fact in facts), default=0.0),
+            noise_from=next((fact.noise_from for fact in facts if fact.noise_from), ""),
         )
 
 
@@ -124,6 +138,8 @@ class Method:
     setup: tuple[Conversation, ...] = ()
     before_evaluation: tuple[Conversation, ...] = ()
     population: Population | None = None
+    sampling: Sampling | None = None
+    batch_gradient: BatchGradient | None = None
     task_loss: Term | None = None
     predict: Predict | None = None
     outgoing: Outgoing | None = None

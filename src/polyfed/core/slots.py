@@ -5,7 +5,7 @@ A slot holds callables. What each must look like is a protocol below; mypy compa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
@@ -62,6 +62,21 @@ class Receiving(Protocol):
     """Changes what a client loads, in training and in evaluation."""
 
     def __call__(self, client: Client, entries: Entries, /) -> Entries: ...
+
+
+class Sampling(Protocol):
+    """Draws a client's batches of one round, as positions in its training data. A batch may be empty."""
+
+    def __call__(self, client: Client, /) -> Iterator[Tensor]: ...
+
+
+class BatchGradient(Protocol):
+    """Sets the gradient of every parameter from one batch, and returns the loss. The step has no logits yet.
+
+    With ``withholds_loss = True`` the client does not report its training loss.
+    """
+
+    def __call__(self, step: Step, /) -> Tensor: ...
 
 
 class Inputs(Protocol):
@@ -167,6 +182,7 @@ class Slot:
         stages: the stages of a slot whose order matters, in the order they run; "" is for parts that name none.
         must_be_used: whether a round of one's own must say that it uses it, since a part that fills it would otherwise be ignored.
         given_server: whether its code is given the server and may change its state in place.
+        one_by_one: whether clients of a method that fills it are trained one by one, by steps that are neither stacked nor compiled.
     """
 
     name: str
@@ -177,6 +193,7 @@ class Slot:
     stages: tuple[str, ...] = ()
     must_be_used: bool = False
     given_server: bool = False
+    one_by_one: bool = False
 
 
 _TABLE = (
@@ -204,7 +221,7 @@ _TABLE = (
         "step → None, after backward",
         Join.BY_STAGE,
         GradientChange,
-        ("correct", "mask", "", "clip", "noise"),
+        ("correct", "mask", "", "clip"),
         must_be_used=True,
     ),
     Slot(
@@ -233,6 +250,24 @@ _TABLE = (
     Slot("setup", "server", "conversation before round 1", Join.IN_ORDER, Conversation, given_server=True),
     Slot("before_evaluation", "server", "conversation before an evaluation", Join.IN_ORDER, Conversation, given_server=True),
     Slot("population", "both", "federation → federation (who trains)", Join.ONE_OWNER, Population),
+    Slot(
+        "sampling",
+        "client",
+        "client → positions of each batch, replaces shuffled epochs",
+        Join.ONE_OWNER,
+        Sampling,
+        must_be_used=True,
+        one_by_one=True,
+    ),
+    Slot(
+        "batch_gradient",
+        "client",
+        "step → loss, replaces forward, loss and backward; `gradients` follow",
+        Join.ONE_OWNER,
+        BatchGradient,
+        must_be_used=True,
+        one_by_one=True,
+    ),
     Slot("task_loss", "client", "step → scalar, replaces the task loss", Join.ONE_OWNER, Term, must_be_used=True),
     Slot("predict", "both", "model, x → probabilities", Join.ONE_OWNER, Predict),
     Slot(
@@ -282,5 +317,8 @@ _TABLE = (
 )
 SLOTS: Mapping[str, Slot] = {slot.name: slot for slot in _TABLE}
 """All slots by their names, in the order in which ``Method`` has them."""
+
+ONE_BY_ONE = tuple(slot.name for slot in _TABLE if slot.one_by_one)
+"""Slots whose owners take every step of training themselves."""
 
 USED_BY_THE_STANDARD_ROUND = frozenset(slot.name for slot in _TABLE if slot.must_be_used)

@@ -40,6 +40,7 @@ class Workbench:
     initial: dict[str, Tensor] = field(default_factory=dict)
     device: torch.device = CPU
     task: Task = CLASSIFICATION
+    input_shape: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self.live: dict[str, Tensor] = dict(self.model.state_dict(keep_vars=True))

@@ -18,6 +18,7 @@ from polyfed.core.code_gate import names_function
 from polyfed.core.conversation import NEWCOMER
 from polyfed.core.losses import needs_class_counts
 from polyfed.core.method import Method, as_method
+from polyfed.core.privacy import uncovered
 from polyfed.deploy.private_files import write_private
 from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.flower.run_config import MIN_NODES
@@ -58,7 +59,10 @@ class Policy:
     most_rounds: int = limit(1000, "rounds that a run may have at most")
     least_clients: int = limit(2, "clients that a run must have at least, this one included")
     least_samples: int = limit(8, "examples that must go into what leaves after training: steps times batch size")
-    dp_required: bool = limit(False, "whether only methods that add noise to what leaves are allowed")
+    dp_required: bool = limit(
+        False, "whether only methods with differential privacy are allowed: noise of this machine's own on all that they upload"
+    )
+    most_epsilon: float = limit(10.0, "largest epsilon that counts as such a promise")
     keep_days: int = limit(30, "days after which what a run left here is removed, from when it was last asked for")
 
     def __post_init__(self) -> None:
@@ -69,6 +73,8 @@ class Policy:
         for name in ("most_rounds", "least_clients", "least_samples", "keep_days"):
             if getattr(self, name) < 1:
                 raise SettingError(f"{FILE}: {name} must be at least 1, found {getattr(self, name)}.")
+        if not self.most_epsilon > 0:
+            raise SettingError(f"{FILE}: most_epsilon must be positive, found {self.most_epsilon}.")
 
     # -------------------------------------------------------------------------------------------------------------- asking
     def problems(self, settings: Settings, run_config: Mapping[str, Any], ask: Mapping[str, Any]) -> list[str]:
@@ -120,8 +126,22 @@ class Policy:
         if LEVELS.index(granularity) > LEVELS.index(self.data_derived_uploads):
             uploads = method.facts.data_derived_uploads
             yield f"{settings.method} uploads {uploads} ({granularity}), data_derived_uploads is {self.data_derived_uploads}"
-        if self.dp_required and not adds_noise(method):
+        if self.dp_required:
+            yield from self._about_privacy(method, settings)
+
+    def _about_privacy(self, method: Method, settings: Settings) -> Iterator[str]:
+        facts = method.facts
+        if not facts.protects:
             yield f"{settings.method} adds no noise to what leaves, and dp_required is true"
+            return
+        if facts.noise_at != "client":
+            yield f"{settings.method} adds its noise at the server, which sees what leaves without it, and dp_required is true"
+        if facts.noise_from != "system":
+            yield f'{settings.method} takes its noise from the seed, which the server knows, and dp_required is true; noise="system" is needed'
+        if facts.epsilon > self.most_epsilon:
+            yield f"{settings.method} promises epsilon = {facts.epsilon:g}, most_epsilon is {self.most_epsilon:g}"
+        for row in uncovered(method, settings):
+            yield f"{row.part} sends {row.what}, which no noise covers ({row.why}), and dp_required is true"
 
     # --------------------------------------------------------------------------------------------------------------- files
     @classmethod
@@ -152,10 +172,14 @@ class Policy:
 def _require_type(path: Path, name: str, value: object, default: object) -> None:
     if isinstance(default, tuple):
         fits = isinstance(value, list) and all(isinstance(each, str) for each in value)
+    elif isinstance(default, float):
+        fits = isinstance(value, int | float) and not isinstance(value, bool)
     else:
         fits = type(value) is type(default)
     if not fits:
-        wanted = {tuple: "a list of texts", bool: "true or false", int: "a whole number", str: "a text"}[type(default)]
+        wanted = {tuple: "a list of texts", bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[
+            type(default)
+        ]
         raise SettingError(f"{path}: {name} takes {wanted}, found {value!r}.")
 
 
@@ -167,11 +191,6 @@ def allowed(name: str, names: Sequence[str]) -> bool:
 def name_in(text: str) -> str:
     """The name in a text with options."""
     return text.split("(")[0].strip()
-
-
-def adds_noise(method: Method) -> bool:
-    """Whether a part of the method adds noise to gradients or uploads."""
-    return any(getattr(each, "stage", "") == NOISE for slot in (method.gradients, method.uploads) for each in slot)
 
 
 def refused(problems: Sequence[str], client: str) -> str:

@@ -57,6 +57,7 @@ class AdaptiveClip:
     exclude: str
     linear: str
     stage = "clip"
+    reads_data = False
 
     def __call__(self, step: Step) -> None:
         bench = step.client.bench

@@ -26,6 +26,7 @@ from polyfed.core.client import Client, batch_indices
 from polyfed.core.conversation import Reply
 from polyfed.core.extras import Asked, Number
 from polyfed.core.method import Facts, Method, register
+from polyfed.core.privacy import without_data
 from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
 from polyfed.methods.fedavgm import exchanged_parameters, require_exchange
@@ -71,6 +72,7 @@ def smallest_steps(asked: Asked) -> float:
     return effective_steps(asked.fewest_steps, asked.server.settings) * (1 - 1e-9)
 
 
+@without_data
 def tell_steps(client: Client) -> dict[str, float]:
     """Send a_k along."""
     return {STEPS: own_steps(client)}
@@ -79,6 +81,8 @@ def tell_steps(client: Client) -> dict[str, float]:
 @dataclass(frozen=True)
 class Normalise:
     """Scale the change of exchanged parameters by r / a_k before it is sent."""
+
+    reads_data = False
 
     def __call__(self, client: Client, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
         scale = client.extras[REFERENCE] / own_steps(client)

@@ -26,6 +26,7 @@ class Proximal:
     """mu/2 * ||w - w_received||^2."""
 
     mu: float
+    reads_data = False
 
     def __call__(self, step: Step) -> Tensor:
         pairs = ((p, step.client.received[name]) for name, p in step.client.shared_parameters())

@@ -22,6 +22,7 @@ from torch import nn
 from polyfed.core.batch_norm import BatchNorm
 from polyfed.core.client import Client
 from polyfed.core.method import Facts, Method, register
+from polyfed.core.privacy import without_data
 from polyfed.core.sharing import Rule, Select, bn_affine, bn_statistics
 from polyfed.core.workbench import Workbench
 from polyfed.errors import ModelError, OptionError
@@ -48,12 +49,17 @@ class FreezeStatistics:
     """Normalise with the received statistics, and leave them as they are, after round T*."""
 
     at: int | float
+    reads_data = False
 
     def __call__(self, client: Client) -> None:
         if client.round > last_round(self.at, client.rounds):
             for module in client.model.modules():
                 if isinstance(module, BatchNorm):
                     module.eval()
+
+    def frozen_after(self, rounds: int) -> int:
+        """The last round in which statistics still change."""
+        return last_round(self.at, rounds)
 
     def check(self, bench: Workbench) -> None:
         """Every batch norm must have statistics to freeze, and the run a round to freeze them at."""
@@ -86,6 +92,7 @@ class FreezeAffine:
     """Keep the received scale and shift of batch norm after round T*: no gradient, no weight decay, no momentum."""
 
     at: int | float
+    reads_data = False
 
     def __call__(self, client: Client) -> None:
         frozen = client.round > last_round(self.at, client.rounds)
@@ -97,6 +104,7 @@ class FreezeAffine:
         refuse_late(self.at, bench)
 
 
+@without_data
 def release_affine(client: Client) -> None:
     """Leave the model as trainable as it was."""
     for parameter in affine_parameters(client.bench):

@@ -215,6 +215,7 @@ class SlowScalars:
     """Train the scalars with a share of the learning rate, by scaling their gradients."""
 
     share: float
+    reads_data = False
 
     def __call__(self, step: Step) -> None:
         for module in step.client.model.modules():

@@ -110,6 +110,7 @@ class InsertMixStyle:
 
     stage = "features"
     commutes = True
+    mixes_samples = True
 
     def __init__(self, after: str | tuple[str, ...], p: float, alpha: float) -> None:
         self.after, self.p, self.alpha = after, p, alpha

@@ -54,6 +54,7 @@ class Quantise:
     bits: int
     stochastic: bool
     stage = "compress"
+    reads_data = False
 
     def __call__(self, client: Client, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
         names = [n for n in exchanged_parameters(client.bench.plan, client.round) if n in entries and entries[n].numel()]

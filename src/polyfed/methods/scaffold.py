@@ -26,6 +26,7 @@ from polyfed.core.client import Client, Step
 from polyfed.core.entries import MOMENTUM
 from polyfed.core.extras import Asked, LikeEntries
 from polyfed.core.method import Facts, Method, register
+from polyfed.core.privacy import without_data
 from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
 from polyfed.errors import JoinError, OptionError, SettingError
@@ -50,6 +51,7 @@ class CorrectDrift:
     """gradient <- gradient - c_k + c."""
 
     stage = "correct"
+    reads_data = False
 
     @torch.no_grad()
     def __call__(self, step: Step) -> None:
@@ -76,6 +78,7 @@ class CorrectDrift:
                 )
 
 
+@without_data
 def renew_control(client: Client) -> dict[str, Any]:
     """c_k+ by option II: kept here, and its change sent."""
     shared, own = controls(client)

@@ -41,6 +41,7 @@ class LargestChanges:
     share: float
     memory: bool
     stage = "compress"
+    reads_data = False
 
     def __call__(self, client: Client, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
         sent, plan = dict(entries), client.bench.plan

@@ -48,6 +48,7 @@ def fact_values(facts: Facts) -> dict[str, Any]:
         "granularity": facts.granularity or "none",
         "messages": facts.messages,
         "extra_work": facts.extra_work,
+        **({"protects": facts.protects, "noise_at": facts.noise_at, "noise_from": facts.noise_from} if facts.protects else {}),
     }
 
 

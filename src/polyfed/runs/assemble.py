@@ -263,8 +263,11 @@ def build_bench(settings: Settings, method: Method, federation: Federation, mode
     require_measure(settings.metric, federation.task)
     loss = build_loss(settings.loss, federation)
     device = chosen_device(settings.device)
-    classes, task = len(federation.classes), federation.task
-    bench = Workbench(model, method, plan, settings, federation.preparation, loss, classes, head, device=device, task=task)
+    refuse_two_samplings(settings, method)
+    classes, task, shape = len(federation.classes), federation.task, tuple(federation.sample_input().shape[1:])
+    bench = Workbench(
+        model, method, plan, settings, federation.preparation, loss, classes, head, device=device, task=task, input_shape=shape
+    )
     refuse_single_samples(bench)
     for item in filled_slots(method):
         check = getattr(item, "check", None)
@@ -305,6 +308,12 @@ def refuse_single_samples(bench: Workbench) -> None:
             f"{bench.method}: {type(bench.model).__name__} has batch norm, which cannot train on batches of one sample. "
             "Use --batch-size 2 or more, or replace the norm (fedavg + group_norm)."
         )
+
+
+def refuse_two_samplings(settings: Settings, method: Method) -> None:
+    """Refuse a sampling of the settings where the method draws batches in its own way."""
+    if method.sampling is not None and settings.sampling != Settings.sampling:
+        raise SettingError(f"{method} draws its batches in its own way; leave --sampling {settings.sampling} out.")
 
 
 def refuse_absent(settings: Settings, method: Method, clients: int) -> None:

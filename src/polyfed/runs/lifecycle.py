@@ -11,7 +11,7 @@ from torch import nn
 
 from polyfed.backends.choose import BackendFor, backend_for
 from polyfed.core.loop import Observer
-from polyfed.core.method import Method
+from polyfed.core.method import Facts, Method
 from polyfed.data.federation_summary import summary_of
 from polyfed.data.identity import identity_of
 from polyfed.errors import RunFolderError
@@ -110,6 +110,11 @@ def trained(
     return result
 
 
+def privacy_facts(facts: Facts) -> dict[str, str]:
+    """Whom a method protects, and where its noise comes from; nothing where it promises nothing."""
+    return {"protects": facts.protects, "noise_at": facts.noise_at, "noise_from": facts.noise_from} if facts.protects else {}
+
+
 def facts_of(experiment: Experiment) -> dict[str, Any]:
     """What ``run.toml`` says in addition to the settings."""
     return {
@@ -120,6 +125,7 @@ def facts_of(experiment: Experiment) -> dict[str, Any]:
             "all_options": experiment.method.full_text,
             "data_derived_uploads": experiment.method.facts.data_derived_uploads,
             "granularity": experiment.method.facts.granularity,
+            **privacy_facts(experiment.method.facts),
             "pools_data": experiment.method.population is not None,
         },
         "data": identity_of(experiment.federation),

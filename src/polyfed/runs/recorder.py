@@ -15,6 +15,7 @@ from typing import Any
 
 from polyfed.core.evaluation import Row
 from polyfed.core.method import Method
+from polyfed.core.privacy import account_of
 from polyfed.core.server import Server
 from polyfed.core.slots import SLOTS
 from polyfed.core.workbench import ClientState
@@ -78,6 +79,8 @@ class Recorder:
             self.write(
                 [{"round": server.round, "view": "training", "client": client, "loss": loss} for client, loss in losses.items()]
             )
+        if server.round and (account := account_of(server)) is not None:
+            self.write(privacy_lines(server.round, account))
         if self.folder is not None and server.round:
             self.write(spread_lines(server, self.experiment.backend, self.experiment.bench.initial))
             self.write([*self.drift.lines(server, self.experiment.backend), *noted_lines(server)])
@@ -223,6 +226,16 @@ def noted_lines(server: Server) -> list[Mapping[str, Any]]:
 def as_line(number: int, row: Row) -> dict[str, Any]:
     """A score as a line of metrics."""
     return {"round": number, "view": row.view, "client": row.client, "domain": row.domain, **row.numbers}
+
+
+def privacy_lines(number: int, account: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What has been spent of a promise of privacy, by client and in all, as lines of metrics."""
+    common = {"round": number, "view": "privacy", "privacy.delta": account["delta"]}
+    each = [
+        {**common, "client": client, "privacy.epsilon_spent": found["epsilon_spent"]}
+        for client, found in account["clients"].items()
+    ]
+    return [*each, {**common, "client": "all", "privacy.epsilon_spent": account["epsilon_spent"]}]
 
 
 def rows_at(folder: RunFolder, number: int, split: str = "test") -> list[Row]:

@@ -13,6 +13,7 @@ from torch import nn
 from polyfed.core.client import Client
 from polyfed.core.evaluation import Row
 from polyfed.core.metrics import MEASURES, over_examples, standard_error
+from polyfed.core.privacy import account_of
 from polyfed.core.tasks.known import pooled
 from polyfed.core.tasks.task import Prediction
 from polyfed.errors import DataError, SettingError, nearest
@@ -127,6 +128,7 @@ class Result:
             },
             "test_sizes": self.experiment.test_sizes(),
             "scored_clients": self.experiment.scored_sample(),
+            **({} if (account := account_of(self.experiment.server)) is None else {"privacy": account}),
             "scores": [{"view": r.view, "client": r.client, "domain": r.domain, **r.numbers} for r in self.rows],
             "bytes_up": costs.total("up"),
             "bytes_down": costs.total("down"),

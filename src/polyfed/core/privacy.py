@@ -1,0 +1,195 @@
+"""What leaves a client, and whether the method's promise of differential privacy covers it; and what of that promise was spent.
+
+A method that adds noise says so in its facts: ``protects`` (samples or clients), ``noise_at``, ``noise_from``. Everything that leaves a client
+is then judged here, by what parts declare. Code in a slot is taken to look at the data unless it says ``reads_data = False``: then it works with
+weights, gradients and what the server sent, and what it makes of noisy values is as private as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from polyfed.core.entries import COUNTER, STATISTIC
+
+if TYPE_CHECKING:
+    from polyfed.core.method import Method
+    from polyfed.core.server import Server
+    from polyfed.core.sharing import Plan
+    from polyfed.settings import Settings
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+TRAINING_SLOTS = (
+    "receiving",
+    "inputs",
+    "gradients",
+    "uploads",
+    "before_training",
+    "after_training",
+    "objective",
+    "task_loss",
+)
+"""Slots whose code runs at a client while it trains, between the data and what leaves."""
+
+ACCOUNTS = "privacy"
+"""Where the server remembers what every client has spent, and the name of the extra that says it."""
+
+
+def without_data(hook: F) -> F:
+    """Mark a function of a slot: it looks at no data, only at weights, gradients and what the server sent."""
+    hook.reads_data = False  # type: ignore[attr-defined]
+    return hook
+
+
+def reads_data(hook: object) -> bool:
+    """Whether code in a slot may look at the data."""
+    return bool(getattr(hook, "reads_data", True))
+
+
+@dataclass(frozen=True)
+class Departure:
+    """One thing that leaves a client.
+
+    Attributes:
+        what: its name.
+        part: the part of the method that sends it; empty: every run does.
+        when: how often.
+        granularity: made from single samples (``per sample``), from many together (``aggregate``), or from none.
+        covered: whether the promise holds for it.
+        why: the reason, in words.
+    """
+
+    what: str
+    part: str
+    when: str
+    granularity: str
+    covered: bool
+    why: str
+
+    def as_json(self) -> dict[str, Any]:
+        """The row for JSON."""
+        return asdict(self)
+
+
+def looking_at_data(method: Method) -> Iterator[tuple[str, str]]:
+    """Part and slot of code that may look at the data while a client trains."""
+    for part in method.parts:
+        for slot in TRAINING_SLOTS:
+            filled = getattr(part, slot)
+            hooks = filled if isinstance(filled, tuple) else () if filled is None else (filled,)
+            if any(reads_data(hook) for hook in hooks):
+                yield part.name, slot
+
+
+def departures(method: Method, settings: Settings, plan: Plan | None = None) -> list[Departure]:
+    """Everything that leaves a client, judged; with a plan, model entries by their kinds."""
+    return [*_entries(method, plan), *_extras(method), *_answers(method), *_pooled(method), *_of_every_run(method, settings)]
+
+
+def uncovered(method: Method, settings: Settings, plan: Plan | None = None) -> list[Departure]:
+    """What parts of the method send and its promise does not cover."""
+    return [row for row in departures(method, settings, plan) if not row.covered and row.part]
+
+
+def _trained(method: Method) -> tuple[bool, str]:
+    """Whether trained values are covered, and why."""
+    facts = method.facts
+    if not facts.protects:
+        return False, "no noise is added"
+    readers = [f"{part} ({slot.replace('_', ' ')})" for part, slot in looking_at_data(method)]
+    if facts.protects == "samples" and readers:
+        return False, f"{readers[0]} looks at the data without noise"
+    if facts.noise_at == "server":
+        return True, "clipped at the client; the server, which sees it without noise, adds noise to the sum"
+    made = (
+        "gradients are clipped by sample and get noise" if facts.protects == "samples" else "the update is clipped and gets noise"
+    )
+    return True, made
+
+
+def _entries(method: Method, plan: Plan | None) -> Iterator[Departure]:
+    covered, why = _trained(method)
+    part = str(method)
+    if plan is None:
+        yield Departure("model entries", part, "every round", "aggregate", covered, why)
+        return
+    uploaded = dict.fromkeys(name for phase in plan.phases.values() for name in phase.up)
+    for kind in dict.fromkeys(plan.entries[name].kind for name in uploaded):
+        if kind == COUNTER:
+            reason = "counts batches, whatever is in them" if method.facts.protects else "no noise is added; counts batches only"
+            yield Departure(f"entries: {kind}", part, "every round", "none", bool(method.facts.protects), reason)
+        elif kind == STATISTIC and method.facts.protects == "samples":
+            yield Departure(f"entries: {kind}", part, "every round", "aggregate", False, "measured on batches, without noise")
+        else:
+            yield Departure(f"entries: {kind}", part, "every round", "aggregate", covered, why)
+
+
+def _extras(method: Method) -> Iterator[Departure]:
+    covered, why = _trained(method)
+    for part in method.parts:
+        hooks = (*part.before_training, *part.after_training)
+        free = bool(hooks) and not any(reads_data(hook) for hook in hooks)
+        granularity = part.facts.granularity or ("none" if free else "aggregate")
+        for name in part.reply_extras.get("train", {}):
+            if part.facts.protects:
+                yield Departure(f"extra: {name}", part.name, "every round", "none", True, "made from settings, not from data")
+            elif free and method.facts.protects != "clients":
+                reason = "made from trained values only" if covered else why
+                yield Departure(f"extra: {name}", part.name, "every round", granularity, covered, reason)
+            else:
+                reason = (
+                    "made from data, without noise"
+                    if method.facts.protects != "clients"
+                    else "not part of the update that is clipped"
+                )
+                yield Departure(f"extra: {name}", part.name, "every round", granularity, False, reason)
+
+
+def _answers(method: Method) -> Iterator[Departure]:
+    for part in method.parts:
+        for question, answer in part.answers.items():
+            granularity = part.facts.granularity or "aggregate"
+            if reads_data(answer):
+                yield Departure(f"answer: {question}", part.name, "when asked", granularity, False, "made from data, without noise")
+            else:
+                yield Departure(f"answer: {question}", part.name, "when asked", "none", True, "made from no data")
+
+
+def _pooled(method: Method) -> Iterator[Departure]:
+    for part in method.parts:
+        if part.population is not None and part.facts.data_derived_uploads:
+            what, how = part.facts.data_derived_uploads, part.facts.granularity
+            yield Departure(what, part.name, "once", how, False, "the data themselves")
+
+
+def _of_every_run(method: Method, settings: Settings) -> Iterator[Departure]:
+    yield Departure("number of training samples", "", "once", "aggregate", False, "a count, without noise")
+    if settings.loss != "cross_entropy":
+        yield Departure("numbers of samples by class", "", "once", "aggregate", False, "counts, without noise")
+    if not getattr(method.batch_gradient, "withholds_loss", False):
+        yield Departure("training loss", "", "every round", "aggregate", False, "a mean over samples, without noise")
+    if settings.selection != "last":
+        yield Departure("validation scores", "", "every round", "aggregate", False, "of validation data, without noise")
+    yield Departure("test scores", "", "every evaluation", "aggregate", False, "of test data, which nothing is trained on")
+
+
+def account_of(server: Server) -> dict[str, Any] | None:
+    """What the run has spent of its promise, by client and in all; None where it promises nothing.
+
+    A sample is at one client, so what is spent in all is the most that one client has spent.
+    """
+    facts = server.method.facts
+    clients: Mapping[str, Mapping[str, Any]] = server.remembered().get(ACCOUNTS, {})
+    if not facts.protects:
+        return None
+    return {
+        "protects": facts.protects,
+        "noise_at": facts.noise_at,
+        "noise_from": facts.noise_from,
+        "epsilon_spent": max((float(each["epsilon_spent"]) for each in clients.values()), default=0.0),
+        "epsilon": max((float(each["epsilon"]) for each in clients.values()), default=None),
+        "delta": max((float(each["delta"]) for each in clients.values()), default=None),
+        "clients": {name: dict(each) for name, each in sorted(clients.items())},
+    }

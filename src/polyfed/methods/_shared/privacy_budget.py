@@ -1,0 +1,170 @@
+"""A budget of differential privacy: the noise that it needs, and what was spent. The accountant is opacus'.
+
+A history is a list of (noise multiplier, sample rate, steps): every step is a Gaussian mechanism on a Poisson sample. It is all an accountant
+needs, so it is what clients, servers and checkpoints keep.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from scipy import optimize
+from torch import Tensor
+
+from polyfed.core.seeds import generator
+from polyfed.errors import MissingExtra, OptionError
+from polyfed.layers.sample_gradients import NEEDS_OPACUS
+from polyfed.methods._shared.options import require_choice
+
+History: TypeAlias = "list[list[float]]"
+
+SEED, SYSTEM = "seed", "system"
+TOLERANCE = 1e-3
+"""How far below its budget a planned run may end, as a share of epsilon."""
+
+LEAST_NOISE, MOST_NOISE = 0.1, 1e6
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What may be spent."""
+
+    epsilon: float
+    delta: float
+
+    def spent(self, history: Sequence[Sequence[float]]) -> float:
+        """Epsilon of what was done so far, at this budget's delta."""
+        return epsilon_of(tuple((float(sigma), float(rate), int(steps)) for sigma, rate, steps in history), self.delta)
+
+    def multiplier(self, rate: float, steps: int) -> float:
+        """The noise that a plan of steps needs."""
+        return noise_for(self.epsilon, self.delta, rate, steps)
+
+
+def extended(history: Sequence[Sequence[float]], multiplier: float, rate: float, steps: int) -> History:
+    """The history with some steps more."""
+    found = [list(row) for row in history]
+    if found and found[-1][:2] == [multiplier, rate]:
+        found[-1][2] += steps
+    else:
+        found.append([multiplier, rate, steps])
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def divergences(multiplier: float, rate: float) -> tuple[float, ...]:
+    """Rényi divergences of one step at opacus' orders; those of n steps are n times as large."""
+    orders, analysis = _opacus()
+    found: Sequence[float] = analysis.compute_rdp(q=rate, noise_multiplier=multiplier, steps=1, orders=orders)
+    return tuple(float(value) for value in np.atleast_1d(found))
+
+
+def epsilon_of(history: tuple[tuple[float, float, int], ...], delta: float) -> float:
+    """Epsilon of a history, as opacus' RDP accountant gives it."""
+    if not history:
+        return 0.0
+    orders, analysis = _opacus()
+    total = sum(steps * np.asarray(divergences(multiplier, rate)) for multiplier, rate, steps in history)
+    with warnings.catch_warnings():
+        # Where the best order is the last one, epsilon is an upper bound that other orders would tighten.
+        warnings.simplefilter("ignore", UserWarning)
+        epsilon, _ = analysis.get_privacy_spent(orders=orders, rdp=total, delta=delta)
+    return float(epsilon)
+
+
+@functools.lru_cache(maxsize=4096)
+def noise_for(epsilon: float, delta: float, rate: float, steps: int) -> float:
+    """The noise multiplier with which a plan of steps spends a budget to a thousandth, and no more."""
+
+    def excess(logarithm: float) -> float:
+        found = epsilon_of(((math.exp(logarithm), rate, steps),), delta)
+        return math.log(max(found, 1e-12) / (epsilon * (1 - TOLERANCE / 2)))
+
+    low, high = math.log(LEAST_NOISE), 0.0
+    while excess(high) > 0:
+        low, high = high, high + 1.0
+        if high > math.log(MOST_NOISE):
+            raise OptionError(
+                f"No noise makes {steps} steps at the sample rate {rate:.3g} (epsilon={epsilon:g}, delta={delta:g})-private. "
+                "Raise epsilon, or plan fewer rounds."
+            )
+    if excess(low) <= 0:
+        return LEAST_NOISE
+    multiplier = math.exp(optimize.brentq(excess, low, high, xtol=TOLERANCE / 20))
+    while epsilon_of(((multiplier, rate, steps),), delta) > epsilon:
+        multiplier *= 1 + TOLERANCE / 10
+    return float(multiplier)
+
+
+def _opacus() -> tuple[list[float], Any]:
+    try:
+        from opacus.accountants import RDPAccountant
+        from opacus.accountants.analysis import rdp
+    except ImportError as error:
+        raise MissingExtra(NEEDS_OPACUS) from error
+    return RDPAccountant.DEFAULT_ALPHAS, rdp
+
+
+@dataclass(frozen=True)
+class Randomness:
+    """Where noise and samples come from.
+
+    From the run's seed they are the same in every process and on every machine, and whoever knows the seed can take them off again. The system's
+    generator is for real deployments: nobody can repeat what it gave.
+    """
+
+    source: str
+    seed: int
+    names: tuple[str | int, ...]
+
+    @functools.cached_property
+    def stream(self) -> torch.Generator:
+        """The stream of the run."""
+        return generator(self.seed, *self.names)
+
+    def normal(self, like: Tensor, spread: float) -> Tensor:
+        """Gaussian noise of this spread in the shape, type and place of a tensor."""
+        if self.source == SEED:
+            return torch.empty(like.shape, dtype=like.dtype).normal_(0.0, spread, generator=self.stream).to(like.device)
+        # The sum of four halved draws: the last bits of one draw would tell more than the noise hides (Holohan and Braghin, 2021).
+        total = sum(system_normal(like.numel()) for _ in range(4))
+        assert isinstance(total, Tensor)
+        return (spread / 2 * total).reshape(like.shape).to(like.device, like.dtype)
+
+    def uniform(self, count: int) -> Tensor:
+        """Numbers in [0, 1)."""
+        return torch.rand(count, generator=self.stream, dtype=torch.float64) if self.source == SEED else system_uniform(count)
+
+
+def system_uniform(count: int) -> Tensor:
+    """Numbers in [0, 1) from the system's secure generator."""
+    words = np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
+    return torch.from_numpy((words >> np.uint64(11)) * 2.0**-53)
+
+
+def system_normal(count: int) -> Tensor:
+    """Standard normal numbers from the system's secure generator (Box and Muller)."""
+    half = (count + 1) // 2
+    radius = torch.sqrt(-2 * torch.log1p(-system_uniform(half)))
+    angle = 2 * math.pi * system_uniform(half)
+    return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)])[:count]
+
+
+def require_budget(part: str, epsilon: float, delta: float, noise: str) -> None:
+    """Refuse options that promise nothing."""
+    for name, value in (("epsilon", epsilon), ("delta", delta)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+            raise OptionError(f"{part}: {name} must be a positive number, found {value!r}.")
+    if delta >= 1:
+        raise OptionError(
+            f"{part}: delta must lie below 1, and well below one over the number of those protected; found {delta!r}."
+        )
+    require_choice(part, "noise", noise, (SEED, SYSTEM))

@@ -1,0 +1,338 @@
+"""DP-SGD: differential privacy for samples. Gradients are clipped sample by sample and get Gaussian noise.
+
+    batch:      every sample of the client with probability q = B / N (Poisson sampling; a batch may be empty)
+    gradient:   ( sum_i min(1, clip / ||g_i||) g_i + Normal(0, sigma^2 clip^2 I) ) / B
+    sigma:      the least noise with which the planned steps of the run stay within (epsilon, delta)
+
+All that is done with the noisy gradient afterwards is as private as it is: agc, momentum, averaging, compression of uploads.
+
+Reference: Abadi et al., Deep Learning with Differential Privacy, CCS 2016; Mironov, Rényi Differential Privacy, CSF 2017 (accountant, opacus').
+Defaults: epsilon = 8, delta = 1e-5, clip = 1 (De et al., Unlocking High-Accuracy Differentially Private Image Classification, 2022).
+
+Differences from the paper: none known. The promise is about one sample of one client against everybody else, the server included, where the
+noise comes from the system's generator.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from polyfed.core.batch_norm import BatchNorm
+from polyfed.core.client import Client, Step
+from polyfed.core.extras import Number, Record
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.privacy import ACCOUNTS, looking_at_data, uncovered
+from polyfed.core.server import Server
+from polyfed.core.workbench import Workbench
+from polyfed.errors import Declined, JoinError, ModelError, OptionError, SettingError
+from polyfed.layers.sample_gradients import clipped_gradients, gradient_samplers
+from polyfed.methods._shared.privacy_budget import SYSTEM, Budget, History, Randomness, extended, require_budget
+
+MEMORY = "dp_sgd"
+TRIES = 4
+ACCOUNT = Record(
+    {
+        "epsilon_spent": Number(least=0),
+        "epsilon": Number(least=0),
+        "delta": Number(least=0, most=1),
+        "noise_multiplier": Number(least=0),
+        "sample_rate": Number(least=0, most=1),
+        "steps": Number(least=0, whole=True),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Account:
+    """A client's budget and what it has spent. The history is part of what the client keeps, so a resumed run goes on with it."""
+
+    budget: Budget
+    rounds: int
+    noise: str
+    reads_data = False
+
+    def rate(self, client: Client) -> float:
+        """The probability with which a sample is in a batch."""
+        return min(1.0, client.bench.settings.batch_size / len(client.data.train))
+
+    def steps(self, client: Client) -> int:
+        """Steps in a round: as many as shuffled batches would give."""
+        settings = client.bench.settings
+        if settings.local_steps is not None:
+            return settings.local_steps
+        return settings.local_epochs * math.ceil(len(client.data.train) / settings.batch_size)
+
+    def multiplier(self, client: Client) -> float:
+        """The noise for the steps that are planned."""
+        return self.budget.multiplier(self.rate(client), (self.rounds or client.rounds) * self.steps(client))
+
+    def history(self, client: Client) -> History:
+        """What was done before this round."""
+        found: History = client.memory.get(MEMORY, [])
+        return found
+
+    def after_round(self, client: Client) -> History:
+        """What will have been done after it. Where nobody can repeat the noise, every attempt of a round has to be counted."""
+        attempts = client.attempt + 1 if self.noise == SYSTEM else 1
+        return extended(self.history(client), self.multiplier(client), self.rate(client), attempts * self.steps(client))
+
+    def randomness(self, client: Client, *names: str | int) -> Randomness:
+        """Where this client's noise and samples of this round come from."""
+        return Randomness(self.noise, client.bench.settings.seed, (MEMORY, client.round, client.id, *names))
+
+
+@dataclass(frozen=True)
+class RequireBudget(Account):
+    """Take part only where the round fits into what is left."""
+
+    def __call__(self, client: Client) -> None:
+        if self.budget.spent(self.after_round(client)) > self.budget.epsilon * (1 + 1e-9):
+            spent = self.budget.spent(self.history(client))
+            raise Declined(
+                f"Client {client.id} takes no part in round {client.round}: it has spent epsilon = {spent:.4g} of "
+                f"{self.budget.epsilon:g}, and this round would take it beyond."
+            )
+
+
+@dataclass(frozen=True)
+class NoteSpent(Account):
+    """Write down what the round has spent, and say so."""
+
+    def __call__(self, client: Client) -> Mapping[str, Any]:
+        history = self.after_round(client)
+        client.memory[MEMORY] = history
+        account = {
+            "epsilon_spent": self.budget.spent(history),
+            "epsilon": float(self.budget.epsilon),
+            "delta": float(self.budget.delta),
+            "noise_multiplier": self.multiplier(client),
+            "sample_rate": self.rate(client),
+            "steps": int(sum(steps for *_, steps in history)),
+        }
+        return {ACCOUNTS: account}
+
+
+def note_accounts(server: Server, extras: Mapping[str, Mapping[str, Any]]) -> None:
+    """Remember what every client says that it has spent."""
+    before: Mapping[str, Any] = server.remember(ACCOUNTS, dict)
+    # A new value, not a changed one: the loop puts the old one back when the round is repeated.
+    server.memory[ACCOUNTS] = {**before, **{client: dict(sent[ACCOUNTS]) for client, sent in extras.items()}}
+
+
+@dataclass(frozen=True)
+class PoissonBatches(Account):
+    """Every sample is in a batch with the same probability, whatever else is."""
+
+    def __call__(self, client: Client) -> Iterator[Tensor]:
+        rate, chance = self.rate(client), self.randomness(client, "batches")
+        for _ in range(self.steps(client)):
+            yield torch.nonzero(chance.uniform(len(client.data.train)) < rate).flatten()
+
+
+@dataclass(frozen=True)
+class NoisyGradient(Account):
+    """The gradient of a batch: clipped by sample, summed, with noise, over the expected size of a batch."""
+
+    clip: float = 1.0
+    withholds_loss = True
+
+    def __call__(self, step: Step) -> Tensor:
+        client = step.client
+        step.task_loss = torch.zeros((), device=client.bench.device)
+        found = clipped(client, step, self.clip) if len(step.x) else {}
+        chance = self.randomness(client, "noise", step.index)
+        spread, expected = self.multiplier(client) * self.clip, self.rate(client) * len(client.data.train)
+        for parameter in client.bench.parameters.values():
+            if parameter.requires_grad:
+                noise = chance.normal(parameter, spread)
+                parameter.grad = (noise if parameter not in found else noise.add_(found[parameter])).div_(expected)
+        self.add_terms(step)
+        return step.task_loss.detach()
+
+    def add_terms(self, step: Step) -> None:
+        """Terms of the loss that look at no data have a gradient without noise."""
+        terms = [term(step) for term in step.client.bench.method.objective]
+        if terms:
+            torch.stack(terms).sum().backward()  # type: ignore[no-untyped-call]
+
+    def check(self, bench: Workbench) -> None:
+        """Refuse what has no gradients by sample, and what would leave without noise."""
+        refuse_batch_norm(bench)
+        refuse_leaks(bench)
+        if bench.settings.amp != "off":
+            raise SettingError(f"{bench.method}: dp_sgd clips gradients in full precision. Use --amp off.")
+        gradient_samplers()
+        refuse_mixing(bench)
+
+    def notice(self, bench: Workbench, clients: int) -> str:
+        """Noise that anybody can repeat protects nobody; statistics must come from public data."""
+        said = []
+        if self.noise != SYSTEM:
+            said.append(
+                "dp_sgd takes its noise from the run's seed, so that runs can be repeated. Whoever knows the seed can take the noise off: "
+                'for real data of others use dp_sgd(noise="system").'
+            )
+        if bench.batch_norms:
+            said.append(
+                "dp_sgd: the statistics of batch norm come from --init and are promised nothing; they must be of public data."
+            )
+        return " ".join(said)
+
+
+def clipped(client: Client, step: Step, clip: float) -> Mapping[nn.Parameter, Tensor]:
+    """The sum of clipped gradients; the step gets its mean loss."""
+    bench = client.bench
+
+    def each(logits: Tensor, label: Tensor) -> Tensor:
+        # A batch of its own for each sample: a loss that weighs samples against each other cannot.
+        return bench.loss(logits[None], label[None])
+
+    def losses() -> Tensor:
+        step.logits = client.model(step.x)
+        return vmap(each)(step.logits, step.y)
+
+    found = clipped_gradients(client.model, losses, clip)
+    step.task_loss = found.losses.mean()
+    return found.gradients
+
+
+def refuse_batch_norm(bench: Workbench) -> None:
+    """Batch norm mixes the samples of a batch, unless its statistics stand still from the start."""
+    paths = [path for path, module in bench.model.named_modules() if isinstance(module, BatchNorm)]
+    if not paths:
+        return
+    frozen = [hook for hook in bench.method.before_training if getattr(hook, "frozen_after", None) is not None]
+    if any(hook.frozen_after(bench.settings.rounds) == 0 for hook in frozen):  # type: ignore[attr-defined]
+        if bench.settings.init is None:
+            raise SettingError(
+                f"{bench.method}: batch norm is frozen from round 1 and has no statistics yet. Start from public weights: --init FILE."
+            )
+        return
+    named = ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
+    raise ModelError(
+        f"{bench.method}: dp_sgd needs gradients by sample, and the batch norms of {type(bench.model).__name__} ({named}) mix the samples "
+        "of a batch. Remove them with fedwon, or replace them with group_norm; fixbn(freeze_at=0) with --init FILE of public data keeps "
+        "them frozen from the start."
+    )
+
+
+def refuse_leaks(bench: Workbench) -> None:
+    """Refuse parts that look at the data on another way than by the noisy gradient."""
+    method = bench.method
+    promising = [part.name for part in method.parts if part.facts.protects]
+    if len(promising) > 1:
+        raise JoinError(
+            f"{promising[0]} and {promising[1]} both promise privacy, and their budgets do not add up. Use only one of them."
+        )
+    mixing = [part.name for part in method.parts for surgery in part.surgery if getattr(surgery, "mixes_samples", False)]
+    if mixing:
+        raise JoinError(
+            f"{method}: {mixing[0]} mixes the samples of a batch, so there are no gradients by sample. Leave {mixing[0]} out."
+        )
+    for part, slot in looking_at_data(method):
+        raise JoinError(
+            f"{method}: {part} looks at the data in its {slot.replace('_', ' ')}, where dp_sgd adds no noise. Leave {part} out."
+        )
+    pooling = [part.name for part in method.parts if part.population is not None]
+    for row in uncovered(method, bench.settings, bench.plan):
+        if row.part not in pooling:
+            raise JoinError(
+                f"{method}: what leaves a client as {row.what} is {row.why}, so dp_sgd would not cover it. Leave {row.part} out."
+            )
+
+
+def refuse_mixing(bench: Workbench) -> None:
+    """Refuse a model in which one sample changes what comes out for another, or that notes something of its inputs."""
+    model = copy.deepcopy(bench.model).train()
+    for module in model.modules():
+        if isinstance(module, BatchNorm | nn.modules.dropout._DropoutNd):
+            module.eval()
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    one = torch.linspace(-1, 1, math.prod(bench.input_shape), device=bench.device).reshape(1, *bench.input_shape)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        apart = all(independent(model, one, seed) for seed in range(TRIES))
+    if not apart:
+        raise ModelError(
+            f"{bench.method}: in {type(bench.model).__name__} one sample of a batch changes the output for another, so there are no "
+            "gradients by sample. Use a model without such layers."
+        )
+    changed = next((name for name, value in model.named_buffers() if not torch.equal(value, before[name])), None)
+    if changed is not None:
+        raise ModelError(
+            f"{bench.method}: {type(bench.model).__name__} notes something of its inputs in {changed}, which dp_sgd would not cover. "
+            "Use a layer that keeps no statistics."
+        )
+    refuse_hidden_parameters(bench, model, torch.cat([one, one.flip(-1)]))
+
+
+def independent(model: nn.Module, one: Tensor, seed: int) -> bool:
+    """Whether the output for a sample is the same next to two other samples."""
+    outputs = []
+    for other in (one.flip(-1), 5 * one.square() - 1):
+        torch.default_generator.manual_seed(seed)
+        outputs.append(model(torch.cat([one, other]))[0])
+    return torch.allclose(outputs[0], outputs[1], rtol=1e-4, atol=1e-5)
+
+
+def refuse_hidden_parameters(bench: Workbench, model: nn.Module, x: Tensor) -> None:
+    """Refuse parameters that are used outside their own layer, where gradients by sample would miss them."""
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+    def losses() -> Tensor:
+        logits: Tensor = model(x)
+        return logits.square().sum(1)
+
+    found = clipped_gradients(model, losses, math.inf).gradients
+    wanted = torch.autograd.grad(losses().sum(), list(named.values()), allow_unused=True)
+    for (name, parameter), whole in zip(named.items(), wanted, strict=True):
+        if whole is not None and (parameter not in found or not torch.allclose(found[parameter], whole, rtol=1e-2, atol=1e-3)):
+            raise ModelError(
+                f"{bench.method}: the gradient of {name} in {type(bench.model).__name__} cannot be made by sample, since it is used outside "
+                "its own layer. Use a model whose layers hold their own weights."
+            )
+
+
+@register(shows=("epsilon",))
+def dp_sgd(epsilon: float = 8.0, delta: float = 1e-5, clip: float = 1.0, noise: str = "seed", planned_rounds: int = 0) -> Method:
+    """Differential privacy for samples: clip gradients by sample, and add noise.
+
+    Args:
+        epsilon: the budget of every client over the whole run.
+        delta: probability with which the promise may fail; well below one over the number of samples.
+        clip: largest norm of one sample's gradient.
+        noise: seed (from the run's seed: repeatable, for studies) or system (the system's secure generator, for real data of others).
+        planned_rounds: rounds for which the budget must last, after which a client stops; 0: all rounds.
+    """
+    require_budget("dp_sgd", epsilon, delta, noise)
+    if not clip > 0 or not math.isfinite(clip):
+        raise OptionError(f"dp_sgd: clip must be a positive number, found {clip}.")
+    if isinstance(planned_rounds, bool) or not isinstance(planned_rounds, int) or planned_rounds < 0:
+        raise OptionError(f"dp_sgd: planned_rounds takes a number of rounds, or 0 for all, found {planned_rounds!r}.")
+    account = (Budget(epsilon, delta), planned_rounds, noise)
+    return Method(
+        "dp_sgd",
+        sampling=PoissonBatches(*account),
+        batch_gradient=NoisyGradient(*account, clip=clip),
+        before_training=(RequireBudget(*account),),
+        after_training=(NoteSpent(*account),),
+        reply_extras={"train": {ACCOUNTS: ACCOUNT}},
+        after_round=(note_accounts,),
+        standalone=False,
+        facts=Facts(
+            client_state=True,
+            smallest_batch=1,
+            extra_work="norms of gradients by sample, and noise",
+            protects="samples",
+            noise_at="client",
+            noise_from="system" if noise == SYSTEM else "seed",
+            epsilon=float(epsilon),
+        ),
+    )
