@@ -53,6 +53,7 @@ METHODS = (
     "fedtan",
     "elcfs",
     "fedwon + dp_sgd(epsilon=8.0)",
+    "dp_fedavg(epsilon=8.0)",
 )
 """Those of the core and the seed papers; several exchanges a round (fedtan), a setup (elcfs) and a hypernetwork (hfedf) among them."""
 RUN_LIMIT = 400.0

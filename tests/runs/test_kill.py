@@ -21,6 +21,7 @@ OWN_SETTINGS = {'fedprox(mu=0.1) + momentum(keep="global")': ["momentum=0.9"]}
 STATEFUL = (
     "ccst",
     "copa",
+    "dp_fedavg",
     "dp_sgd",
     "elcfs",
     "fedadagrad",

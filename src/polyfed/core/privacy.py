@@ -118,8 +118,12 @@ def _entries(method: Method, plan: Plan | None) -> Iterator[Departure]:
     uploaded = dict.fromkeys(name for phase in plan.phases.values() for name in phase.up)
     for kind in dict.fromkeys(plan.entries[name].kind for name in uploaded):
         if kind == COUNTER:
-            reason = "counts batches, whatever is in them" if method.facts.protects else "no noise is added; counts batches only"
-            yield Departure(f"entries: {kind}", part, "every round", "none", bool(method.facts.protects), reason)
+            counts = (
+                "counts batches, whatever is in them"
+                if method.facts.protects == "samples"
+                else "tells how many batches a client has"
+            )
+            yield Departure(f"entries: {kind}", part, "every round", "none", method.facts.protects == "samples", counts)
         elif kind == STATISTIC and method.facts.protects == "samples":
             yield Departure(f"entries: {kind}", part, "every round", "aggregate", False, "measured on batches, without noise")
         else:
@@ -133,7 +137,9 @@ def _extras(method: Method) -> Iterator[Departure]:
         free = bool(hooks) and not any(reads_data(hook) for hook in hooks)
         granularity = part.facts.granularity or ("none" if free else "aggregate")
         for name in part.reply_extras.get("train", {}):
-            if part.facts.protects:
+            if part.facts.protects and name != ACCOUNTS:
+                yield Departure(f"extra: {name}", part.name, "every round", granularity, covered, "gets its part of the noise")
+            elif part.facts.protects:
                 yield Departure(f"extra: {name}", part.name, "every round", "none", True, "made from settings, not from data")
             elif free and method.facts.protects != "clients":
                 reason = "made from trained values only" if covered else why

@@ -19,7 +19,6 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,104 +26,16 @@ from torch.func import vmap
 
 from polyfed.core.batch_norm import BatchNorm
 from polyfed.core.client import Client, Step
-from polyfed.core.extras import Number, Record
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.privacy import ACCOUNTS, looking_at_data, uncovered
-from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
-from polyfed.errors import Declined, JoinError, ModelError, OptionError, SettingError
+from polyfed.errors import JoinError, ModelError, OptionError, SettingError
 from polyfed.layers.sample_gradients import clipped_gradients, gradient_samplers
-from polyfed.methods._shared.privacy_budget import SYSTEM, Budget, History, Randomness, extended, require_budget
+from polyfed.methods._shared.privacy_account import ACCOUNT, ACCOUNT_UPLOADS, Account, NoteSpent, RequireBudget, note_accounts
+from polyfed.methods._shared.privacy_budget import SYSTEM, Budget, require_budget
 
 MEMORY = "dp_sgd"
 TRIES = 4
-ACCOUNT = Record(
-    {
-        "epsilon_spent": Number(least=0),
-        "epsilon": Number(least=0),
-        "delta": Number(least=0, most=1),
-        "noise_multiplier": Number(least=0),
-        "sample_rate": Number(least=0, most=1),
-        "steps": Number(least=0, whole=True),
-    }
-)
-
-
-@dataclass(frozen=True)
-class Account:
-    """A client's budget and what it has spent. The history is part of what the client keeps, so a resumed run goes on with it."""
-
-    budget: Budget
-    rounds: int
-    noise: str
-    reads_data = False
-
-    def rate(self, client: Client) -> float:
-        """The probability with which a sample is in a batch."""
-        return min(1.0, client.bench.settings.batch_size / len(client.data.train))
-
-    def steps(self, client: Client) -> int:
-        """Steps in a round: as many as shuffled batches would give."""
-        settings = client.bench.settings
-        if settings.local_steps is not None:
-            return settings.local_steps
-        return settings.local_epochs * math.ceil(len(client.data.train) / settings.batch_size)
-
-    def multiplier(self, client: Client) -> float:
-        """The noise for the steps that are planned."""
-        return self.budget.multiplier(self.rate(client), (self.rounds or client.rounds) * self.steps(client))
-
-    def history(self, client: Client) -> History:
-        """What was done before this round."""
-        found: History = client.memory.get(MEMORY, [])
-        return found
-
-    def after_round(self, client: Client) -> History:
-        """What will have been done after it. Where nobody can repeat the noise, every attempt of a round has to be counted."""
-        attempts = client.attempt + 1 if self.noise == SYSTEM else 1
-        return extended(self.history(client), self.multiplier(client), self.rate(client), attempts * self.steps(client))
-
-    def randomness(self, client: Client, *names: str | int) -> Randomness:
-        """Where this client's noise and samples of this round come from."""
-        return Randomness(self.noise, client.bench.settings.seed, (MEMORY, client.round, client.id, *names))
-
-
-@dataclass(frozen=True)
-class RequireBudget(Account):
-    """Take part only where the round fits into what is left."""
-
-    def __call__(self, client: Client) -> None:
-        if self.budget.spent(self.after_round(client)) > self.budget.epsilon * (1 + 1e-9):
-            spent = self.budget.spent(self.history(client))
-            raise Declined(
-                f"Client {client.id} takes no part in round {client.round}: it has spent epsilon = {spent:.4g} of "
-                f"{self.budget.epsilon:g}, and this round would take it beyond."
-            )
-
-
-@dataclass(frozen=True)
-class NoteSpent(Account):
-    """Write down what the round has spent, and say so."""
-
-    def __call__(self, client: Client) -> Mapping[str, Any]:
-        history = self.after_round(client)
-        client.memory[MEMORY] = history
-        account = {
-            "epsilon_spent": self.budget.spent(history),
-            "epsilon": float(self.budget.epsilon),
-            "delta": float(self.budget.delta),
-            "noise_multiplier": self.multiplier(client),
-            "sample_rate": self.rate(client),
-            "steps": int(sum(steps for *_, steps in history)),
-        }
-        return {ACCOUNTS: account}
-
-
-def note_accounts(server: Server, extras: Mapping[str, Mapping[str, Any]]) -> None:
-    """Remember what every client says that it has spent."""
-    before: Mapping[str, Any] = server.remember(ACCOUNTS, dict)
-    # A new value, not a changed one: the loop puts the old one back when the round is repeated.
-    server.memory[ACCOUNTS] = {**before, **{client: dict(sent[ACCOUNTS]) for client, sent in extras.items()}}
 
 
 @dataclass(frozen=True)
@@ -227,11 +138,6 @@ def refuse_batch_norm(bench: Workbench) -> None:
 def refuse_leaks(bench: Workbench) -> None:
     """Refuse parts that look at the data on another way than by the noisy gradient."""
     method = bench.method
-    promising = [part.name for part in method.parts if part.facts.protects]
-    if len(promising) > 1:
-        raise JoinError(
-            f"{promising[0]} and {promising[1]} both promise privacy, and their budgets do not add up. Use only one of them."
-        )
     mixing = [part.name for part in method.parts for surgery in part.surgery if getattr(surgery, "mixes_samples", False)]
     if mixing:
         raise JoinError(
@@ -316,7 +222,7 @@ def dp_sgd(epsilon: float = 8.0, delta: float = 1e-5, clip: float = 1.0, noise: 
         raise OptionError(f"dp_sgd: clip must be a positive number, found {clip}.")
     if isinstance(planned_rounds, bool) or not isinstance(planned_rounds, int) or planned_rounds < 0:
         raise OptionError(f"dp_sgd: planned_rounds takes a number of rounds, or 0 for all, found {planned_rounds!r}.")
-    account = (Budget(epsilon, delta), planned_rounds, noise)
+    account = (Budget(epsilon, delta), planned_rounds, noise, MEMORY)
     return Method(
         "dp_sgd",
         sampling=PoissonBatches(*account),
@@ -328,6 +234,8 @@ def dp_sgd(epsilon: float = 8.0, delta: float = 1e-5, clip: float = 1.0, noise: 
         standalone=False,
         facts=Facts(
             client_state=True,
+            data_derived_uploads=ACCOUNT_UPLOADS,
+            granularity="aggregate",
             smallest_batch=1,
             extra_work="norms of gradients by sample, and noise",
             protects="samples",

@@ -1,0 +1,261 @@
+"""DP-FedAvg: differential privacy for clients. Updates are clipped as a whole and get Gaussian noise, at the server or at the clients.
+
+    d_k <- d_k min(1, S / ||d_k||),   d_k = what client k would change of all entries that it uploads
+    noise="server":  state + mean_k d_k + Normal(0, (z S / m)^2 I)              m clients answered, each with the weight 1
+    noise="client":  state + mean_k (d_k + Normal(0, (z S)^2 I))                nobody, the server included, sees d_k
+    adaptive:        S <- S exp(-0.2 (b - quantile)),  b = noisy share of clients whose update was not longer than S
+
+z is the least noise with which the planned rounds stay within (epsilon, delta). The noise on b takes a part of it: z_d = (z^-2 - (2 s_b)^-2)^-1/2.
+
+Reference: McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018; Andrew et al., Differentially Private Learning with
+Adaptive Clipping, NeurIPS 2021 (quantile 0.5, rate 0.2, s_b = m / 20). Accountant: opacus'.
+
+Differences from the papers: what a client spends is counted by the rounds that it answered, without a discount for sampling, which would need
+that nobody knows who takes part. Two federations are neighbours where one client's updates are all zero. s_b is at least z, and z at a client.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfed.core.client import Client
+from polyfed.core.conversation import Reply
+from polyfed.core.entries import MOMENTUM, Entry
+from polyfed.core.extras import Number
+from polyfed.core.method import Facts, Method, register
+from polyfed.core.privacy import ACCOUNTS, uncovered
+from polyfed.core.reducers import Largest, Mean
+from polyfed.core.reply_checks import least
+from polyfed.core.server import Server
+from polyfed.core.workbench import Workbench
+from polyfed.errors import JoinError, OptionError
+from polyfed.layers.sample_gradients import gradient_samplers
+from polyfed.methods._shared.options import require_choice
+from polyfed.methods._shared.privacy_account import ACCOUNT, ACCOUNT_UPLOADS, Account, NoteSpent, RequireBudget, note_accounts
+from polyfed.methods._shared.privacy_budget import SYSTEM, Budget, Randomness, require_budget
+
+MEMORY, CLIP, BELOW, COUNT = "dp_fedavg", "dp_fedavg_clip", "dp_fedavg_below", "dp_fedavg_count"
+LEARNING_RATE, SHARE_OF_NOISE = 0.2, 20
+FEWEST_BELOW, MOST_BELOW = -1e6, 1e6
+
+
+@dataclass(frozen=True)
+class Noise(Account):
+    """How much noise goes where. ``first`` is the clip of round 1."""
+
+    first: float = 1.0
+    adaptive: bool = False
+    quantile: float = 0.5
+    at: str = "server"
+
+    def combined(self, rounds: int) -> float:
+        """z: the noise of a round as the accountant sees it."""
+        return self.budget.multiplier(1.0, self.rounds or rounds)
+
+    def on_share(self, rounds: int, clients: int) -> float:
+        """s_b: the noise on the number of clients below the clip."""
+        return max(clients / SHARE_OF_NOISE, self.combined(rounds))
+
+    def on_update(self, rounds: int, clients: int) -> float:
+        """z_d: the noise on updates, as a multiple of the clip."""
+        z = self.combined(rounds)
+        return (z**-2 - (2 * self.on_share(rounds, clients)) ** -2) ** -0.5 if self.adaptive else z
+
+    def clip(self, server: Server) -> float:
+        """S of this round."""
+        found: Mapping[str, float] = server.remember(MEMORY, lambda: {"clip": self.first})
+        return found["clip"]
+
+    def at_server(self, server: Server, *names: str) -> Randomness:
+        """Where the server's noise of this round comes from."""
+        return Randomness(self.noise, server.settings.seed, (MEMORY, server.round, *names))
+
+
+def changes(client: Client, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a client would change: every number that it uploads, less what it was sent."""
+    return {name: value - client.received[name] for name, value in entries.items() if value.is_floating_point()}
+
+
+def allowed(entry: Entry, value: Tensor) -> Tensor:
+    """A noisy value, no smaller than such an entry can be: noise must not make a variance negative."""
+    return value.clamp_min(least(entry))
+
+
+def length(update: Mapping[str, Tensor]) -> float:
+    """The norm of an update over all entries together."""
+    return math.sqrt(sum(float(value.double().square().sum()) for value in update.values()))
+
+
+@dataclass(frozen=True)
+class ClipUpdate(Noise):
+    """Clip the update of a client; add its noise, where clients do that."""
+
+    stage = "clip"
+
+    def __call__(self, client: Client, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        largest, update = float(client.extras[CLIP]), changes(client, entries)
+        factor = min(1.0, largest / max(length(update), 1e-30))
+        chance = self.randomness(client, "update")
+        spread = largest * self.on_update(client.rounds, 1) if self.at == "client" else 0.0
+        found = dict(entries)
+        for name, value in update.items():
+            noisy = factor * value + (chance.normal(value, spread) if spread else 0)
+            found[name] = allowed(client.bench.plan.entries[name], client.received[name] + noisy)
+        return found
+
+    def check(self, bench: Workbench) -> None:
+        """Everything that is uploaded must be part of the update that is clipped."""
+        gradient_samplers()
+        entries = bench.plan.entries
+        for phase in bench.plan.phases.values():
+            for name in phase.up:
+                if entries[name].kind == MOMENTUM or (entries[name].dtype.is_floating_point and name not in phase.down):
+                    raise JoinError(
+                        f"{bench.method}: {name} is uploaded and not sent down, so it is no change that dp_fedavg could clip. "
+                        "Use parts that share it both ways, or keep it local."
+                    )
+            if self.at == "server" and any(not isinstance(reducer, Mean | Largest) for reducer in phase.groups):
+                raise JoinError(
+                    f"{bench.method}: dp_fedavg adds the noise of a mean at the server, and another part reduces updates in another way. "
+                    'Use dp_fedavg(noise_at="client").'
+                )
+        if bench.method.outgoing is not None or bench.method.receiving:
+            raise JoinError(
+                f"{bench.method}: dp_fedavg clips changes of what the server sent, and another part changes that. Leave it out."
+            )
+
+    def notice(self, bench: Workbench, clients: int) -> str:
+        """What the promise does not cover."""
+        said = [f"{row.what} ({row.why})" for row in uncovered(bench.method, bench.settings, bench.plan)]
+        if bench.plan.local_names:
+            said.append("layers that stay at clients, where a newcomer's model is made from them")
+        words = [f"dp_fedavg does not cover: {'; '.join(said)}."] if said else []
+        if self.noise != SYSTEM:
+            words.append(
+                'dp_fedavg takes its noise from the run\'s seed; whoever knows it can take the noise off. For real data: noise="system".'
+            )
+        return " ".join(words)
+
+
+@dataclass(frozen=True)
+class SayWhetherBelow(Noise):
+    """Say whether the update is within the clip: 1/2 or -1/2, with noise where clients add it."""
+
+    def __call__(self, client: Client) -> dict[str, float]:
+        live = client.bench.live
+        update = changes(client, {name: live[name].detach() for name in client.phase.up if name in live})
+        below = 0.5 if length(update) <= float(client.extras[CLIP]) else -0.5
+        if self.at == "client":
+            spread = self.on_share(client.rounds, 1)
+            below += float(self.randomness(client, "below").normal(torch.empty((), dtype=torch.float64), spread))
+        return {BELOW: below}
+
+
+@dataclass(frozen=True)
+class SendClip(Noise):
+    """Send S along."""
+
+    def __call__(self, server: Server, _: str) -> float:
+        return self.clip(server)
+
+
+@dataclass(frozen=True)
+class MoveClip(Noise):
+    """Move S towards the quantile of the lengths of updates."""
+
+    def __call__(self, server: Server, extras: Mapping[str, Mapping[str, Any]]) -> None:
+        if not extras:
+            return
+        total = sum(float(sent[BELOW]) for sent in extras.values())
+        if self.at == "server":
+            spread = self.on_share(server.rounds, len(extras))
+            total += float(self.at_server(server, "below").normal(torch.empty((), dtype=torch.float64), spread))
+        share = min(max(total / len(extras) + 0.5, -1.0), 2.0)  # noise, or one bad client, must not throw the clip away
+        server.memory[MEMORY] = {"clip": self.clip(server) * math.exp(-LEARNING_RATE * (share - self.quantile))}
+
+
+def weigh_alike(server: Server, reply: Reply) -> float:
+    """Every client weighs the same, so that one client's part of a mean is known; those that answer are counted."""
+    before: Mapping[str, int] = server.remember(COUNT, dict)
+    counted = before["clients"] if before.get("round") == server.round else 0
+    # A new value, not a changed one: the loop puts the old one back when the round is repeated.
+    server.memory[COUNT] = {"round": server.round, "clients": counted + 1}
+    return 1.0
+
+
+@dataclass(frozen=True)
+class AddNoise(Noise):
+    """Add noise to the mean of clipped updates."""
+
+    def __call__(self, server: Server, aggregate: dict[str, Tensor]) -> dict[str, Tensor]:
+        answered = server.memory[COUNT]["clients"]
+        spread = self.clip(server) * self.on_update(server.rounds, answered) / answered
+        chance = self.at_server(server, "mean")
+        entries = server.plan.entries
+        return {
+            name: allowed(entries[name], value + chance.normal(value, spread)) if value.is_floating_point() else value
+            for name, value in aggregate.items()
+        }
+
+
+@register(shows=("epsilon",))
+def dp_fedavg(
+    epsilon: float = 8.0,
+    delta: float = 1e-5,
+    clip: float = 1.0,
+    adaptive: bool = True,
+    quantile: float = 0.5,
+    noise_at: str = "server",
+    noise: str = "seed",
+    planned_rounds: int = 0,
+) -> Method:
+    """Differential privacy for clients: clip whole updates, and add noise.
+
+    Args:
+        epsilon: the budget of every client over the whole run.
+        delta: probability with which the promise may fail; well below one over the number of clients.
+        clip: largest norm of an update; where adaptive, that of round 1.
+        adaptive: whether the clip follows a quantile of the norms of updates.
+        quantile: share of updates that are to stay below the clip.
+        noise_at: server (which sees updates without noise), or client.
+        noise: seed (from the run's seed: repeatable, for studies) or system (the system's secure generator).
+        planned_rounds: rounds for which the budget must last, after which a client stops; 0: all rounds.
+    """
+    require_budget("dp_fedavg", epsilon, delta, noise)
+    require_choice("dp_fedavg", "noise_at", noise_at, ("server", "client"))
+    if not clip > 0 or not math.isfinite(clip) or not 0 < quantile < 1:
+        raise OptionError(
+            f"dp_fedavg: clip must be positive and quantile lie between 0 and 1, found clip={clip}, quantile={quantile}."
+        )
+    if isinstance(planned_rounds, bool) or not isinstance(planned_rounds, int) or planned_rounds < 0:
+        raise OptionError(f"dp_fedavg: planned_rounds takes a number of rounds, or 0 for all, found {planned_rounds!r}.")
+    account = (Budget(epsilon, delta), planned_rounds, noise, MEMORY, True)
+    how = (float(clip), bool(adaptive), float(quantile), noise_at)
+    below = {BELOW: Number(FEWEST_BELOW, MOST_BELOW)} if adaptive else {}
+    return Method(
+        "dp_fedavg",
+        before_training=(RequireBudget(*account),),
+        after_training=(NoteSpent(*account), *((SayWhetherBelow(*account, *how),) if adaptive else ())),
+        uploads=(ClipUpdate(*account, *how),),
+        send_extras={CLIP: SendClip(*account, *how)},
+        reply_extras={"train": {ACCOUNTS: ACCOUNT, **below}},
+        weighting=weigh_alike,
+        server_step=AddNoise(*account, *how) if noise_at == "server" else None,
+        after_round=(note_accounts, *((MoveClip(*account, *how),) if adaptive else ())),
+        facts=Facts(
+            client_state=True,
+            data_derived_uploads=ACCOUNT_UPLOADS + (", and whether its update was within the clip, with noise" if adaptive else ""),
+            granularity="aggregate",
+            extra_work="one norm and noise per round",
+            protects="clients",
+            noise_at="server" if noise_at == "server" else "client",
+            noise_from="system" if noise == SYSTEM else "seed",
+            epsilon=float(epsilon),
+        ),
+    )

@@ -1,0 +1,147 @@
+"""dp_fedavg: clipped updates, the noise at the server and at clients, the clip that adapts, and the account."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from helpers.tiny_runs import built, trained
+from polyfed.core.client import Client
+from polyfed.core.method import parse
+from polyfed.core.privacy import departures
+from polyfed.core.workbench import ClientState
+from polyfed.errors import JoinError, OptionError
+from polyfed.methods.dp_fedavg import BELOW, CLIP, COUNT, MEMORY, AddNoise, ClipUpdate, MoveClip, SayWhetherBelow, changes, length
+from polyfed.runs.checkpoint import digest
+from polyfed.runs.experiment import Experiment
+
+pytest.importorskip("opacus", reason="needs the privacy extra")
+
+PLAIN = "dp_fedavg(epsilon=8.0, adaptive=False)"
+
+
+def at_work(experiment: Experiment, clip: float) -> tuple[Client, dict[str, torch.Tensor]]:
+    """A client that has moved every entry by 1, and what it would upload."""
+    client = Client(experiment.backend.data["big"], experiment.bench, ClientState(), 1)
+    client.extras = {CLIP: clip}
+    client.receive(experiment.server.outgoing("big"))
+    entries = {name: client.received[name] + 1 for name in client.phase.up}
+    return client, entries
+
+
+def uploading(experiment: Experiment) -> ClipUpdate:
+    (found,) = experiment.method.uploads
+    assert isinstance(found, ClipUpdate)
+    return found
+
+
+def test_an_update_is_clipped_over_all_entries_together() -> None:
+    experiment = built(PLAIN)
+    client, entries = at_work(experiment, 0.5)
+    raw, found = changes(client, entries), changes(client, uploading(experiment)(client, entries))
+    assert length(raw) > 5 and length(found) == pytest.approx(0.5, rel=1e-4)
+    for name, value in found.items():
+        torch.testing.assert_close(value, raw[name] * 0.5 / length(raw), rtol=1e-3, atol=1e-6)
+    assert "stem.1.running_mean" in found  # statistics are part of what is clipped
+    client, entries = at_work(experiment, 1e6)
+    torch.testing.assert_close(changes(client, uploading(experiment)(client, entries)), changes(client, entries))
+
+
+def test_noise_at_the_client_and_at_the_server_have_their_scales() -> None:
+    at_client = built('dp_fedavg(epsilon=8.0, adaptive=False, noise_at="client")')
+    client, _ = at_work(at_client, 2.0)
+    z = uploading(at_client).combined(2)
+    draws = []
+    while sum(map(len, draws)) < 10_000:
+        client.round += 1
+        noisy = changes(
+            client, uploading(at_client)(client, {n: v.clone() for n, v in client.received.items() if n in client.phase.up})
+        )
+        draws += [noisy[name].flatten() for name in client.bench.parameters]
+    assert float(torch.cat(draws).std()) == pytest.approx(2.0 * z, rel=4 / math.sqrt(2 * 10_000))
+
+    at_server = built(PLAIN)
+    step, server = at_server.method.server_step, at_server.server
+    assert isinstance(step, AddNoise)
+    server.memory |= {COUNT: {"clients": 4}, MEMORY: {"clip": 2.0}}
+    counter = "stem.1.num_batches_tracked"
+    found = step(server, {"head.weight": torch.zeros(10_000), counter: torch.tensor(3), "stem.1.running_var": torch.zeros(50)})
+    assert float(found["head.weight"].std()) == pytest.approx(2.0 * z / 4, rel=4 / math.sqrt(2 * 10_000))
+    assert int(found[counter]) == 3 and float(found["stem.1.running_var"].min()) == 0
+
+
+def test_the_share_below_the_clip_takes_its_part_of_the_noise() -> None:
+    own = uploading(built("dp_fedavg(epsilon=8.0)"))
+    z, update, share = own.combined(20), own.on_update(20, 100), own.on_share(20, 100)
+    assert update**-2 + (2 * share) ** -2 == pytest.approx(z**-2)
+    assert own.on_share(20, 10_000) == 500
+
+
+def test_the_clip_follows_the_quantile() -> None:
+    experiment = built("dp_fedavg(epsilon=1e6, clip=1.0)")
+    move = next(hook for hook in experiment.method.after_round if isinstance(hook, MoveClip))
+    server = experiment.server
+    for below, wanted in ((0.5, math.exp(-0.1)), (-0.5, math.exp(0.1))):
+        server.memory[MEMORY] = {"clip": 1.0}
+        server.round = 1
+        move(server, {str(k): {BELOW: below} for k in range(2000)})
+        assert server.memory[MEMORY]["clip"] == pytest.approx(wanted, rel=0.02)
+    say = next(hook for hook in experiment.method.after_training if isinstance(hook, SayWhetherBelow))
+    client, _ = at_work(experiment, 1.0)
+    assert say(client) == {BELOW: 0.5}  # it has changed nothing yet
+    with torch.no_grad():
+        next(iter(client.bench.parameters.values())).add_(1.0)
+    assert say(client) == {BELOW: -0.5}
+
+
+@pytest.mark.parametrize("text", ["dp_fedavg(epsilon=8.0)", 'dp_fedavg(epsilon=8.0, noise_at="client") + fedbn'])
+def test_rounds_are_counted_as_opacus_counts_them(text: str) -> None:
+    from opacus.accountants import RDPAccountant
+
+    experiment = trained(text, rounds=3, clients_per_round=2)
+    accounts = experiment.server.memory["privacy"]
+    assert sum(account["steps"] for account in accounts.values()) == 6
+    for account in accounts.values():
+        theirs = RDPAccountant()
+        for _ in range(account["steps"]):
+            theirs.step(noise_multiplier=account["noise_multiplier"], sample_rate=1.0)
+        assert account["epsilon_spent"] == pytest.approx(theirs.get_epsilon(1e-5), abs=1e-6)
+        assert account["epsilon_spent"] <= 8
+    assert all(torch.isfinite(value).all() for value in experiment.server.state.values())
+
+
+def test_workers_train_to_the_same_digest() -> None:
+    one, two = trained("dp_fedavg(epsilon=8.0)"), built("dp_fedavg(epsilon=8.0)", workers="2")
+    try:
+        two.train()
+        assert digest(two.snapshot()) == digest(one.snapshot())
+    finally:
+        two.backend.close()
+
+
+def test_what_would_escape_is_refused_or_said() -> None:
+    with pytest.raises(JoinError, match="uploaded and not sent down"):
+        built(f'{PLAIN} + momentum(keep="global")', momentum=0.9)
+    with pytest.raises(JoinError, match="reduces updates in another way"):
+        built(f"{PLAIN} + median")
+    with pytest.raises(JoinError, match="both use the name 'privacy'"):
+        built(f"{PLAIN} + dp_sgd + group_norm(groups=2)")
+    local = " ".join(built(f"{PLAIN} + fedbn").notices)
+    assert "layers that stay at clients" in local
+    scores = " ".join(built("dp_fedavg(epsilon=8.0, adaptive=False) + scaffold").notices)
+    assert "extra: scaffold_change" in scores
+
+
+def test_statistics_are_covered_for_clients_and_counters_are_not() -> None:
+    experiment = built(PLAIN)
+    rows = {row.what: row for row in departures(experiment.method, experiment.settings, experiment.bench.plan)}
+    assert rows["entries: norm_stat"].covered and rows["entries: weight"].covered
+    assert not rows["entries: norm_count"].covered
+
+
+@pytest.mark.parametrize("options", ["clip=0.0", "quantile=1.0", 'noise_at="moon"', "epsilon=0.0"])
+def test_options_that_promise_nothing_are_refused(options: str) -> None:
+    with pytest.raises(OptionError, match="dp_fedavg"):
+        parse(f"dp_fedavg({options})")
