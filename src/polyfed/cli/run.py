@@ -123,6 +123,7 @@ def report(result: Result, as_json: bool, quiet: bool) -> None:
     if not quiet:
         print_scores(summary)
         print_costs(summary)
+        print_privacy(summary.get("privacy"))
         console().print(f"run folder: {summary['run']}", soft_wrap=True, markup=False)
     if as_json:
         print_json({**summary, "notices": result.experiment.notices})
@@ -165,6 +166,25 @@ def print_scores(summary: dict[str, Any], title: str | None = None) -> None:
         )
     if measure != "accuracy":
         console().print(escape(summary["metric_reason"]))
+
+
+def print_privacy(account: dict[str, Any] | None) -> None:
+    """What was spent of a promise of privacy, by client; where all clients spent the same, in one line."""
+    if account is None or not account["clients"]:
+        return
+    rows = account["clients"]
+    if len({round(row["epsilon_spent"], 6) for row in rows.values()}) > 1:
+        shown = table(
+            ("client", "epsilon spent", "of", "noise multiplier", "sample rate", "steps"), ("epsilon spent", "of", "steps")
+        )
+        for name, row in rows.items():
+            numbers = (row["epsilon_spent"], row["epsilon"], row["noise_multiplier"], row["sample_rate"])
+            shown.add_row(name, *(f"{number:.4g}" for number in numbers), str(row["steps"]))
+        print_table("privacy, by client", shown)
+    console().print(
+        f"privacy of {account['protects']}: epsilon {account['epsilon_spent']:.4g} of {account['epsilon']:g} spent at delta {account['delta']:g}; "
+        f"noise at the {account['noise_at']}, from the {account['noise_from']}"
+    )
 
 
 def print_costs(summary: dict[str, Any]) -> None:

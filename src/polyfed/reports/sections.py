@@ -239,6 +239,27 @@ def _travels(run: Run, kind: str) -> list[dict[str, str]]:
 
 
 def uploads_beyond_entries(entry: GroupEntry) -> str:
+    """What leaves clients beyond model entries, and what privacy was promised and spent, in sentences."""
+    return " ".join(text for text in (extra_uploads(entry), privacy_spent(entry.first)) if text)
+
+
+def privacy_spent(run: Run) -> str:
+    """What a run has spent of its promise of differential privacy, in all and by client; empty where it promises none."""
+    lines = [line for line in run.lines if line["view"] == "privacy"]
+    if not lines:
+        return ""
+    last = max(line["round"] for line in lines)
+    spent = {line["client"]: line["privacy.epsilon_spent"] for line in lines if line["round"] == last}
+    written = run.document.get("method", {})
+    each = ", ".join(f"{client} {value:.3g}" for client, value in spent.items() if client != "all")
+    return (
+        f"Differential privacy for {written.get('protects', 'samples')}: epsilon {spent.get('all', 0.0):.4g} is spent at delta "
+        f"{lines[-1]['privacy.delta']:g} (by client: {each}); the noise is of the {written.get('noise_from', 'seed')}, at the "
+        f"{written.get('noise_at', 'client')}."
+    )
+
+
+def extra_uploads(entry: GroupEntry) -> str:
     """What leaves clients beyond model entries, in a sentence."""
     run = entry.first
     extra = mean_bytes(entry, "up", "training").get("extra", 0)
