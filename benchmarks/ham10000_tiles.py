@@ -14,6 +14,8 @@ from pathlib import Path
 from PIL import Image
 
 SIDE = 64
+CLASSES = ("bkl", "mel", "nv")
+"""Those that all four domains have in number; a folder of images needs every class in every domain."""
 
 
 def main(archive: str, out: str, most: str = "1000000") -> None:
@@ -26,10 +28,10 @@ def main(archive: str, out: str, most: str = "1000000") -> None:
             assert file is not None
             mosaic = Image.open(file).convert("RGB")
             across = mosaic.width // SIDE
-            for row in [row for row in rows if row["domain"] == domain][: int(most)]:
+            for row in [row for row in rows if row["domain"] == domain and row["dx"] in CLASSES][: int(most)]:
                 tile = int(row["tile"])
                 x, y = SIDE * (tile % across), SIDE * (tile // across)
-                folder = Path(out) / domain / row["target"]
+                folder = Path(out) / domain / row["dx"]
                 folder.mkdir(parents=True, exist_ok=True)
                 mosaic.crop((x, y, x + SIDE, y + SIDE)).save(folder / f"{tile}.png")
 
