@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from polyfed.run import analyse as analyse
 from polyfed.run import compare as compare
 from polyfed.run import estimate as estimate
+from polyfed.run import export as export
 from polyfed.run import open_run as open_run
 from polyfed.run import report as report
 from polyfed.run import reproduce as reproduce
@@ -75,7 +76,7 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-_DOORS = ("analyse", "compare", "estimate", "open_run", "report", "reproduce", "resume", "run", "sweep")
+_DOORS = ("analyse", "compare", "estimate", "export", "open_run", "report", "reproduce", "resume", "run", "sweep")
 
 __all__ = [*_DOORS, *sorted(_HOME_OF)]
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from polyfed.reports.comparison import Comparison
     from polyfed.runs.callback import Callback
     from polyfed.runs.estimate import Estimate
+    from polyfed.runs.export import Exported
     from polyfed.runs.result import Result
     from polyfed.runs.watcher import Watcher
     from polyfed.sweeps.search import Sweep
@@ -246,6 +247,50 @@ def open_run(
     from polyfed.runs import reopen
 
     return reopen.open_run(path, model, method, device, load, notify, trust)
+
+
+def export(
+    path: str | Path,
+    to: str = "onnx",
+    out: str | Path | None = None,
+    *,
+    client: str | None = None,
+    newcomer: bool = False,
+    fold: bool = False,
+    model: Any = None,
+    method: Method | None = None,
+    load: Sequence[str] | None = None,
+    notify: Callable[[str], None] = print,
+    trust: bool = False,
+) -> Exported:
+    """Write a trained model to a file for other programs; its answers are compared with the model's before it gets its name.
+
+    Args:
+        path: the run folder.
+        to: onnx, pt2 (torch.export) or safetensors.
+        out: the file; default: the name of the run folder, here, with the ending of the form.
+        client: whose own model; default: the one model of all clients, where there is one.
+        newcomer: the model for somebody new, with local layers averaged.
+        fold: turn standardised convolutions and batch norms into plain convolutions: the same answers, less work.
+        model: as for ``polyfed.open_run``, and so are ``method``, ``load``, ``notify`` and ``trust``.
+        method: see there.
+        load: see there.
+        notify: see there.
+        trust: see there.
+
+    Returns:
+        The file (``path``), what it says of itself (``metadata``), and sizes and speeds before and after (``forms``).
+
+    Example:
+        ``polyfed.export("runs/digits-mini-fedavg-seed0", "onnx", fold=True).path``
+    """
+    from polyfed.runs.export import export_model, require_form
+    from polyfed.runs.reopen import open_experiment
+
+    require_form(to)
+    experiment = open_experiment(path, model=model, method=method, device="cpu", load=load, notify=notify, trust=trust)
+    named = f"{Path(path).resolve().name}{'' if client is None else f'-{client}'}{'-newcomer' * newcomer}.{to}"
+    return export_model(experiment, to, out or named, client, newcomer, fold)
 
 
 def report(

@@ -26,7 +26,9 @@ from polyfed.reports import method_tables
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 HEADINGS = ("Idea", "Formula", "What travels", "Options", "Differences from the paper", "Command", "Results")
 DESIGN = DOCS / "design.md"
-SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+WITH_ARGUMENTS = {"classify_with_onnx.py"}
+"""Examples that take files; tests of their own run them (tests/runs/test_export.py)."""
+SCRIPTS = sorted(file for file in EXAMPLES.glob("*.py") if file.name not in WITH_ARGUMENTS)
 OWN_METHOD = EXAMPLES / "own_method.py"
 SHELLS = ("sh", "console", "bash")
 

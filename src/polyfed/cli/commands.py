@@ -39,6 +39,7 @@ GROUPS: dict[str, tuple[Entry, ...]] = {
         Entry("analyse", "analyse:analyse", "Ask why a method works: pictures and numbers."),
         Entry("evaluate", "evaluate:evaluate", "Score a run on its own data, or on other data."),
         Entry("predict", "predict:predict", "Say the classes of image files."),
+        Entry("export", "export:export", "Write a model to a file: onnx, pt2 or safetensors."),
         Entry("inspect", "inspect:inspect", "Show what a run folder contains, running no code."),
         Entry("digest", "digest:digest", "Print one hash over the final state of a run."),
     ),

@@ -42,14 +42,14 @@ def predicted(experiment: Experiment, images: Tensor, client: str | None = None,
     batches = evaluation.inputs_of(bench, ArrayExamples(images, torch.zeros(len(images))))
     with threads(experiment.settings.threads), torch.no_grad():
         found = []
-        for weight, load in _models(experiment, client, newcomer or experiment.settings.newcomer, batches):
+        for weight, load in models_for(experiment, client, newcomer or experiment.settings.newcomer, batches):
             load()
             bench.model.eval()
             found.append(weight * torch.cat([predicted_by(bench, x).to(CPU) for x in batches()]))
     return functools.reduce(torch.add, found)
 
 
-def _models(
+def models_for(
     experiment: Experiment, client: str | None, newcomer: str, batches: Callable[[], Iterator[Tensor]]
 ) -> list[tuple[float, Any]]:
     """Weights, and functions that put each model on the bench."""

@@ -1,0 +1,310 @@
+"""A trained model as one file for other programs: ONNX, torch's own pt2, or safetensors; checked before it is there.
+
+The file takes images that are scaled and normalised (``normalised`` in its metadata says how) and gives logits. Its metadata also
+hold the names of the classes and the size of the input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import logging
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from polyfed.core.device import lay_channels_last
+from polyfed.core.scored_clients import models_are_equal
+from polyfed.errors import DataError, MissingExtra, ModelError, RunFolderError, SettingError, nearest
+from polyfed.layers.folding import Folded, fold_for_prediction
+from polyfed.runs.experiment import threads
+from polyfed.runs.predictions import models_for
+
+if TYPE_CHECKING:
+    from polyfed.runs.experiment import Experiment
+
+FORMS = ("onnx", "pt2", "safetensors")
+IMAGES, LOGITS = "images", "logits"
+EXTRA = "Files of the form onnx need the extra export. Install it with: pip install 'polyfed[export]'"
+TOLERANCE = 1e-4
+"""The largest difference of logits, relative to the largest logit, that counts as rounding."""
+CHECKED_IMAGES, TIMED_SECONDS, TIMED_PASSES = 8, 0.5, 200
+UNFINISHED = ".part"
+
+Predict = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A form of the model: what runs it, its size in bytes, and the median seconds of one image on one thread."""
+
+    what: str
+    size: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        path: the file.
+        whose: the shared model, a client's, or the newcomer's.
+        metadata: what the file says of itself.
+        difference: the largest difference between its logits and those of the model as trained, relative to the largest logit.
+        folded: what was folded; None where nothing was asked for.
+        forms: the model as trained, folded, and exported, each with its size and speed.
+    """
+
+    path: Path
+    whose: str
+    metadata: Mapping[str, str]
+    difference: float
+    folded: Folded | None
+    forms: tuple[Timed, ...]
+
+
+def export_model(
+    experiment: Experiment,
+    form: str = "onnx",
+    out: str | Path = "model.onnx",
+    client: str | None = None,
+    newcomer: bool = False,
+    fold: bool = False,
+) -> Exported:
+    """Write a trained model to a file; one whose answers differ from the model's is not kept.
+
+    Args:
+        experiment: the run, opened.
+        form: onnx, pt2 or safetensors.
+        out: the file.
+        client: whose own model; default: the one model of all, where there is one.
+        newcomer: the model for somebody never trained on, with local layers averaged.
+        fold: turn standardised convolutions and batch norms into plain convolutions.
+    """
+    require_form(form)
+    trained, whose = chosen_model(experiment, client, newcomer)
+    images = checked_images(experiment)
+    folded = fold_for_prediction(trained) if fold else None
+    model = trained if folded is None else folded.model
+    described = metadata(experiment, whose, fold)
+    with threads(1), torch.no_grad():
+        expected = trained(images)
+        difference = require_same(model(images), expected, "the folded model") if fold else 0.0
+        with written_whole(Path(out)) as part:
+            exported = WRITERS[form](model, images, part, described)
+            difference = max(difference, require_same(exported(images), expected, "the file"))
+            rows: dict[str, tuple[Predict, int]] = {"as trained, in PyTorch": (trained, state_size(trained))}
+            rows |= {"folded, in PyTorch": (model, state_size(model))} if fold else {}
+            rows |= {f"exported, {RUNS_IT[form]}": (exported, part.stat().st_size)}
+            forms = timed(rows, images[:1])
+    return Exported(Path(out), whose, described, difference, folded, forms)
+
+
+def require_form(form: str) -> None:
+    """Refuse a form that is unknown, or whose packages are not installed."""
+    if form not in FORMS:
+        raise SettingError(f"--to cannot be {form!r}. {nearest(form, FORMS)}")
+    if form == "onnx" and any(find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")):
+        raise MissingExtra(EXTRA)
+
+
+def chosen_model(experiment: Experiment, client: str | None, newcomer: bool) -> tuple[nn.Module, str]:
+    """A copy of the model that is asked for, and whose it is; where clients have models of their own, somebody must be named."""
+    method, known = experiment.method, list(experiment.backend.data)
+    if method.predict is not None:
+        raise ModelError(
+            f"{method} does not predict by the logits of one pass but in a way of its own, so a file would answer differently. "
+            "Use polyfed predict."
+        )
+    if client is not None and newcomer:
+        raise SettingError(f"--client {client} and --newcomer are two models. Leave one out.")
+    if client is None and not newcomer and not models_are_equal(method, experiment.bench.plan):
+        raise SettingError(
+            f"With {method} every client has a model of its own. Name one with --client ({client_words(known)}), "
+            "or export the model for somebody new with --newcomer."
+        )
+    if client is None and not newcomer:
+        client, whose = known[0], "shared"
+    else:
+        whose = "newcomer" if client is None else f"client {client}"
+    return loaded(experiment, client), whose
+
+
+def client_words(known: list[str], most: int = 12) -> str:
+    """The clients by name, if they are not too many."""
+    return ", ".join(known[:most]) + (f" and {len(known) - most} more" if len(known) > most else "")
+
+
+def loaded(experiment: Experiment, client: str | None) -> nn.Module:
+    """A copy of a client's model, or of the averaged newcomer's, ready to predict on the CPU."""
+    if client is not None and client not in experiment.backend.data:
+        known = list(experiment.backend.data)
+        raise DataError(f"There is no client {client!r}. The clients are: {client_words(known)}.")
+    found = models_for(experiment, client, "averaged", lambda: iter(()))
+    if len(found) > 1:
+        raise ModelError(f"The newcomer of {experiment.method} is {len(found)} models, and a file holds one. Name a --client.")
+    with torch.no_grad():
+        found[0][1]()
+    made = copy.deepcopy(experiment.bench.model).to("cpu").eval()
+    for key, hook in list(made._forward_pre_hooks.items()):
+        if hook is lay_channels_last:
+            del made._forward_pre_hooks[key]
+    return made.requires_grad_(False)
+
+
+def checked_images(experiment: Experiment) -> Tensor:
+    """Random images, prepared as the run's own; other inputs are random numbers."""
+    raw, _ = experiment.federation.clients[0].train.batch(slice(0, 1))
+    stream = torch.Generator().manual_seed(0)
+    shape = (CHECKED_IMAGES, *raw.shape[1:])
+    if raw.dtype == torch.uint8:
+        return experiment.federation.preparation.for_testing(torch.randint(0, 256, shape, generator=stream, dtype=torch.uint8))
+    if not raw.dtype.is_floating_point:
+        raise ModelError(f"Inputs of type {raw.dtype} cannot be exported: the file takes images or floating-point numbers.")
+    return torch.randn(shape, generator=stream)
+
+
+def metadata(experiment: Experiment, whose: str, fold: bool) -> dict[str, str]:
+    """What the file says of itself; every value is text, lists as JSON."""
+    raw, _ = experiment.federation.clients[0].train.batch(slice(0, 1))
+    preparation = experiment.federation.preparation
+    normalised = (
+        {"scale": 255.0, "mean": list(preparation.mean), "std": list(preparation.std)} if raw.dtype == torch.uint8 else None
+    )
+    return {
+        "classes": json.dumps(list(experiment.federation.classes), ensure_ascii=False),
+        "input_shape": json.dumps(list(raw.shape[1:])),
+        "normalised": json.dumps(normalised),
+        "method": str(experiment.method),
+        "data": experiment.federation.name,
+        "model": experiment.settings.model or experiment.federation.default_model,
+        "whose": whose,
+        "round": str(experiment.server.round),
+        "folded": json.dumps(fold),
+        "format": "polyfed 1",
+    }
+
+
+def require_same(found: Tensor, expected: Tensor, what: str) -> float:
+    """The largest difference of logits, relative to the largest; more than rounding is refused."""
+    difference = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
+    if not difference <= TOLERANCE:
+        raise ModelError(
+            f"{what[0].upper()}{what[1:]} does not answer as the model does: logits differ by {difference:.1e} of the largest, and "
+            f"{TOLERANCE:.0e} would be rounding. Nothing was written. Leave --fold out, or choose another --to."
+        )
+    return difference
+
+
+@contextlib.contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A file to write to, which gets its name when all went well; else nothing is left."""
+    if path.is_dir():
+        raise RunFolderError(f"{path} is a folder. Name a file with -o.")
+    if not path.parent.is_dir():
+        raise RunFolderError(f"There is no folder {path.parent} to write {path.name} to.")
+    part = path.with_name(f"{path.stem}{UNFINISHED}{path.suffix}")
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_onnx(model: nn.Module, images: Tensor, path: Path, described: Mapping[str, str]) -> Predict:
+    """An ONNX file whose batch has any size, run by onnxruntime."""
+    import onnxruntime
+
+    with exporting(model, "onnx"):
+        batch = {IMAGES: {0: torch.export.Dim("batch", min=1)}}
+        program: Any = torch.onnx.export(
+            model, (images,), input_names=[IMAGES], output_names=[LOGITS], dynamic_shapes=tuple(batch.values()), dynamo=True, verbose=False
+        )  # fmt: skip
+        program.model.metadata_props.update(described)
+        program.save(str(path), external_data=False)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return lambda x: torch.from_numpy(session.run([LOGITS], {IMAGES: x.numpy()})[0])
+
+
+def write_pt2(model: nn.Module, images: Tensor, path: Path, described: Mapping[str, str]) -> Predict:
+    """A program of torch.export; the metadata are its extra file polyfed.json."""
+    with exporting(model, "pt2"):
+        shapes = ({0: torch.export.Dim("batch", min=1)},)
+        program = torch.export.export(model, (images,), dynamic_shapes=shapes)
+        torch.export.save(program, path, extra_files={"polyfed.json": json.dumps(described, ensure_ascii=False)})
+        again = torch.export.load(path).module()
+    return lambda x: again(x)
+
+
+def write_safetensors(model: nn.Module, images: Tensor, path: Path, described: Mapping[str, str]) -> Predict:
+    """The tensors alone; they fit the module that is named by ``model``, folded or not."""
+    state = {name: value.detach().clone().contiguous() for name, value in model.state_dict().items()}
+    save_file(state, path, metadata=dict(described))
+    again = copy.deepcopy(model)
+    again.load_state_dict(load_file(path))
+    return again
+
+
+WRITERS: Mapping[str, Callable[[nn.Module, Tensor, Path, Mapping[str, str]], Predict]] = {
+    "onnx": write_onnx,
+    "pt2": write_pt2,
+    "safetensors": write_safetensors,
+}
+RUNS_IT = {"onnx": "in onnxruntime", "pt2": "read again by torch.export", "safetensors": "read again in PyTorch"}
+
+
+@contextlib.contextmanager
+def exporting(model: nn.Module, form: str) -> Iterator[None]:
+    """Torch's own words while it traces are of no use to users, but for what stopped it."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except OSError:
+        raise
+    except Exception as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        raise ModelError(
+            f"{type(model).__name__} cannot be exported to {form} ({type(error).__name__}: {first}). Use --to safetensors, or a model "
+            "whose steps do not depend on the values of its inputs."
+        ) from error
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+
+
+def state_size(model: nn.Module) -> int:
+    """Bytes of a model's parameters and buffers."""
+    return sum(value.numel() * value.element_size() for value in model.state_dict().values())
+
+
+def timed(rows: Mapping[str, tuple[Predict, int]], image: Tensor) -> tuple[Timed, ...]:
+    """Median seconds of one image for each form, taken in turns, so that what else the machine does hits all alike."""
+    seconds: dict[str, list[float]] = {what: [] for what in rows}
+    for predict, _ in rows.values():
+        predict(image)
+    begun = time.perf_counter()
+    while time.perf_counter() - begun < TIMED_SECONDS * len(rows) and len(next(iter(seconds.values()))) < TIMED_PASSES:
+        for what, (predict, _) in rows.items():
+            start = time.perf_counter()
+            predict(image)
+            seconds[what].append(time.perf_counter() - start)
+    return tuple(Timed(what, size, statistics.median(seconds[what])) for what, (_, size) in rows.items())
