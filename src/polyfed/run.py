@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from polyfed.sweeps.search import Sweep
 
     Model: TypeAlias = str | nn.Module | Callable[..., nn.Module] | None
-    Methods: TypeAlias = str | Method | Sequence[str | Method]
+    OneMethod: TypeAlias = str | Method | tuple[str | Method, Mapping[str, Any]]
+    Methods: TypeAlias = OneMethod | Sequence[OneMethod] | Mapping[str, Mapping[str, Any]]
 
 
 def run(data: Any = "digits-mini", method: str | Method | None = None, model: Model = None, **settings: Any) -> Result:
@@ -72,7 +73,8 @@ def compare(
 
     Args:
         data: as for ``polyfed.run``. A Federation cannot be compared with ``protocol="leave-one-out"``, since it is dealt already.
-        methods: texts or Method values; one text may name several, apart by semicolons.
+        methods: texts or Method values; one text may name several, apart by semicolons. A method may have settings of its own:
+            ``"fedwon with lr=0.2"``, ``("fedwon", {"lr": 0.2})``, or a mapping ``{"fedavg": {}, "fedwon": {"lr": 0.2}}``.
         model: as for ``polyfed.run``.
         seeds: runs of each method: ``seed``, ``seed + 1``, ...
         protocol: ``seen``, or ``leave-one-out``: every domain unseen in turn, all its images tested.
@@ -105,7 +107,9 @@ def sweep(
     search: Mapping[str, Sequence[Any]] | None = None,
     model: str | None = None,
     *,
-    random: int | None = None,
+    trials: int | None = None,
+    sampler: str = "tpe",
+    halving: bool = False,
     seeds: int = 1,
     hold_out: float | None = None,
     out: str | Path | None = None,
@@ -116,10 +120,14 @@ def sweep(
 
     Args:
         data: as for ``polyfed.run``, but no Federation: a search deals the data itself, with every test set out of reach.
-        methods: texts, or Method values that their text stands for; one text may name several, apart by semicolons.
+        methods: as for ``polyfed.compare``; Method values are such that their text stands for.
         search: values to try, by the name of a setting (``lr``) or of an option (``fedprox.mu``).
         model: a name, or ``module.path:function``; default: the data set's own.
-        random: the number of random trials for each method, learning rates log-uniform between those given; default: a grid.
+        trials: the number of trials for each method, proposed by Optuna: learning rates between those given, other values among those
+            given; default: a grid.
+        sampler: who proposes: ``tpe`` (learns from the trials before), or ``random``.
+        halving: successive halving: stop trials that are behind after a ninth and a third of their rounds, and spend what that saves on
+            further trials; the rounds of training are the same for every method.
         seeds: final runs of the chosen settings: ``seed``, ``seed + 1``, ...
         hold_out: share of the training data to validate on, where there is no validation part.
         out: folder of ``sweep.json`` and the runs, which are reused or resumed; default: ``runs/sweep-<data>``.
@@ -135,7 +143,18 @@ def sweep(
     from polyfed.sweeps.run_sweep import run_sweep
 
     return run_sweep(
-        data, methods, search or {}, model, random=random, seeds=seeds, hold_out=hold_out, out=out, watcher=watcher, **settings
+        data,
+        methods,
+        search or {},
+        model,
+        trials=trials,
+        sampler=sampler,
+        halving=halving,
+        seeds=seeds,
+        hold_out=hold_out,
+        out=out,
+        watcher=watcher,
+        **settings,
     )
 
 

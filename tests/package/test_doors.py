@@ -16,7 +16,7 @@ from polyfed.core.server import Server
 from polyfed.data.registry import data_sets
 from polyfed.errors import PolyfedError, SettingError
 from polyfed.runs.assemble import build_federation
-from polyfed.runs.compare import is_registered
+from polyfed.runs.candidates import is_registered
 from polyfed.runs.run_folder import RunFolder
 from polyfed.settings import Settings
 from polyfed.testing import TinyNet, tiny_federation

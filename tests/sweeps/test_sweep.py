@@ -17,6 +17,7 @@ from helpers.recorded_runs import Killed
 from polyfed.core.data_types import ArrayExamples, DataSet, Domain
 from polyfed.core.method import Method, parse
 from polyfed.errors import DataError, OptionError, PolyfedError, SettingError
+from polyfed.runs.candidates import candidates
 from polyfed.runs.checkpoint import digest
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.lifecycle import train_run
@@ -24,8 +25,9 @@ from polyfed.runs.run_folder import RunFolder
 from polyfed.runs.watcher import Watcher
 from polyfed.settings import Settings
 from polyfed.sweeps.data import ForbiddenExamples, ReadTooSoon, with_validation, without_tests
+from polyfed.sweeps.proposals import FILE, Proposals, open_store, rungs
 from polyfed.sweeps.search import Searcher, Sweep
-from polyfed.sweeps.space import Axis, applied, check_axes, drawn, grid, planned, with_option
+from polyfed.sweeps.space import Axis, applied, check_axes, grid, trials_of_each, with_option
 from polyfed.sweeps.trials import name_of
 
 CLASSES = 3
@@ -49,7 +51,7 @@ def toy(shift: int = 0, validation: bool = True, names: tuple[str, ...] = ("brig
     return DataSet("toy", tuple("abc"), tuple(domains), source="made in the test")
 
 
-def sweep(folder: Path, methods: list[str] | None = None, axes: list[Axis] | None = None, **more: Any) -> Sweep:
+def sweep(folder: Path, methods: Any = None, axes: list[Axis] | None = None, **more: Any) -> Sweep:
     settings = replace(SETTINGS, **more.pop("settings", {}))
     return Sweep(settings, methods or ["fedavg"], axes or [RATES], folder, data=more.pop("data", toy()), **more)
 
@@ -96,11 +98,11 @@ def test_trials_see_no_test_of_seen_or_unseen_domains(tmp_path: Path, monkeypatc
     seen: list[Any] = []
     honest = Searcher.trained
 
-    def watched(self: Searcher, trial: Any, experiment: Experiment) -> Any:
+    def watched(self: Searcher, trial: Any, experiment: Experiment, rungs: Any = None) -> Any:
         federation = experiment.federation
         tests = [examples for client in federation.clients for examples in client.tests.values()]
         seen.extend([*tests, *federation.unseen.values()])
-        return honest(self, trial, experiment)
+        return honest(self, trial, experiment, rungs)
 
     monkeypatch.setattr(Searcher, "trained", watched)
     data = toy(names=("bright", "dark", "new"))
@@ -166,7 +168,7 @@ def test_a_run_taken_over_from_its_trial_is_the_run_itself(tmp_path: Path) -> No
 
 def test_a_range_too_narrow_for_so_many_trials_is_an_error() -> None:
     with pytest.raises(SettingError, match=r"fedavg has only 2 combinations .* \(8\)\. Give --lr values that lie farther apart"):
-        planned(["fedavg"], [Axis("lr", (0.1, 0.101))], 8, seed=0)
+        trials_of_each(["fedavg"], [Axis("lr", (0.1, 0.101))], 8)
 
 
 def test_a_trial_with_other_options_of_its_method_is_another_trial(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,28 +223,110 @@ def test_data_without_validation_say_what_would_work(tmp_path: Path) -> None:
         with_validation(data, 1.5, seed=0)
 
 
-def test_a_grid_is_every_combination_and_smaller_ones_are_made_up_to_the_same_number() -> None:
+def proposals(
+    folder: Path, axes: list[Axis], text: str = "fedavg", start: Any = (), sampler: str = "tpe", seed: int = 0
+) -> Proposals:
+    return Proposals(folder, open_store(folder), text, axes, start, sampler, seed, about=[])
+
+
+def told(found: Proposals, count: int) -> list[Any]:
+    """The first proposals, each told a value by a rule: the nearer its rate to 0.1, the better."""
+    values = []
+    for number in range(count):
+        values.append(found.values(number))
+        found.tell(number, -abs(math.log10(values[-1]["lr"]) + 1))
+    return values
+
+
+def test_a_grid_comes_first_and_smaller_ones_are_made_up_to_the_same_number(tmp_path: Path) -> None:
     axes = [Axis("lr", (0.01, 0.1)), Axis("fedprox.mu", (0.1, 1.0, 10.0))]
     assert len(grid(axes)) == 6 and grid(axes)[1] == {"lr": 0.01, "fedprox.mu": 1.0}
-    plans = planned(["fedavg", "fedprox"], axes, None, seed=0)
-    assert plans["fedprox"] == grid(axes)
-    assert plans["fedavg"][:2] == [{"lr": 0.01}, {"lr": 0.1}]
-    rates = [values["lr"] for values in plans["fedavg"]]
+    assert trials_of_each(["fedavg", "fedprox"], axes, None) == 6
+    assert told(proposals(tmp_path, axes, "fedprox", grid(axes)), 6) == grid(axes)
+    tried = told(proposals(tmp_path, axes[:1], "fedavg", grid(axes[:1])), 6)
+    assert tried[:2] == [{"lr": 0.01}, {"lr": 0.1}]
+    rates = [values["lr"] for values in tried]
     assert len(set(rates)) == 6 and all(0.01 <= rate <= 0.1 for rate in rates)
     with pytest.raises(SettingError, match=r"only 1 combinations .* same number of trials \(3\)"):
-        planned(["fedavg", "fedprox"], [Axis("lr", (0.1,)), axes[1]], None, seed=0)
+        trials_of_each(["fedavg", "fedprox"], [Axis("lr", (0.1,)), axes[1]], None)
 
 
-def test_random_rates_are_log_uniform_seeded_and_the_same_for_all_methods() -> None:
+def test_random_rates_are_log_uniform_seeded_and_the_same_for_all_methods(tmp_path: Path) -> None:
     axis = Axis("lr", (1e-4, 1.0, 0.01))
-    plans = planned(["fedavg", "fedbn"], [axis], 400, seed=1)
-    assert plans["fedavg"] == plans["fedbn"] == planned(["fedavg"], [axis], 400, seed=1)["fedavg"]
-    assert plans["fedavg"][:3] != planned(["fedavg"], [axis], 400, seed=2)["fedavg"][:3]
-    logs = [math.log10(values["lr"]) for values in plans["fedavg"]]
-    for low in range(-4, 0):  # every decade has a quarter: 100 +- 5 standard deviations
-        assert 57 <= sum(low <= value < low + 1 for value in logs) <= 143
-    choices = drawn("fedavg", [Axis("momentum", (0.0, 0.5, 0.9))], [], 3, seed=0)
-    assert sorted(values["momentum"] for values in choices) == [0.0, 0.5, 0.9]
+    found = {text: told(proposals(tmp_path, [axis], text, sampler="random"), 60) for text in ("fedavg", "fedbn")}
+    assert found["fedavg"] == found["fedbn"]
+    assert found["fedavg"][:3] != told(proposals(tmp_path, [axis], sampler="random", seed=2), 3)
+    logs = [math.log10(values["lr"]) for values in found["fedavg"]]
+    for low in range(-4, 0):  # every decade has a quarter: 15 +- 4 standard deviations
+        assert 2 <= sum(low <= value < low + 1 for value in logs) <= 28
+    choices = proposals(tmp_path, [Axis("momentum", (0.0, 0.5, 0.9))])
+    assert sorted(choices.values(number)["momentum"] for number in range(3)) == [0.0, 0.5, 0.9]  # no value comes twice
+
+
+def test_tpe_learns_from_the_trials_before(tmp_path: Path) -> None:
+    axes = [Axis("lr", (1e-4, 10.0))]
+    tpe, blind = (told(proposals(tmp_path, axes, sampler=sampler), 24)[8:] for sampler in ("tpe", "random"))
+    distance = [sum(abs(math.log10(values["lr"]) + 1) for values in found) for found in (tpe, blind)]
+    assert distance[0] < 0.7 * distance[1]
+
+
+@pytest.mark.parametrize("cut", [0, 3, 7])
+def test_a_search_that_was_cut_off_proposes_what_it_would_have_proposed(tmp_path: Path, cut: int) -> None:
+    axes = [Axis("lr", (1e-3, 1.0)), Axis("momentum", (0.0, 0.5, 0.9))]
+    whole = told(proposals(tmp_path / "whole", axes), 9)
+    first = proposals(tmp_path / "cut", axes)
+    told(first, cut)
+    first.values(cut)  # proposed, and never told
+    with (tmp_path / "cut" / FILE).open("a") as file:
+        file.write('{"op_code": 6, "wor')  # a kill in the middle of a line
+    assert told(proposals(tmp_path / "cut", axes), 9) == whole
+
+
+def test_rungs_stop_what_is_behind_and_say_the_same_when_asked_again(tmp_path: Path) -> None:
+    assert rungs(90) == [10, 30] and rungs(2) == [1] and rungs(1) == []
+    found = proposals(tmp_path, [Axis("lr", (1e-3, 1.0))])
+    verdicts = []
+    for number, value in enumerate((0.5, 0.4, 0.3, 0.6, 0.55)):
+        found.values(number)
+        found.report(number, 0, value)
+        verdicts.append(found.is_behind(number, 0))
+        assert proposals(tmp_path, [Axis("lr", (1e-3, 1.0))]).is_behind(number, 0) == verdicts[-1]
+        found.tell(number, None if verdicts[-1] else value, stopped=verdicts[-1])
+    assert verdicts == [False, True, True, False, True]  # of three, one goes on; the first has nobody to be behind
+
+
+@pytest.mark.parametrize("kill_at", [0, 7])
+def test_halving_spends_the_same_rounds_on_every_method_and_survives_a_kill(tmp_path: Path, kill_at: int) -> None:
+    more: dict[str, Any] = {"trials": 4, "halving": True, "settings": {"rounds": 3, "checkpoint_every": "1"}}
+    axes = [Axis("lr", (0.005, 0.1))]
+    if kill_at:
+        with pytest.raises(Killed):
+            sweep(tmp_path / "s", ["fedavg", "fedbn"], axes, watcher=Counting(kill_at), **more).run()
+    done = sweep(tmp_path / "s", ["fedavg", "fedbn"], axes, **more).run()
+    for one in done:
+        assert 10 <= one.rounds <= 12 and len(one.scores) > 4
+        stopped = [score for score in one.scores if score.stopped]
+        assert stopped and all(score.stopped == 1 for score in stopped)
+        assert one.chosen is not None and one.chosen.stopped is None
+    if not kill_at:
+        return
+    whole = sweep(tmp_path / "other", ["fedavg", "fedbn"], axes, **more).run()
+    assert [[score.trial.values for score in one.scores] for one in done] == [
+        [score.trial.values for score in one.scores] for one in whole
+    ]
+    document = json.loads((tmp_path / "s" / "sweep.json").read_text())
+    assert document["halving"] and document["methods"][0]["trials"][1]["stopped_after"] in (1, None)
+
+
+def test_methods_of_a_search_have_settings_of_their_own(tmp_path: Path) -> None:
+    texts = "fedavg; fedavg with momentum=0.5, schedule=cosine"
+    plain, own = sweep(tmp_path / "s", texts, [Axis("lr", (0.02,))]).run()
+    assert own.chosen is not None and plain.chosen is not None
+    assert (own.chosen.trial.settings.momentum, own.chosen.trial.settings.schedule) == (0.5, "cosine")
+    assert (plain.chosen.trial.settings.momentum, plain.chosen.trial.settings.schedule) == (0.0, "constant")
+    assert own.own == {"momentum": 0.5, "schedule": "cosine", "lr": 0.02}
+    with pytest.raises(SettingError, match=r"lr is searched, and fedbn has its own \(fedbn with lr=0.1\)"):
+        sweep(tmp_path / "t", ["fedavg", "fedbn with lr=0.1"])
 
 
 def test_options_of_parts_are_replaced_and_checked() -> None:
@@ -263,7 +347,7 @@ def test_options_of_parts_are_replaced_and_checked() -> None:
         ([Axis("fedprox.mu", ("a",))], OptionError, "takes float"),
     ):
         with pytest.raises(PolyfedError, match=words) as caught:
-            check_axes(axes, ["fedavg", "fedprox"], SETTINGS)
+            check_axes(axes, [*candidates(["fedavg", "fedprox"]).values()], SETTINGS)
         assert isinstance(caught.value, error)
 
 

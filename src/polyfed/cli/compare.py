@@ -11,7 +11,20 @@ import typer
 from polyfed.cli.estimating import print_estimate
 from polyfed.cli.guard import BAD_INPUT, stoppable
 from polyfed.cli.method_table import print_methods
-from polyfed.cli.options import Changes, EstimateOnly, Json, Quiet, Recipe, Track, Trust, arguments, chosen_settings, with_settings
+from polyfed.cli.options import (
+    Changes,
+    EstimateOnly,
+    Json,
+    Methods,
+    Quiet,
+    Recipe,
+    Track,
+    Trust,
+    arguments,
+    chosen_settings,
+    compared_methods,
+    with_settings,
+)
 from polyfed.cli.output import busy, console, listen, print_json, print_table, print_warnings, table
 from polyfed.cli.runs_bar import runs_bar
 from polyfed.errors import SettingError
@@ -26,6 +39,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = (
     'Examples:\n\npolyfed compare digits-mini --methods "fedavg; fedbn; fedavg + group_norm" --seeds 3\n\n'
+    'polyfed compare digits-mini --methods "fedavg; fedwon with lr=0.2, schedule=cosine"\n\n'
     'polyfed compare digits-mini --methods "fedavg; fedbn" --protocol leave-one-out'
 )
 
@@ -36,7 +50,7 @@ FIRST = ("methods", "seeds", "protocol", "rounds", "lr", "batch_size", "local_ep
 @with_settings("data", "method", first=FIRST)
 def compare(
     values: dict[str, Any],
-    methods: Annotated[str, typer.Option("--methods", metavar="TEXTS", help="Methods, apart by semicolons.")],
+    methods: Methods = None,
     data: Annotated[str | None, typer.Argument(metavar="DATA", help="A data set, or a folder root/<domain>/<class>/*.")] = None,
     seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="Seeds for each method: --seed, --seed + 1, ...")] = 1,
     protocol: Annotated[str, typer.Option("--protocol", help="seen, or leave-one-out: every domain unseen in turn.")] = "seen",
@@ -65,16 +79,17 @@ def compare(
 
     listen(quiet)
     settings = chosen_settings(data, values, changes, recipe, LEAVE_ONE_OUT_DEFAULTS if protocol == LEAVE_ONE_OUT else {}, trust)
+    compared = compared_methods(methods, recipe)
     if costs:
-        require_reference(methods, settings)
+        require_reference(compared, settings)
     if estimate:
-        print_estimates(settings, methods, seeds, protocol, as_json, quiet)
+        print_estimates(settings, compared, seeds, protocol, as_json, quiet)
         return
     folder = Path(out) if out is not None else Path("runs") / f"compare-{data_slug(settings.data)}"
     with runs_bar(quiet) as watcher, stoppable("the same command goes on from here; finished runs are kept."):
         found = compare_methods(
             **arguments(settings),
-            methods=methods,
+            methods=compared,
             seeds=seeds,
             protocol=protocol,
             out=folder,
@@ -89,19 +104,19 @@ def compare(
         raise typer.Exit(BAD_INPUT)
 
 
-def require_reference(methods: str, settings: Settings) -> None:
+def require_reference(methods: Any, settings: Settings) -> None:
     """Refuse to print costs where there is nothing to set them beside."""
     from polyfed.reports.costs import REFERENCE
-    from polyfed.runs.compare import method_values
+    from polyfed.runs.candidates import candidates
 
-    texts = list(method_values(methods, settings.load))
+    texts = [one.text for one in candidates(methods, settings.load).values()]
     if REFERENCE not in texts:
         raise SettingError(
             f'--costs sets methods beside {REFERENCE}, which is not among --methods. Add it: "{REFERENCE}; {texts[0]}".'
         )
 
 
-def print_estimates(settings: Settings, methods: str, seeds: int, protocol: str, as_json: bool, quiet: bool) -> None:
+def print_estimates(settings: Settings, methods: Any, seeds: int, protocol: str, as_json: bool, quiet: bool) -> None:
     """What the comparison would cost."""
     from polyfed.runs.compare import ComparedRuns
 

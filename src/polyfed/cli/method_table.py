@@ -48,7 +48,7 @@ def method_table(rows: Sequence[MethodRow], stacked: bool) -> Table:
         return f"[bold]{broken(text, '±')}[/bold]" if row.method in best.get(column, ()) else broken(text, "±")
 
     for row in rows:
-        name = broken(escape(row.method), "+")
+        name = broken(broken(escape(row.method), "+"), "with")
         if row.problem:
             shown.add_row(name, *("-" for _ in (*columns, *costs)))
             continue

@@ -46,7 +46,9 @@ OWN: Mapping[str, str] = {
     "protocol": "Evaluation",
     "seeds": "Training",
     "set_grid": "Training",
-    "random": "Training",
+    "trials": "Training",
+    "sampler": "Training",
+    "halving": "Training",
     "hold_out": "Evaluation",
 }
 """The group of options that are a command's own."""

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import functools
 import inspect
-import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
 
-from polyfed.cli.recipe import recipe_values
+from polyfed.cli.recipe import recipe_methods, recipe_values
 from polyfed.core.code_gate import allow, code_in, require_allowed
-from polyfed.errors import SettingError, nearest
+from polyfed.errors import SettingError
 from polyfed.recipes import layered
+from polyfed.runs.written_settings import plain_type, read_change
 from polyfed.settings import Settings, setting_names, with_changes
 
 METAVARS = {int: "N", float: "NUMBER", str: "TEXT", list[str]: "TEXT"}
@@ -35,6 +33,15 @@ Recipe = Annotated[
     ),
 ]
 Changes = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting by its name; may be repeated.")]
+Methods = Annotated[
+    str | None,
+    typer.Option(
+        "--methods",
+        metavar="TEXTS",
+        help='Methods, apart by semicolons, settings of their own after "with": "fedavg; fedwon with lr=0.2". Default: the recipe\'s [methods].',
+        show_default=False,
+    ),
+]
 Load = Annotated[list[str] | None, typer.Option("--load", metavar="FILE", help="File of methods of your own; may be repeated.")]
 DataRoot = Annotated[
     str | None,
@@ -94,7 +101,7 @@ def with_settings(*left_out: str, first: tuple[str, ...]) -> Callable[[Callable[
 
 def _parameter(item: dataclasses.Field[Any]) -> inspect.Parameter:
     """A setting as a parameter; None says that it was not given."""
-    kind = _plain_type(item.name)
+    kind = plain_type(item.name)
     several = kind == list[str]
     option = typer.Option(
         f"--{item.name.replace('_', '-')}",
@@ -104,20 +111,6 @@ def _parameter(item: dataclasses.Field[Any]) -> inspect.Parameter:
         metavar=METAVARS[kind],
     )
     return inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option])
-
-
-@functools.cache
-def _hints() -> dict[str, Any]:
-    return typing.get_type_hints(Settings)
-
-
-def _plain_type(name: str) -> Any:
-    hint = _hints()[name]
-    if typing.get_origin(hint) is tuple:
-        return list[str]
-    if isinstance(hint, types.UnionType):
-        return next(kind for kind in typing.get_args(hint) if kind is not type(None))
-    return hint
 
 
 def chosen_settings(
@@ -144,30 +137,18 @@ def chosen_settings(
     return settings
 
 
+def compared_methods(methods: str | None, recipe: str | None) -> Any:
+    """What is compared: the methods of the command line, else those of the recipe's table ``[methods]``."""
+    if methods is not None:
+        return methods
+    found = {} if recipe is None else recipe_methods(recipe)
+    if not found:
+        raise SettingError(
+            'Name the methods to compare: --methods "fedavg; fedbn", or a recipe with a table [methods] (polyfed compare --recipe demo).'
+        )
+    return found
+
+
 def arguments(settings: Settings) -> dict[str, Any]:
     """Settings as the functions of ``run.py`` that take several methods take them."""
     return {name: getattr(settings, name) for name in setting_names() if name != "method"}
-
-
-def read_change(text: str) -> tuple[str, Any]:
-    """Read ``key=value``; the value is a literal, or text where the setting is text.
-
-    >>> read_change("clients-per-round=3"), read_change("checkpoint_every=10"), read_change("unseen=street")
-    (('clients_per_round', 3), ('checkpoint_every', '10'), ('unseen', ('street',)))
-    """
-    key, equals, written = text.partition("=")
-    name = key.strip().replace("-", "_")
-    if not equals:
-        raise SettingError(f"--set takes key=value, found {text!r}.")
-    if name not in setting_names():
-        raise SettingError(f"There is no setting {name!r}. {nearest(name, setting_names())}")
-    try:
-        value = ast.literal_eval(written.strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        value = written
-    kind = _plain_type(name)
-    if kind == list[str]:
-        return name, (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else value
-    if kind is str and value is not None and not isinstance(value, str):
-        return name, written
-    return name, value

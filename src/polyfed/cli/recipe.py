@@ -18,3 +18,8 @@ def recipe_values(text: str, trust: bool = False) -> Mapping[str, Any]:
     values = read(text).values
     name_code(text, values, trust)
     return values
+
+
+def recipe_methods(text: str) -> Mapping[str, Mapping[str, Any]]:
+    """The methods of a recipe's table ``[methods]``, each with the settings of its own."""
+    return read(text).methods

@@ -8,11 +8,12 @@ import typer
 
 from polyfed.cli.estimating import Measuring, time_words
 from polyfed.cli.guard import stoppable
-from polyfed.cli.options import Changes, DataRoot, Json, Quiet, read_change
+from polyfed.cli.options import Changes, DataRoot, Json, Quiet
 from polyfed.cli.output import busy, console, listen, print_json, print_table, status, table, warn
 from polyfed.cli.runs_bar import runs_bar
 from polyfed.errors import SettingError
 from polyfed.run import reproduce as reproduce_experiment
+from polyfed.runs.written_settings import read_change
 
 if TYPE_CHECKING:
     from polyfed.experiments.grid import Form

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyfed.cli.ls import load_files
-from polyfed.cli.options import Changes, Json, Load, read_change
+from polyfed.cli.options import Changes, Json, Load
 from polyfed.cli.output import busy, console, print_json, print_table, table
 from polyfed.core.code_gate import allow, code_in
 from polyfed.errors import PolyfedError, SettingError, UnknownName, nearest
 from polyfed.reports.docstrings import options_of, reflowed, text_of
 from polyfed.reports.kinds import KINDS
+from polyfed.runs.written_settings import read_change
 
 if TYPE_CHECKING:
     from polyfed.core.registry import Recorded

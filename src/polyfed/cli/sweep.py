@@ -10,11 +10,23 @@ import typer
 
 from polyfed.cli.guard import BAD_INPUT, stoppable
 from polyfed.cli.method_table import print_methods
-from polyfed.cli.options import Changes, Json, Quiet, Recipe, Trust, arguments, chosen_settings, read_change, with_settings
+from polyfed.cli.options import (
+    Changes,
+    Json,
+    Methods,
+    Quiet,
+    Recipe,
+    Trust,
+    arguments,
+    chosen_settings,
+    compared_methods,
+    with_settings,
+)
 from polyfed.cli.output import console, listen, print_json, print_table, table
 from polyfed.cli.runs_bar import runs_bar
 from polyfed.errors import SettingError
 from polyfed.run import sweep as search_methods
+from polyfed.runs.written_settings import apart, read_change
 
 if TYPE_CHECKING:
     from polyfed.sweeps.search import Sweep
@@ -22,17 +34,17 @@ if TYPE_CHECKING:
 
 EXAMPLE = (
     'Examples:\n\npolyfed sweep digits-mini --methods "fedavg; fedbn" --lr 0.01,0.03,0.1\n\n'
-    'polyfed sweep digits-mini --methods "fedavg; fedprox" --lr 0.01,0.1 --set-grid fedprox.mu=0.001,0.01 --random 8 --seeds 3'
+    'polyfed sweep digits-mini --methods "fedavg; fedprox" --lr 0.01,0.1 --set-grid fedprox.mu=0.001,0.01 --trials 12 --halving --seeds 3'
 )
 
 
-FIRST = ("methods", "lr", "set_grid", "random", "seeds", "rounds", "batch_size", "local_epochs", "model", "root", "workers", "out")
+FIRST = ("methods", "lr", "set_grid", "trials", "seeds", "rounds", "batch_size", "local_epochs", "model", "root", "workers", "out")
 
 
 @with_settings("data", "method", "lr", first=FIRST)
 def sweep(
     values: dict[str, Any],
-    methods: Annotated[str, typer.Option("--methods", metavar="TEXTS", help="Methods, apart by semicolons.")],
+    methods: Methods = None,
     data: Annotated[str | None, typer.Argument(metavar="DATA", help="A data set, or a folder root/<domain>/<class>/*.")] = None,
     lr: Annotated[str | None, typer.Option("--lr", metavar="V1,V2,...", help="Learning rates to try.")] = None,
     set_grid: Annotated[
@@ -41,12 +53,21 @@ def sweep(
             "--set-grid", metavar="KEY=V1,V2,...", help="Values of a setting, or of an option (fedprox.mu); may be repeated."
         ),
     ] = None,
-    random: Annotated[
+    trials: Annotated[
         int | None,
         typer.Option(
-            "--random", metavar="N", help="N random trials for each method; learning rates log-uniform between those given."
+            "--trials",
+            metavar="N",
+            help="N trials for each method, proposed by Optuna; learning rates between those given. Default: a grid.",
         ),
     ] = None,
+    sampler: Annotated[
+        str, typer.Option("--sampler", help="Who proposes: tpe (learns from the trials before), or random.")
+    ] = "tpe",
+    halving: Annotated[
+        bool,
+        typer.Option("--halving", help="Stop trials that are behind early, and spend their rounds on further trials."),
+    ] = False,
     seeds: Annotated[
         int, typer.Option("--seeds", metavar="N", help="Final runs of the chosen settings: --seed, --seed + 1, ...")
     ] = 1,
@@ -73,9 +94,11 @@ def sweep(
     with runs_bar(quiet) as watcher, stoppable("the same command goes on from here; finished trials are kept."):
         found = search_methods(
             **arguments(settings),
-            methods=methods,
+            methods=compared_methods(methods, recipe),
             search=search,
-            random=random,
+            trials=trials,
+            sampler=sampler,
+            halving=halving,
             seeds=seeds,
             hold_out=hold_out,
             out=out,
@@ -121,22 +144,6 @@ def literal(text: str) -> Any:
         return text
 
 
-def apart(text: str) -> list[str]:
-    """Pieces between commas that are in no brackets.
-
-    >>> apart("constant, steps(at=(0.5, 0.75)), cosine")
-    ['constant', 'steps(at=(0.5, 0.75))', 'cosine']
-    """
-    pieces, depth = [""], 0
-    for letter in text:
-        depth += (letter in "([") - (letter in ")]")
-        if letter == "," and depth == 0:
-            pieces.append("")
-        else:
-            pieces[-1] += letter
-    return [piece.strip() for piece in pieces if piece.strip()]
-
-
 def print_search(found: Sweep) -> None:
     """Everything that was tried; the chosen ones are marked."""
     from rich.markup import escape
@@ -149,9 +156,11 @@ def print_search(found: Sweep) -> None:
         for place, score in enumerate(one.scores):
             method = escape(one.method) if place == 0 else ""
             shown.add_row(method, *score_cells(one, score, names), end_section=place + 1 == len(one.scores))
-    trials = len(next(iter(found.plans.values())))
-    kind = "grid" if found.random is None else "random search"
-    print_table(f"{found.settings.data}: {kind}, {trials} trials for each method", shown)
+    kind = "grid" if found.is_grid else f"search ({found.sampler})"
+    budget = f"{found.trials} trials for each method"
+    if found.halving:
+        budget = f"rounds of {budget}; those behind are stopped early"
+    print_table(f"{found.settings.data}: {kind}, {budget}", shown)
     out = console()
     out.print(
         "[dim]validation is the mean over clients of the accuracy on source-validation data; no test set was read for it.[/dim]"
@@ -171,6 +180,8 @@ def score_cells(one: Searched, score: Score, names: Sequence[str]) -> list[str]:
     values = score.trial.values
     cells = [escape(values_words({name: values[name]}).partition("=")[2]) if name in values else "" for name in names]
     result = "failed" if score.validation is None else percent(score.validation)
+    if score.stopped is not None:
+        result += f" (round {score.stopped})"
     return [*cells, f"[bold]{result}[/bold]", "<--"] if score is one.chosen else [*cells, result, ""]
 
 
@@ -180,14 +191,10 @@ def print_tests(found: Sweep) -> None:
 
     from polyfed.core.metrics import MEASURES
     from polyfed.sweeps.search import FILE
-    from polyfed.sweeps.trials import values_words
 
     out = console()
     out.print()
     print_methods(f"tests of the chosen settings: {MEASURES[found.metric]} in %", found.rows())
-    for one in found.searched:
-        if one.chosen is not None:
-            out.print(f"[dim]{escape(one.chosen.trial.settings.method)}: {escape(values_words(one.chosen.trial.values))}[/dim]")
     seeds = len(found.seeds)
     meaning = (
         f"the sample standard deviation over {seeds} seeds"

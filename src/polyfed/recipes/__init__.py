@@ -1,7 +1,9 @@
 """Recipes: the settings of one experiment in a TOML file, shipped with polyfed or written by users.
 
 A recipe opens with a comment holding the command that runs it. At its top level it may say ``title``, ``paper``, ``table``, ``note``
-and ``expects`` (published numbers); the table ``[settings]`` holds fields of ``Settings``. The ``run.toml`` of a run can be read too.
+and ``expects`` (published numbers); the table ``[settings]`` holds fields of ``Settings``. The table ``[methods]`` holds what
+``polyfed compare`` and ``polyfed sweep`` compare: methods by their texts, each with settings of its own (``fedbn = {}``,
+``fedwon = { lr = 0.2 }``). The ``run.toml`` of a run can be read too.
 """
 
 from __future__ import annotations
@@ -9,13 +11,14 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from polyfed.core.code_gate import allow, code_in, note
 from polyfed.errors import SettingError, nearest
 from polyfed.runs.account_key import is_sealed
+from polyfed.runs.candidates import checked
 from polyfed.settings import Settings, setting_names
 
 SHIPPED = Path(__file__).parent / "shipped"
@@ -23,6 +26,7 @@ SUFFIX = ".toml"
 SENTENCES = ("title", "paper", "table", "note")
 NUMBERS = "expects"
 SETTINGS = "settings"
+METHODS = "methods"
 BUDGETS = ("rounds", "total_epochs")
 BOTH_BUDGETS = "rounds and total_epochs both set the length of the run; keep one of them."
 
@@ -47,12 +51,14 @@ class Recipe:
         file: where it is.
         about: its sentences and published numbers.
         values: its settings, lists as tuples.
+        methods: what it compares: settings of their own by the texts of methods.
     """
 
     name: str
     file: Path
     about: Mapping[str, Any]
     values: Mapping[str, Any]
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -85,7 +91,7 @@ def read(text: str) -> Recipe:
     if problems:
         raise SettingError(f"{text}: {' '.join(map(str, problems))}")
     about = {key: value for key, value in document.items() if key in (*SENTENCES, NUMBERS)}
-    return Recipe(text, file, about, {name: plain_value(value) for name, value in document[SETTINGS].items()})
+    return Recipe(text, file, about, plain_values(document[SETTINGS]), methods_in(document))
 
 
 def name_code(text: str, values: Mapping[str, Any], trust: bool = False) -> None:
@@ -128,6 +134,7 @@ def form_problems(file: Path, document: Mapping[str, Any]) -> list[Problem]:
     if not isinstance(values, Mapping):
         return [*problems, Problem("It has no table [settings]; write settings there, such as rounds = 20.")]
     problems += [Problem(sentence, line_of(text, key)) for key, sentence in _setting_problems(values)]
+    problems += [Problem(sentence, line_of(text, key)) for key, sentence in method_problems(document)]
     if all(values.get(name) is not None for name in BUDGETS):
         problems.append(Problem(BOTH_BUDGETS, line_of(text, "total_epochs")))
     return problems
@@ -141,8 +148,8 @@ def _about_problems(document: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
             yield key, f"{key} takes a table of published numbers, such as mean = 86.5."
         elif key in setting_names():
             yield key, f"{key} is a setting; write it below [settings]."
-        elif key not in (*SENTENCES, NUMBERS, SETTINGS):
-            yield key, f"There is no entry {key!r}. {nearest(key, (*SENTENCES, NUMBERS, SETTINGS))}"
+        elif key not in (*SENTENCES, NUMBERS, SETTINGS, METHODS):
+            yield key, f"There is no entry {key!r}. {nearest(key, (*SENTENCES, NUMBERS, SETTINGS, METHODS))}"
 
 
 def _is_number(value: object) -> bool:
@@ -156,6 +163,33 @@ def _setting_problems(values: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
             yield name, f"There is no setting {name!r}. {nearest(name, setting_names())}"
     for name, sentence in usable(values)[1]:
         yield name, sentence
+
+
+def methods_in(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The methods that a recipe compares, each with the settings of its own; the ``run.toml`` of a run compares none."""
+    return {} if "made_with" in document else {text: plain_values(own) for text, own in document.get(METHODS, {}).items()}
+
+
+def method_problems(document: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """Problems of the settings that methods have for themselves; what the texts mean is looked at later."""
+    methods = {} if "made_with" in document else document.get(METHODS, {})
+    if not isinstance(methods, Mapping):
+        yield (
+            METHODS,
+            f'{METHODS} takes a table of methods, each with settings of its own: "fedavg" = {{}}, "fedwon" = {{ lr = 0.2 }}.',
+        )
+        return
+    for text, own in methods.items():
+        if not isinstance(own, Mapping):
+            yield text, f"{text} takes a table of settings of its own, such as {{ lr = 0.2 }}, or {{}}; found {own!r}."
+            continue
+        try:
+            checked(own)
+        except SettingError as error:
+            yield text, f"{text}: {error}"
+            continue
+        for _, sentence in usable(own)[1]:
+            yield text, f"{text}: {sentence}"
 
 
 def usable(values: Mapping[str, Any]) -> tuple[Settings, list[tuple[str, str]]]:
@@ -172,6 +206,11 @@ def usable(values: Mapping[str, Any]) -> tuple[Settings, list[tuple[str, str]]]:
                 problems.append((name, str(error)))
                 del known[name]
         return Settings(**known), problems
+
+
+def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A table of a recipe as Settings takes it."""
+    return {name: plain_value(value) for name, value in values.items()}
 
 
 def plain_value(value: Any) -> Any:

@@ -27,8 +27,9 @@ from polyfed.data.placeholders import blank_data, blank_federation
 from polyfed.data.registry import data_sets, partitions
 from polyfed.errors import DataError, OptionError, PolyfedError, nearest
 from polyfed.models import models
-from polyfed.recipes import SETTINGS, Problem, find, form_problems, line_of, name_code, parsed, usable
+from polyfed.recipes import SETTINGS, Problem, find, form_problems, line_of, method_problems, methods_in, name_code, parsed, usable
 from polyfed.runs.assemble import build_bench, build_loss, prepared_model
+from polyfed.runs.candidates import read_candidate
 from polyfed.settings import AUTO, Settings
 from polyfed.text import Call, read_call, read_sum
 
@@ -56,6 +57,8 @@ def problems_with(text: str, trust: bool = False) -> list[Problem]:
     found = Findings(lambda key: line_of(content, key), {key for key, _ in unsound})
     check_texts(sound, found)
     check_together(sound, found)
+    for method, own in sound_methods(document).items():
+        check_compared(sound, method, own, found)
     return sorted([*problems, *found.problems], key=lambda problem: problem.line or 0)
 
 
@@ -110,6 +113,20 @@ def check_method(settings: Settings, found: Findings) -> None:
     if not found.wrong & {"load", "method"}:
         with found.about("method"):
             join(parts)
+
+
+def sound_methods(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The methods of the table ``[methods]`` whose own settings can be used."""
+    return {} if "made_with" in document or list(method_problems(document)) else methods_in(document)
+
+
+def check_compared(settings: Settings, text: str, own: Mapping[str, Any], found: Findings) -> None:
+    """One method of the table ``[methods]``, with the settings of its own: what is wrong with it alone is told by its line."""
+    about_it = Findings(lambda _: found.line(text), found.wrong - {"method"})
+    known = {problem.sentence for problem in found.problems}
+    with about_it.about("method"):
+        check_together(read_candidate(text, own).settings(settings), about_it)
+    found.problems += [problem for problem in about_it.problems if problem.sentence not in known]
 
 
 def check_call(registry: Registry[Any], text: str) -> Recorded[Any]:

@@ -201,10 +201,10 @@ def compare_runs(runs: ComparedRuns) -> Comparison:
     found = runs.train(outcome)
     chosen = headline(runs.settings.metric, tested_domains(found))
     rows = tuple(
-        MethodRow(method, problem=runs.problems[method])
-        if method in runs.problems
-        else method_row(method, over_domains([(run, made) for run, made in found if run.method == method]), chosen.measure)
-        for method in runs.methods
+        MethodRow(label, problem=runs.problems[label], own=one.own)
+        if label in runs.problems
+        else method_row(label, over_domains([(run, made) for run, made in found if run.method == label]), chosen.measure, one.own)
+        for label, one in runs.methods.items()
     )
     rounds = found[-1][1]["rounds"] if found else runs.settings.rounds
     sizes = tested_images(found)
@@ -214,9 +214,11 @@ def compare_runs(runs: ComparedRuns) -> Comparison:
         seeds=runs.seeds,
         rounds=rounds,
         rows=rows,
-        costs=tuple(cost_table(rows, runs.methods)),
+        costs=tuple(cost_table(rows, {label: one.method for label, one in runs.methods.items()})),
         test_sizes=sizes,
-        note=footnote(runs.settings, runs.seeds, runs.protocol, rounds, sizes, runs.data.source, chosen.words),
+        note=footnote(
+            runs.settings, runs.seeds, runs.protocol, rounds, sizes, runs.data.source, chosen.words, any(row.own for row in rows)
+        ),
         folder=runs.folder,
         planned=len(runs.runs),
         reused=runs.reused,
@@ -272,9 +274,16 @@ def tested_images(found: Sequence[tuple[ComparisonRun, Summary]]) -> dict[str, i
 
 
 def footnote(
-    settings: Settings, seeds: Sequence[int], protocol: str, rounds: int, sizes: Mapping[str, int], source: str, measure: str
+    settings: Settings,
+    seeds: Sequence[int],
+    protocol: str,
+    rounds: int,
+    sizes: Mapping[str, int],
+    source: str,
+    measure: str,
+    some_have_their_own: bool = False,
 ) -> str:
-    """What the table means, in sentences."""
+    """What the table means, in sentences; some methods may have settings of their own."""
     if len(seeds) > 1:
         meaning = f"± is the sample standard deviation over {len(seeds)} seeds ({seeds[0]} to {seeds[-1]})"
     else:
@@ -282,6 +291,7 @@ def footnote(
     epochs = f"{settings.local_epochs} local epoch{'s' * (settings.local_epochs > 1)}"
     work = epochs if settings.local_steps is None else f"{settings.local_steps} local steps"
     length = f"{rounds_words(rounds)} of {work}, batch {settings.batch_size}, lr {settings.lr:g}, {settings.optimizer}"
+    length += ", where a method's row does not say otherwise" if some_have_their_own else ""
     tested = "all images of" if settings.unseen_part == "all" else "the test part of"
     unseen = f" Each column is the {measure} of the newcomer on {tested} a domain that nobody trained on."
     counts = ", ".join(f"{domain} {count}" for domain, count in sizes.items())

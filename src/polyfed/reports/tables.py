@@ -15,6 +15,7 @@ from polyfed.core.method import Method, parse
 from polyfed.core.metrics import SMALLER_IS_BETTER, over_examples, standard_error
 from polyfed.core.tasks.known import CLASSIFICATION, pooled, task_of_record
 from polyfed.reports.costs import REFERENCE, Expense, Spent, cost_json, expense_of, spent, totals
+from polyfed.runs.candidates import own_words
 from polyfed.runs.result import Result, measured
 
 Summary = Mapping[str, Any]
@@ -59,7 +60,8 @@ class MethodRow:
     """One method of a comparison; ``problem`` is set where it could not be run.
 
     ``seen``, ``unseen``, ``mean`` and ``worst`` are of ``measure``; ``tables`` has them of every measure, ``records`` every measure of every
-    seed and domain, and ``answers`` the answer for each test image by seed, where they are on this machine.
+    seed and domain, and ``answers`` the answer for each test image by seed, where they are on this machine. ``own`` are the settings
+    that this method has for itself; ``method`` says them too.
     """
 
     method: str
@@ -74,9 +76,15 @@ class MethodRow:
     runs: tuple[str, ...] = ()
     problem: str = ""
     measure: str = "accuracy"
+    own: Mapping[str, Any] = field(default_factory=dict)
     records: tuple[Mapping[str, Any], ...] = field(default=(), repr=False, compare=False)
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False, compare=False)
     answers: Mapping[int, Mapping[tuple[str, str, str], Any]] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def text(self) -> str:
+        """The method's text alone."""
+        return self.method.removesuffix(f" with {own_words(self.own)}") if self.own else self.method
 
     def columns(self) -> dict[str, Number]:
         """All accuracies under one name each, in the order of the table."""
@@ -145,8 +153,10 @@ def measures_of(outcomes: Sequence[Summary]) -> tuple[str, ...]:
     return task_of_record(first).measures
 
 
-def method_row(method: str, outcomes: Sequence[Summary], measure: str = "accuracy") -> MethodRow:
-    """One method over its seeds."""
+def method_row(
+    method: str, outcomes: Sequence[Summary], measure: str = "accuracy", own: Mapping[str, Any] | None = None
+) -> MethodRow:
+    """One method over its seeds; ``own`` are the settings of its own that its text says."""
     shown = measures_of(outcomes)
     tables = {name: score_table([domain_rows(one, name) for one in outcomes], name in SMALLER_IS_BETTER) for name in shown}
     turns = sum(one[CLIENT_ROUNDS] for one in outcomes)
@@ -159,6 +169,7 @@ def method_row(method: str, outcomes: Sequence[Summary], measure: str = "accurac
         spent=spent([run for one in outcomes for run in one[TOTALS]]),
         runs=tuple(run for one in outcomes for run in folders_of(one)),
         measure=measure,
+        own=dict(own or {}),
         records=tuple(record for one in outcomes for record in records_of(one)),
         tables=tables,
         answers={one["seed"]: one[ANSWERS] for one in outcomes if ANSWERS in one},
@@ -225,6 +236,7 @@ def row_json(row: MethodRow, cost: Expense | None = None) -> dict[str, Any]:
     """A row as JSON; ``cost`` sets it beside the reference."""
     return {
         "method": row.method,
+        "own_settings": dict(row.own),
         "headline": table_json(row.tables.get(row.measure, {})),
         **{name: table_json(row.tables.get(name, {})) for name in row.tables or CLASSIFICATION.measures},
         "bytes_up_per_client_and_round": row.bytes_up,
@@ -278,24 +290,24 @@ def left_out_in_turn(summaries: Sequence[Summary]) -> dict[str, Any]:
     }
 
 
-def cost_table(rows: Sequence[MethodRow], given: Mapping[str, Method | None] | None = None) -> list[Expense]:
+def cost_table(rows: Sequence[MethodRow], given: Mapping[str, Method] | None = None) -> list[Expense]:
     """Cost and privacy of each method that was run, beside the reference where it is among them.
 
     Args:
         rows: of the comparison.
-        given: methods that are values of Python, by their texts; the others are known by their texts alone.
+        given: methods by the texts of their rows; others are known by their texts alone.
     """
     found = []
     for row in rows:
         if not row.problem:
-            facts = ((given or {}).get(row.method) or parse(row.method)).facts
+            facts = ((given or {}).get(row.method) or parse(row.text)).facts
             found.append(expense_of(row.method, facts.data_derived_uploads, facts.granularity, row.spent, reference_of(rows)))
     return found
 
 
 def reference_of(rows: Iterable[MethodRow]) -> Spent | None:
     """What the reference costs; None where it is not among the methods, or could not be run."""
-    return next((row.spent for row in rows if row.method == REFERENCE and not row.problem), None)
+    return next((row.spent for row in rows if row.text == REFERENCE and not row.problem), None)
 
 
 def column_names(rows: Iterable[MethodRow]) -> list[str]:

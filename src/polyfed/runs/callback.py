@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from polyfed.core.evaluation import Row
@@ -30,6 +30,7 @@ class RunState:
         bytes_down: training traffic to clients so far.
         settings: every setting of the run.
         path: the run folder; None where nothing is written.
+        score: scores the present state on ``"validation"`` or ``"test"`` data, and returns the rows.
     """
 
     method: str
@@ -43,6 +44,7 @@ class RunState:
     bytes_down: int
     settings: Any
     path: str | None
+    score: Callable[[str], Sequence[Row]] = field(default=lambda split: (), repr=False, compare=False)
 
 
 class Callback:
@@ -112,4 +114,5 @@ class Callbacks:
             bytes_down=experiment.costs.total("down"),
             settings=experiment.settings,
             path=None if folder is None else str(folder.path),
+            score=experiment.evaluate,
         )

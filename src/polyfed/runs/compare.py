@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 
 from polyfed.backends.in_process import InProcess
 from polyfed.core.data_types import DataSet, Federation
-from polyfed.core.load_methods import load_file
-from polyfed.core.method import Method, parse
+from polyfed.core.method import Method
 from polyfed.core.server import Server
 from polyfed.data.identity import identity_of
 from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.runs.assemble import build_data_set
+from polyfed.runs.candidates import candidates
 from polyfed.runs.experiment import Experiment, refuse_dealing, settings_given
 from polyfed.runs.folder_names import slug
 from polyfed.runs.lifecycle import resume, tracked_by, train_run
@@ -46,7 +46,7 @@ class ComparisonRun:
     """One run of a comparison.
 
     Attributes:
-        method: the method's text.
+        method: the method's text, with the settings of its own.
         seed: the seed.
         left_out: the domain that is unseen in this run of a leave-one-out comparison.
         settings: all its settings.
@@ -76,7 +76,7 @@ class ComparedRuns:
     def __init__(
         self,
         settings: Settings,
-        methods: str | Method | Sequence[str | Method],
+        methods: Any,
         *,
         data: Any = None,
         model: Any = None,
@@ -89,8 +89,8 @@ class ComparedRuns:
         """Decide which runs there are; what cannot be run at all is refused here.
 
         Args:
-            settings: of every run, but for its method, its seed and the domain it leaves out.
-            methods: texts, also several in one text apart by semicolons, or Method values.
+            settings: of every run, but for its method with the settings of its own, its seed and the domain it leaves out.
+            methods: as ``runs/candidates.py`` reads them.
             data: as for ``polyfed.run``; default: what the settings name.
             model: a module or a function that builds one; default: what the settings name.
             seeds: runs of each method: the settings' seed, and the next ones.
@@ -106,7 +106,7 @@ class ComparedRuns:
         self.folder = None if folder is None else Path(folder)
         self.model = None if isinstance(model, str) else model
         self.seeds = tuple(range(settings.seed, settings.seed + seeds))
-        self.methods = method_values(methods, settings.load)
+        self.methods = candidates(methods, settings.load)
         self.given = [] if data is None or isinstance(data, str | Path) else ["data"]
         self.data = data_for(settings.data if data is None else data, settings, protocol)
         left_out = [domain.name for domain in self.data.domains] if isinstance(self.data, DataSet) else []
@@ -118,13 +118,13 @@ class ComparedRuns:
         settings = self.settings
         return [
             ComparisonRun(
-                text,
+                label,
                 seed,
                 domain,
-                dataclasses.replace(settings, method=text, seed=seed, unseen=settings.unseen if domain is None else (domain,)),
-                value,
+                dataclasses.replace(one.settings(settings), seed=seed, unseen=settings.unseen if domain is None else (domain,)),
+                one.value,
             )
-            for text, value in self.methods.items()
+            for label, one in self.methods.items()
             for seed in self.seeds
             for domain in left_out
         ]
@@ -247,36 +247,6 @@ def data_for(data: Any, settings: Settings, protocol: str) -> DataSet | Federati
         )
     refuse_dealing(settings)
     return data
-
-
-def method_values(methods: str | Method | Sequence[str | Method], load: Sequence[str] = ()) -> dict[str, Method | None]:
-    """Methods by their canonical texts, each once, with the value where the text does not say it all.
-
-    What cannot be read raises an error before anything is trained.
-
-    Args:
-        methods: texts, also several in one text apart by semicolons, or Method values.
-        load: files of methods to run before.
-    """
-    for file in load:
-        load_file(file)
-    found: dict[str, Method | None] = {}
-    for one in [methods] if isinstance(methods, str | Method) else methods:
-        for method in [parse(text) for text in one.split(";") if text.strip()] if isinstance(one, str) else [one]:
-            value = None if isinstance(one, str) or is_registered(method) else method
-            if found.setdefault(str(method), value) != value:
-                raise SettingError(f"Two different methods are called {str(method)!r}; give one of them another name.")
-    if not found:
-        raise SettingError('methods names no method. Write them apart by semicolons: "fedavg; fedbn".')
-    return found
-
-
-def is_registered(method: Method) -> bool:
-    """Whether the text of a method stands for this very method."""
-    try:
-        return parse(str(method)) == method
-    except PolyfedError:
-        return False
 
 
 def holds_run(folder: RunFolder, experiment: Experiment) -> bool:

@@ -13,6 +13,7 @@ from polyfed.core.data_types import DataSet, Domain, Examples, Federation
 from polyfed.core.tasks.task import Task
 from polyfed.data.splits import stratified
 from polyfed.errors import DataError, SettingError
+from polyfed.settings import Settings
 
 
 class ReadTooSoon(DataError):
@@ -46,6 +47,11 @@ class ForbiddenExamples:
 def without_tests(data: DataSet) -> DataSet:
     """The data set with every test set out of reach."""
     return replace(data, domains=tuple(replace(d, test=ForbiddenExamples(d.name, len(d.test))) for d in data.domains))
+
+
+def trial_settings(settings: Settings) -> Settings:
+    """Settings for data without tests: nothing of an unseen domain but its test set is set aside, and that cannot be read."""
+    return replace(settings, unseen_part="test")
 
 
 def with_validation(data: DataSet, share: float, seed: int, unseen: Collection[str] = ()) -> DataSet:

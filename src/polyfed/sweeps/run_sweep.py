@@ -8,10 +8,8 @@ from typing import Any
 
 from polyfed.core.code_gate import allow, code_in
 from polyfed.core.data_types import DataSet, Federation
-from polyfed.core.method import Method
 from polyfed.errors import SettingError
 from polyfed.runs.assemble import build_data_set
-from polyfed.runs.compare import method_values
 from polyfed.runs.experiment import settings_given
 from polyfed.runs.folder_names import data_slug
 from polyfed.runs.watcher import Watcher
@@ -22,11 +20,13 @@ from polyfed.sweeps.space import Axis
 
 def run_sweep(
     data: Any,
-    methods: str | Method | Sequence[str | Method],
+    methods: Any,
     search: Mapping[str, Sequence[Any]],
     model: Any,
     *,
-    random: int | None,
+    trials: int | None,
+    sampler: str,
+    halving: bool,
     seeds: int,
     hold_out: float | None,
     out: str | Path | None,
@@ -43,10 +43,12 @@ def run_sweep(
     settings = settings_given(data, model, values)
     found = Sweep(
         settings,
-        named_methods(methods, settings),
+        methods,
         axes_of(search),
         Path("runs") / f"sweep-{data_slug(settings.data)}" if out is None else out,
-        random=random,
+        trials=trials,
+        sampler=sampler,
+        halving=halving,
         seeds=seeds,
         hold_out=hold_out,
         data=None if isinstance(data, str | Path) else data_to_search(data, settings),
@@ -54,15 +56,6 @@ def run_sweep(
     )
     found.run()
     return found
-
-
-def named_methods(methods: str | Method | Sequence[str | Method], settings: Settings) -> list[str]:
-    """The texts of methods; one that its text does not stand for cannot be searched."""
-    found = method_values(methods, settings.load)
-    for text, value in found.items():
-        if value is not None:
-            raise SettingError(f"A search finds its trials again by their settings, so methods are given as texts: {text!r}.")
-    return list(found)
 
 
 def axes_of(search: Mapping[str, Sequence[Any]]) -> list[Axis]:

@@ -1,7 +1,8 @@
 """A search for settings, chosen on source-validation data; only then is anything tested.
 
-The search gets a data set whose test sets cannot be read, so no choice can depend on them. Every method has the same number
-of trials. Each trial is a run folder: a search that was stopped goes on, and finished trials are read back.
+The search gets a data set whose test sets cannot be read, so no choice can depend on them. Every method has the same number of
+trials, or, where trials that are behind are stopped early, the same number of rounds. Optuna proposes what is tried
+(``proposals.py``). Each trial is a run folder: a search that was stopped goes on, and finished trials are read back.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from typing import Any
 from polyfed.core.conversation import EVALUATION
 from polyfed.core.data_types import DataSet
 from polyfed.core.tasks.known import main_value
-from polyfed.errors import ClientFailure, PolyfedError, RunFolderError, TooFewReplies
+from polyfed.core.tasks.task import Task
+from polyfed.errors import ClientFailure, PolyfedError, RunFolderError, SettingError, TooFewReplies
 from polyfed.reports.json_values import json_values
 from polyfed.reports.tables import MethodRow, method_row, outcome, percent, row_json
 from polyfed.runs.assemble import build_data_set, build_federation
 from polyfed.runs.atomic_write import write_atomically
+from polyfed.runs.callback import Callback, RunState
+from polyfed.runs.candidates import Candidate, candidates
 from polyfed.runs.checkpoint import Checkpoints
 from polyfed.runs.client_spread import SPREAD
 from polyfed.runs.experiment import Experiment
@@ -31,14 +35,17 @@ from polyfed.runs.lock import once_free
 from polyfed.runs.result import Result
 from polyfed.runs.run_folder import RunFolder, plain, versions
 from polyfed.runs.watcher import Watcher
-from polyfed.settings import Settings, require_count
-from polyfed.sweeps.data import ReadTooSoon, need_validation, with_validation, without_tests
-from polyfed.sweeps.space import Axis, Values, applied, check_axes, planned
+from polyfed.settings import MOST_RUNS, Settings, require_count
+from polyfed.sweeps.data import ReadTooSoon, need_validation, trial_settings, with_validation, without_tests
+from polyfed.sweeps.proposals import SAMPLERS, Proposals, check_sampler, open_store, rungs
+from polyfed.sweeps.space import Axis, Values, applied, axes_of_method, check_axes, grid, trials_of_each
 from polyfed.sweeps.trials import Score, Searched, Trial, edges, name_of, score_json, values_words
 
 FORMAT = 1
 FILE = "sweep.json"
 VALIDATION = "validation"
+STOPPABLE = "-stoppable"
+"""What ends the names of runs that may be stopped early: they are not taken for whole ones."""
 
 
 class Sweep:
@@ -47,11 +54,13 @@ class Sweep:
     def __init__(
         self,
         settings: Settings,
-        methods: Sequence[str],
+        methods: Any,
         axes: Sequence[Axis],
         folder: str | Path,
         *,
-        random: int | None = None,
+        trials: int | None = None,
+        sampler: str = SAMPLERS[0],
+        halving: bool = False,
         seeds: int = 1,
         hold_out: float | None = None,
         data: DataSet | None = None,
@@ -61,25 +70,31 @@ class Sweep:
 
         Args:
             settings: of every run, where the search does not set them.
-            methods: their texts.
+            methods: as ``runs/candidates.py`` reads them.
             axes: what is searched.
-            folder: where run folders and sweep.json go.
-            random: number of random trials; None: a grid.
+            folder: where run folders, sweep.json and Optuna's file go.
+            trials: of each method; None: a grid.
+            sampler: who proposes what is not on a grid: ``tpe`` or ``random``.
+            halving: stop trials that are behind after a ninth and a third of their rounds, and spend the rounds on further ones.
             seeds: final runs of each method: the settings' seed, and the next ones.
             hold_out: share of the training data to validate on, where the data have no validation part.
             data: the data set; default: the one the settings name.
             watcher: hears of every trial and final run.
         """
         require_count("seeds", seeds)
-        check_axes(axes, methods, settings)
-        self.settings, self.axes, self.folder, self.random = settings, list(axes), Path(folder), random
+        found = list(candidates(methods, settings.load).values())
+        require_texts(found)
+        check_axes(axes, found, settings)
+        check_sampler(sampler)
+        self.settings, self.axes, self.folder = settings, list(axes), Path(folder)
+        self.is_grid, self.sampler, self.halving = trials is None, sampler, halving
         self.seeds = [settings.seed + step for step in range(seeds)]
         self.hold_out, self.watcher = hold_out, watcher or Watcher()
-        self.plans = planned(methods, axes, random, settings.seed)
-        self.searched = [Searched(method) for method in methods]
+        self.trials = trials_of_each([one.text for one in found], axes, trials)
+        self.searched = [Searched(one) for one in found]
         self.data_by_name = data is None
         self.whole = build_data_set(settings.data, settings) if data is None else data
-        self.total = sum(len(plan) for plan in self.plans.values()) + len(methods) * seeds
+        self.total = len(found) * (self.trials + seeds)
         self.begun = 0
 
     def run(self) -> list[Searched]:
@@ -142,11 +157,12 @@ class Sweep:
             "format": FORMAT,
             "settings": plain(self.settings),
             "source": self.whole.source,
-            "search": "grid" if self.random is None else "random",
+            "search": "grid" if self.is_grid else self.sampler,
+            "halving": self.halving,
             "searched": {axis.name: list(axis.values) for axis in self.axes},
             "chosen_by": "mean over clients of the accuracy on source-validation data",
             "hold_out": self.hold_out,
-            "trials_per_method": len(next(iter(self.plans.values()))),
+            "trials_per_method": self.trials,
             "final_seeds": self.seeds,
             "methods": [self.method_json(one) for one in self.searched],
             "made_with": versions(),
@@ -155,9 +171,9 @@ class Sweep:
     def rows(self) -> list[MethodRow]:
         """The tests of what was chosen, a row for each method."""
         return [
-            MethodRow(one.method, problem=one.problem or "it was not searched")
+            MethodRow(one.method, problem=one.problem or "it was not searched", own=one.candidate.own)
             if one.problem or one.chosen is None
-            else method_row(one.chosen.trial.settings.method, one.outcomes, self.metric)
+            else method_row(Candidate(one.chosen.trial.settings.method, one.own).label, one.outcomes, self.metric, one.own)
             for one in self.searched
         ]
 
@@ -187,6 +203,7 @@ class Sweep:
         """One method as JSON."""
         return {
             "method": one.method,
+            "rounds": one.rounds,
             "trials": [score_json(score, self.folder) for score in one.scores],
             "chosen": None if one.chosen is None else score_json(one.chosen, self.folder),
             "at_the_edge": edges(one, self.axes),
@@ -209,58 +226,111 @@ class Searcher:
     """Trains and validates trials, on data whose tests cannot be read."""
 
     def __init__(self, data: DataSet, sweep: Sweep) -> None:
-        self.data, self.settings, self.plans = data, sweep.settings, sweep.plans
+        self.data, self.sweep, self.settings, self.halving = data, sweep, sweep.settings, sweep.halving
         self.folder, self.watcher, self.begin, self.write = sweep.folder / "trials", sweep.watcher, sweep.begin, sweep.write
+        self.store = open_store(sweep.folder)
+
+    def proposals(self, one: Searched) -> Proposals:
+        """What is tried for a method."""
+        sweep, axes = self.sweep, axes_of_method(self.sweep.axes, one.candidate.text)
+        about = [plain(sweep.settings), self.data.source, sweep.is_grid, sweep.halving]
+        start = grid(axes) if sweep.is_grid else []
+        return Proposals(sweep.folder, self.store, one.method, axes, start, sweep.sampler, sweep.settings.seed, about)
 
     def search(self, one: Searched) -> None:
         """Score every trial of a method and choose the best; the first of equals."""
-        for values in self.plans[one.method]:
+        proposals = self.proposals(one)
+        while self.has_budget(one):
+            number = len(one.scores)
+            values = proposals.values(number)
             words = f"{one.method}, {values_words(values)}"
             self.begin(words)
             try:
-                score = self.score(one.method, values)
+                score = self.score(one.candidate, values, Rungs(proposals, number, self.data.task) if self.halving else None)
             except (ReadTooSoon, RunFolderError):
                 raise
             except PolyfedError as error:
                 one.problem = str(error)
                 return
             one.scores.append(score)
-            self.watcher.end(words, score.problem or f"validation {100 * (score.validation or 0):.1f} %")
+            proposals.tell(number, score.validation, score.stopped is not None)
+            self.watcher.end(words, score_words(score))
             self.write()
-        worked = [score for score in one.scores if score.validation is not None]
+        worked = [score for score in one.scores if score.can_be_chosen]
         if worked:
             one.chosen = max(worked, key=lambda score: score.validation or 0.0)
         else:
             one.problem = f"No setting could be trained. {one.scores[0].problem}"
 
-    def score(self, method: str, values: Values) -> Score:
+    def has_budget(self, one: Searched) -> bool:
+        """Whether a method has a trial left: one of its number, or the rounds for one more where trials are stopped early."""
+        if not self.halving or not one.scores:
+            return len(one.scores) < self.sweep.trials
+        whole = one.scores[0].trial.settings.rounds
+        return one.rounds + whole <= self.sweep.trials * whole and len(one.scores) < MOST_RUNS
+
+    def score(self, method: Candidate, values: Values, rungs: Rungs | None = None) -> Score:
         """One trial: read back, resumed or trained. A trial whose training fails is remembered as failed."""
-        experiment = Experiment(trial_settings(applied(self.settings, method, values)), self.data)
-        trial = Trial(values, experiment.settings, self.folder / name_of(experiment.settings, values, self.data.source))
+        settings = applied(method.settings(self.settings), method.text, values)
+        experiment = Experiment(trial_settings(settings), self.data)
+        name = name_of(experiment.settings, values, self.data.source) + (STOPPABLE if rungs else "")
+        trial = Trial(values, experiment.settings, self.folder / name)
         for notice in experiment.notices:
             self.watcher.notice(notice)
         failure = trial.folder / "failed.json"
         if failure.exists():
             return Score(trial, None, problem=json.loads(failure.read_text())["problem"])
         try:
-            result = once_free(lambda: self.trained(trial, experiment), self.watcher.notice)
+            result = once_free(lambda: self.trained(trial, experiment, rungs), self.watcher.notice)
         except (ClientFailure, TooFewReplies) as error:
             failure.write_text(json.dumps({"problem": str(error)}))
             return Score(trial, None, problem=str(error))
         clients = {row.client: main_value(experiment.federation.task, row) for row in result.rows}
-        return Score(trial, statistics.fmean(clients.values()), clients)
+        reached = result.experiment.server.round
+        stopped = reached if reached < result.experiment.server.rounds else None
+        return Score(trial, statistics.fmean(clients.values()), clients, stopped=stopped)
 
-    def trained(self, trial: Trial, experiment: Experiment) -> Result:
+    def trained(self, trial: Trial, experiment: Experiment, rungs: Rungs | None = None) -> Result:
         """The trial's run, scored on validation data."""
+        callbacks = [rungs] if rungs else []
         if (trial.folder / "run.toml").exists():
             watching = [self.watcher.round]
-            return resume(trial.folder, self.data, notify=self.watcher.notice, observers=watching, split=VALIDATION)
-        return train_run(experiment, RunFolder(trial.folder), observers=[self.watcher.round], split=VALIDATION)
+            return resume(
+                trial.folder, self.data, notify=self.watcher.notice, observers=watching, split=VALIDATION, callbacks=callbacks
+            )
+        folder = RunFolder(trial.folder)
+        return train_run(experiment, folder, observers=[self.watcher.round], split=VALIDATION, callbacks=callbacks)
 
 
-def trial_settings(settings: Settings) -> Settings:
-    """Settings of a trial: nothing of an unseen domain but its test set is set aside, and that cannot be read."""
-    return dataclasses.replace(settings, unseen_part="test")
+class Rungs(Callback):
+    """Stops the run of a trial at a rung of successive halving where it is behind the trials before it."""
+
+    def __init__(self, proposals: Proposals, number: int, task: Task) -> None:
+        self.proposals, self.number, self.task = proposals, number, task
+
+    def after_round(self, run: RunState) -> bool | None:
+        found = rungs(run.rounds)
+        if run.round not in found:
+            return None
+        rung = found.index(run.round)
+        scores = [main_value(self.task, row) for row in run.score(VALIDATION)]
+        self.proposals.report(self.number, rung, statistics.fmean(scores))
+        return self.proposals.is_behind(self.number, rung)
+
+
+def require_texts(found: Sequence[Candidate]) -> None:
+    """Refuse methods that their text does not stand for: their trials could not be found again."""
+    for one in found:
+        if one.value is not None:
+            raise SettingError(f"A search finds its trials again by their settings, so methods are given as texts: {one.text!r}.")
+
+
+def score_words(score: Score) -> str:
+    """What became of a trial."""
+    if score.validation is None:
+        return score.problem
+    behind = "" if score.stopped is None else f", behind after round {score.stopped}"
+    return f"validation {100 * score.validation:.1f} %{behind}"
 
 
 def taken_over(trial: Trial, experiment: Experiment, folder: RunFolder) -> Result:

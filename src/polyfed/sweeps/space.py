@@ -1,4 +1,4 @@
-"""What a search tries: settings and options of method parts, on a grid or at random, as often for every method."""
+"""What a search may try: settings and options of method parts, with as many trials for every method."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from polyfed.core.method import Method, join, methods, parse
-from polyfed.core.seeds import chooser
 from polyfed.errors import SettingError, nearest
+from polyfed.runs.candidates import Candidate, common_to_all
 from polyfed.settings import Settings, require_count, setting_names, with_changes
 from polyfed.text import Call
 
@@ -18,10 +18,7 @@ Values: TypeAlias = Mapping[str, Any]
 """One value for each name that is searched."""
 
 RATE = "lr"
-TASK = ("data", "root", "partition", "unseen", "unseen_part", "few_shot", "newcomer", "init", "head", "model", "load")
-BUDGET = ("rounds", "total_epochs")
-DRAWS_PER_TRIAL = 1000
-MACHINERY = ("seed", "threads", "backend", "checkpoint_every", "evaluate_every", "evaluate_clients", "test_batch_size")
+DIGITS = 3
 
 
 @dataclass(frozen=True)
@@ -47,8 +44,9 @@ class Axis:
         return self.name == RATE and len(set(self.values)) > 1
 
 
-def check_axes(axes: Sequence[Axis], texts: Sequence[str], settings: Settings) -> None:
+def check_axes(axes: Sequence[Axis], methods: Sequence[Candidate], settings: Settings) -> None:
     """Refuse what cannot be searched, before anything is trained."""
+    texts = [one.text for one in methods]
     if not axes:
         raise SettingError("There is nothing to search: give --lr 0.01,0.03,0.1 or --set-grid key=v1,v2.")
     names = [axis.name for axis in axes]
@@ -58,14 +56,16 @@ def check_axes(axes: Sequence[Axis], texts: Sequence[str], settings: Settings) -
     for axis in axes:
         if not axis.values:
             raise SettingError(f"{axis.name} has no values to try.")
+        for one in methods:
+            if axis.name in one.own:
+                raise SettingError(f"{axis.name} is searched, and {one.text} has its own ({one.label}); keep one of them.")
         _check_setting(axis, settings) if not axis.part else _check_option(axis, texts)
 
 
 def _check_setting(axis: Axis, settings: Settings) -> None:
     if axis.name not in setting_names():
         raise SettingError(f"There is no setting {axis.name!r}. {nearest(axis.name, setting_names())}")
-    if axis.name in (*TASK, *BUDGET, *MACHINERY, "method"):
-        why = "the length of a run is the same for all" if axis.name in BUDGET else "it is no setting of training"
+    if why := common_to_all(axis.name):
         raise SettingError(f"{axis.name} cannot be searched: {why}. Give it once, for the whole search.")
     for value in axis.values:
         with_changes(settings, {axis.name: value})
@@ -106,30 +106,35 @@ def applied(settings: Settings, text: str, values: Values) -> Settings:
     return with_changes(settings, {**changes, "method": str(method)})
 
 
-def planned(texts: Sequence[str], axes: Sequence[Axis], random: int | None, seed: int) -> dict[str, list[Values]]:
-    """What is tried for each method: as many trials for all.
+def axes_of_method(axes: Sequence[Axis], text: str) -> list[Axis]:
+    """The axes that concern a method: settings, and options of its parts."""
+    parts = {one.name for one in parse(text).parts}
+    return [axis for axis in axes if not axis.part or axis.part in parts]
 
-    A grid holds every combination of the values that concern a method. Where one method has more combinations than another, the
-    other's are made up to the same number by random ones, with learning rates drawn between the smallest and the largest.
+
+def trials_of_each(texts: Sequence[str], axes: Sequence[Axis], trials: int | None) -> int:
+    """How many trials every method has: as asked for, or as many as the largest grid of a method has combinations.
 
     Args:
         texts: the methods.
         axes: what is searched.
-        random: the number of random trials; None: a grid.
-        seed: of the random choices, which are the same for all methods.
+        trials: as asked for; None: grids.
     """
-    if random is not None:
-        require_count("--random", random)
-    own = {text: [axis for axis in axes if not axis.part or axis.part in _parts(text)] for text in texts}
-    if random is not None:
-        return {text: drawn(text, own[text], [], random, seed) for text in texts}
-    grids = {text: grid(own[text]) for text in texts}
-    most = max(len(combinations) for combinations in grids.values())
-    return {text: drawn(text, own[text], grids[text], most, seed) for text in texts}
-
-
-def _parts(text: str) -> set[str]:
-    return {one.name for one in parse(text).parts}
+    if trials is not None:
+        require_count("--trials", trials)
+    count = max(len(grid(axes_of_method(axes, text))) for text in texts) if trials is None else trials
+    for text in texts:
+        own = axes_of_method(axes, text)
+        possible = math.prod(rates_between(axis) if axis.is_range else len(dict.fromkeys(axis.values)) for axis in own)
+        if possible < count:
+            farther = any(axis.is_range for axis in own)
+            advice = (
+                "Give --lr values that lie farther apart"
+                if farther
+                else "Give --lr two values or more, between which others can be drawn"
+            )
+            raise too_few(text, possible, count, advice)
+    return count
 
 
 def grid(axes: Sequence[Axis]) -> list[Values]:
@@ -138,38 +143,34 @@ def grid(axes: Sequence[Axis]) -> list[Values]:
     return [dict(zip(names, chosen, strict=True)) for chosen in itertools.product(*(dict.fromkeys(axis.values) for axis in axes))]
 
 
-def drawn(text: str, axes: Sequence[Axis], start: Sequence[Values], count: int, seed: int) -> list[Values]:
-    """The start, and random combinations up to ``count``, all different."""
-    found = list(start)
-    possible = grid(axes)
-    if not any(axis.is_range for axis in axes):
-        left = [values for values in possible if values not in found]
-        if len(found) + len(left) < count:
-            raise too_few(text, len(possible), count, "Give --lr two values or more, between which others can be drawn")
-        return found + chooser(seed, "sweep").sample(left, count - len(found))
-    for attempt in range(DRAWS_PER_TRIAL * count):
-        if len(found) == count:
-            break
-        values = {axis.name: _draw(axis, seed, attempt) for axis in axes}
-        if values not in found:
-            found.append(values)
-    if len(found) < count:
-        raise too_few(text, len(found), count, "Give --lr values that lie farther apart")
-    return found
-
-
 def too_few(text: str, found: int, count: int, advice: str) -> SettingError:
     """The error that there is less to try than trials."""
     return SettingError(
         f"{text} has only {found} combinations to try, and every method gets the same number of trials ({count}). "
-        f"{advice}, or --random with a smaller number."
+        f"{advice}, or --trials with a smaller number."
     )
 
 
-def _draw(axis: Axis, seed: int, attempt: int) -> Any:
-    stream = chooser(seed, "sweep", axis.name, attempt)
-    if not axis.is_range:
-        return stream.choice(axis.values)
+def rounded_rate(axis: Axis, rate: float) -> float:
+    """A learning rate in three digits, between the smallest and the largest; those that were given stay as they are."""
+    if rate in axis.values:
+        return rate
     low, high = min(axis.values), max(axis.values)
-    rate = math.exp(stream.uniform(math.log(low), math.log(high)))
-    return min(max(float(f"{rate:.3g}"), low), high)
+    return float(min(max(float(f"{rate:.{DIGITS}g}"), low), high))
+
+
+def rates_between(axis: Axis) -> int:
+    """How many different learning rates can be proposed.
+
+    >>> rates_between(Axis("lr", (0.1, 0.101))), rates_between(Axis("lr", (0.1, 1.0)))
+    (2, 901)
+    """
+    low, high = (_place(bound) for bound in (min(axis.values), max(axis.values)))
+    return high - low + 1
+
+
+def _place(rate: float) -> int:
+    """The place of a rate, in three digits, among all rates of three digits."""
+    mantissa, exponent = f"{rate:.{DIGITS - 1}e}".split("e")
+    in_decade = int(10 ** (DIGITS - 1))
+    return int(exponent) * 9 * in_decade + round(float(mantissa) * in_decade) - in_decade

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.method import parse
+from polyfed.runs.candidates import Candidate
 from polyfed.runs.run_folder import plain
 from polyfed.settings import Settings
 from polyfed.sweeps.space import Axis, Values
@@ -29,23 +30,58 @@ class Trial:
 
 @dataclass(frozen=True)
 class Score:
-    """What validation said of a trial; ``validation`` is the mean accuracy over clients, None where training failed."""
+    """What validation said of a trial.
+
+    Attributes:
+        trial: the trial.
+        validation: the mean accuracy over clients; None where training failed.
+        clients: the accuracy of each client.
+        problem: why training failed.
+        stopped: the round after which it was stopped since it was behind; None where it was trained to its end.
+    """
 
     trial: Trial
     validation: float | None
     clients: Mapping[str, float] = field(default_factory=dict)
     problem: str = ""
+    stopped: int | None = None
+
+    @property
+    def rounds(self) -> int:
+        """The rounds that count against the budget; a trial that failed counts as a whole one."""
+        return self.trial.settings.rounds if self.stopped is None else self.stopped
+
+    @property
+    def can_be_chosen(self) -> bool:
+        """Whether it was trained to its end."""
+        return self.validation is not None and self.stopped is None
 
 
 @dataclass
 class Searched:
     """The trials of one method, the chosen one, and its tests."""
 
-    method: str
+    candidate: Candidate
     scores: list[Score] = field(default_factory=list)
     chosen: Score | None = None
     outcomes: list[dict[str, Any]] = field(default_factory=list)
     problem: str = ""
+
+    @property
+    def method(self) -> str:
+        """The method's text, with the settings of its own."""
+        return self.candidate.label
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """The settings of the chosen runs that are this method's own: those it was given, and those that were searched."""
+        chosen = {} if self.chosen is None else self.chosen.trial.values
+        return {**self.candidate.own, **{name: value for name, value in chosen.items() if "." not in name}}
+
+    @property
+    def rounds(self) -> int:
+        """The rounds of training that its trials took."""
+        return sum(score.rounds for score in self.scores)
 
 
 def name_of(settings: Settings, values: Values, source: str) -> str:
@@ -86,6 +122,7 @@ def score_json(score: Score, folder: Path) -> dict[str, Any]:
         "values": dict(score.trial.values),
         "method": score.trial.settings.method,
         "rounds": score.trial.settings.rounds,
+        "stopped_after": score.stopped,
         "validation": score.validation,
         "validation_by_client": dict(score.clients),
         "run": str(score.trial.folder.relative_to(folder)),
