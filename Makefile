@@ -1,7 +1,7 @@
 # Every target sets itself up in .venv and touches nothing outside the checkout. `make help` lists them.
 # Say which Python with `make test PYTHON=/path/to/python`; otherwise the first of CANDIDATES that is new enough is used.
 
-DEMO       = compare digits-mini --methods "local; fedavg; fedprox; silobn; fedbn; fedavg + group_norm" --rounds 20 --evaluate-every 2 --out runs/demo
+DEMO       = compare --recipe demo --workers auto --out runs/demo
 DEMO_QUICK = compare digits-mini --methods "fedavg; fedbn" --rounds 1
 RIVALS     = 'pfl[pytorch]==0.6.0' 'flwr[simulation]==1.41.0'
 LEFT_OUT   = slow or flower or network or fuzz
@@ -33,7 +33,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | awk -F':.*  ## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
-demo: $(VENV)/.installed-demo  ## compare six methods over the five domains of digits-mini
+demo: $(VENV)/.installed-demo  ## compare seven methods over the five domains of digits-mini
 	$(VENV)/bin/polyfed $(DEMO)
 	@$(VENV)/bin/polyfed report runs/demo -o runs/demo/report.html
 

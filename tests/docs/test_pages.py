@@ -20,8 +20,9 @@ import pytest
 from helpers.paths import DOCS, EXAMPLES, ROOT, SOURCE
 from polyfed.core.code_gate import allow, code_in
 from polyfed.core.load_methods import load_file
-from polyfed.core.method import Method, methods, parse
+from polyfed.core.method import Method, methods
 from polyfed.reports import method_tables
+from polyfed.runs.candidates import candidates
 
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 HEADINGS = ("Idea", "Formula", "What travels", "Options", "Differences from the paper", "Command", "Results")
@@ -310,9 +311,9 @@ def test_shown_commands_exist(page: Path, monkeypatch: pytest.MonkeyPatch) -> No
             if (ROOT / file).is_file():
                 allow(code_in(load=[str(ROOT / file)]))
                 load_file(ROOT / file)
-        for text in [values.get("method"), *(values.get("methods") or "").split(";")]:
+        for text in [values.get("method"), values.get("methods")]:
             if text:
-                parse(text)
+                candidates(text)
 
 
 def test_commands_are_found_wherever_they_stand(tmp_path: Path) -> None:
