@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.core.client import Client, probabilities
+from polyfed.core.client import Client, predicted
 from polyfed.core.data_types import ClientData, Examples, Federation, in_batches, joined
 from polyfed.core.device import CPU, sent_to
 from polyfed.core.seeds import derive, generator
@@ -107,7 +107,7 @@ def confidences(experiment: Experiment, pools: Mapping[str, Examples]) -> dict[s
         bench.model.eval()
         parts = []
         for x, y in in_batches(pools[client.id], bench.settings.test_batch_size):
-            chances = probabilities(bench, bench.preparation.for_testing(sent_to(x, bench.device))).to(CPU).double()
+            chances = predicted(bench, bench.preparation.for_testing(sent_to(x, bench.device))).to(CPU).double()
             right = chances.gather(1, y[:, None]).squeeze(1)
             wrong = chances.scatter(1, y[:, None], 0.0).sum(1)
             parts.append(right.clamp_min(1e-30).log() - wrong.clamp_min(1e-30).log())

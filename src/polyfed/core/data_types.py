@@ -119,9 +119,13 @@ def _stacked(targets: Sequence[Any]) -> Tensor:
 
 
 def joined(parts: Sequence[Examples]) -> Examples:
-    """One set of examples after the other."""
+    """One set of examples after the other; those that lie on disk stay there if they say how (``joined_with``)."""
     if len(parts) == 1:
         return parts[0]
+    join = getattr(parts[0], "joined_with", None)
+    together: Examples | None = None if join is None else join(parts[1:])
+    if together is not None:
+        return together
     pairs = [part.batch(slice(None)) for part in parts]
     return ArrayExamples(torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs]))
 

@@ -55,7 +55,7 @@ def cached(recipe: Mapping[str, object], files: Sequence[FileIdentity], build: C
         files: What they are made from.
         build: Makes them.
     """
-    entry = cache_folder() / _key(recipe, files)
+    entry = cache_folder() / cache_key(recipe, files)
     if entry.is_dir():
         try:
             return _load(entry)
@@ -65,7 +65,8 @@ def cached(recipe: Mapping[str, object], files: Sequence[FileIdentity], build: C
     return _load(entry)
 
 
-def _key(recipe: Mapping[str, object], files: Sequence[FileIdentity]) -> str:
+def cache_key(recipe: Mapping[str, object], files: Sequence[FileIdentity]) -> str:
+    """The name under which what this recipe makes of these files is stored."""
     parts = {"version": RECIPE_VERSION, "pillow": PIL.__version__, "recipe": dict(recipe), "files": list(files)}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

@@ -96,6 +96,7 @@ class Declaration:
         normalisation: The normalisation, where ``normalise`` is no option.
         side: The side of the images, where ``size`` is no option.
         task: What is learnt.
+        class_names: The classes as the files under a folder name them, where the declared ones are only numbers.
         check_with: Arguments of ``find`` for ``polyfed data check`` in the place of the defaults: all data, split as published.
     """
 
@@ -115,6 +116,7 @@ class Declaration:
     options: tuple[DataOption, ...] = ()
     normalisation: str = "half"
     side: int = 32
+    class_names: Callable[[Path], tuple[str, ...]] | None = None
     check_with: Mapping[str, object] = field(default_factory=dict)
     task: Task = CLASSIFICATION
 
@@ -127,7 +129,7 @@ class Declaration:
         domains = tuple(source.load() for source in sources)
         return DataSet(
             name=self.title,
-            classes=self.classes,
+            classes=self.classes if self.class_names is None else self.class_names(Path(root).expanduser()),
             domains=domains,
             preparation=prepared,
             default_model=self.default_model,

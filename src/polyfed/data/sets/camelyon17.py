@@ -1,0 +1,129 @@
+"""Camelyon17: patches of lymph nodes with and without tumour, from five hospitals, as WILDS has them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+
+from polyfed.data.archives import FileTree, existing_trees
+from polyfed.data.declaration import DataOption, Declaration, augment_option, normalise_option, registered, size_option
+from polyfed.data.own_images import first_of
+from polyfed.data.splits import Splits, grouped, in_turn, stratified
+from polyfed.data.streamed_files import StreamedFiles
+from polyfed.errors import DataError, OptionError
+
+CLASSES = ("normal", "tumor")
+DOMAINS = tuple(f"hospital {number}" for number in range(1, 6))
+SIZES = (59_436, 34_904, 85_054, 129_838, 146_722)
+FOLDER = "WILDS' folder camelyon17_v1.0/ with metadata.csv and patches/"
+PLACES = ("camelyon17_v1.0", "wilds/camelyon17_v1.0", "data/camelyon17_v1.0", "")
+TABLE = "metadata.csv"
+COLUMNS = ("patient", "node", "x_coord", "y_coord", "tumor", "center")
+HELD_OUT = 0.2
+
+
+def find(root: Path, size: int, split: str) -> list[StreamedFiles]:
+    """The hospitals under a folder."""
+    for tree in existing_trees(root, PLACES):
+        if (tree.path / TABLE).is_file():
+            return _hospitals(tree, size, split)
+    return []
+
+
+def _hospitals(tree: FileTree, size: int, split: str) -> list[StreamedFiles]:
+    rows = _rows(tree)
+    there = set(tree.names)
+    found = []
+    for centre, domain in enumerate(DOMAINS):
+        own = [row for row in rows if row["center"] == str(centre)]
+        present = [row for row in own if _file(row) in there]
+        missing = [_file(row) for row in own if _file(row) not in there]
+        problems = [f"{TABLE} names no patch of {domain} (center {centre})."] if not own else []
+        if missing:
+            problems.append(f"{len(missing)} patches of {domain} are named in {TABLE} but missing: {first_of(missing)}.")
+        labels = np.array([int(row["tumor"]) for row in present], np.int64)
+        patients = np.array([int(row["patient"]) for row in present], np.int64)
+        found.append(
+            StreamedFiles(
+                domain=domain,
+                layout=FOLDER,
+                data_set="camelyon17",
+                tree=tree,
+                names=[_file(row) for row in present],
+                labels=labels,
+                splits=_split(split, labels, patients),
+                size=size,
+                problems=tuple(problems),
+                groups=patients,
+            )
+        )
+    return found
+
+
+def _rows(tree: FileTree) -> list[dict[str, str]]:
+    try:
+        rows = list(csv.DictReader(io.StringIO(tree.read(TABLE).decode("utf-8"))))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{tree.path / TABLE} cannot be read as a table: {error}.") from error
+    lacking = [column for column in COLUMNS if not rows or column not in rows[0]]
+    if lacking:
+        raise DataError(f"{tree.path / TABLE} lacks the columns {', '.join(lacking)}.")
+    wrong = [number for number, row in enumerate(rows, 2) if not all(_is_number(row[column]) for column in COLUMNS)]
+    if wrong:
+        raise DataError(f"{tree.path / TABLE}, line {wrong[0]}: a patient, place, label or center is no number.")
+    return rows
+
+
+def _is_number(text: str | None) -> bool:
+    return text is not None and text.isdecimal()
+
+
+def _file(row: dict[str, str]) -> str:
+    slide = f"patient_{row['patient'].zfill(3)}_node_{row['node']}"
+    return f"patches/{slide}/patch_{slide}_x_{row['x_coord']}_y_{row['y_coord']}.png"
+
+
+def _split(split: str, labels: np.ndarray, patients: np.ndarray) -> Splits:
+    """Four fifths for training; the rest for validation and test, in turn or by patient."""
+    if split == "images":
+        return in_turn(labels, stratified(labels, HELD_OUT, seed=0)[0])
+    rest, held_out = grouped(labels, patients, HELD_OUT, seed=0)
+    other, test = grouped(labels[held_out], patients[held_out], 0.5, seed=0)
+    return {"train": np.sort(rest), "validation": held_out[np.sort(other)], "test": held_out[test]}
+
+
+def _check_split(owner: str, split: str) -> None:
+    if split not in ("images", "patients"):
+        raise OptionError(f"{owner}: split is {split!r}; it must be 'images' or 'patients'.")
+
+
+CAMELYON17 = Declaration(
+    name="camelyon17",
+    about="""Camelyon17: 96x96 patches of lymph nodes, with tumour in their middle or not, from five hospitals.
+
+    Hospital 1 is center 0 of WILDS. A split with seed 0 leaves four fifths of each hospital for training, as gPerXAN does; the rest
+    is for validation and test. With ``split="images"``, the paper's, patches of one patient are in all three; with
+    ``"patients"`` they are not. Patches are decoded when they are first needed. WILDS has 455,954; gPerXAN prints 455,964.
+    """,
+    title="Camelyon17",
+    domains=DOMAINS,
+    classes=CLASSES,
+    splits="stratified 80/20 with seed 0, by image or by patient",
+    terms="CC0 1.0 (WILDS)",
+    citation="Bandi et al. 2018; Koh et al. 2021 (WILDS)",
+    layouts=(FOLDER,),
+    expected={FOLDER: {domain: {"all": count} for domain, count in zip(DOMAINS, SIZES, strict=True)}},
+    default_model="resnet18",
+    options=(
+        size_option(96, "Side of the images; the patches have 96."),
+        DataOption("split", "images", '"images" (gPerXAN\'s) or "patients" (a patient is on one side only).', check=_check_split),
+        augment_option("flip_jitter", "Augmentation of training batches; gPerXAN's by default."),
+        normalise_option("imagenet"),
+    ),
+    find=find,
+)
+
+camelyon17 = registered(CAMELYON17)

@@ -1,0 +1,65 @@
+"""Tiny-ImageNet: 200 of ImageNet's classes at 64 pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from polyfed.data.archives import FileTree
+from polyfed.data.declaration import Declaration, augment_option, normalise_option, registered, size_option, validation_option
+from polyfed.data.streamed_files import StreamedFiles
+from polyfed.data.wordnet_folders import find_wordnet, table, wordnet_ids
+
+NUMBER = 200
+CLASSES = tuple(f"class {number:03d}" for number in range(NUMBER))
+DOMAIN = "Tiny-ImageNet"
+LAYOUT = "folder tiny-imagenet-200/ or its zip (train/<id>/images/*, val/images/* with val_annotations.txt, or val/<id>/*)"
+PLACES = ("tiny-imagenet-200", "", "tiny-imagenet-200.zip")
+
+
+def find(root: Path, size: int, validation: float) -> list[StreamedFiles]:
+    """The one domain under a folder."""
+    return find_wordnet(
+        root,
+        PLACES,
+        LAYOUT,
+        data_set="tiny_imagenet",
+        title=DOMAIN,
+        classes=NUMBER,
+        size=size,
+        validation=validation,
+        flat=_annotations,
+    )
+
+
+def _annotations(tree: FileTree) -> Mapping[str, str]:
+    return {line[0]: line[1] for line in table(tree, "val_annotations.txt", "\t")}
+
+
+TINY_IMAGENET = Declaration(
+    name="tiny_imagenet",
+    about="""Tiny-ImageNet: 100,000 training images of 200 classes and 10,000 test images (its public validation part), 64x64.
+
+    Classes are called by their WordNet ids. Images are decoded when they are first needed.
+    """,
+    title="Tiny-ImageNet",
+    domains=(DOMAIN,),
+    classes=CLASSES,
+    splits="the published training part; the public validation part for testing",
+    terms="those of ImageNet: non-commercial research and education",
+    citation="Le and Yang 2015",
+    layouts=(LAYOUT,),
+    expected={LAYOUT: {DOMAIN: {"train": (500,) * NUMBER, "test": (50,) * NUMBER}}},
+    default_model="resnet18",
+    options=(
+        size_option(64, "Side of the images; the files have 64."),
+        validation_option("Share of the training images for validation, evenly over the classes."),
+        augment_option("imagenet", "Augmentation of training batches; PyTorch's recipe by default, as FixBN has it."),
+        normalise_option("imagenet"),
+    ),
+    find=find,
+    class_names=partial(wordnet_ids, places=PLACES, usual=CLASSES),
+)
+
+tiny_imagenet = registered(TINY_IMAGENET)

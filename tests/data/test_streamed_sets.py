@@ -1,0 +1,234 @@
+"""Camelyon17, Tiny-ImageNet and ImageNet from tiny copies of their layouts; images that are decoded when they are needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import polyfed
+from polyfed.core.data_types import joined
+from polyfed.data.check import check
+from polyfed.data.federate import federate
+from polyfed.data.pixel_store import PixelStore, StoredExamples
+from polyfed.data.registry import data_sets
+from polyfed.data.sets import imagenet, tiny_imagenet
+from polyfed.errors import DataError
+
+RANDOM = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+def image(path: Path, side: int = 8) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(RANDOM.integers(0, 256, (side, side, 3), np.uint8)).save(path, "PNG")
+
+
+@pytest.fixture
+def camelyon(tmp_path) -> Path:
+    """Five hospitals, four patients each with four patches."""
+    base = tmp_path / "camelyon17_v1.0"
+    lines = [",patient,node,x_coord,y_coord,tumor,slide,center,split"]
+    for center in range(5):
+        for patient in range(center * 20, center * 20 + 4):
+            for patch in range(4):
+                slide = f"patient_{patient:03d}_node_1"
+                image(base / "patches" / slide / f"patch_{slide}_x_{patch}_y_7.png", 6)
+                lines.append(f"{len(lines)},{patient:03d},1,{patch},7,{patch % 2},0,{center},0")
+    (base / "metadata.csv").write_text("\n".join(lines))
+    return tmp_path
+
+
+def test_camelyon17_by_image_and_by_patient(camelyon):
+    data = data_sets.build("camelyon17(size=6)", root=str(camelyon))
+    assert [domain.name for domain in data.domains] == [f"hospital {number}" for number in range(1, 6)]
+    assert [(len(d.train), len(d.validation), len(d.test)) for d in data.domains] == [(12, 2, 2)] * 5
+    by_patient = data_sets.build('camelyon17(size=6, split="patients")', root=str(camelyon))
+    for domain in by_patient.domains:
+        patients = [
+            set((part.positions // 4).tolist()) for part in (domain.train, domain.validation, domain.test) if part is not None
+        ]
+        assert sum(map(len, patients)) == 4, "four patients, each in one part"
+    with Image.open(
+        camelyon / "camelyon17_v1.0" / "patches" / "patient_000_node_1" / "patch_patient_000_node_1_x_0_y_7.png"
+    ) as first:
+        everything = federate(data, unseen=["hospital 1"], unseen_part="all").unseen["hospital 1"]
+        assert isinstance(everything, StoredExamples) and len(everything) == 16
+        at = int((everything.positions == 0).nonzero())
+        assert (everything.batch(slice(at, at + 1))[0][0].numpy() == np.asarray(first).transpose(2, 0, 1)).all()
+
+
+def test_camelyon17_missing_patches_are_named(camelyon):
+    slide = "patient_020_node_1"
+    (camelyon / "camelyon17_v1.0" / "patches" / slide / f"patch_{slide}_x_2_y_7.png").unlink()
+    with pytest.raises(DataError, match=r"1 patches of hospital 2 are named.*patient_020_node_1_x_2_y_7"):
+        data_sets.build("camelyon17(size=6)", root=str(camelyon))
+    problems = " ".join(check("camelyon17", str(camelyon)).problems)
+    assert "1 patches of hospital 2" in problems and "hospital 1: 16 images, expected 59436" in problems
+    (camelyon / "camelyon17_v1.0" / "metadata.csv").write_text("patient,node\n1,2\n")
+    with pytest.raises(DataError, match="lacks the columns x_coord, y_coord, tumor, center"):
+        data_sets.build("camelyon17", root=str(camelyon))
+
+
+@pytest.fixture
+def three_classes(monkeypatch):
+    """The declarations with three classes, so that copies can be small."""
+    for module, name in ((tiny_imagenet, "TINY_IMAGENET"), (imagenet, "IMAGENET")):
+        monkeypatch.setattr(module, "NUMBER", 3)
+        declared = getattr(module, name)
+        names = (
+            dataclasses.replace(declared.class_names) if dataclasses.is_dataclass(declared.class_names) else declared.class_names
+        )
+        usual = ("a", "b", "c")
+        small = dataclasses.replace(
+            declared, classes=usual, class_names=lambda root, names=names, usual=usual: names(root, usual=usual), expected={}
+        )
+        monkeypatch.setitem(data_sets.find(declared.name).extra, "declaration", small)
+
+
+def built(name: str, root: Path, **options):
+    declaration = data_sets.find(name).extra["declaration"]
+    defaults = {option.name: option.default for option in declaration.options}
+    return declaration.build(str(root), **{**defaults, "size": 8, **options})
+
+
+IDS = ("n01443537", "n01629819", "n02123045")
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_tiny_imagenet_as_published(tmp_path, three_classes, zipped):
+    base = tmp_path / "tiny-imagenet-200"
+    for wordnet in IDS:
+        for number in range(6):
+            image(base / "train" / wordnet / "images" / f"{wordnet}_{number}.JPEG")
+    lines = []
+    for number in range(6):
+        image(base / "val" / "images" / f"val_{number}.JPEG")
+        lines.append(f"val_{number}.JPEG\t{IDS[number % 3]}\t0\t0\t1\t1")
+    (base / "val" / "val_annotations.txt").write_text("\n".join(lines))
+    if zipped:
+        with zipfile.ZipFile(tmp_path / "tiny-imagenet-200.zip", "w") as archive:
+            for path in sorted(base.rglob("*.*")):
+                archive.write(path, path.relative_to(tmp_path))
+                path.unlink()
+        for folder in sorted(base.rglob("*"), reverse=True):
+            folder.rmdir()
+        base.rmdir()
+    data = built("tiny_imagenet", tmp_path, validation=1 / 3)
+    (domain,) = data.domains
+    assert data.classes == IDS
+    assert domain.test.labels.tolist() == [0, 1, 2, 0, 1, 2]
+    assert domain.validation.labels.bincount().tolist() == [2, 2, 2] and len(domain.train) == 12
+    assert domain.train.batch(slice(0, 2))[0].shape == (2, 3, 8, 8)
+
+
+@pytest.mark.parametrize("kaggle", [False, True])
+def test_imagenet_as_torchvision_and_kaggle_have_it(tmp_path, three_classes, kaggle):
+    base = tmp_path / ("ILSVRC/Data/CLS-LOC" if kaggle else "imagenet")
+    lines = ["ImageId,PredictionString"]
+    for number, wordnet in enumerate(IDS):
+        for image_number in range(4):
+            image(base / "train" / wordnet / f"{wordnet}_{image_number}.JPEG", 12)
+        image(base / "val" / ("" if kaggle else wordnet) / f"ILSVRC2012_val_{number:08d}.JPEG", 10)
+        lines.append(f"ILSVRC2012_val_{number:08d},{wordnet} 1 2 3 4 {wordnet} 5 6 7 8 ")
+    if kaggle:
+        (tmp_path / "LOC_val_solution.csv").write_text("\n".join(lines))
+    data = built("imagenet", tmp_path)
+    assert data.classes == IDS and data.domains[0].test.labels.tolist() == [0, 1, 2]
+    assert len(data.domains[0].train) == 12
+    if kaggle:
+        (tmp_path / "LOC_val_solution.csv").unlink()
+        with pytest.raises(DataError, match="class of 3 validation images is not known"):
+            built("imagenet", tmp_path)
+
+
+class Counting:
+    """A tree that counts how often files are read."""
+
+    def __init__(self, tree) -> None:
+        self.tree, self.path, self.names, self.reads = tree, tree.path, tree.names, 0
+
+    def read(self, name):
+        self.reads += 1
+        return self.tree.read(name)
+
+    def identity(self, names):
+        return self.tree.identity(names)
+
+
+@pytest.fixture
+def store(tmp_path) -> PixelStore:
+    from polyfed.data.archives import FolderTree
+
+    for number in range(6):
+        image(tmp_path / "files" / f"{number}.png")
+    tree = FolderTree(tmp_path / "files")
+    return PixelStore("test", Counting(tree), tree.names, 8)
+
+
+def test_an_image_is_decoded_once_and_again_when_its_file_changes(store):
+    first = store.rows(range(6))
+    assert store.tree.reads == 6
+    again = PixelStore(store.name, store.tree, store.names, store.size)
+    assert (again.rows(range(6)) == first).all() and store.tree.reads == 6
+    image(store.tree.path / "2.png")
+    assert (again.rows([2])[0] != first[2]).any() and store.tree.reads == 7
+    assert (again.rows([2, 3])[1] == first[3]).all() and store.tree.reads == 7
+
+
+def test_damaged_pixels_are_made_again(store):
+    first = store.rows(range(6))
+    with store.path.open("r+b") as file:
+        file.seek(3 * store.bytes_each + 5)
+        file.write(bytes([255 - int(first[3].flatten()[5])]))
+    assert (store.rows([3])[0] == first[3]).all() and store.tree.reads == 7
+
+
+def test_the_store_is_bounded(store, monkeypatch):
+    monkeypatch.setenv("POLYFED_CACHE_GB", str(4 * store.bytes_each / 10**9))
+    first = store.rows(range(6))
+    assert store.slots == 4 and store.path.stat().st_size == 4 * store.bytes_each
+    assert (store.rows(range(6)) == first).all() and store.tree.reads == 8, "two have no slot"
+    monkeypatch.setenv("POLYFED_CACHE_GB", "much")
+    with pytest.raises(DataError, match="must be a number of gigabytes"):
+        PixelStore("other", store.tree, store.names, 8).rows([0])
+
+
+def test_a_store_survives_a_fork_and_a_pickle(store):
+    first = store.rows(range(3))
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if (store.rows(range(6))[:3] == first).all() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (store.rows(range(6))[:3] == first).all() and store.tree.reads == 3, "the child decoded the others"
+    plain = PixelStore(store.name, store.tree.tree, store.names, store.size)
+    assert (pickle.loads(pickle.dumps(plain)).rows([1]) == plain.rows([1])).all()
+
+
+def test_joined_examples_stay_on_disk(store, tmp_path):
+    def examples(store, positions):
+        at = torch.tensor(positions)
+        return StoredExamples((store,), torch.zeros_like(at), at, at % 2)
+
+    other = PixelStore("other", store.tree, store.names[::-1], 8)
+    both = joined([examples(store, [0, 1]), examples(other, [0]), examples(store, [4])])
+    assert isinstance(both, StoredExamples) and store.tree.reads == 0 and len(both.stores) == 2
+    x, y = both.subset(torch.tensor([3, 2, 0])).batch(slice(None))
+    assert (x == store.rows([4, 5, 0])).all() and y.tolist() == [0, 0, 0]
+
+
+def test_a_run_on_streamed_images(camelyon):
+    result = polyfed.run("camelyon17(size=16)", root=str(camelyon), method="fedavg", model="small_cnn", rounds=1, batch_size=6)
+    again = polyfed.run("camelyon17(size=16)", root=str(camelyon), method="fedavg", model="small_cnn", rounds=1, batch_size=6)
+    assert result.digest == again.digest and len(result.experiment.federation.clients) == 5
