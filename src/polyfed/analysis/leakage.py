@@ -60,6 +60,7 @@ def membership(
     """
     if shadows < 0 or shadows % 2:
         raise SettingError(f"shadows={shadows}: shadow runs come in pairs. Use an even number, or 0 for none.")
+    experiment.federation.task.require_class_labels("Membership inference")
     pools = {client.id: pool_of(client, most, experiment.settings.seed) for client in experiment.federation.clients}
     target = confidences(experiment, {name: pool.examples for name, pool in pools.items()})
     inside, scored = shadow_runs(experiment, pools, shadows, model, notify)

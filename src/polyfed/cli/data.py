@@ -3,19 +3,114 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from polyfed.cli.guard import BAD_INPUT
 from polyfed.cli.options import Json
-from polyfed.cli.output import busy, print_json, print_table, table, visible
+from polyfed.cli.output import busy, console, print_json, print_table, table, visible
 from polyfed.errors import DataError, SettingError
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
 
 EXAMPLE = "Examples: polyfed data check ./my_images --sheet sheet.png; polyfed data check digits-five --root ~/data/digits-five"
 
 data_app = typer.Typer(help="Look after the files of data sets.", no_args_is_help=True)
+
+
+@data_app.command("ls")
+def ls(as_json: Json = False) -> None:
+    """List data sets that are read from files: how they are had, and on what terms."""
+    from polyfed.data.registry import data_sets
+
+    found = [declared for name in data_sets.names() if (declared := data_sets.find(name).extra.get("declaration")) is not None]
+    rows = [
+        {
+            "name": declared.name.replace("_", "-"),
+            "get": f"{len(declared.files)} file{'s' if len(declared.files) != 1 else ''}" if declared.files else "by hand",
+            "page": declared.page,
+            "terms": declared.terms,
+        }
+        for declared in found
+    ]
+    if as_json:
+        print_json({"data_sets": rows})
+        return
+    shown = table(("data set", "polyfed data get", "page", "terms"))
+    for row in rows:
+        shown.add_row(*row.values())
+    print_table("data sets that are read from files", shown)
+
+
+@data_app.command("get", epilog="Example: polyfed data get cifar10 --root ~/data")
+def get(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A data set (polyfed data ls).")],
+    root: Annotated[Path, typer.Option("--root", metavar="DIR", help="Folder for its files.")],
+    as_json: Json = False,
+) -> None:
+    """Download the files of a data set, with checksums; what came before goes on. Some must be had by hand: then the page is named."""
+    from polyfed.data.declaration import Declaration
+    from polyfed.data.download import get as downloaded
+    from polyfed.data.registry import data_sets
+
+    declared = data_sets.find(name).extra.get("declaration")
+    if not isinstance(declared, Declaration):
+        raise DataError(f"{name} is not read from files of a known data set, so there is nothing to get.")
+    by_hand = f"{declared.title}: {declared.page}. Terms: {declared.terms}. It is read from: {'; '.join(declared.layouts)}."
+    if not declared.files:
+        raise DataError(f"{declared.title} must be had by hand. {by_hand}")
+    with download_bar(as_json) as progress:
+        fetched = downloaded(declared.files, root.expanduser(), progress)
+    if as_json:
+        print_json(
+            {"name": declared.name, "root": str(root), "downloaded": fetched, "terms": declared.terms, "page": declared.page}
+        )
+    else:
+        print(f"{len(fetched)} of {len(declared.files)} files downloaded to {root}, the others were there. {by_hand}")
+
+
+@contextmanager
+def download_bar(quiet: bool) -> Iterator[Callable[[str, int, int | None], None]]:
+    """A bar for the file that comes in, where there is a terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda name, there, whole: None
+        return
+    from rich.progress import DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (*Progress.get_default_columns()[:2], DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console(stderr=True)) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def show(name: str, there: int, whole: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = bar.add_task(name)
+            bar.update(tasks[name], completed=there, total=whole)
+
+        yield show
+
+
+@data_app.command("pack", epilog="Example: polyfed data pack ~/data/PACS --size 96 --out PACS.tar")
+def pack(
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A folder or archive of images.")],
+    size: Annotated[int, typer.Option("--size", help="Side of the images in the archive.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The new .tar file.")],
+    as_json: Json = False,
+) -> None:
+    """Pack images into one tar of small ones under the same names; it is read wherever an archive of the same folders is."""
+    with busy("Packing", as_json):
+        from polyfed.data.pack import pack as packed
+
+        made = packed(source.expanduser(), size, out)
+    if as_json:
+        print_json({"file": str(out), **dataclasses.asdict(made)})
+    else:
+        print(f"{out}: {made.images:,} images, {made.others:,} other files, {made.bytes:,} bytes, sha256 {made.sha256}.")
 
 
 @data_app.command("check", epilog=EXAMPLE)

@@ -18,6 +18,7 @@ from polyfed.core.tasks.task import Task
 from polyfed.data.archives import contents
 from polyfed.data.augment import preparation
 from polyfed.data.domain_files import DomainSource, source_text
+from polyfed.data.download import RemoteFile
 from polyfed.data.registry import data_sets
 from polyfed.data.splits import check_share
 from polyfed.errors import DataError, OptionError
@@ -96,6 +97,8 @@ class Declaration:
         normalisation: The normalisation, where ``normalise`` is no option.
         side: The side of the images, where ``size`` is no option.
         task: What is learnt.
+        files: The files that can be downloaded.
+        page: Where the files, or those that cannot be downloaded here, are had by hand, and what to do there.
         class_names: The classes as the files under a folder name them, where the declared ones are only numbers.
         check_with: Arguments of ``find`` for ``polyfed data check`` in the place of the defaults: all data, split as published.
     """
@@ -116,6 +119,8 @@ class Declaration:
     options: tuple[DataOption, ...] = ()
     normalisation: str = "half"
     side: int = 32
+    files: tuple[RemoteFile, ...] = ()
+    page: str = ""
     class_names: Callable[[Path], tuple[str, ...]] | None = None
     check_with: Mapping[str, object] = field(default_factory=dict)
     task: Task = CLASSIFICATION

@@ -123,6 +123,7 @@ CAMELYON17 = Declaration(
         augment_option("flip_jitter", "Augmentation of training batches; gPerXAN's by default."),
         normalise_option("imagenet"),
     ),
+    page="https://wilds.stanford.edu/datasets/: camelyon17_v1.0, unpacked (10 GB)",
     find=find,
 )
 

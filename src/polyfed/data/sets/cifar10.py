@@ -14,6 +14,7 @@ from polyfed.data.archives import FileTree, existing_trees
 from polyfed.data.cache import Arrays
 from polyfed.data.declaration import Declaration, augment_option, normalise_option, registered, validation_option
 from polyfed.data.domain_files import DomainFiles
+from polyfed.data.download import RemoteFile
 from polyfed.data.images import tiles
 from polyfed.data.splits import split_at_test
 from polyfed.data.unpickle import unpickled
@@ -125,6 +126,14 @@ CIFAR10 = Declaration(
             "crop_flip", 'Augmentation of training batches: "crop_flip" (FixBN) or "crop4_flip_cutout" (EasyFL, FedWon).'
         ),
         normalise_option("cifar10", 'Normalisation; "imagenet" in FedTAN\'s setting.'),
+    ),
+    page="https://www.cs.toronto.edu/~kriz/cifar.html: cifar-10-python.tar.gz",
+    files=(
+        RemoteFile(
+            "cifar-10-python.tar.gz",
+            ("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",),
+            "md5:c58f30108f718f92721af3b95e74349a",
+        ),
     ),
     find=find,
 )

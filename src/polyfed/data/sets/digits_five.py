@@ -13,6 +13,7 @@ from polyfed.data.cache import Arrays
 from polyfed.data.declaration import DataOption, Declaration, SplitCounts, augment_option, registered, validation_option
 from polyfed.data.digit_files import DIGIT_FILES, PACKED_SEED, DigitFiles, Digits
 from polyfed.data.domain_files import DomainFiles
+from polyfed.data.download import RemoteFile
 from polyfed.data.images import colour
 from polyfed.data.splits import split_at_test
 from polyfed.errors import DataError, OptionError
@@ -58,6 +59,37 @@ PACKED_SIZES: Mapping[str, SplitCounts] = {
         "test": (393, 388, 366, 394, 398, 411, 431, 375, 416, 428),
     },
 }
+
+REMOTE = (
+    *(
+        RemoteFile(
+            f"MNIST/{name}.gz",
+            (f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}.gz", f"http://yann.lecun.com/exdb/mnist/{name}.gz"),
+            f"md5:{digits}",
+        )
+        for name, digits in {
+            "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
+            "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
+            "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
+        }.items()
+    ),
+    *(
+        RemoteFile(f"SVHN/{name}", (f"http://ufldl.stanford.edu/housenumbers/{name}",), f"md5:{digits}")
+        for name, digits in {
+            "train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373",
+            "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3",
+        }.items()
+    ),
+    *(
+        RemoteFile(f"USPS/{name}", (f"https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass/{name}",), f"md5:{digits}")
+        for name, digits in {
+            "usps.bz2": "ec16c51db3855ca6c91edd34d0e9b197",
+            "usps.t.bz2": "8ea070ee2aca1ac39742fdd1ef5ed118",
+        }.items()
+    ),
+)
+"""Checksums as torchvision has them."""
 
 
 def find(root: Path, per_domain: int, validation: float) -> list[DomainFiles]:
@@ -143,6 +175,8 @@ DIGITS_FIVE = Declaration(
         validation_option("Share of them taken from the end for validation."),
         augment_option("none"),
     ),
+    page="https://github.com/med-air/FedBN: its prepared digit data, which include SynthDigits and MNIST-M; `get` brings MNIST, SVHN and USPS only",
+    files=REMOTE,
     find=find,
     check_with={"per_domain": 0},
 )

@@ -54,6 +54,7 @@ DOMAINNET10 = Declaration(
         augment_option("flip_rotate", "Augmentation of training batches; the papers flip and turn up to 30 degrees."),
         normalise_option("none", "Normalisation; the papers use none."),
     ),
+    page="https://ai.bu.edu/M3SDA/: the six domains unpacked to DomainNet/<domain>/<class>/*; FedBN's lists from https://github.com/med-air/FedBN",
     find=find,
 )
 

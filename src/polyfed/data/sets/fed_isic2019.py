@@ -214,6 +214,7 @@ FED_ISIC2019 = Declaration(
         augment_option("skin"),
         normalise_option("imagenet"),
     ),
+    page="https://github.com/owkin/FLamby: its download and preprocessing scripts for Fed-ISIC2019, after agreeing to the terms of ISIC 2019",
     find=find,
 )
 

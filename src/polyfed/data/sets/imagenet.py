@@ -64,6 +64,7 @@ IMAGENET = Declaration(
         augment_option("imagenet", "Augmentation of training batches; PyTorch's recipe by default."),
         normalise_option("imagenet"),
     ),
+    page="https://image-net.org/download.php: register and agree to the terms, get the ILSVRC 2012 training and validation images, and unpack them to train/<id>/ and val/<id>/; or Kaggle's imagenet-object-localization-challenge",
     find=find,
     class_names=partial(wordnet_ids, places=PLACES, usual=CLASSES),
 )

@@ -79,6 +79,7 @@ OFFICE_CALTECH10 = Declaration(
         augment_option("flip_rotate", "Augmentation of training batches; the papers flip and turn up to 30 degrees."),
         normalise_option("none", "Normalisation; the papers use none."),
     ),
+    page="https://github.com/med-air/FedBN (data/office_caltech_10 with its lists), or the images alone as office_caltech_10/<domain>/<class>/*",
     find=find,
 )
 

@@ -25,10 +25,10 @@ CLASSES = (
 DOMAINS = ("art", "clipart", "product", "real_world")
 
 FOLDER = "folder OfficeHomeDataset_10072016/<domain>/<class>/* (or office_home/, as DomainBed calls it)"
-ARCHIVE = "archive OfficeHomeDataset_10072016.zip or office_home.zip of the same folders"
+ARCHIVE = "archive OfficeHomeDataset_10072016 or office_home, .zip or .tar, of the same folders"
 SPLIT = "stratified 90/10 with seed 0"
 NAMES = ("OfficeHomeDataset_10072016", "office_home", "OfficeHome", "OfficeHomeDataset")
-PLACES = {FOLDER: (*NAMES, ""), ARCHIVE: tuple(f"{name}.zip" for name in NAMES)}
+PLACES = {FOLDER: (*NAMES, ""), ARCHIVE: tuple(f"{name}{ending}" for name in NAMES for ending in (".zip", ".tar"))}
 SIZES: Mapping[str, SplitCounts] = {
     domain: {"all": count} for domain, count in zip(DOMAINS, (2_427, 4_365, 4_439, 4_357), strict=True)
 }
@@ -70,6 +70,7 @@ OFFICE_HOME = Declaration(
         augment_option("flip", 'Augmentation of training batches: "domainbed" (hFedF), "flip_jitter" (gPerXAN); "flip" is ours.'),
         normalise_option("imagenet"),
     ),
+    page="https://www.hemanthdv.org/officeHomeDataset.html: OfficeHomeDataset_10072016.zip (as it is, or unpacked)",
     find=find,
     check_with={"with_test": False},
 )

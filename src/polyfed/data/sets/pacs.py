@@ -117,6 +117,7 @@ PACS = Declaration(
         ),
         normalise_option("half", 'Normalisation: "imagenet" (DomainBed, and so hFedF; gPerXAN); "half" is ours.'),
     ),
+    page="https://www.kaggle.com/datasets/nickfratto/pacs-dataset or DomainBed's download script: PACS/<domain>/<class>/*",
     find=find,
     check_with={"with_test": False},
 )

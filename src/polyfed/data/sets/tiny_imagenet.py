@@ -8,6 +8,7 @@ from pathlib import Path
 
 from polyfed.data.archives import FileTree
 from polyfed.data.declaration import Declaration, augment_option, normalise_option, registered, size_option, validation_option
+from polyfed.data.download import RemoteFile
 from polyfed.data.streamed_files import StreamedFiles
 from polyfed.data.wordnet_folders import find_wordnet, table, wordnet_ids
 
@@ -57,6 +58,14 @@ TINY_IMAGENET = Declaration(
         validation_option("Share of the training images for validation, evenly over the classes."),
         augment_option("imagenet", "Augmentation of training batches; PyTorch's recipe by default, as FixBN has it."),
         normalise_option("imagenet"),
+    ),
+    page="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+    files=(
+        RemoteFile(
+            "tiny-imagenet-200.zip",
+            ("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "https://cs231n.stanford.edu/tiny-imagenet-200.zip"),
+            "md5:90528d7ca1a48142e341f4ef8d21d0de",
+        ),
     ),
     find=find,
     class_names=partial(wordnet_ids, places=PLACES, usual=CLASSES),

@@ -85,6 +85,7 @@ VLCS = Declaration(
         augment_option("flip", 'Augmentation of training batches: "domainbed" (hFedF follows DomainBed); "flip" is ours.'),
         normalise_option("imagenet"),
     ),
+    page="DomainBed's download script (https://github.com/facebookresearch/DomainBed): VLCS.tar.gz (as it is, or unpacked)",
     find=find,
     check_with={"with_test": False},
 )

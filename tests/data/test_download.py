@@ -1,0 +1,159 @@
+"""Downloads from a server of our own that breaks off, is slow, knows no ranges, lies, or is not there."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+
+import pytest
+
+from helpers.command_line import says
+from polyfed.data import download
+from polyfed.data.download import RemoteFile, get
+from polyfed.data.registry import data_sets
+from polyfed.data.sets.cifar10 import CIFAR10
+from polyfed.errors import DataError
+
+CONTENT = bytes(range(256)) * 2000
+SHA = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
+
+
+class Server(BaseHTTPRequestHandler):
+    """The first part of a path says how it misbehaves."""
+
+    asked: ClassVar[list[tuple[str, str | None]]] = []
+
+    def do_GET(self) -> None:
+        manner, wanted = self.path.split("/")[1], self.headers.get("Range")
+        self.asked.append((manner, wanted))
+        first = sum(1 for other, _ in self.asked if other == manner) == 1
+        if manner == "gone":
+            self.send_error(404)
+            return
+        if manner == "busy" and first:
+            self.send_error(503)
+            return
+        start = int(wanted.split("=")[1].rstrip("-")) if wanted and manner != "rangeless" else 0
+        if start >= len(CONTENT):
+            self.send_error(416)
+            return
+        body = CONTENT[start:] if manner != "wrong" else b"x" * (len(CONTENT) - start)
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if manner in ("truncated", "rangeless") and first:
+            body = body[: len(body) // 3]
+        if manner == "slow" and first:
+            self.wfile.write(body[:1000])
+            self.wfile.flush()
+            time.sleep(1.5)
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def server(monkeypatch) -> Iterator[str]:
+    monkeypatch.setattr(Server, "asked", [])
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as made:
+        made.handle_error = lambda *args: None  # clients that hang up are meant to
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{made.server_port}"
+        made.shutdown()
+
+
+def remote(server: str, *manners: str) -> RemoteFile:
+    return RemoteFile("sub/file.bin", tuple(f"{server}/{manner}/file.bin" for manner in manners), SHA)
+
+
+@pytest.mark.parametrize("manner", ["sound", "truncated", "rangeless", "busy"])
+def test_all_of_it_comes_in_the_end(server, tmp_path, manner):
+    told = []
+    assert get([remote(server, manner)], tmp_path, lambda *progress: told.append(progress)) == ["sub/file.bin"]
+    assert (tmp_path / "sub" / "file.bin").read_bytes() == CONTENT
+    assert told[-1] == ("sub/file.bin", len(CONTENT), len(CONTENT))
+    assert sorted(path.name for path in (tmp_path / "sub").iterdir()) == ["file.bin"]
+    if manner == "truncated":
+        assert Server.asked[1] == (manner, f"bytes={len(CONTENT) // 3}-"), "it goes on where it broke off"
+    before = len(Server.asked)
+    assert get([remote(server, manner)], tmp_path) == [] and len(Server.asked) == before, "what is there is not asked for"
+
+
+def test_a_slow_answer_is_given_up_and_gone_on_with(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "TIMEOUT_SECONDS", 0.5)
+    assert get([remote(server, "slow")], tmp_path) and (tmp_path / "sub" / "file.bin").read_bytes() == CONTENT
+    assert Server.asked[1][1] is not None
+
+
+def test_mirrors_are_tried_in_turn(server, tmp_path):
+    assert get([remote(server, "gone", "wrong", "sound")], tmp_path)
+    assert [manner for manner, _ in Server.asked] == ["gone", "wrong", "sound"]
+
+
+def test_a_download_that_was_stopped_goes_on_and_a_damaged_one_starts_again(server, tmp_path):
+    part = tmp_path / "sub" / "file.bin.part"
+    part.parent.mkdir()
+    part.write_bytes(CONTENT[:1000])
+    assert get([remote(server, "sound")], tmp_path) and Server.asked == [("sound", "bytes=1000-")]
+    (tmp_path / "sub" / "file.bin").unlink()
+    part.write_bytes(b"damaged")
+    assert get([remote(server, "sound")], tmp_path) and Server.asked[1:] == [("sound", "bytes=7-"), ("sound", None)]
+    (tmp_path / "sub" / "file.bin").unlink()
+    part.write_bytes(CONTENT)
+    assert get([remote(server, "sound")], tmp_path), "all of it was there already"
+
+
+def test_what_cannot_be_had_is_said_in_one_sentence(server, tmp_path):
+    with pytest.raises(DataError, match=r"file\.bin could not be downloaded.*gone.*404.*wrong.*another checksum"):
+        get([remote(server, "gone", "wrong")], tmp_path)
+    with pytest.raises(DataError, match="no answer"):
+        get([RemoteFile("a", ("http://127.0.0.1:9/a",), SHA)], tmp_path)
+    (tmp_path / "b").write_text("mine")
+    with pytest.raises(DataError, match="Move it away"):
+        get([RemoteFile("b", ("http://127.0.0.1:9/b",), SHA)], tmp_path)
+    assert (tmp_path / "b").read_text() == "mine"
+
+
+def test_the_commands(polyfed, server, monkeypatch, tmp_path):
+    assert {row["name"]: row["get"] for row in polyfed("data", "ls", "--json").json["data_sets"]}["pacs"] == "by hand"
+    assert "cifar10" in polyfed("data", "ls").out
+    says(polyfed("data", "get", "pacs", "--root", "d"), "must be had by hand", "PACS/<domain>/<class>/*", "Terms")
+    says(polyfed("data", "get", "digits-mini", "--root", "d"), "nothing to get")
+    declared = replace(CIFAR10, files=(remote(server, "sound"),))
+    monkeypatch.setitem(data_sets.find("cifar10").extra, "declaration", declared)
+    shown = polyfed("data", "get", "cifar10", "--root", "d")
+    assert shown.code == 0 and "1 of 1 files downloaded to d" in shown.out
+    assert polyfed("data", "get", "cifar10", "--root", "d", "--json").json["downloaded"] == []
+
+
+def test_pack_makes_an_archive_that_is_read_like_the_folder(polyfed, tmp_path):
+    import numpy as np
+    from PIL import Image
+
+    from polyfed.data.sets.vlcs import CLASSES, DOMAINS
+
+    for domain in DOMAINS:
+        for label in CLASSES:
+            folder = tmp_path / "VLCS" / domain / label
+            folder.mkdir(parents=True)
+            for number in range(4):
+                Image.fromarray(np.full((30, 20, 3), 10 * number, np.uint8)).save(folder / f"{number}.png")
+    made = polyfed("data", "pack", "VLCS", "--size", "16", "--out", "small/VLCS.tar")
+    says(made, "cannot be written")
+    (tmp_path / "small").mkdir()
+    made = polyfed("data", "pack", "VLCS", "--size", "16", "--out", "small/VLCS.tar", "--json").json
+    assert made["images"] == 80
+    data = data_sets.build("vlcs(size=16)", root=str(tmp_path / "small"))
+    x, _ = data.domains[0].train.batch(slice(None))
+    assert x.shape == (18, 3, 16, 16) and set(x.flatten().tolist()) <= {*range(0, 32)}
+    says(polyfed("data", "pack", "VLCS", "--size", "16", "--out", "small/VLCS.tar"), "must be a new file")
+    (tmp_path / "VLCS" / "SUN09" / "dog" / "0.png").write_bytes(b"x")
+    says(polyfed("data", "pack", "VLCS", "--size", "16", "--out", "small/again.tar"), "cannot be read as an image")
+    assert not (tmp_path / "small" / "again.tar").exists()
