@@ -24,6 +24,7 @@ from typing import Any
 
 import tomli_w
 from bench_flower import COMMON, HERE, LISTED, MODELS, RUN_LIMIT, RoundClock, differences, in_process
+from processes import ProcessorTime
 from results import put, read
 from write_flower import DATA, TEXT, document
 
@@ -58,7 +59,7 @@ def settings_for(payload: str, rounds: int) -> Settings:
 
 
 def plain_run(trial: Trial, payload: str, rounds: int) -> list[float]:
-    """Seconds of each round of plain Flower's app, the first left out."""
+    """When each round of plain Flower's app ended."""
     folder = Path(tempfile.mkdtemp(dir=trial.folder))
     app, ends = folder / "app", folder / "ends.txt"
     app.mkdir()
@@ -74,11 +75,11 @@ def plain_run(trial: Trial, payload: str, rounds: int) -> list[float]:
     (app / "pyproject.toml").write_text(tomli_w.dumps({"project": project, "tool": {"flwr": {"app": flwr}}}))
     finished(trial, app)
     # The first line is before the first round.
-    return differences([float(line) for line in ends.read_text().split()])[1:]
+    return [float(line) for line in ends.read_text().split()][1:]
 
 
 def polyfed_run(trial: Trial, payload: str, rounds: int, digest: str) -> list[float]:
-    """Seconds of each round of polyfed, the first left out; its weights must be those of the run in process."""
+    """When each round of polyfed ended; its weights must be those of the run in process."""
     folder = Path(tempfile.mkdtemp(dir=trial.folder))
     write_app(folder / "app", settings_for(payload, rounds), "bench")
     shutil.copyfile(MODELS, folder / "app" / MODELS.name)
@@ -88,7 +89,7 @@ def polyfed_run(trial: Trial, payload: str, rounds: int, digest: str) -> list[fl
     if digest_in(log) != digest:
         raise SystemExit(f"{payload}: the weights over Flower are not those in process.")
     shutil.rmtree(out)
-    return clock.rounds()
+    return [clock.ends[number] for number in sorted(clock.ends)]
 
 
 def finished(trial: Trial, app: Path, *words: str) -> str:
@@ -112,15 +113,19 @@ def measure(payload: str, sides: Sequence[Side], rounds: int, turns: int, out: P
     """Measure one payload on all sides, by turns; what is there so far is written down after each."""
     digest = in_process(settings_for(payload, rounds))["digest"]
     seconds: dict[str, list[float]] = {side.name: [] for side in sides}
+    processor: dict[str, list[float]] = {side.name: [] for side in sides}
     for _ in range(turns):
         for side in sides:
             begin = time.monotonic()
-            with federation(side) as trial:
-                found = plain_run(trial, payload, rounds) if side.plain else polyfed_run(trial, payload, rounds, digest)
-            seconds[side.name] += found
-            lasted = ", ".join(f"{value:.2f}" for value in found)
-            print(f"{payload}, {side.name}: {lasted} s a round, {time.monotonic() - begin:.0f} s in all", flush=True)
-        facts: dict[str, Any] = {"payload": payload, "title": PAYLOADS[payload], "rounds": dict(seconds), "nodes": len(NODES)}
+            with federation(side) as trial, ProcessorTime(trial.mark) as used:
+                ends = plain_run(trial, payload, rounds) if side.plain else polyfed_run(trial, payload, rounds, digest)
+            # The first round also builds data and model, and does not count.
+            seconds[side.name] += (lasted := differences(ends))
+            processor[side.name] += (cost := differences([used.at(moment) for moment in ends]))
+            found = ", ".join(f"{value:.2f} s ({work:.1f} s of processor)" for value, work in zip(lasted, cost, strict=True))
+            print(f"{payload}, {side.name}: {found} a round, {time.monotonic() - begin:.0f} s in all", flush=True)
+        facts: dict[str, Any] = {"payload": payload, "title": PAYLOADS[payload], "nodes": len(NODES)}
+        facts |= {"rounds": dict(seconds), "processor": dict(processor)}
         put(out, "peer", payload, facts, sys.argv)
 
 

@@ -107,3 +107,20 @@ def test_what_fails_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     told = resident.answer(WireMessage({"what": DESCRIBE, "versions": own_versions()}), job)
     assert not told.control["ok"]
     assert "nowhere" in told.control["problem"]
+
+
+def test_a_process_that_waits_for_its_threads_ends_when_its_parent_was_killed() -> None:
+    """As a ServerApp does in the middle of a push: an interrupt from another thread does not reach it."""
+    child = (
+        "import os, threading; from polyfed.flower.resident import end_when_gone, process_mark; "
+        "end_when_gone(process_mark(os.getppid()), 'It'); print(os.getpid(), flush=True); threading.Event().wait()"
+    )
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    started = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE)
+    assert started.stdout is not None
+    with started.stdout as said:
+        mark = resident.process_mark(int(said.readline()))
+        assert mark
+        started.kill()
+        started.wait()
+        assert gone(mark, 60)

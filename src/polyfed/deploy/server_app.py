@@ -16,7 +16,7 @@ from polyfed.deploy.content_hash import content_hash
 from polyfed.deploy.server_folder import ServerFolder
 from polyfed.flower.records import size_of
 from polyfed.flower.run_config import OUT, settings_from
-from polyfed.flower.server_app import log_result, run_on_grid, show_log
+from polyfed.flower.server_app import log_result, prepare, run_on_grid
 
 FOLDER_VARIABLE = "POLYFED_SERVER_FOLDER"
 NUMBERS = "numbers.json"
@@ -76,6 +76,6 @@ class AuditedGrid:
 def main(grid: Grid, context: Context) -> None:
     """Train what the run's configuration says, in the run folder of this server."""
     folder = ServerFolder(Path(os.environ[FOLDER_VARIABLE]))
-    show_log()
+    prepare(grid)
     config = {**context.run_config, OUT: str(folder.run)}
     log_result(run_on_grid(AuditedGrid(grid, folder), settings_from(config), config))

@@ -66,7 +66,9 @@ def tensor_of(block: Block) -> Tensor:
     _require_little_endian()
     if not block.data:
         return torch.empty(block.shape, dtype=dtype)
-    raw = torch.frombuffer(bytearray(block.data), dtype=torch.uint8)
+    # What came over a socket is a buffer of its own; what lies in a message is shared and must not be written to.
+    own = block.data if isinstance(block.data, bytearray) else bytearray(block.data)
+    raw = torch.frombuffer(own, dtype=torch.uint8)
     if dtype is torch.bool and bool((raw > 1).any()):
         raise BadMessage("a truth value is neither 0 nor 1")
     return raw.view(dtype).reshape(block.shape)

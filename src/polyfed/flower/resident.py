@@ -167,7 +167,7 @@ def serve(address: Path) -> None:
     listener.listen(8)
     listener.settimeout(LOOK_EVERY)
     mine = address.stat().st_ino
-    threading.Thread(target=end_with, args=(job[WATCHED],), daemon=True).start()
+    end_when_gone(job[WATCHED], "The process that runs ClientApps")
     last = time.monotonic()
     try:
         while time.monotonic() - last < 60 * job[IDLE]:
@@ -185,12 +185,16 @@ def serve(address: Path) -> None:
                 address.unlink()
 
 
-def end_with(mark: str) -> None:
+def end_when_gone(mark: str, who: str) -> None:
     """End this process when the one it works for is gone, even in the middle of work: nobody waits for the answer any more."""
-    while is_there(mark):
-        time.sleep(LOOK_EVERY)
-    log.warning("The process that runs ClientApps has gone.")
-    os._exit(0)
+
+    def watch() -> None:
+        while is_there(mark):
+            time.sleep(LOOK_EVERY)
+        log.warning("%s has gone.", who)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def serve_one(connection: socket.socket, job: Mapping[str, Any]) -> None:

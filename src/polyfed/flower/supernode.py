@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from flwr.supernode.cli.flower_supernode import flower_supernode
 
+from polyfed.flower.direct_http import send_directly
 from polyfed.flower.waits import shorten_node
 
 
 def main() -> None:
     """A SuperNode."""
     shorten_node()
+    send_directly()
     flower_supernode()
 
 
