@@ -6,7 +6,7 @@ DEMO_QUICK = compare digits-mini --methods "fedavg; fedbn" --rounds 1
 RIVALS     = 'pfl[pytorch]==0.6.0' 'flwr[simulation]==1.41.0'
 LEFT_OUT   = slow or flower or network or fuzz
 # Those that need Flower but no processes of it are in `make test` too, and skipped there where it is not installed, as in CI.
-FLOWER     = tests/flower
+FLOWER     = tests/flower tests/deploy
 WORKERS    = 2
 
 SHELL      := /bin/bash
@@ -56,6 +56,7 @@ test-flower: $(VENV)/.installed-flower  ## run the short Flower tests: a real Su
 
 test-flower-all: export OMP_NUM_THREADS = 1
 test-flower-all: $(VENV)/.installed-flower $(NEWEST_VENV)/.installed  ## run all Flower tests: every method, every fault, and the newest Flower
+	$(PY) -m pytest -n $(WORKERS) -m "not ($(LEFT_OUT))" $(FLOWER) $(ARGS)
 	$(PY) -m pytest -m flower $(ARGS)
 	$(NEWEST_VENV)/bin/python -m pytest $(NEWEST_TESTS) $(ARGS)
 
