@@ -35,6 +35,7 @@ def invert(settings: Settings, methods: Sequence[str] = METHODS, images: int = 2
 
 def inverted(experiment: Experiment, images: int, steps: int) -> dict[str, Any]:
     """The images of a client's first batch, and those found from its gradient."""
+    experiment.federation.task.require_class_labels("Gradient inversion")
     client, x, y = first_batch(experiment, images)
     with default_stream(experiment.settings.seed, "inversion"):
         client.optimizer = client.make_optimizer()

@@ -53,6 +53,7 @@ def tsne(experiment: Experiment, per_domain: int = 100, perplexity: float = 30.0
 
     require_data(experiment)
     bench, federation = experiment.bench, experiment.federation
+    federation.task.require_class_labels("t-SNE by class")
     bench.require_head("t-SNE")
     features, labels, domains, views = [], list[str](), list[str](), list[str]()
     parts = [("seen", domain, many[0]) for domain, many in federation.tests().items()]
