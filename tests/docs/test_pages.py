@@ -325,3 +325,25 @@ def test_commands_are_found_wherever_they_stand(tmp_path: Path) -> None:
         ["polyfed", "ls", "data"],
         ["polyfed", "show", "fedbn", "--model", "resnet20"],
     ]
+
+
+# --------------------------------------------------------------------------------------------------------------- gallery
+def test_the_gallery_shows_every_analysis_in_small_pictures() -> None:
+    from polyfed.analysis.kinds import KINDS
+
+    text = (DOCS / "gallery.md").read_text(encoding="utf-8")
+    shown = re.findall(r"!\[[^\]]+\]\((gallery/[\w-]+\.png)\)", text)
+    assert {kind for kind in KINDS if not any(name.startswith(f"gallery/{kind}-") for name in shown)} == set()
+    assert all(f"\n## {known.title}\n" in text for known in KINDS.values())
+    assert sorted(shown) == sorted(f"gallery/{path.name}" for path in (DOCS / "gallery").iterdir())
+    assert all((DOCS / name).stat().st_size < 100_000 for name in shown)
+
+
+def test_the_page_of_analyses_has_every_kind() -> None:
+    from polyfed.analysis.kinds import KINDS
+
+    rows = cells((DOCS / "analyses.md").read_text(encoding="utf-8"))
+    assert list(rows) == [f"`{kind}`" for kind in KINDS]
+    assert {kind: row[-1].startswith("yes") for kind, row in zip(KINDS, rows.values(), strict=True)} == {
+        kind: known.needs_data for kind, known in KINDS.items()
+    }

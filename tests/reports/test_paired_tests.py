@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
 from scipy.stats import binom
 
 from polyfed.reports.paired_tests import image_test, mcnemar
+from polyfed.reports.verdict import PairedDifference, _how_surely
+
+if TYPE_CHECKING:
+    from polyfed.reports.gather import GroupEntry
 
 
 def answers(right: np.ndarray, labels: np.ndarray, domain: str = "a") -> dict[Any, Any]:
@@ -59,3 +64,26 @@ def test_seeds_are_paired_and_other_images_do_not_compare() -> None:
         {0: answers(right, labels), 1: answers(~right, labels)}, {0: answers(right, labels), 1: answers(~right, labels)}, "seen"
     )
     assert two is not None and two.seed == 0
+
+
+def paired(only_first: int, only_second: int, test_error: float) -> PairedDifference:
+    """Two methods that agree on all but some of 1,000 images."""
+    labels = np.zeros(1000, dtype=int)
+    first, second = np.zeros(1000, dtype=bool), np.zeros(1000, dtype=bool)
+    first[:only_first], second[only_first : only_first + only_second] = True, True
+    images = image_test({0: answers(first, labels)}, {0: answers(second, labels)}, "seen")
+    ahead, behind = (cast("GroupEntry", SimpleNamespace(label=label)) for label in ("one", "other"))
+    return PairedDifference(ahead, behind, (only_first - only_second) / 1000, [0.0], test_error, images)
+
+
+def test_there_is_one_verdict_and_it_is_the_paired_one() -> None:
+    found = paired(20, 4, test_error=0.02)  # 1.6 points: within two unpaired errors (4 points), yet McNemar's p is 0.0015
+    assert found.images is not None and found.images.p_value < 0.01
+    assert found.verdict == "beyond the noise of the test sets; one seed"
+    text = " ".join(_how_surely(found))
+    assert "is beyond the noise of the test sets. one (first) against other (second)" in text and "p = 0.002" in text
+    assert "from their sizes alone" not in text and "within" not in text and "differs here" not in text
+    level = paired(12, 11, test_error=0.0)  # beyond any unpaired noise, but the answers say that it is luck
+    assert level.verdict == "within the noise of the test sets" and "is within the noise" in " ".join(_how_surely(level))
+    unpaired = PairedDifference(found.ahead, found.behind, 0.016, [0.0], 0.02)
+    assert unpaired.verdict == "within the noise of the test sets" and "from their sizes alone" in " ".join(_how_surely(unpaired))

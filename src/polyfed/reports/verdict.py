@@ -55,7 +55,12 @@ class PairedDifference:
 
     @property
     def beyond_test_noise(self) -> bool:
-        """Whether the difference is more than twice its error from the test sets."""
+        """Whether the difference is more than luck of the test images.
+
+        Where both answered the same images, the bootstrap over them says so; else it is more than twice its error from their number.
+        """
+        if self.images is not None:
+            return self.images.low > 0
         return math.isnan(self.test_error) or self.difference > 2 * self.test_error
 
     @property
@@ -225,14 +230,24 @@ def _how_surely(first: PairedDifference) -> list[str]:
             + (", which leaves out zero." if first.beyond_seed_noise else f", which holds zero: {count} seeds do not settle it.")
         )
     side = "beyond" if first.beyond_test_noise else "within"
-    if not math.isnan(first.test_error):
-        sentences.append(
-            f"The difference of {100 * first.difference:.2f} points is {side} the noise of the test sets: from their sizes alone, "
-            f"two standard errors of it are {200 * first.test_error:.2f} points."
-        )
+    lead = f"The difference of {100 * first.difference:.2f} points is {side} the noise of the test sets"
     if first.images is not None:
-        sentences.append(f"{first.ahead.label} (first) against {first.behind.label} (second). {first.images.words}")
+        # The same images were answered, so their sizes alone would say less than the answers do.
+        sentences.append(f"{lead}. {first.ahead.label} (first) against {first.behind.label} (second). {first.images.words}")
+        sentences += _other_test(first, first.images)
+    elif not math.isnan(first.test_error):
+        sentences.append(f"{lead}: from their sizes alone, two standard errors of it are {200 * first.test_error:.2f} points.")
     return sentences
+
+
+def _other_test(first: PairedDifference, images: ImageTest) -> list[str]:
+    """Why McNemar's test may say something else than the interval that the verdict is taken from."""
+    if (images.p_value < 0.05 and images.only_first > images.only_second) == first.beyond_test_noise:
+        return []
+    return [
+        f"The verdict is the bootstrap's, which averages domains and seeds as the scores do; McNemar's test counts the images of seed {images.seed}, "
+        "all domains together, and differs here: take the lead with care."
+    ]
 
 
 def _the_rest(differences: Sequence[PairedDifference]) -> list[str]:

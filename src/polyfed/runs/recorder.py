@@ -66,7 +66,7 @@ class Recorder:
         self.rows_of_round = number if self.rows else -1
         self.answers: Answers = {}
         self.complete = -1
-        self.drift = StatisticsDrift(experiment.bench.plan, experiment.server.state)
+        self.drift = StatisticsDrift(experiment.bench.plan, experiment.server, experiment.backend)
 
     def __call__(self, server: Server) -> None:
         self.meter.pause(self.experiment.costs)

@@ -27,14 +27,17 @@ class StatisticsDrift:
 
     Args:
         plan: names the statistics.
-        state: the server's, as training begins or goes on.
+        server: as training begins or goes on.
+        backend: has what clients keep.
     """
 
-    def __init__(self, plan: Plan, state: Mapping[str, Tensor]) -> None:
+    def __init__(self, plan: Plan, server: Server, backend: Backend) -> None:
         self.names = [n for n, entry in plan.entries.items() if entry.kind == STATISTIC and entry.dtype.is_floating_point]
         self.sizes = {name: plan.entries[name].shape for name in self.names}
-        self.before = self._vector(state)
         self.heard: dict[str, Tensor] = {}
+        uploaded = set(self.names) <= set(plan.at(server.round).up)
+        kept = {} if uploaded else self._kept(server, backend)
+        self.before = torch.stack(list(kept.values())).mean(0) if kept else self._vector(server.state)
 
     def _vector(self, entries: Mapping[str, Tensor]) -> Tensor | None:
         """All statistics in one row; None where some are missing, or encoded."""
