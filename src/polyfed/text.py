@@ -20,7 +20,6 @@ Option: TypeAlias = "int | float | str | bool | tuple[Option, ...] | None"
 LONGEST_TEXT = 4000
 LARGEST_NUMBER = 2**63 - 1
 SHOWN = 100
-_HYPHENATED_NAME = re.compile(r"^\s*([A-Za-z_][\w-]*)\s*(\(.*\))?\s*$", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -30,6 +29,8 @@ class Call:
     name: str
     positional: tuple[Option, ...] = ()
     named: Mapping[str, Option] = field(default_factory=dict)
+    spelled: str = field(default="", compare=False)
+    """The name as the user wrote it, for messages."""
 
 
 def read_sum(text: str) -> list[Call]:
@@ -39,22 +40,53 @@ def read_sum(text: str) -> list[Call]:
     ['fedbn', 'agc']
     """
     calls: list[Call] = []
-    pending = [_parse(text)]
+    read = _underscored(text)
+    pending = [_parse(read)]
     while pending:
         node = pending.pop()
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
             pending += [node.right, node.left]
         else:
-            calls.append(_call(node, text))
+            calls.append(_call(node, read, text))
     return calls
 
 
 def read_call(text: str) -> Call:
     """Read a single call. Hyphens in its name are allowed: ``digits-mini`` is ``digits_mini``."""
-    match = _HYPHENATED_NAME.match(text)
-    if match:
-        text = match.group(1).replace("-", "_") + (match.group(2) or "")
-    return _call(_parse(text), text)
+    read = _underscored(text)
+    return _call(_parse(read), read, text)
+
+
+def outside_brackets(text: str) -> str:
+    """What of a text stands in no brackets.
+
+    >>> outside_brackets("a(at=(1, 2), b=3), c")
+    'a, c'
+    """
+    depth, made = 0, []
+    for sign in text:
+        depth -= sign in ")]"
+        made.append(sign if depth <= 0 and sign not in "()[]" else "")
+        depth += sign in "(["
+    return "".join(made)
+
+
+def _underscored(text: str) -> str:
+    """The text with underscores for the hyphens in names; inside brackets and quotes nothing changes.
+
+    >>> _underscored("fed-avg + group-norm(groups=-2)")
+    'fed_avg + group_norm(groups=-2)'
+    """
+    depth, quote, made = 0, "", []
+    for place, sign in enumerate(text):
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "'\"":
+            quote = sign
+        depth += 0 if quote else (sign in "([") - (sign in ")]")
+        joins = sign == "-" and depth == 0 and not quote and re.match(r"\w-\w", text[max(place - 1, 0) : place + 2])
+        made.append("_" if joins else sign)
+    return "".join(made)
 
 
 def write_call(name: str, options: Mapping[str, Option]) -> str:
@@ -91,9 +123,9 @@ def _parse(text: str) -> ast.expr:
         ) from error
 
 
-def _call(node: ast.expr, text: str) -> Call:
+def _call(node: ast.expr, text: str, written: str) -> Call:
     if isinstance(node, ast.Name):
-        return Call(node.id)
+        return Call(node.id, spelled=ast.get_source_segment(written.strip(), node) or node.id)
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
         raise TextError(
             f"Cannot read {_source(node, text)!r} in {_shortened(text)!r}: it is not a name with options, such as agc(clip=1.28)."
@@ -105,7 +137,8 @@ def _call(node: ast.expr, text: str) -> Call:
         if keyword.arg in named:
             raise TextError(f"Cannot read {text!r}: {keyword.arg} is written twice.")
         named[keyword.arg] = _literal(keyword.value, text)
-    return Call(node.func.id, tuple(_literal(argument, text) for argument in node.args), named)
+    spelled = ast.get_source_segment(written.strip(), node.func) or node.func.id
+    return Call(node.func.id, tuple(_literal(argument, text) for argument in node.args), named, spelled)
 
 
 def _literal(node: ast.expr, text: str) -> Option:

@@ -223,7 +223,7 @@ def test_bad_input_gets_one_sentence(polyfed: Command, images: Path, tmp_path: P
     says(polyfed("run", images, "--ronds", "3"), "--rounds")
     says(polyfed("run", images, "--set", "ronds=3"), "Did you mean rounds?")
     says(polyfed("run", images, "--weights", "sample"), "Did you mean samples?")
-    says(polyfed("run", "digits-minni"), "digits_mini")
+    says(polyfed("run", "digits-minni"), "There is no data set called 'digits-minni'. Did you mean digits-mini?")
     says(polyfed("run", images, "--unseen", "nite"), "night")
     says(polyfed("run", images, "--method", "fedbn + group_norm"), "fedbn")
     says(polyfed("run", images, "--load", "nowhere.py"), "nowhere.py")

@@ -249,7 +249,7 @@ def test_pairs_of_tensors_are_examples_too() -> None:
 @pytest.mark.parametrize(
     ("values", "error", "says"),
     [
-        ({"data": "digits-mimi"}, UnknownName, "digits_mini"),
+        ({"data": "digits-mimi"}, UnknownName, "digits-mini"),
         ({"rounds": -1}, SettingError, "rounds must be at least 1"),
         ({"lr": float("nan")}, SettingError, "lr must be a finite number, found nan"),
         ({"total_epochs": float("nan")}, SettingError, "total_epochs must be positive and finite, found nan"),

@@ -117,8 +117,8 @@ def test_where_clients_differ_somebody_must_be_named(polyfed: Command, run: Path
     clients = "pen, photo, print, street, post"
     says(
         polyfed("export", run, "--to", "pt2"),
-        f"With fedbn every client has a model of its own. Name one with --client ({clients}), or export the model for "
-        "somebody new with --newcomer.",
+        "With fedbn every client has a model of its own. Name one with --client, or export the model for somebody new with "
+        f"--newcomer. The clients are: {clients}.",
     )
     says(polyfed("export", run, "--to", "pt2", "--client", "pn"), f"There is no client 'pn'. The clients are: {clients}.")
     says(polyfed("export", run, "--to", "pt2", "--client", "pen", "--newcomer"), "two models. Leave one out.")

@@ -49,6 +49,7 @@ GROUPS: dict[str, tuple[Entry, ...]] = {
         Entry("cp", "cp:cp", "Copy a recipe, to change it."),
         Entry("validate", "validate:validate", "Check recipes without training."),
         Entry("data", "data:data_app", "Look after the files of data sets."),
+        Entry("info", "info:info", "Print versions, cores and devices, for bug reports."),
     ),
     "Deploy": (
         Entry("serve", "serve:serve", "Serve a recipe to nodes on other machines."),

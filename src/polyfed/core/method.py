@@ -276,7 +276,7 @@ def parse(text: str) -> Method:
     """
     parts: list[Method] = []
     for call in read_sum(text):
-        record = methods.find(call.name)
+        record = methods.find(call.spelled)
         record.bind(call)
         parts += record.extra["build_with"](*call.positional, **call.named).parts
     return join(parts)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-from polyfed.errors import OptionError, TextError, UnknownName, nearest
+from polyfed.errors import OptionError, TextError, UnknownName, nearest, same_name
 from polyfed.text import Call, Option, read_call
 
 T = TypeVar("T")
@@ -65,15 +65,19 @@ def _checked(name: str, parameter: inspect.Parameter, value: Any) -> Any:
 class Registry(Generic[T]):
     """Named factories of one kind of thing."""
 
-    def __init__(self, kind: str, folder: str | None = None, entry_points: str | None = None) -> None:
+    def __init__(
+        self, kind: str, folder: str | None = None, entry_points: str | None = None, hyphens: bool = False, advice: str = ""
+    ) -> None:
         """Begin without any.
 
         Args:
             kind: what they are, for messages.
             folder: the package whose modules register some; it must not lie in a higher layer.
             entry_points: the group of entry points by which installed packages register some, polyfed itself among them.
+            hyphens: users write their names with hyphens.
+            advice: what messages about an unknown name say in the end.
         """
-        self.kind = kind
+        self.kind, self.hyphens, self.advice = kind, hyphens, advice
         self._folder, self._entry_points = folder, entry_points
         self._records: dict[str, Recorded[T]] = {}
         self._discovered = False
@@ -96,19 +100,20 @@ class Registry(Generic[T]):
     def find(self, name: str) -> Recorded[T]:
         """Look a name up; a wrong one names the nearest right one."""
         self.discover()
-        key = name.replace("-", "_")
-        if key not in self._records:
-            raise UnknownName(f"There is no {self.kind} called {name!r}. {nearest(key, self._records)}")
+        key = same_name(name, self._records)
+        if key is None:
+            known = {each: each.replace("_", "-") if self.hyphens else each for each in self._records}
+            raise UnknownName(f"There is no {self.kind} called {name!r}. {nearest(name.lower(), known.values())}{self.advice}")
         return self._records[key]
 
     def __contains__(self, name: str) -> bool:
         self.discover()
-        return name.replace("-", "_") in self._records
+        return same_name(name, self._records) is not None
 
     def build(self, text: str, **context: Any) -> T:
         """Build from text. ``context`` fills parameters the text must not set (those it names)."""
         call = read_call(text)
-        record = self.find(call.name)
+        record = self.find(call.spelled or call.name)
         set_here = sorted(set(context) & set(call.named))
         if set_here:
             raise TextError(f"{record.name}: {', '.join(set_here)} is set by the run, not in the text.")

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from polyfed.data.archives import FileTree
 from polyfed.errors import DataError
@@ -50,6 +50,8 @@ def decoded(content: bytes, name: str) -> Image.Image:
             image.load()
             upright = ImageOps.exif_transpose(image)
             return image.copy() if upright is None else upright
+    except UnidentifiedImageError as error:  # its own words name an address in memory
+        raise DataError(f"{name} cannot be read as an image: it is in no format that Pillow knows.") from error
     except _UNREADABLE as error:
         raise DataError(f"{name} cannot be read as an image: {error}.") from error
 

@@ -7,7 +7,7 @@ from typing import Any
 from polyfed.core.data_types import DataSet
 from polyfed.core.registry import Registry
 
-data_sets: Registry[DataSet] = Registry("data set", "polyfed.data.sets")
+data_sets: Registry[DataSet] = Registry("data set", "polyfed.data.sets", hyphens=True)
 """Functions that return a DataSet; each file of ``polyfed/data/sets`` holds one."""
 
 partitions: Registry[Any] = Registry("partition", "polyfed.data.partition")

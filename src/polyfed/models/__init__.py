@@ -6,5 +6,7 @@ from torch import nn
 
 from polyfed.core.registry import Registry
 
-models: Registry[nn.Module] = Registry("model", "polyfed.models")
+models: Registry[nn.Module] = Registry(
+    "model", "polyfed.models", advice=" A function of your own is written module.path:function, such as my_models:net."
+)
 """``classes`` and ``input_shape`` (channels, height, width) are given by the run, other options by the text."""

@@ -16,6 +16,7 @@ from polyfed.core.method import Method, parse
 from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.runs.written_settings import apart, read_change
 from polyfed.settings import Settings, setting_names, with_changes
+from polyfed.text import outside_brackets
 
 Given: TypeAlias = "str | Method | tuple[str | Method, Mapping[str, Any]]"
 Methods: TypeAlias = "Given | Sequence[Given] | Mapping[str, Mapping[str, Any]]"
@@ -119,6 +120,13 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping)
 
 
+def read_one(text: str) -> Method:
+    """A method from its text; several that are not apart by semicolons are told so."""
+    if re.search(r"\w\s*,|\w\s+\w", outside_brackets(text).strip()):
+        raise SettingError(f'Cannot read {text.strip()!r} as one method. Separate methods with ; such as "fedavg; fedbn".')
+    return parse(text)
+
+
 def read_candidate(text: str, own: Mapping[str, Any] | None = None) -> Candidate:
     """Read ``fedwon with lr=0.2, schedule=cosine``.
 
@@ -134,7 +142,7 @@ def read_candidate(text: str, own: Mapping[str, Any] | None = None) -> Candidate
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise SettingError(f"{text!r} sets {twice} twice; keep one of them.")
-    return Candidate(str(parse(method)), checked({**dict(pairs), **(own or {})}))
+    return Candidate(str(read_one(method)), checked({**dict(pairs), **(own or {})}))
 
 
 def checked(own: Mapping[str, Any]) -> dict[str, Any]:

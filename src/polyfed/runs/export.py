@@ -26,10 +26,10 @@ from torch import Tensor, nn
 
 from polyfed.core.device import lay_channels_last
 from polyfed.core.scored_clients import models_are_equal
-from polyfed.errors import DataError, MissingExtra, ModelError, RunFolderError, SettingError, nearest
+from polyfed.errors import MissingExtra, ModelError, RunFolderError, SettingError, nearest
 from polyfed.layers.folding import Folded, fold_for_prediction
 from polyfed.runs.experiment import threads
-from polyfed.runs.predictions import models_for
+from polyfed.runs.predictions import client_words, models_for
 
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment
@@ -132,8 +132,8 @@ def chosen_model(experiment: Experiment, client: str | None, newcomer: bool) -> 
         raise SettingError(f"--client {client} and --newcomer are two models. Leave one out.")
     if client is None and not newcomer and not models_are_equal(method, experiment.bench.plan):
         raise SettingError(
-            f"With {method} every client has a model of its own. Name one with --client ({client_words(known)}), "
-            "or export the model for somebody new with --newcomer."
+            f"With {method} every client has a model of its own. Name one with --client, or export the model for somebody new with "
+            f"--newcomer. {client_words(known)}"
         )
     if client is None and not newcomer:
         client, whose = known[0], "shared"
@@ -142,16 +142,8 @@ def chosen_model(experiment: Experiment, client: str | None, newcomer: bool) -> 
     return loaded(experiment, client), whose
 
 
-def client_words(known: list[str], most: int = 12) -> str:
-    """The clients by name, if they are not too many."""
-    return ", ".join(known[:most]) + (f" and {len(known) - most} more" if len(known) > most else "")
-
-
 def loaded(experiment: Experiment, client: str | None) -> nn.Module:
     """A copy of a client's model, or of the averaged newcomer's, ready to predict on the CPU."""
-    if client is not None and client not in experiment.backend.data:
-        known = list(experiment.backend.data)
-        raise DataError(f"There is no client {client!r}. The clients are: {client_words(known)}.")
     found = models_for(experiment, client, "averaged", lambda: iter(()))
     if len(found) > 1:
         raise ModelError(f"The newcomer of {experiment.method} is {len(found)} models, and a file holds one. Name a --client.")

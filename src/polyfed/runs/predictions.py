@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from polyfed.core.client import predicted as predicted_by
 from polyfed.core.data_types import ArrayExamples
 from polyfed.core.device import CPU
 from polyfed.data.images import opened
-from polyfed.errors import DataError, nearest
+from polyfed.errors import DataError
 
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment
@@ -49,6 +49,17 @@ def predicted(experiment: Experiment, images: Tensor, client: str | None = None,
     return functools.reduce(torch.add, found)
 
 
+def client_words(known: Iterable[str], most: int = 12) -> str:
+    """The clients there are, in a sentence; many are not all named.
+
+    >>> client_words(["pen", "photo"])
+    'The clients are: pen, photo.'
+    """
+    names = list(known)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"The clients are: {', '.join(names[:most])}{more}."
+
+
 def models_for(
     experiment: Experiment, client: str | None, newcomer: str, batches: Callable[[], Iterator[Tensor]]
 ) -> list[tuple[float, Any]]:
@@ -60,7 +71,7 @@ def models_for(
         states = [(weight / whole, {n: v for n, v in state.items() if n in bench.live}) for weight, state in made.models]
         return [(weight, lambda state=state: bench.load(state)) for weight, state in states]
     if client not in backend.data:
-        raise DataError(f"There is no client {client!r}. {nearest(client, backend.data)}")
+        raise DataError(f"There is no client {client!r}. {client_words(backend.data)}")
     for prepare in experiment.method.before_evaluation:
         experiment.talk(prepare(server))
     at_work = Client(backend.data[client], bench, backend.state_of(client), server.round)

@@ -21,7 +21,7 @@ from polyfed.runs.answers_file import Answers
 from polyfed.runs.checkpoint import joint_digest
 from polyfed.runs.figures import dots_figure
 from polyfed.runs.headline import BASELINE, domains_of, headline, warnings
-from polyfed.runs.predictions import images_as_tensor, input_shape, predicted
+from polyfed.runs.predictions import client_words, images_as_tensor, input_shape, predicted
 
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment
@@ -72,7 +72,7 @@ class Result:
         """A copy of a seen client's own model, in eval mode."""
         known = self.experiment.backend.data
         if client not in known:
-            raise DataError(f"There is no client {client!r}. {nearest(client, known)}")
+            raise DataError(f"There is no client {client!r}. {client_words(known)}")
         server, bench = self.experiment.server, self.experiment.bench
         at_work = Client(known[client], bench, self.experiment.backend.state_of(client), server.round)
         at_work.receive(server.outgoing(client))

@@ -1,0 +1,84 @@
+"""Names on the command line: hyphens, underscores and case do not matter, messages keep the user's spelling and say what would work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from helpers.command_line import SHORT, Command, says
+from polyfed.core.method import parse
+from polyfed.data.registry import data_sets
+from polyfed.models import models
+from polyfed.runs.candidates import read_one
+
+
+@pytest.mark.parametrize(
+    ("registry", "written", "name"),
+    [
+        (data_sets, "cifar-10", "cifar10"),
+        (data_sets, "CIFAR10", "cifar10"),
+        (data_sets, "office-caltech-10", "office_caltech10"),
+        (data_sets, "Office_Caltech10", "office_caltech10"),
+        (data_sets, "PACS", "pacs"),
+        (data_sets, "Digits-Mini", "digits_mini"),
+        (models, "ResNet-20", "resnet20"),
+        (models, "small-cnn", "small_cnn"),
+    ],
+)
+def test_spelling_does_not_matter(registry: object, written: str, name: str) -> None:
+    assert registry.find(written).name == name  # type: ignore[attr-defined]
+    assert written in registry  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("written", "method"),
+    [("FedBN", "fedbn"), ("Fed-Avg + Group-Norm(groups=2)", "fedavg + group_norm(groups=2)"), ("FedBN + AGC(clip=1.28)", "fedbn + agc(clip=1.28)")],
+)  # fmt: skip
+def test_spelling_of_methods_does_not_matter(written: str, method: str) -> None:
+    assert str(parse(written)) == str(parse(method)) and parse(written) == parse(method)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["run", "Ciffar-10"], "There is no data set called 'Ciffar-10'. Did you mean cifar10? A folder root/<domain>/<class>/* works too."),
+        (["run", "digits-mini", "--method", "Fed-BNN"], "There is no method called 'Fed-BNN'. Did you mean fedbn?"),
+        (
+            ["run", "digits-mini", "--model", "mynet"],
+            "A function of your own is written module.path:function, such as my_models:net.",
+        ),
+        (["compare", "digits-mini", "--methods", "fedavg, fedbn"], "Cannot read 'fedavg, fedbn' as one method. Separate methods with ; such as \"fedavg; fedbn\"."),
+        (["compare", "digits-mini", "--methods", "fedavg fedbn"], "Cannot read 'fedavg fedbn' as one method. Separate methods with ; such as \"fedavg; fedbn\"."),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_messages_keep_the_spelling(polyfed: Command, words: list[str], sentence: str) -> None:
+    says(polyfed(*words), sentence)
+
+
+def test_commas_inside_brackets_are_no_separators() -> None:
+    assert str(read_one("fedsr(l2r=0.01, cmi=0.001)")) == str(parse("fedsr(cmi=0.001, l2r=0.01)"))
+    assert read_one(" fedavg + group_norm ") == parse("fedavg + group_norm")
+
+
+def test_predict_names_files_and_clients(polyfed: Command, images: Path) -> None:
+    assert polyfed("run", images, "--method", "fedbn", *SHORT, "--rounds", "1", "-q", "-o", "run").code == 0
+    Path("broken.png").write_bytes(b"no image")
+    good = images / "day" / "disk" / "00.png"
+    says(polyfed("predict", "run", good, "--client", "dya"), "There is no client 'dya'. The clients are: day, night.")
+    for file, why in (
+        ("missing.png", "cannot be read: No such file or directory."),
+        ("broken.png", "broken.png cannot be read as an image: it is in no format that Pillow knows."),
+    ):
+        ended = polyfed("predict", "run", file)
+        assert ended.code == 2 and f"{file}" in ended.err and why in ended.err
+        assert "0x" not in ended.err and "BytesIO" not in ended.err
+
+
+def test_info_is_for_bug_reports(polyfed: Command) -> None:
+    shown = polyfed("info")
+    assert shown.code == 0
+    for word in ("polyfed", "torch", "python", "system", "cores", "devices", "cache", "data"):
+        assert f" {word} " in shown.out
+    assert polyfed("info", "--json").json["cores"] >= 1
