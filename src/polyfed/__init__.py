@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 # run.py imports nothing heavy. "run" is its own name too: importing the file first lets the name stand for the function.
 from polyfed.run import analyse as analyse
 from polyfed.run import compare as compare
+from polyfed.run import doctor as doctor
 from polyfed.run import estimate as estimate
 from polyfed.run import export as export
 from polyfed.run import open_run as open_run
@@ -66,6 +67,7 @@ _HOMES = {
     "core.reply_checks": ("planned_uploads",),
     "core.server": ("Server",),
     "core.sharing": ("Rule", "Select", "keep_local", "reduce_with", "upload_only"),
+    "diagnosis.examine": ("Diagnosis",),
     "errors": ("PolyfedError",),
     "reports.comparison": ("Comparison",),
     "runs.callback": ("Callback",),
@@ -76,7 +78,7 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-_DOORS = ("analyse", "compare", "estimate", "export", "open_run", "report", "reproduce", "resume", "run", "sweep")
+_DOORS = ("analyse", "compare", "doctor", "estimate", "export", "open_run", "report", "reproduce", "resume", "run", "sweep")
 
 __all__ = [*_DOORS, *sorted(_HOME_OF)]
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from polyfed.analysis.analyse import Analyses
     from polyfed.core.method import Method
+    from polyfed.diagnosis.examine import Diagnosis
     from polyfed.experiments.reproduction import Reproduction
     from polyfed.reports.comparison import Comparison
     from polyfed.runs.callback import Callback
@@ -156,6 +157,28 @@ def sweep(
         watcher=watcher,
         **settings,
     )
+
+
+def doctor(data: Any = "digits-mini", model: Model = None, **settings: Any) -> Diagnosis:
+    """Whether batch norm will hurt a federation, and what to use instead, told from a few steps at each client.
+
+    No test image is read, and nothing is written.
+
+    Args:
+        data: as for ``polyfed.run``.
+        model: as for ``polyfed.run``.
+        settings: any field of ``polyfed.Settings``; ``batch_size``, ``clients_per_round`` and ``partition`` matter most.
+
+    Returns:
+        ``advice`` (verdict, method, runner-up, reasons), ``findings`` with a number and a sentence each, ``apart`` (clients that stand
+        out), what a run would cost, and the command that compares the methods.
+
+    Example:
+        ``polyfed.doctor("digits-mini").advice.method``
+    """
+    from polyfed.diagnosis.examine import examine
+
+    return examine(data, model, **settings)
 
 
 def estimate(

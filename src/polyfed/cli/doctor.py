@@ -1,0 +1,85 @@
+"""``polyfed doctor``: whether batch norm will hurt a federation, and what to use instead."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polyfed.cli.guard import stoppable
+from polyfed.cli.options import Changes, Json, Quiet, Recipe, Trust, arguments, chosen_settings, with_settings
+from polyfed.cli.output import busy, console, listen, print_json, print_table, table
+from polyfed.run import doctor as examine_data
+
+if TYPE_CHECKING:
+    from polyfed.diagnosis import Diagnosis, Finding
+
+FIRST = ("model", "clients_per_round", "batch_size", "partition", "root", "seed", "as_json")
+EXAMPLE = (
+    "Examples: polyfed doctor digits-mini   polyfed doctor ./my_images --model resnet18 --batch-size 8 --clients-per-round 0.1"
+)
+
+
+@with_settings("data", "method", first=FIRST)
+def doctor(
+    values: dict[str, Any],
+    data: Annotated[str | None, typer.Argument(metavar="DATA", help="A data set, or a folder root/<domain>/<class>/*.")] = None,
+    recipe: Recipe = None,
+    changes: Changes = None,
+    trust: Trust = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Look at a few steps of every client, and say whether batch norm will hurt and what to use instead; no test image is read."""
+    listen(quiet)
+    settings = chosen_settings(data, values, changes, recipe, trust=trust)
+    with busy("Taking a few steps at each client", quiet), stoppable("nothing was written."):
+        found = examine_data(**arguments(settings))
+    if not quiet:
+        print_diagnosis(found)
+    if as_json:
+        print_json(found.as_json())
+
+
+def print_diagnosis(found: Diagnosis) -> None:
+    """The findings, then the advice."""
+    from rich.markup import escape
+
+    measures, out = found.measures, console()
+    shown = table(("finding", "here", "known", "what it means"), ("here",))
+    for one in found.findings:
+        shown.add_row(
+            f"[bold]{one.name}[/bold]" if one.is_large else one.name,
+            number(one.value, one.unit),
+            known_words(one),
+            escape(one.sentence),
+        )
+    print_table(f"{found.data}: {measures.looked_at} of {measures.clients} clients looked at", shown)
+    only = ", ".join(one.name for one in found.findings if not one.everywhere)
+    out.print(
+        "[dim]'times chance' compares with the same images dealt to clients at random. known: the lowest and highest of "
+        f"polyfed's reference federations. Only a simulation can compute: {only or 'nothing'}; a real federation could compute the rest "
+        "from aggregates of each client.[/dim]"
+    )
+    advice = found.advice
+    out.print(f"\n[bold]{escape(advice.verdict)}[/bold]: use [bold]{escape(advice.method)}[/bold], or {escape(advice.runner_up)}.")
+    for reason in advice.reasons:
+        out.print(f"- {escape(reason)}")
+    out.print(f"- {escape(found.cost_words)}")
+    out.print("Compare them, with rates chosen on validation data:")
+    out.print(found.command, soft_wrap=True, markup=False, highlight=False)
+
+
+def number(value: float, unit: str) -> str:
+    """A value with its unit."""
+    written = f"{value:.0f}" if unit == "images" else f"{value:.2f}"
+    return f"{written} {unit}"
+
+
+def known_words(one: Finding) -> str:
+    """The range of a number on known federations."""
+    values = sorted(one.known.items(), key=lambda item: item[1])
+    if not values:
+        return ""
+    (least, low), (most, high) = values[0], values[-1]
+    return f"{low:.2f} ({least}) to {high:.2f} ({most})"
