@@ -279,6 +279,8 @@ def test_options_that_promise_nothing_are_refused(options: str) -> None:
 def test_settings_that_do_not_fit_are_refused() -> None:
     with pytest.raises(SettingError, match="--amp off"):
         built(FEDWON, amp="bfloat16")
+    with pytest.raises(SettingError, match="--sampling shuffled"):
+        built(FEDWON, sampling="balanced")
     with pytest.raises(SettingError, match="--backend process"):
         built(FEDWON, backend="fused")
     with pytest.raises(SettingError, match="--compile off"):

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from polyfed.core.entries import COUNTER, STATISTIC
+from polyfed.core.losses import needs_class_counts
 
 if TYPE_CHECKING:
     from polyfed.core.method import Method
@@ -172,7 +173,7 @@ def _pooled(method: Method) -> Iterator[Departure]:
 
 def _of_every_run(method: Method, settings: Settings) -> Iterator[Departure]:
     yield Departure("number of training samples", "", "once", "aggregate", False, "a count, without noise")
-    if settings.loss != "cross_entropy":
+    if needs_class_counts(settings.loss):
         yield Departure("numbers of samples by class", "", "once", "aggregate", False, "counts, without noise")
     if not getattr(method.batch_gradient, "withholds_loss", False):
         yield Departure("training loss", "", "every round", "aggregate", False, "a mean over samples, without noise")

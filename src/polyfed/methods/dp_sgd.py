@@ -78,6 +78,10 @@ class NoisyGradient(Account):
         """Refuse what has no gradients by sample, and what would leave without noise."""
         refuse_batch_norm(bench)
         refuse_leaks(bench)
+        if bench.settings.sampling != "shuffled":
+            raise SettingError(
+                f"{bench.method}: dp_sgd draws Poisson samples, which its accountant assumes. Use --sampling shuffled."
+            )
         if bench.settings.amp != "off":
             raise SettingError(f"{bench.method}: dp_sgd clips gradients in full precision. Use --amp off.")
         gradient_samplers()
