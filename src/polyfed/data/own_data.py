@@ -9,7 +9,7 @@ from typing import Any
 from polyfed.core.data_types import DataSet
 from polyfed.data.own_images import OwnImages
 from polyfed.data.registry import data_sets
-from polyfed.data.sets import image_folder, manifest
+from polyfed.data.sets import image_folder, manifest, mask_folder
 
 
 def is_own_data(text: str) -> bool:
@@ -23,7 +23,9 @@ def is_table(text: str) -> bool:
 
 
 def own_data(path: str, **options: Any) -> DataSet:
-    """The data of a folder or a table."""
+    """The data of a folder or a table; a folder with ``images/`` and ``masks/`` is for segmentation."""
+    if os.path.isdir(path) and mask_folder.holds_masks(path):
+        return mask_folder.mask_folder(path, **options)
     return manifest.manifest(path, **options) if is_table(path) else image_folder.image_folder(path, **options)
 
 

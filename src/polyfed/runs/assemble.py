@@ -260,6 +260,8 @@ def build_bench(settings: Settings, method: Method, federation: Federation, mode
     check_none_redundant(entries, method.sharing, settings.rounds, only_share)
     plan = Plan(entries, method.sharing, settings.rounds)
     refuse_task(method, federation.task)
+    if settings.sampling == "balanced":
+        federation.task.require_class_labels("--sampling balanced")
     require_measure(settings.metric, federation.task)
     loss = build_loss(settings.loss, federation)
     device = chosen_device(settings.device)

@@ -1,0 +1,124 @@
+"""Cityscapes: street scenes of 21 cities with a class for each pixel (19 classes). A domain is a city, so each city is a client."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from polyfed.data.archives import FileTree, existing_trees
+from polyfed.data.declaration import normalise_option, registered
+from polyfed.data.domain_files import DomainSource
+from polyfed.data.mask_files import MaskDeclaration, MaskFiles, crop_options, height_option
+from polyfed.data.splits import Splits
+
+CLASSES = (
+    *("road", "sidewalk", "building", "wall", "fence", "pole", "traffic light", "traffic sign", "vegetation", "terrain"),
+    *("sky", "person", "rider", "car", "truck", "bus", "train", "motorcycle", "bicycle"),
+)
+CLASS_OF_ID = {
+    value: label for label, value in enumerate((7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33))
+}
+"""The train ids of the authors by the values of ``*_labelIds.png``; the other values are left out of training and scores."""
+TRAINING = {
+    **{
+        "aachen": 174,
+        "bochum": 96,
+        "bremen": 316,
+        "cologne": 154,
+        "darmstadt": 85,
+        "dusseldorf": 221,
+        "erfurt": 109,
+        "hamburg": 248,
+    },
+    **{"hanover": 196, "jena": 119, "krefeld": 99, "monchengladbach": 94, "strasbourg": 365, "stuttgart": 196, "tubingen": 144},
+    **{"ulm": 95, "weimar": 142, "zurich": 122},
+}
+VALIDATION = {"frankfurt": 267, "lindau": 59, "munster": 174}
+FOLDER = "folder with leftImg8bit/{train,val}/<city>/*_leftImg8bit.png and gtFine/{train,val}/<city>/*_gtFine_labelIds.png"
+PLACES = ("cityscapes", "Cityscapes", ".")
+ASPECT = 2
+TEST_SHARE = 0.1
+_NAME = re.compile(
+    r"(?:^|/)(leftImg8bit|gtFine)/(train|val)/([^/]+)/([^/]+)_(?:leftImg8bit\.(?:png|jpe?g)|gtFine_label(?:Train)?Ids\.png)$"
+)
+
+
+def find(root: Path, height: int = 256) -> Sequence[DomainSource]:
+    """The cities under a folder, those of the training part first."""
+    for tree in existing_trees(root, PLACES):
+        pairs = pairs_by_city(tree)
+        if pairs:
+            return [
+                _city(tree, city, found, height) for city, found in sorted(pairs.items(), key=lambda item: _order(item[0], item[1]))
+            ]
+    return ()
+
+
+def _order(city: str, pairs: Sequence[tuple[str, str]]) -> tuple[bool, str]:
+    return is_validation(pairs), city
+
+
+def is_validation(pairs: Sequence[tuple[str, str]]) -> bool:
+    """Whether a city is of the authors' validation part."""
+    found = _NAME.search(pairs[0][0])
+    return found is not None and found[2] == "val"
+
+
+def _city(tree: FileTree, city: str, pairs: Sequence[tuple[str, str]], height: int) -> MaskFiles:
+    ready = pairs[0][1].endswith("labelTrainIds.png")
+    meaning = {label: label for label in range(len(CLASSES))} if ready else CLASS_OF_ID
+    return MaskFiles(city, FOLDER, tree, pairs, (height, ASPECT * height), meaning, split)
+
+
+def pairs_by_city(tree: FileTree) -> dict[str, list[tuple[str, str]]]:
+    """Image and mask of each scene by city; scenes without both are left out."""
+    images: dict[tuple[str, str], str] = {}
+    masks: dict[tuple[str, str], str] = {}
+    for name in tree.names:
+        found = _NAME.search(name)
+        if found:
+            (images if found[1] == "leftImg8bit" else masks)[found[3], found[4]] = name
+    cities: dict[str, list[tuple[str, str]]] = {}
+    for city, scene in sorted(images.keys() & masks.keys()):
+        cities.setdefault(city, []).append((images[city, scene], masks[city, scene]))
+    return cities
+
+
+def split(pairs: Sequence[tuple[str, str]]) -> Splits:
+    """Of a training city the last tenth, in the order of time, for testing; a validation city is all for testing."""
+    count = len(pairs)
+    boundary = 0 if is_validation(pairs) else count - max(1, round(TEST_SHARE * count))
+    return {"train": np.arange(boundary), "test": np.arange(boundary, count)}
+
+
+CITYSCAPES = MaskDeclaration(
+    name="cityscapes",
+    about="""Cityscapes: street scenes with a class for each pixel; a domain is a city, and each training city is a client.
+
+    The last tenth of each training city is for testing its client. The three cities of the authors' validation part have no
+    training images: name them with ``--unseen frankfurt --unseen lindau --unseen munster`` to score the newcomer on them, as
+    FixBN's Table 3 does for all 500.
+    Images are decoded once, a city at a time, into memory-mapped arrays.
+    """,
+    title="Cityscapes",
+    domains=(*TRAINING, *VALIDATION),
+    classes=CLASSES,
+    splits="the last tenth of each training city for testing; the authors' validation cities are for testing only",
+    terms="for non-commercial use, after registration at cityscapes-dataset.com; it may not be passed on",
+    citation="Cordts et al. 2016",
+    layouts=(FOLDER,),
+    expected={FOLDER: {city: {"all": count} for city, count in {**TRAINING, **VALIDATION}.items()}},
+    default_model="deeplabv3plus",
+    options=(
+        height_option(256, "Height of the images, half of their width: 1024 as published, which FixBN tests at."),
+        *crop_options(192),
+        normalise_option("imagenet"),
+    ),
+    find=find,
+    side=256,
+)
+
+cityscapes = registered(CITYSCAPES)

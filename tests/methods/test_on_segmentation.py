@@ -1,0 +1,75 @@
+"""Every method that makes sense trains on segmentation: one round on tiny images, with finite scores and a model of its own kind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import polyfed
+from polyfed.core.data_types import ArrayExamples, DataSet, Domain
+from polyfed.core.tasks.known import SEGMENTATION
+from polyfed.core.tasks.segmentation import IGNORED
+from polyfed.errors import SettingError
+
+METHODS = (
+    "fedavg",
+    "fedavg + group_norm(groups=2)",
+    "fedbn",
+    "silobn",
+    "fixbn",
+    "fedwon",
+    "fedstein",
+    'gperxan(guide=0, tiny_maps="skip")',
+    "fedprox",
+    "scaffold",
+    "fedavgm",
+    "fednova",
+)
+
+
+@pytest.fixture(scope="module")
+def scenes() -> DataSet:
+    """Two domains of bright squares on dark ground, with a frame of pixels without a class."""
+
+    def part(count: int, shift: int, seed: int) -> ArrayExamples:
+        draw = torch.Generator().manual_seed(seed)
+        x, y = torch.randint(shift, shift + 60, (count, 3, 16, 16), generator=draw), torch.zeros(count, 16, 16)
+        for place, corner in enumerate(torch.randint(2, 8, (count, 2), generator=draw).tolist()):
+            x[place, :, corner[0] : corner[0] + 6, corner[1] : corner[1] + 6] += 120
+            y[place, corner[0] : corner[0] + 6, corner[1] : corner[1] + 6] = 1
+        y[:, 0] = IGNORED
+        return ArrayExamples(x.to(torch.uint8), y.to(torch.uint8))
+
+    domains = tuple(Domain(name, part(8, shift, shift), part(4, shift, shift + 1)) for name, shift in (("night", 0), ("day", 60)))
+    return DataSet("squares", ("ground", "square"), domains, default_model="small_unet(width=4)", task=SEGMENTATION)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_train_on_segmentation(method: str, scenes: DataSet) -> None:
+    found = polyfed.run(scenes, method, rounds=2, batch_size=4, lr=0.05, out=None)
+    table = found.table("mean_iou")
+    assert set(table["seen"]) == {"night", "day"} and 0 <= table["worst"] <= table["mean"] <= 1
+    assert all(row.numbers["pixels"] == 4 * 15 * 16 for row in found.rows)
+
+
+def test_it_learns_and_answers_with_masks(scenes: DataSet) -> None:
+    found = polyfed.run(scenes, "fedbn", rounds=10, local_epochs=4, batch_size=4, lr=0.2, out=None)
+    assert found.table("mean_iou")["mean"] > 0.7
+    mask = found.predict(scenes.domains[0].test.batch(slice(0, 1))[0], client="night")[0].mask
+    assert mask is not None and mask.shape == (16, 16)
+
+
+def test_the_guide_is_refused(scenes: DataSet) -> None:
+    with pytest.raises(SettingError, match="gperxan needs one class label for each example, and the task is segmentation"):
+        polyfed.run(scenes, 'gperxan(tiny_maps="skip")', rounds=1, out=None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoder", ["mobilenet_v2", "resnet18", "resnet50"])
+def test_deeplabv3plus_has_one_logit_per_class_and_pixel(encoder: str) -> None:
+    pytest.importorskip("segmentation_models_pytorch", reason="the extra segmentation is not installed")
+    from polyfed.models import models
+
+    model = models.build(f'deeplabv3plus(encoder="{encoder}")', classes=3, input_shape=(3, 40, 50)).eval()
+    with torch.no_grad():
+        assert model(torch.zeros(1, 3, 40, 50)).shape == (1, 3, 40, 50)
