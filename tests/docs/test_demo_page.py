@@ -9,6 +9,7 @@ import pytest
 
 import polyfed
 from helpers.paths import ROOT
+from polyfed.core.method import methods as registered
 from polyfed.recipes import read
 from polyfed.runs.candidates import candidates
 
@@ -43,3 +44,9 @@ def test_the_demo_gives_the_table_of_the_readme(tmp_path: Path) -> None:
         ours = [*(number.value for number in row.seen.values()), row.mean.value, row.worst.value]
         # Other releases of torch round in another way, and one image more is half a point.
         assert [100 * value for value in ours] == pytest.approx(shown()[row.method], abs=4.0)
+
+
+def test_readme_counts_the_methods() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    count = len(registered.names())
+    assert f"{count} methods and parts" in text and f"| {count}, parts included |" in text
