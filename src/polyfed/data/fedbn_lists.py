@@ -35,6 +35,14 @@ def _check_protocol(owner: str, protocol: str) -> None:
         raise OptionError(f"{owner}: protocol is {protocol!r}; it must be 'all' or 'fedbn'.")
 
 
+def check_fedbn(owner: str, protocol: str, validation: float) -> None:
+    """Refuse a share for validation where the protocol takes its own number of images."""
+    if protocol == "fedbn" and validation:
+        raise OptionError(
+            f"{owner}: validation has no effect with protocol='fedbn', which takes its own number of images. Leave it out."
+        )
+
+
 def fedbn_lists(root: Path, folders: Sequence[str], domain: str) -> dict[str, list[str]]:
     """The files each of FedBN's lists names, as ``domain/class/file``; nothing if there are no lists."""
     found = {}
@@ -52,7 +60,6 @@ def fedbn_lists(root: Path, folders: Sequence[str], domain: str) -> dict[str, li
 
 
 def fedbn_split(
-    owner: str,
     folders: ClassFolders,
     classes: Sequence[str],
     lists: Mapping[str, SplitLists],
@@ -63,18 +70,13 @@ def fedbn_split(
     """How a domain is split: by the lists where they are, else 80/20; under the protocol only the ends of the training order stay.
 
     Args:
-        owner: The data set.
-        folders: Its images.
-        classes: Its classes.
+        folders: The images.
+        classes: All classes.
         lists: The lists of each domain.
         shares: Under the protocol, the shares of the smallest training list for training and validation.
         protocol: ``all`` or ``fedbn``.
         validation: With ``all``, the share of the end of the training order for validation.
     """
-    if protocol == "fedbn" and validation:
-        raise OptionError(
-            f"{owner}: validation has no effect with protocol='fedbn', which takes its own number of images. Leave it out."
-        )
     smallest = min(_training_size(folders.image_list(domain, classes), named) for domain, named in lists.items())
     ends = (int(shares[0] * smallest), int(shares[1] * smallest)) if protocol == "fedbn" else None
     return partial(_split, ends, validation)

@@ -8,7 +8,7 @@ from pathlib import Path
 from polyfed.data.class_folders import find_class_folders, plain
 from polyfed.data.declaration import Declaration, augment_option, normalise_option, registered, size_option, validation_option
 from polyfed.data.domain_files import DomainFiles
-from polyfed.data.fedbn_lists import ORIGINS, fedbn_lists, fedbn_split, protocol_option
+from polyfed.data.fedbn_lists import ORIGINS, check_fedbn, fedbn_lists, fedbn_split, protocol_option
 
 CLASSES = ("bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill", "wine_glass", "zebra")
 DOMAINS = ("Clipart", "Infograph", "Painting", "Quickdraw", "Real", "Sketch")
@@ -22,11 +22,12 @@ SHARES = (0.05, 0.05)
 
 def find(root: Path, size: int, protocol: str, validation: float) -> list[DomainFiles]:
     """The six domains under a folder."""
+    check_fedbn("domainnet10", protocol, validation)
     folders = find_class_folders(root, PLACES, {plain(name): name for name in DOMAINS}, {plain(name): name for name in CLASSES})
     if folders is None:
         return []
     lists = {domain: fedbn_lists(root, LIST_FOLDERS, domain) for domain in DOMAINS}
-    split = fedbn_split("domainnet10", folders, CLASSES, lists, SHARES, protocol, validation)
+    split = fedbn_split(folders, CLASSES, lists, SHARES, protocol, validation)
     return folders.domain_files(CLASSES, lists, origins=ORIGINS, data_set="domainnet10", size=size, split=split, other_folders=True)
 
 

@@ -16,7 +16,7 @@ from polyfed.data.declaration import (
     validation_option,
 )
 from polyfed.data.domain_files import DomainFiles
-from polyfed.data.fedbn_lists import ORIGINS, fedbn_lists, fedbn_split, protocol_option
+from polyfed.data.fedbn_lists import ORIGINS, check_fedbn, fedbn_lists, fedbn_split, protocol_option
 
 CLASSES = ("backpack", "bike", "calculator", "headphones", "keyboard", "laptop_computer", "monitor", "mouse", "mug", "projector")
 CLASS_FOLDERS = {**{plain(name): name for name in CLASSES}, "laptop": "laptop_computer", "headphone": "headphones"}
@@ -45,11 +45,12 @@ SIZES: Mapping[str, SplitCounts] = {
 
 def find(root: Path, size: int, protocol: str, validation: float) -> list[DomainFiles]:
     """The four domains under a folder."""
+    check_fedbn("office_caltech10", protocol, validation)
     folders = find_class_folders(root, PLACES, DOMAIN_FOLDERS, CLASS_FOLDERS)
     if folders is None:
         return []
     lists = {domain: fedbn_lists(root, LIST_FOLDERS, domain) for domain in DOMAINS}
-    split = fedbn_split("office_caltech10", folders, CLASSES, lists, SHARES, protocol, validation)
+    split = fedbn_split(folders, CLASSES, lists, SHARES, protocol, validation)
     return folders.domain_files(CLASSES, lists, origins=ORIGINS, data_set="office_caltech10", size=size, split=split)
 
 
