@@ -162,7 +162,7 @@ def test_predict_names_unreadable_images_and_goes_on(polyfed: Command, images: P
     assert partly.code == 2
     assert [row["image"] for row in partly.json["predictions"]] == ["new.png"]
     assert "broken.png cannot be read" in partly.err and "missing.png cannot be read" in partly.err
-    says(polyfed("predict", "r", "new.png", "--client", "dya"), "Did you mean day?")
+    says(polyfed("predict", "r", "new.png", "--client", "dya"), "The clients are: day, night.")
 
 
 def test_predict_takes_the_runs_own_newcomer_and_refuses_an_empty_folder(polyfed: Command, images: Path, tmp_path: Path) -> None:
@@ -244,9 +244,6 @@ def test_bad_folders_and_models_get_one_sentence(
     says(polyfed("run", images, "--model", "own_models:rihgt"), "own_models:rihgt")
     (images / "day" / "disk" / "03.png").write_bytes(b"not an image")
     says(polyfed("run", images), "03.png")
-    for file in (images / "night" / "stripe").iterdir():
-        file.unlink()
-    says(polyfed("run", images), "night", "stripe")
 
 
 def test_loss_that_is_not_finite(polyfed: Command, images: Path) -> None:
@@ -268,7 +265,7 @@ def test_debug_shows_the_trace(polyfed: Command, monkeypatch: pytest.MonkeyPatch
 
 def test_data_check(polyfed: Command, tmp_path: Path) -> None:
     says(polyfed("data", "check", "digits-mini", "--root", tmp_path), "nothing to check")
-    says(polyfed("data", "check", "digit-five", "--root", tmp_path), "digits_five")
+    says(polyfed("data", "check", "digit-five", "--root", tmp_path), "Did you mean digits-five?")
     assert polyfed("data", "check", "pacs", "--root", tmp_path).code == 2
 
 

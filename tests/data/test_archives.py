@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -62,3 +63,22 @@ def test_arrays_of_an_npz_file_have_a_largest_size(tmp_path: Path, monkeypatch: 
     (tmp_path / "cut.npz").write_bytes((tmp_path / "x.npz").read_bytes()[:100])
     with pytest.raises(DataError, match="cannot be read"):
         read_npz(tmp_path / "cut.npz")
+
+
+@pytest.mark.parametrize("made", [zipped, tarred])
+def test_forked_processes_read_one_archive_side_by_side(made: Callable[[Path, dict[str, bytes]], Path], tmp_path: Path) -> None:
+    """They would share the place in a file that was opened before the fork, and read each other's bytes."""
+    files = {f"{number:03d}": bytes([number]) * 20_000 for number in range(200)}
+    tree = file_tree(made(tmp_path / "x", files))
+    tree.read("000")
+    children = []
+    for _ in range(2):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                code = int(any(tree.read(name) != content for _ in range(3) for name, content in files.items()))
+            finally:
+                os._exit(code)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0]

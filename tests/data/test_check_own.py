@@ -75,3 +75,26 @@ def test_what_is_neither_a_folder_nor_a_data_set(polyfed, images):
     says(polyfed("data", "check", "pacs"), "pacs is no folder or table", "--root DIR")
     says(polyfed("data", "check", "pacs", "--root", images, "--sheet", "x.png"), "--sheet is for a folder")
     says(polyfed("data", "check", images, "--sheet", "none/x.png"), "contact sheet cannot be written")
+
+
+def test_palette_images_are_told_apart_by_their_colours(polyfed, images):
+    root, shade = images.parent / "split", iter(range(200))
+    for split, colour in {"train": (255, 0, 0), "test": (0, 0, 255)}.items():
+        for name in ("day/disk", "day/stripe", "night/disk", "night/stripe"):
+            (root / split / name).mkdir(parents=True)
+            for number in range(2):
+                Image.new("L", (20, 20), next(shade)).save(root / split / name / f"{number}.png")
+        indexed = Image.new("P", (20, 20))
+        indexed.putpalette([*colour, *([0] * 765)])
+        indexed.save(root / split / "day" / "disk" / "indexed.png")
+    shown = polyfed("data", "check", root)
+    assert shown.code == 0 and "indexed.png" not in shown.out
+    indexed.convert("RGB").save(root / "train" / "day" / "disk" / "same.png")
+    assert "indexed.png" in polyfed("data", "check", root).out
+
+
+def test_a_folder_of_masks_is_not_taken_for_classes(polyfed, tmp_path):
+    for folder in ("images", "masks"):
+        (tmp_path / "seg" / "a" / folder).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(tmp_path / "seg" / "a" / folder / "0.png")
+    says(polyfed("data", "check", tmp_path / "seg"), "masks/")

@@ -209,3 +209,8 @@ def test_the_command_says_what_python_says(polyfed: Command) -> None:
     assert told.json["method"] == "fedbn" and "use fedbn" in told.out and "polyfed sweep" in told.out
     again = package.doctor("digits-mini(per_domain=30)", "small_cnn(width=4)", batch_size=8).as_json()
     assert {one["name"]: one["value"] for one in again["findings"]} == {one["name"]: one["value"] for one in told.json["findings"]}
+
+
+def test_a_task_without_classes_is_refused_before_anything_is_trained() -> None:
+    with pytest.raises(package.PolyfedError, match="The doctor"):
+        package.doctor('class_and_domain(of="digits-mini(per_domain=10)")')

@@ -31,7 +31,8 @@ KNOWN = {
     "diagnosis/examine.py": ["fedavg"],  # what it is compared with
     "diagnosis/measures.py": ["fedavg"],  # what clients warm up with
     "experiments/budget.py": ["fedbn"],  # a split that a paper describes
-    "data/sets/office_caltech10.py": ["fedbn"],  # a split that a paper describes
+    "data/fedbn_lists.py": ["fedbn"],  # a split that a paper describes
+    "analysis/gradient_inversion.py": ["fedavg", "fedwon"],  # what is compared
 }
 
 

@@ -65,7 +65,7 @@ def test_all_errors_at_once_with_lines_and_nearest_names(tmp_path: Path) -> None
     wanted = {
         1: ["titel", "title"],
         2: ["lr", "[settings]"],
-        5: ["digits_fiv", "digits_five"],
+        5: ["digits_fiv", "digits-five"],
         7: ["resnet2O", "resnet20"],
         8: ["alhpa", "alpha"],
         9: ["focal", "weighted_focal"],

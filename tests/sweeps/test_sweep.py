@@ -223,6 +223,19 @@ def test_data_without_validation_say_what_would_work(tmp_path: Path) -> None:
         with_validation(data, 1.5, seed=0)
 
 
+def test_held_out_examples_tear_no_patient_apart() -> None:
+    data = toy(validation=False)
+    patients = [torch.arange(len(domain.train)) % 6 for domain in data.domains]
+    with_patients = replace(data, domains=tuple(replace(d, groups=g) for d, g in zip(data.domains, patients, strict=True)))
+    for before, groups, after in zip(data.domains, patients, with_validation(with_patients, 0.3, seed=0).domains, strict=True):
+        of_image = dict(zip(map(tuple, before.train.batch(slice(None))[0].flatten(1).tolist()), groups.tolist(), strict=True))
+        parts = [after.train, after.validation]
+        train, held = (
+            {of_image[tuple(x)] for x in part.batch(slice(None))[0].flatten(1).tolist()} for part in parts if part is not None
+        )
+        assert train and held and not train & held
+
+
 def proposals(
     folder: Path, axes: list[Axis], text: str = "fedavg", start: Any = (), sampler: str = "tpe", seed: int = 0
 ) -> Proposals:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from polyfed.analysis.local_models import require_data
+from polyfed.errors import DataError
 from polyfed.runs.answers_file import Answers
 from polyfed.runs.experiment import Experiment
 
@@ -40,6 +41,8 @@ def confidence(answers: Answers, bins: int = BINS) -> list[Confidence]:
         answers: of a run (``result.answers``).
         bins: of the histogram.
     """
+    if not answers:
+        raise DataError("The run has no answers to single images; its task has none, or its models were scored together.")
     return [
         _one(answers, view, right, bins)
         for view in ("seen", "unseen")

@@ -161,7 +161,8 @@ class _Probe:
         stream = generator(self.experiment.settings.seed, "gradient bias", number, data.id)
         chosen = torch.randperm(len(data.train), generator=stream)[: self.batch_size]
         x, y = data.train.batch(chosen)
-        return self.bench.preparation.for_testing(x.to(self.bench.device)), y.to(self.bench.device)
+        prepared = self.bench.preparation.for_testing(x.to(self.bench.device))
+        return prepared, self.bench.task.for_loss(y.to(self.bench.device))
 
     def _forward(self, x: Tensor, y: Tensor) -> Any:
         self.bench.load(self.state)

@@ -56,7 +56,7 @@ GROUPS: dict[str, tuple[Entry, ...]] = {
         Entry("serve", "serve:serve", "Serve a recipe to nodes on other machines."),
         Entry("join", "join:join", "Join a server as a node, next to the data."),
         Entry("nodes", "nodes:nodes_app", "List, revoke and renew the nodes of a server."),
-        Entry("audit", "audit:audit_app", "Check audit logs of servers and nodes; measure what a run gives away."),
+        Entry("audit", "audit:audit_app", "Check audit logs; measure what a run gives away."),
         Entry("deploy", "deploy:deploy_app", "Write an app folder for a Flower of your own."),
     ),
 }

@@ -24,7 +24,7 @@ EXAMPLE = "Examples: polyfed data check ./my_images --sheet sheet.png; polyfed d
 data_app = typer.Typer(help="Look after the files of data sets.", no_args_is_help=True)
 
 
-@data_app.command("ls")
+@data_app.command("ls", epilog="Example: polyfed data ls")
 def ls(as_json: Json = False) -> None:
     """List data sets that are read from files: how they are had, and on what terms."""
     from polyfed.data.registry import data_sets

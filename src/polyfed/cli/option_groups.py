@@ -7,7 +7,7 @@ from collections.abc import Mapping
 OUTPUT = "Output"
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Data": ("data", "root", "partition", "unseen", "unseen_part", "few_shot"),
-    "Model and method": ("method", "model", "head", "init", "loss", "load"),
+    "Model and method": ("method", "model", "head", "init", "loss", "load", "task"),
     "Training": (
         "rounds",
         "total_epochs",

@@ -80,15 +80,19 @@ class TarTree:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._opened: tuple[int, tarfile.TarFile] | None = None
 
-    @cached_property
+    @property
     def _archive(self) -> tarfile.TarFile:
-        try:
-            archive = tarfile.TarFile.open(self.path)
-        except _UNREADABLE as error:
-            raise DataError(f"{self.path} is no readable tar archive: {error}. Get the file again.") from error
-        weakref.finalize(self, archive.close)
-        return archive
+        """The archive, opened by this process: a forked one that shared the file would read where another one has moved to."""
+        if self._opened is None or self._opened[0] != os.getpid():
+            try:
+                archive = tarfile.TarFile.open(self.path)
+            except _UNREADABLE as error:
+                raise DataError(f"{self.path} is no readable tar archive: {error}. Get the file again.") from error
+            weakref.finalize(self, archive.close)
+            self._opened = os.getpid(), archive
+        return self._opened[1]
 
     @cached_property
     def _members(self) -> dict[str, tarfile.TarInfo]:
@@ -128,13 +132,17 @@ class ZipTree:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._opened: tuple[int, zipfile.ZipFile] | None = None
 
-    @cached_property
+    @property
     def _archive(self) -> zipfile.ZipFile:
-        try:
-            return zipfile.ZipFile(self.path)
-        except _UNREADABLE as error:
-            raise DataError(f"{self.path} is no readable zip archive: {error}. Get the file again.") from error
+        """The archive, opened by this process (see ``TarTree``)."""
+        if self._opened is None or self._opened[0] != os.getpid():
+            try:
+                self._opened = os.getpid(), zipfile.ZipFile(self.path)
+            except _UNREADABLE as error:
+                raise DataError(f"{self.path} is no readable zip archive: {error}. Get the file again.") from error
+        return self._opened[1]
 
     @cached_property
     def names(self) -> Sequence[str]:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from polyfed.data.contact_sheet import IN_A_ROW, write_sheet
 from polyfed.data.duplicates import Duplicates, picture_hash
-from polyfed.data.images import decoded, opened
+from polyfed.data.images import DEEP_MODES, decoded, opened
 from polyfed.data.own_data import own_images
 from polyfed.data.own_images import OwnImage, OwnImages, OwnOptions, split_rows
 from polyfed.errors import DataError
@@ -119,7 +119,7 @@ class Look:
             return None
         self.modes[f"{_kind(content)} {image.mode}"] += 1
         self.sizes.setdefault(entry.domain, Counter())[image.size] += 1
-        return picture_hash(np.asarray(image))
+        return picture_hash(np.asarray(image if image.mode in DEEP_MODES else image.convert("RGB")))
 
     def result(self, path: str) -> OwnCheckResult:
         """What was found."""

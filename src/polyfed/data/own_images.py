@@ -102,6 +102,11 @@ class OwnImages:
         if len(self.classes) < 2:
             raise DataError(f"{self.root} has one class only, {self.classes[0]}. Expected images of at least two classes.")
 
+    @property
+    def reader(self) -> str:
+        """How data of this kind are written with options, up to the first of them."""
+        return 'image_folder(root="FOLDER"' if self.root.is_dir() else 'manifest(root="TABLE"'
+
     @cached_property
     def by_domain(self) -> Mapping[str, Sequence[OwnImage]]:
         """The images of each domain, class after class, each class sorted by name."""
@@ -122,7 +127,7 @@ class OwnImages:
                 read=partial(self._read, images, options.size),
                 split=partial(split_rows, options),
                 skip_unreadable=options.skip_unreadable,
-                advice=' To leave them out, write the data as: image_folder(root="FOLDER", skip_unreadable=True).',
+                advice=f" To leave them out, write the data as: {self.reader}, skip_unreadable=True).",
             )
             for domain, images in self.by_domain.items()
         ]

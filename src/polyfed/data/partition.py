@@ -8,7 +8,7 @@ flwr-datasets is not used: it partitions Hugging Face data sets, and ours are te
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -226,23 +226,34 @@ def _from_union(dataset: DataSet, pieces: Sequence[Positions], seed: int) -> tup
     return clients_of(dataset, {name: by_domain(dataset, piece) for name, piece in zip(names, pieces, strict=True)}, seed)
 
 
-def _groups(dataset: DataSet, holding: Mapping[str, Positions]) -> NDArray[np.int64] | None:
-    """The groups (patients) of a client's training examples, in their order; None if no domain has any."""
+@dataclass(frozen=True)
+class _Groups:
+    """The group (patient) and the domain of each training example of a client, in their order."""
+
+    number: NDArray[np.int64]
+    domain: NDArray[np.int64]
+
+
+def _groups(dataset: DataSet, holding: Mapping[str, Positions]) -> _Groups | None:
+    """The groups of a client's training examples; None if no domain has any."""
     held = [part for part in dataset.domains if part.name in holding]
     if all(part.groups is None for part in held):
         return None
-    found: list[tuple[str, int]] = []
-    for part in held:
+    found: list[tuple[int, int]] = []
+    for place, part in enumerate(held):
         for position in np.sort(holding[part.name]).tolist():
-            found.append((part.name, position if part.groups is None else int(part.groups[position])))
-    return np.unique(np.array([f"{name}/{group}" for name, group in found]), return_inverse=True)[1]
+            found.append((place, position if part.groups is None else int(part.groups[position])))
+    rows = np.array(found, np.int64).reshape(-1, 2)
+    return _Groups(np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1), rows[:, 0])
 
 
-def _with_held_out(client: ClientData, share: float, seed: int, groups: NDArray[np.int64] | None) -> ClientData:
-    """The client with a random share of its training examples, whole groups together, moved to validation."""
+def _with_held_out(client: ClientData, share: float, seed: int, groups: _Groups | None) -> ClientData:
+    """The client with a random share of its training examples moved to validation: whole groups together, and no domain as a whole."""
     if groups is not None:
-        rest_rows, moved_rows = grouped(client.train.labels.numpy(), groups, share, seed)
-        rest, moved = torch.from_numpy(np.sort(rest_rows)), torch.from_numpy(moved_rows)
+        rest_rows, moved_rows = grouped(client.train.labels.numpy(), groups.number, share, seed)
+        emptied = ~np.isin(groups.domain[moved_rows], groups.domain[rest_rows])
+        rest = torch.from_numpy(np.sort(np.concatenate([rest_rows, moved_rows[emptied]])))
+        moved = torch.from_numpy(moved_rows[~emptied])
         return replace(client, train=client.train.subset(rest), validation=client.train.subset(moved)) if len(moved) else client
     total = len(client.train)
     count = min(max(1, round(share * total)), total - 1)

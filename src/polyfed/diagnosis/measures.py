@@ -78,6 +78,7 @@ class Measures:
 
 def measured(federation: Federation, model: Any, settings: Settings) -> Measures:
     """Measure a federation whose tests are out of reach."""
+    federation.task.require_class_labels("The doctor")
     few = drawn(federation, settings.seed)
     trained = warmed_up(few, model, settings)
     batch_norms = len(trained.bench.batch_norms)

@@ -315,7 +315,7 @@ def refuse_single_samples(bench: Workbench) -> None:
 def refuse_two_samplings(settings: Settings, method: Method) -> None:
     """Refuse a sampling of the settings where the method draws batches in its own way."""
     if method.sampling is not None and settings.sampling != Settings.sampling:
-        raise SettingError(f"{method} draws its batches in its own way; leave --sampling {settings.sampling} out.")
+        raise SettingError(f"{method} draws its batches in its own way: use --sampling shuffled, not {settings.sampling}.")
 
 
 def refuse_absent(settings: Settings, method: Method, clients: int) -> None:

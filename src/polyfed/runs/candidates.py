@@ -21,8 +21,8 @@ from polyfed.text import outside_brackets
 Given: TypeAlias = "str | Method | tuple[str | Method, Mapping[str, Any]]"
 Methods: TypeAlias = "Given | Sequence[Given] | Mapping[str, Mapping[str, Any]]"
 
-TASK = ("data", "root", "partition", "unseen", "unseen_part", "few_shot", "newcomer", "init", "head", "model", "load")
-BUDGET = ("rounds", "total_epochs")
+TASK = ("data", "root", "partition", "unseen", "unseen_part", "few_shot", "newcomer", "init", "head", "model", "load", "task")
+BUDGET = ("rounds", "total_epochs", "clients_per_round")
 MACHINERY = (
     "seed",
     "threads",
@@ -76,7 +76,7 @@ def own_words(own: Mapping[str, Any]) -> str:
     >>> own_words({"lr": 0.2, "schedule": "steps(at=(0.5, 0.75))"})
     'lr=0.2, schedule=steps(at=(0.5, 0.75))'
     """
-    return ", ".join(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in own.items())
+    return ", ".join(f"{name}={value!r}" if isinstance(value, float) else f"{name}={value}" for name, value in own.items())
 
 
 def candidates(methods: Any, load: Sequence[str] = ()) -> dict[str, Candidate]:

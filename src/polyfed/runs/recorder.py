@@ -24,14 +24,16 @@ from polyfed.errors import RunFolderError
 from polyfed.runs.answers_file import Answers
 from polyfed.runs.background_task import BackgroundTask
 from polyfed.runs.best_round import chooser_of
-from polyfed.runs.client_spread import spread_lines
+from polyfed.runs.client_spread import SPREAD, spread_lines
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.run_folder import RunFolder
-from polyfed.runs.statistics_drift import StatisticsDrift
+from polyfed.runs.statistics_drift import STATISTICS, StatisticsDrift
 
 log = logging.getLogger("polyfed")
 
 NOTED = "noted"
+OF_TRAINING = ("training", SPREAD, STATISTICS, NOTED)
+"""Views of metrics that training writes; the others are scores."""
 """The view of what a method itself noted of a round (``server.note``)."""
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyfed.core.data_types import DataSet, Domain, Examples, Federation
 from polyfed.core.tasks.task import Task
-from polyfed.data.splits import stratified
+from polyfed.data.splits import grouped, stratified
 from polyfed.errors import DataError, SettingError
 from polyfed.settings import Settings
 
@@ -74,7 +74,8 @@ def with_validation(data: DataSet, share: float, seed: int, unseen: Collection[s
 
 
 def _held_out(domain: Domain, task: Task, share: float, seed: int) -> Domain:
-    rest, taken = stratified(task.strata(domain.train).numpy(), share, seed)
+    strata = task.strata(domain.train).numpy()
+    rest, taken = stratified(strata, share, seed) if domain.groups is None else grouped(strata, domain.groups.numpy(), share, seed)
     training, validation = torch.from_numpy(rest).sort().values, torch.from_numpy(taken)
     if not len(training) or not len(validation):
         raise SettingError(

@@ -72,6 +72,10 @@ def mend(path: Path) -> None:
             file.truncate(content.rfind(b"\n") + 1)
 
 
+class NoCombinationLeft(SettingError):
+    """Everything that can be tried was tried."""
+
+
 class KernelLock(JournalFileOpenLock):
     """A lock that the kernel lets go of when its holder is killed; Optuna's own locks stay behind for half a minute."""
 
@@ -165,7 +169,7 @@ class Proposals:
             study.sampler = RandomSampler(seed=derive(self.seed, "sweep", len(before), attempt) % 2**SEED_BITS)
         left = [values for values in grid(self.axes) if values not in tried]
         if not left:
-            raise too_few(self.text, len(tried), len(tried) + 1, "Give --lr values that lie farther apart")
+            raise NoCombinationLeft(str(too_few(self.text, len(tried), len(tried) + 1, "Give --lr values that lie farther apart")))
         return chooser(self.seed, "sweep", len(before)).choice(left)
 
     def seeded(self, number: int) -> BaseSampler:

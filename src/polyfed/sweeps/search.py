@@ -18,6 +18,7 @@ from typing import Any
 
 from polyfed.core.conversation import EVALUATION
 from polyfed.core.data_types import DataSet
+from polyfed.core.metrics import MEASURES
 from polyfed.core.tasks.known import main_value
 from polyfed.core.tasks.task import Task
 from polyfed.errors import ClientFailure, PolyfedError, RunFolderError, SettingError, TooFewReplies
@@ -28,16 +29,16 @@ from polyfed.runs.atomic_write import write_atomically
 from polyfed.runs.callback import Callback, RunState
 from polyfed.runs.candidates import Candidate, candidates
 from polyfed.runs.checkpoint import Checkpoints
-from polyfed.runs.client_spread import SPREAD
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.lifecycle import facts_of, resume, train_run
 from polyfed.runs.lock import once_free
+from polyfed.runs.recorder import OF_TRAINING
 from polyfed.runs.result import Result
 from polyfed.runs.run_folder import RunFolder, plain, versions
 from polyfed.runs.watcher import Watcher
 from polyfed.settings import MOST_RUNS, Settings, require_count
 from polyfed.sweeps.data import ReadTooSoon, need_validation, trial_settings, with_validation, without_tests
-from polyfed.sweeps.proposals import SAMPLERS, Proposals, check_sampler, open_store, rungs
+from polyfed.sweeps.proposals import SAMPLERS, NoCombinationLeft, Proposals, check_sampler, open_store, rungs
 from polyfed.sweeps.space import Axis, Values, applied, axes_of_method, check_axes, grid, trials_of_each
 from polyfed.sweeps.trials import Score, Searched, Trial, edges, name_of, score_json, values_words
 
@@ -160,7 +161,7 @@ class Sweep:
             "search": "grid" if self.is_grid else self.sampler,
             "halving": self.halving,
             "searched": {axis.name: list(axis.values) for axis in self.axes},
-            "chosen_by": "mean over clients of the accuracy on source-validation data",
+            "chosen_by": f"mean over clients of the {MEASURES[self.whole.task.main_measure]} on source-validation data",
             "hold_out": self.hold_out,
             "trials_per_method": self.trials,
             "final_seeds": self.seeds,
@@ -242,7 +243,12 @@ class Searcher:
         proposals = self.proposals(one)
         while self.has_budget(one):
             number = len(one.scores)
-            values = proposals.values(number)
+            try:
+                values = proposals.values(number)
+            except NoCombinationLeft:
+                if not (self.halving and one.scores):
+                    raise
+                break  # the rounds that stopped trials have saved find nothing more to try
             words = f"{one.method}, {values_words(values)}"
             self.begin(words)
             try:
@@ -351,7 +357,7 @@ def taken_over(trial: Trial, experiment: Experiment, folder: RunFolder) -> Resul
         # Should this be cut off, the run begins at round 0; metrics without any checkpoint would be taken for damage.
         beginning.notes |= {"metrics_size": 0, "finished": False, "best": None}
         Checkpoints(folder.checkpoints.folder).write(beginning, set(beginning.clients))
-        folder.append([line for line in RunFolder(trial.folder).metrics() if line["view"] in ("training", SPREAD)])
+        folder.append([line for line in RunFolder(trial.folder).metrics() if line["view"] in OF_TRAINING])
         if snapshot.notes.get("best"):
             shutil.copytree(RunFolder(trial.folder).best.folder, folder.best.folder)
         return train_run(experiment, folder, resumed=True, best=snapshot.notes.get("best"))
