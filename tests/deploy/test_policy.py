@@ -35,6 +35,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
     ({"dp_required": True}, {}, {}, "adds no noise to what leaves, and dp_required is true"),
     ({"dp_required": True}, {"method": "fedwon + dp_sgd"}, {}, "takes its noise from the seed, which the server knows"),
     ({"dp_required": True}, {"method": 'fedwon + dp_sgd(epsilon=20.0, noise="system")'}, {}, "epsilon = 20, most_epsilon is 10"),
+    ({"dp_required": True}, {"method": 'fedwon + dp_sgd(delta=0.99, noise="system")'}, {}, "delta = 0.99, most_delta is 1e-05"),
     ({"dp_required": True}, {"method": 'feddg_ga + dp_sgd(noise="system")'}, {}, "which no noise covers"),
 ]
 
@@ -76,6 +77,7 @@ def test_the_file_is_written_with_what_every_key_means_and_read_again(tmp_path: 
         ('most_rounds = "many"', "takes a whole number"),
         ("most_rounds = 0", "at least 1"),
         ("most_epsilon = 0", "must be positive"),
+        ("most_delta = 1.0", "must lie between 0 and 1"),
         ('most_epsilon = "8"', "takes a number"),
         ('methods = "fedbn"', "takes a list of texts"),
         ('data_derived_uploads = "all"', "cannot be 'all'"),

@@ -122,6 +122,7 @@ def privacy_json(text: str, settings: dict[str, Any], asked_for_plan: bool) -> d
     found: dict[str, Any] = {"name": str(method), "protects": method.facts.protects or "nobody"}
     if method.facts.protects:
         found |= {"noise_at": method.facts.noise_at, "noise_from": method.facts.noise_from, "epsilon": method.facts.epsilon}
+        found |= {"delta": method.facts.delta}
     try:
         experiment = Experiment(run)
     except PolyfedError as error:
@@ -174,7 +175,8 @@ def _print_privacy(found: dict[str, Any]) -> None:
         out.print("It adds no noise: nothing that leaves a client is covered by differential privacy.\n")
     else:
         out.print(
-            f"It protects {found['protects']}, epsilon {found['epsilon']:g}; noise at the {found['noise_at']}, from the {found['noise_from']}.\n"
+            f"It protects {found['protects']}, epsilon {found['epsilon']:g}, delta {found['delta']:g}; "
+            f"noise at the {found['noise_at']}, from the {found['noise_from']}.\n"
         )
     shown = table(("what leaves", "sent by", "when", "made from", "covered", "why"))
     for row in found["leaves"]:

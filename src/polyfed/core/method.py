@@ -68,6 +68,7 @@ class Facts:
         protects: the unit of its differential privacy: samples, or clients; empty: it promises none.
         noise_at: who adds the noise of that promise.
         epsilon: the budget of that promise.
+        delta: the probability with which that promise may fail.
         noise_from: where the noise comes from: the run's seed (everybody who knows it can take the noise off again), or the system's generator.
     """
 
@@ -84,6 +85,7 @@ class Facts:
     noise_at: Literal["", "client", "server"] = ""
     noise_from: Literal["", "seed", "system"] = ""
     epsilon: float = 0.0
+    delta: float = 0.0
 
     @property
     def uploads_with_granularity(self) -> str:
@@ -112,6 +114,7 @@ class Facts:
             protects=next((fact.protects for fact in facts if fact.protects), ""),
             noise_at=next((fact.noise_at for fact in facts if fact.noise_at), ""),
             epsilon=max((fact.epsilon for fact in facts), default=0.0),
+            delta=max((fact.delta for fact in facts), default=0.0),
             noise_from=next((fact.noise_from for fact in facts if fact.noise_from), ""),
         )
 

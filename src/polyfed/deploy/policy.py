@@ -63,6 +63,7 @@ class Policy:
         False, "whether only methods with differential privacy are allowed: noise of this machine's own on all that they upload"
     )
     most_epsilon: float = limit(10.0, "largest epsilon that counts as such a promise")
+    most_delta: float = limit(1e-5, "largest delta that counts as such a promise: the probability with which it may fail")
     keep_days: int = limit(30, "days after which what a run left here is removed, from when it was last asked for")
 
     def __post_init__(self) -> None:
@@ -75,6 +76,8 @@ class Policy:
                 raise SettingError(f"{FILE}: {name} must be at least 1, found {getattr(self, name)}.")
         if not self.most_epsilon > 0:
             raise SettingError(f"{FILE}: most_epsilon must be positive, found {self.most_epsilon}.")
+        if not 0 < self.most_delta < 1:
+            raise SettingError(f"{FILE}: most_delta must lie between 0 and 1, found {self.most_delta}.")
 
     # -------------------------------------------------------------------------------------------------------------- asking
     def problems(self, settings: Settings, run_config: Mapping[str, Any], ask: Mapping[str, Any]) -> list[str]:
@@ -140,6 +143,8 @@ class Policy:
             yield f'{settings.method} takes its noise from the seed, which the server knows, and dp_required is true; noise="system" is needed'
         if facts.epsilon > self.most_epsilon:
             yield f"{settings.method} promises epsilon = {facts.epsilon:g}, most_epsilon is {self.most_epsilon:g}"
+        if facts.delta > self.most_delta:
+            yield f"{settings.method} promises delta = {facts.delta:g}, most_delta is {self.most_delta:g}"
         for row in uncovered(method, settings):
             yield f"{row.part} sends {row.what}, which no noise covers ({row.why}), and dp_required is true"
 

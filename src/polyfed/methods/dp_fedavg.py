@@ -257,5 +257,6 @@ def dp_fedavg(
             noise_at="server" if noise_at == "server" else "client",
             noise_from="system" if noise == SYSTEM else "seed",
             epsilon=float(epsilon),
+            delta=float(delta),
         ),
     )

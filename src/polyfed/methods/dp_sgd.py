@@ -246,5 +246,6 @@ def dp_sgd(epsilon: float = 8.0, delta: float = 1e-5, clip: float = 1.0, noise: 
             noise_at="client",
             noise_from="system" if noise == SYSTEM else "seed",
             epsilon=float(epsilon),
+            delta=float(delta),
         ),
     )
