@@ -11,11 +11,14 @@ import pytest
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
 pytest.importorskip("cryptography", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
+from polyfed.core.method import as_method
 from polyfed.deploy.guarded_app import evenly, unlisted_code, what_may_leave, without_paths
 from polyfed.deploy.policy import Policy
 from polyfed.errors import SettingError
 from polyfed.flower.wire_message import WireMessage, refusal
 from polyfed.settings import Settings
+
+AT_CLIENTS = 'dp_fedavg(noise_at="client", noise="system")'
 
 CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
     ({"methods": ("fedavg",)}, {"method": "fedbn"}, {}, "the method fedbn is not among"),
@@ -36,6 +39,13 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
     ({"dp_required": True}, {"method": "fedwon + dp_sgd"}, {}, "takes its noise from the seed, which the server knows"),
     ({"dp_required": True}, {"method": 'fedwon + dp_sgd(epsilon=20.0, noise="system")'}, {}, "epsilon = 20, most_epsilon is 10"),
     ({"dp_required": True}, {"method": 'fedwon + dp_sgd(delta=0.99, noise="system")'}, {}, "delta = 0.99, most_delta is 1e-05"),
+    (
+        {"dp_required": True},
+        {"method": AT_CLIENTS, "selection": "best_local_validation"},
+        {},
+        "sends validation scores, which no noise",
+    ),
+    ({"dp_required": True}, {"method": AT_CLIENTS, "loss": "weighted_focal"}, {}, "by class, and dp_required is true"),
     ({"dp_required": True}, {"method": 'feddg_ga + dp_sgd(noise="system")'}, {}, "which no noise covers"),
 ]
 
@@ -52,6 +62,15 @@ def test_what_it_allows_is_not_refused() -> None:
     policy = Policy(data="x", newcomer=True, import_paths=("my.models:net",), methods=("fedbn", "agc"))
     ask = {"purpose": "newcomer", "round": 3, "facts": {"rounds": 20}}
     assert policy.problems(Settings(method="fedbn + agc(clip=1.0)", model="my.models:net"), {"min-nodes": 2}, ask) == []
+
+
+def test_a_promise_that_does_not_cover_the_training_loss_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = as_method(AT_CLIENTS)
+    telling = dataclasses.replace(method, facts=dataclasses.replace(method.facts, withholds_loss=False))
+    assert Policy(data="x", dp_required=True).problems(Settings(method=AT_CLIENTS), {"min-nodes": 3}, {}) == []
+    monkeypatch.setattr("polyfed.deploy.policy.as_method", lambda _: telling)
+    (found,) = Policy(data="x", dp_required=True).problems(Settings(method=AT_CLIENTS), {"min-nodes": 3}, {})
+    assert "the run sends training loss, which no noise covers" in found
 
 
 def test_noise_of_this_machine_on_all_that_leaves_is_what_dp_required_asks_for() -> None:
@@ -124,3 +143,4 @@ def test_class_counts_are_told_evenly_where_they_may_not_be_told() -> None:
     assert what_may_leave(answer, Policy(data="x"), True).control["description"]["class_counts"] == [9, 1, 1]
     hidden = what_may_leave(answer, Policy(data="x", class_counts=False), True).control["description"]["class_counts"]
     assert hidden == evenly([9, 1, 1]) == [4, 4, 3]
+    assert what_may_leave(answer, Policy(data="x", dp_required=True), True).control["description"]["class_counts"] == hidden

@@ -134,6 +134,13 @@ def test_what_would_escape_is_refused_or_said() -> None:
     assert "extra: scaffold_change" in scores
 
 
+def test_the_training_loss_stays_at_the_client() -> None:
+    for text in (PLAIN, 'dp_fedavg(epsilon=8.0, adaptive=False, noise_at="client") + fedprox'):
+        experiment = trained(text, rounds=1)
+        assert not experiment.backend.losses_of_round
+        assert "training loss" not in {row.what for row in departures(experiment.method, experiment.settings)}
+
+
 def test_statistics_are_covered_for_clients_and_counters_are_not() -> None:
     experiment = built(PLAIN)
     rows = {row.what: row for row in departures(experiment.method, experiment.settings, experiment.bench.plan)}

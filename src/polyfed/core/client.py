@@ -279,8 +279,7 @@ def end_training(client: Client, extras: dict[str, Any], total: Tensor, steps: i
     client.stage = "after_training"
     for hook in client.bench.method.after_training:
         extras |= hook(client) or {}
-    withheld = getattr(client.bench.method.batch_gradient, "withholds_loss", False)
-    client.loss = None if withheld else float(total) / steps
+    client.loss = None if client.bench.method.facts.withholds_loss else float(total) / steps
     return client.finish(extras)
 
 

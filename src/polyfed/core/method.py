@@ -69,6 +69,7 @@ class Facts:
         noise_at: who adds the noise of that promise.
         epsilon: the budget of that promise.
         delta: the probability with which that promise may fail.
+        withholds_loss: clients do not report their training loss.
         noise_from: where the noise comes from: the run's seed (everybody who knows it can take the noise off again), or the system's generator.
     """
 
@@ -86,6 +87,7 @@ class Facts:
     noise_from: Literal["", "seed", "system"] = ""
     epsilon: float = 0.0
     delta: float = 0.0
+    withholds_loss: bool = False
 
     @property
     def uploads_with_granularity(self) -> str:
@@ -115,6 +117,7 @@ class Facts:
             noise_at=next((fact.noise_at for fact in facts if fact.noise_at), ""),
             epsilon=max((fact.epsilon for fact in facts), default=0.0),
             delta=max((fact.delta for fact in facts), default=0.0),
+            withholds_loss=any(fact.withholds_loss for fact in facts),
             noise_from=next((fact.noise_from for fact in facts if fact.noise_from), ""),
         )
 

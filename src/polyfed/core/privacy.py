@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from polyfed.core.entries import COUNTER, STATISTIC
-from polyfed.core.losses import needs_class_counts
 
 if TYPE_CHECKING:
     from polyfed.core.method import Method
@@ -36,6 +35,9 @@ TRAINING_SLOTS = (
 
 ACCOUNTS = "privacy"
 """Where the server remembers what every client has spent, and the name of the extra that says it."""
+
+CLASS_COUNTS, TRAINING_LOSS, VALIDATION_SCORES = "numbers of samples by class", "training loss", "validation scores"
+"""What every run may send without noise, and a node can do without."""
 
 
 def without_data(hook: F) -> F:
@@ -173,12 +175,11 @@ def _pooled(method: Method) -> Iterator[Departure]:
 
 def _of_every_run(method: Method, settings: Settings) -> Iterator[Departure]:
     yield Departure("number of training samples", "", "once", "aggregate", False, "a count, without noise")
-    if needs_class_counts(settings.loss):
-        yield Departure("numbers of samples by class", "", "once", "aggregate", False, "counts, without noise")
-    if not getattr(method.batch_gradient, "withholds_loss", False):
-        yield Departure("training loss", "", "every round", "aggregate", False, "a mean over samples, without noise")
+    yield Departure(CLASS_COUNTS, "", "once", "aggregate", False, "counts, without noise")
+    if not method.facts.withholds_loss:
+        yield Departure(TRAINING_LOSS, "", "every round", "aggregate", False, "a mean over samples, without noise")
     if settings.selection != "last":
-        yield Departure("validation scores", "", "every round", "aggregate", False, "of validation data, without noise")
+        yield Departure(VALIDATION_SCORES, "", "every round", "aggregate", False, "of validation data, without noise")
     yield Departure("test scores", "", "every evaluation", "aggregate", False, "of test data, which nothing is trained on")
 
 

@@ -71,10 +71,7 @@ class Sampling(Protocol):
 
 
 class BatchGradient(Protocol):
-    """Sets the gradient of every parameter from one batch, and returns the loss. The step has no logits yet.
-
-    With ``withholds_loss = True`` the client does not report its training loss.
-    """
+    """Sets the gradient of every parameter from one batch, and returns the loss. The step has no logits yet."""
 
     def __call__(self, step: Step, /) -> Tensor: ...
 

@@ -75,7 +75,7 @@ def what_may_leave(answered: WireMessage, policy: Policy, described: bool) -> Wi
     if not control.get("ok"):
         log.warning("%s", control.get("problem"))
         control["problem"] = without_paths(str(control.get("problem")))
-    elif described and not policy.class_counts:
+    elif described and not policy.tells_class_counts:
         control["description"] = {**control["description"], "class_counts": evenly(control["description"]["class_counts"])}
     return dataclasses.replace(answered, control=control)
 

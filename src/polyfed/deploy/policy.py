@@ -18,7 +18,7 @@ from polyfed.core.code_gate import names_function
 from polyfed.core.conversation import NEWCOMER
 from polyfed.core.losses import needs_class_counts
 from polyfed.core.method import Method, as_method
-from polyfed.core.privacy import uncovered
+from polyfed.core.privacy import TRAINING_LOSS, VALIDATION_SCORES, departures, uncovered
 from polyfed.deploy.private_files import write_private
 from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.flower.run_config import MIN_NODES
@@ -60,7 +60,9 @@ class Policy:
     least_clients: int = limit(2, "clients that a run must have at least, this one included")
     least_samples: int = limit(8, "examples that must go into what leaves after training: steps times batch size")
     dp_required: bool = limit(
-        False, "whether only methods with differential privacy are allowed: noise of this machine's own on all that they upload"
+        False,
+        "whether only methods with differential privacy are allowed: noise of this machine's own on all that they upload; "
+        "class counts, training loss and validation scores stay here",
     )
     most_epsilon: float = limit(10.0, "largest epsilon that counts as such a promise")
     most_delta: float = limit(1e-5, "largest delta that counts as such a promise: the probability with which it may fail")
@@ -78,6 +80,11 @@ class Policy:
             raise SettingError(f"{FILE}: most_epsilon must be positive, found {self.most_epsilon}.")
         if not 0 < self.most_delta < 1:
             raise SettingError(f"{FILE}: most_delta must lie between 0 and 1, found {self.most_delta}.")
+
+    @property
+    def tells_class_counts(self) -> bool:
+        """Whether the number of examples of each class leaves this node; no noise covers it."""
+        return self.class_counts and not self.dp_required
 
     # -------------------------------------------------------------------------------------------------------------- asking
     def problems(self, settings: Settings, run_config: Mapping[str, Any], ask: Mapping[str, Any]) -> list[str]:
@@ -108,8 +115,9 @@ class Policy:
         if settings.local_steps is not None and settings.local_steps * settings.batch_size < self.least_samples:
             samples = settings.local_steps * settings.batch_size
             yield f"clients train on {samples} examples in a round, least_samples is {self.least_samples}"
-        if not self.class_counts and needs_class_counts(settings.loss):
-            yield f"the loss {name_in(settings.loss)} may need the numbers of examples by class, and class_counts is false"
+        if not self.tells_class_counts and needs_class_counts(settings.loss):
+            why = "dp_required is true" if self.class_counts else "class_counts is false"
+            yield f"the loss {name_in(settings.loss)} may need the numbers of examples by class, and {why}"
 
     def _about_ask(self, ask: Mapping[str, Any]) -> Iterator[str]:
         if ask.get("purpose") == NEWCOMER and not self.newcomer:
@@ -147,6 +155,9 @@ class Policy:
             yield f"{settings.method} promises delta = {facts.delta:g}, most_delta is {self.most_delta:g}"
         for row in uncovered(method, settings):
             yield f"{row.part} sends {row.what}, which no noise covers ({row.why}), and dp_required is true"
+        for row in departures(method, settings):
+            if row.what in (TRAINING_LOSS, VALIDATION_SCORES):
+                yield f"the run sends {row.what}, which no noise covers ({row.why}), and dp_required is true"
 
     # --------------------------------------------------------------------------------------------------------------- files
     @classmethod

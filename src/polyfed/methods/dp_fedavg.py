@@ -258,5 +258,6 @@ def dp_fedavg(
             noise_from="system" if noise == SYSTEM else "seed",
             epsilon=float(epsilon),
             delta=float(delta),
+            withholds_loss=True,
         ),
     )

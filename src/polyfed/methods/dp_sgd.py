@@ -53,7 +53,6 @@ class NoisyGradient(Account):
     """The gradient of a batch: clipped by sample, summed, with noise, over the expected size of a batch."""
 
     clip: float = 1.0
-    withholds_loss = True
 
     def __call__(self, step: Step) -> Tensor:
         client = step.client
@@ -247,5 +246,6 @@ def dp_sgd(epsilon: float = 8.0, delta: float = 1e-5, clip: float = 1.0, noise: 
             noise_from="system" if noise == SYSTEM else "seed",
             epsilon=float(epsilon),
             delta=float(delta),
+            withholds_loss=True,
         ),
     )
