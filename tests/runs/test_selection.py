@@ -211,3 +211,20 @@ def test_choosing_by_what_clients_have_trained_needs_validation_data() -> None:
     bare = replace(tiny_federation(), clients=tuple(replace(client, validation=None) for client in tiny_federation().clients))
     with pytest.raises(DataError, match="--selection best_local_validation chooses a round on validation data"):
         Experiment(Settings(selection="best_local_validation"), bare, model=tiny_net())
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("method", ["fedwon + dp_sgd(epsilon=8)", "dp_fedavg(epsilon=8.0)"])
+def test_rounds_after_the_best_one_stay_in_the_privacy_account(tmp_path: Path, method: str) -> None:
+    pytest.importorskip("opacus", reason="needs the privacy extra")
+    all_rounds = train_run(experiment_of(method), None)
+    chosen = select(tmp_path / "run", method)
+    spent, key = all_rounds.summary()["privacy"], method.split(" + ")[-1].split("(")[0]
+    assert chosen_round(tmp_path / "run") == {2} and chosen.digest != all_rounds.digest
+    assert chosen.summary()["privacy"] == spent and spent["epsilon_spent"] > 7.9
+    histories = [
+        {client: state.memory[key] for client, state in run.experiment.backend.client_states.items()}
+        for run in (chosen, all_rounds)
+    ]
+    assert histories[0] == histories[1] and set(histories[0]) == set(SIZES)
+    assert go_on(tmp_path / "run").summary()["privacy"] == spent

@@ -183,6 +183,11 @@ def _of_every_run(method: Method, settings: Settings) -> Iterator[Departure]:
     yield Departure("test scores", "", "every evaluation", "aggregate", False, "of test data, which nothing is trained on")
 
 
+def account_keys(method: Method) -> set[str]:
+    """Where clients remember what they have spent: the ``key`` of hooks that say ``notes_account = True``."""
+    return {str(hook.key) for hook in method.after_training if getattr(hook, "notes_account", False)}  # type: ignore[attr-defined]
+
+
 def account_of(server: Server) -> dict[str, Any] | None:
     """What the run has spent of its promise, by client and in all; None where it promises nothing.
 

@@ -13,8 +13,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyfed.core.evaluation import Row
+from polyfed.core.method import Method
+from polyfed.core.privacy import ACCOUNTS, account_keys
 from polyfed.core.scored_clients import scored_clients
+from polyfed.core.server import Server
 from polyfed.core.tasks.known import main_value
+from polyfed.core.workbench import ClientState
 from polyfed.errors import RunFolderError, TooFewReplies
 from polyfed.runs.checkpoint import Checkpoints, Snapshot, copied
 from polyfed.runs.experiment import Experiment
@@ -105,8 +109,10 @@ class BestValidation:
             assert self.checkpoints is not None
             raise self.lost(self.checkpoints, f"{self.checkpoints.folder} holds later rounds only, which were not found again.")
         server, backend = self.experiment.server, self.experiment.backend
-        server.state, server.memory, server.dormant = dict(self.best.state), {}, dict(self.best.memory)
-        backend.client_states = dict(self.best.clients)
+        # What later rounds spent of a privacy budget has left the clients, whichever model is kept.
+        clients = with_accounts(server.method, self.best.clients, backend.client_states)
+        server.state, server.memory, server.dormant = dict(self.best.state), {}, {**self.best.memory, **accounts_of(server)}
+        backend.client_states = clients
         backend.changed = set(backend.client_states)
 
 
@@ -128,6 +134,22 @@ class BestLocalValidation(BestValidation):
         """The mean over clients, weighted by their training samples."""
         samples = {info.id: info.samples for info in self.experiment.server.clients}
         return sum(samples[row.client] * self.value_of(row) for row in rows) / sum(samples[row.client] for row in rows)
+
+
+def accounts_of(server: Server) -> dict[str, Any]:
+    """What the server remembers of privacy accounts, under the name it keeps it by."""
+    return {name: value for name, value in server.remembered().items() if name == ACCOUNTS}
+
+
+def with_accounts(method: Method, chosen: Mapping[str, ClientState], last: Mapping[str, ClientState]) -> dict[str, ClientState]:
+    """Client states of the chosen round with the privacy accounts of the last one."""
+    found, keys = dict(chosen), account_keys(method)
+    for client, state in last.items() if keys else ():
+        account = {key: state.memory[key] for key in keys if key in state.memory}
+        if account:
+            before = found.get(client) or ClientState()
+            found[client] = ClientState(before.entries, before.memory | account)
+    return found
 
 
 CHOOSERS = {BEST_VALIDATION: BestValidation, BEST_LOCAL_VALIDATION: BestLocalValidation}

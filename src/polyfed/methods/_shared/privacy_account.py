@@ -92,6 +92,8 @@ class RequireBudget(Account):
 class NoteSpent(Account):
     """Write down what the round has spent, and say so."""
 
+    notes_account = True
+
     def __call__(self, client: Client) -> Mapping[str, Any]:
         history = self.after_round(client)
         client.memory[self.key] = history
