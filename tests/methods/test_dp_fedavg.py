@@ -75,8 +75,28 @@ def test_noise_at_the_client_and_at_the_server_have_their_scales() -> None:
 def test_the_share_below_the_clip_takes_its_part_of_the_noise() -> None:
     own = uploading(built("dp_fedavg(epsilon=8.0)"))
     z, update, share = own.combined(20), own.on_update(20, 100), own.on_share(20, 100)
-    assert update**-2 + (2 * share) ** -2 == pytest.approx(z**-2)
+    assert update**-2 + share**-2 == pytest.approx(z**-2)
     assert own.on_share(20, 10_000) == 500
+
+
+@pytest.mark.parametrize("clients", [1, 100, 10_000])
+def test_updates_and_bits_together_stay_within_the_budget(clients: int) -> None:
+    """Worked out without an accountant: 20 rounds of Gaussian noise are one, whose delta has a closed form (Balle and Wang, 2018)."""
+    experiment = built("dp_fedavg(epsilon=8.0)")
+    own = uploading(experiment)
+    say = next(hook for hook in experiment.method.after_training if isinstance(hook, SayWhetherBelow))
+    client, _ = at_work(experiment, 1.0)
+    zero = say(client)[BELOW]
+    with torch.no_grad():
+        next(iter(client.bench.parameters.values())).add_(1.0)
+    moved = abs(zero - say(client)[BELOW])  # what one client changes in the sum of bits; in the sum of updates it is S
+    distance = math.sqrt(20 * (own.on_update(20, clients) ** -2 + (moved / own.on_share(20, clients)) ** 2))
+
+    def below(x: float) -> float:
+        return math.erfc(-x / math.sqrt(2)) / 2
+
+    delta = below(distance / 2 - 8 / distance) - math.exp(8) * below(-distance / 2 - 8 / distance)
+    assert 1e-7 < delta <= 1e-5
 
 
 def test_the_clip_follows_the_quantile() -> None:

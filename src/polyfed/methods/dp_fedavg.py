@@ -5,13 +5,14 @@
     noise="client":  state + mean_k (d_k + Normal(0, (z S)^2 I))                nobody, the server included, sees d_k
     adaptive:        S <- S exp(-0.2 (b - quantile)),  b = noisy share of clients whose update was not longer than S
 
-z is the least noise with which the planned rounds stay within (epsilon, delta). The noise on b takes a part of it: z_d = (z^-2 - (2 s_b)^-2)^-1/2.
+z is the least noise with which the planned rounds stay within (epsilon, delta). The noise on b takes a part of it: z_d = (z^-2 - s_b^-2)^-1/2.
 
 Reference: McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018; Andrew et al., Differentially Private Learning with
 Adaptive Clipping, NeurIPS 2021 (quantile 0.5, rate 0.2, s_b = m / 20). Accountant: opacus'.
 
 Differences from the papers: what a client spends is counted by the rounds that it answered, without a discount for sampling, which would need
-that nobody knows who takes part. Two federations are neighbours where one client's updates are all zero. s_b is at least z, and z at a client.
+that nobody knows who takes part. Two federations are neighbours where one client's updates are all zero. With an update of
+zeros a client is below the clip, so its bit moves by 1, not by 1/2 as in the paper. s_b is at least 2 z, and 2 z at a client.
 """
 
 from __future__ import annotations
@@ -60,12 +61,12 @@ class Noise(Account):
 
     def on_share(self, rounds: int, clients: int) -> float:
         """s_b: the noise on the number of clients below the clip."""
-        return max(clients / SHARE_OF_NOISE, self.combined(rounds))
+        return max(clients / SHARE_OF_NOISE, 2 * self.combined(rounds))
 
     def on_update(self, rounds: int, clients: int) -> float:
         """z_d: the noise on updates, as a multiple of the clip."""
         z = self.combined(rounds)
-        return (z**-2 - (2 * self.on_share(rounds, clients)) ** -2) ** -0.5 if self.adaptive else z
+        return (z**-2 - self.on_share(rounds, clients) ** -2) ** -0.5 if self.adaptive else z
 
     def clip(self, server: Server) -> float:
         """S of this round."""
