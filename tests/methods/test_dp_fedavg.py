@@ -11,9 +11,10 @@ from helpers.tiny_runs import built, trained
 from polyfed.core.client import Client
 from polyfed.core.method import parse
 from polyfed.core.privacy import departures
+from polyfed.core.server import Server
 from polyfed.core.workbench import ClientState
 from polyfed.errors import JoinError, OptionError
-from polyfed.methods.dp_fedavg import BELOW, CLIP, COUNT, MEMORY, AddNoise, ClipUpdate, MoveClip, SayWhetherBelow, changes, length
+from polyfed.methods.dp_fedavg import BELOW, CLIP, MEMORY, AddNoise, ClipUpdate, MoveClip, SayWhetherBelow, changes, length
 from polyfed.runs.checkpoint import digest
 from polyfed.runs.experiment import Experiment
 
@@ -65,11 +66,25 @@ def test_noise_at_the_client_and_at_the_server_have_their_scales() -> None:
     at_server = built(PLAIN)
     step, server = at_server.method.server_step, at_server.server
     assert isinstance(step, AddNoise)
-    server.memory |= {COUNT: {"clients": 4}, MEMORY: {"clip": 2.0}}
+    server.memory[MEMORY], server.absorbed = {"clip": 2.0}, 4
     counter = "stem.1.num_batches_tracked"
     found = step(server, {"head.weight": torch.zeros(10_000), counter: torch.tensor(3), "stem.1.running_var": torch.zeros(50)})
     assert float(found["head.weight"].std()) == pytest.approx(2.0 * z / 4, rel=4 / math.sqrt(2 * 10_000))
     assert int(found[counter]) == 3 and float(found["stem.1.running_var"].min()) == 0
+
+
+def test_a_question_before_training_does_not_halve_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoupled fixbn weighs every client twice in a round."""
+    counted = []
+    original = AddNoise.__call__
+
+    def noting(self: AddNoise, server: Server, aggregate: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        counted.append(server.absorbed)
+        return original(self, server, aggregate)
+
+    monkeypatch.setattr(AddNoise, "__call__", noting)
+    experiment = trained(f'{PLAIN} + fixbn(freeze_at=1.0, stage_one="decoupled")', rounds=2)
+    assert counted == [len(experiment.server.clients)] * 2
 
 
 def test_the_share_below_the_clip_takes_its_part_of_the_noise() -> None:

@@ -60,7 +60,7 @@ class Server:
     """Everything the server knows. ``blueprint`` is the model's structure; ``state`` holds the values.
 
     ``notes`` are what the method noted of this round (``note``).
-    ``partners`` are the clients of the ask that is being answered.
+    ``partners`` are the clients of the ask that is being answered; ``absorbed`` how many replies went into the last aggregate.
     ``averaged`` holds clients' local entries as they were averaged once, where the clients cannot be asked any more; ``left`` the
     models that the method itself gave a newcomer then.
     ``input_shape`` and ``input_dtype`` are those of one prepared input, which the size of some answers depends on.
@@ -80,6 +80,7 @@ class Server:
     notes: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     asked: int = 0
     partners: tuple[str, ...] = ()
+    absorbed: int = 0
     averaged: dict[str, Tensor] = field(default_factory=dict)
     left: Newcomer | None = None
     input_shape: tuple[int, ...] = ()
@@ -183,6 +184,7 @@ class Server:
             reduction.add(entries, self.weight(reply))
             extras[reply.client] = reply.extras
         self._require_enough(len(extras))
+        self.absorbed = len(extras)
         aggregate = self.in_planned_types(reduction.finish())
         step = self.method.server_step
         self.state = {**self.state, **(aggregate if step is None else step(self, aggregate))}

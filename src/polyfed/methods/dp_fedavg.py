@@ -41,7 +41,7 @@ from polyfed.methods._shared.options import require_choice
 from polyfed.methods._shared.privacy_account import ACCOUNT, ACCOUNT_UPLOADS, Account, NoteSpent, RequireBudget, note_accounts
 from polyfed.methods._shared.privacy_budget import SYSTEM, Budget, Randomness, require_budget
 
-MEMORY, CLIP, BELOW, COUNT = "dp_fedavg", "dp_fedavg_clip", "dp_fedavg_below", "dp_fedavg_count"
+MEMORY, CLIP, BELOW = "dp_fedavg", "dp_fedavg_clip", "dp_fedavg_below"
 LEARNING_RATE, SHARE_OF_NOISE = 0.2, 20
 FEWEST_BELOW, MOST_BELOW = -1e6, 1e6
 
@@ -181,12 +181,8 @@ class MoveClip(Noise):
         server.memory[MEMORY] = {"clip": self.clip(server) * math.exp(-LEARNING_RATE * (share - self.quantile))}
 
 
-def weigh_alike(server: Server, reply: Reply) -> float:
-    """Every client weighs the same, so that one client's part of a mean is known; those that answer are counted."""
-    before: Mapping[str, int] = server.remember(COUNT, dict)
-    counted = before["clients"] if before.get("round") == server.round else 0
-    # A new value, not a changed one: the loop puts the old one back when the round is repeated.
-    server.memory[COUNT] = {"round": server.round, "clients": counted + 1}
+def weigh_alike(_: Server, __: Reply) -> float:
+    """Every client weighs the same, so that one client's part of a mean is known."""
     return 1.0
 
 
@@ -195,7 +191,7 @@ class AddNoise(Noise):
     """Add noise to the mean of clipped updates."""
 
     def __call__(self, server: Server, aggregate: dict[str, Tensor]) -> dict[str, Tensor]:
-        answered = server.memory[COUNT]["clients"]
+        answered = server.absorbed
         spread = self.clip(server) * self.on_update(server.rounds, answered) / answered
         chance = self.at_server(server, "mean")
         entries = server.plan.entries
