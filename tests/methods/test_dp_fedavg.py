@@ -176,6 +176,13 @@ def test_the_training_loss_stays_at_the_client() -> None:
         assert "training loss" not in {row.what for row in departures(experiment.method, experiment.settings)}
 
 
+@pytest.mark.parametrize("compression", ["topk(share=0.1)", "quantise(bits=8)"])
+def test_compression_after_the_clip_needs_noise_before_it(compression: str) -> None:
+    with pytest.raises(JoinError, match=f"{compression.split('(')[0]} changes updates after dp_fedavg has clipped them"):
+        built(f"{PLAIN} + {compression}")
+    assert built(f'dp_fedavg(epsilon=8.0, adaptive=False, noise_at="client") + {compression}').method.uploads[0].stage == "clip"  # type: ignore[attr-defined]
+
+
 def test_statistics_are_covered_for_clients_and_counters_are_not() -> None:
     experiment = built(PLAIN)
     rows = {row.what: row for row in departures(experiment.method, experiment.settings, experiment.bench.plan)}

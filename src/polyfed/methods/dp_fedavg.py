@@ -126,6 +126,8 @@ class ClipUpdate(Noise):
                     f"{bench.method}: dp_fedavg adds the noise of a mean at the server, and another part reduces updates in another way. "
                     'Use dp_fedavg(noise_at="client").'
                 )
+        if self.at == "server":
+            refuse_compression(bench)
         if bench.method.outgoing is not None or bench.method.receiving:
             raise JoinError(
                 f"{bench.method}: dp_fedavg clips changes of what the server sent, and another part changes that. Leave it out."
@@ -142,6 +144,16 @@ class ClipUpdate(Noise):
                 'dp_fedavg takes its noise from the run\'s seed; whoever knows it can take the noise off. For real data: noise="system".'
             )
         return " ".join(words)
+
+
+def refuse_compression(bench: Workbench) -> None:
+    """What is compressed after it was clipped may be longer than the clip: by rounding, or by what earlier rounds left over."""
+    for part in bench.method.parts:
+        if any(getattr(change, "stage", "") == "compress" for change in part.uploads):
+            raise JoinError(
+                f"{bench.method}: {part.name} changes updates after dp_fedavg has clipped them, so the noise of the server would not cover "
+                f'them. Leave {part.name} out, or use dp_fedavg(noise_at="client"), whose noise is added before that.'
+            )
 
 
 @dataclass(frozen=True)
