@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tarfile
 
 import numpy as np
 from PIL import Image
@@ -98,3 +99,15 @@ def test_a_folder_of_masks_is_not_taken_for_classes(polyfed, tmp_path):
         (tmp_path / "seg" / "a" / folder).mkdir(parents=True)
         Image.new("L", (8, 8)).save(tmp_path / "seg" / "a" / folder / "0.png")
     says(polyfed("data", "check", tmp_path / "seg"), "masks/")
+
+
+def test_packed_images_are_read_again_and_masks_are_not_packed(polyfed, images, tmp_path, monkeypatch):
+    monkeypatch.chdir(images)
+    assert polyfed("data", "pack", ".", "--size", "8", "--out", "p.tar").code == 0
+    with tarfile.open("p.tar") as archive:
+        names = archive.getnames()
+    assert len(names) == 80 and all(name.startswith(f"{images.name}/") for name in names)
+    assert not list(images.glob("*.part"))
+    (tmp_path / "seg" / "masks").mkdir(parents=True)
+    Image.new("L", (8, 8)).save(tmp_path / "seg" / "masks" / "0.png")
+    says(polyfed("data", "pack", tmp_path / "seg", "--size", "8", "--out", tmp_path / "m.tar"), "masks")

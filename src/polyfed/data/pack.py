@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,23 +40,28 @@ def pack(source: Path, size: int, out: Path) -> Packed:
     if out.suffix != ".tar" or out.exists():
         raise DataError(f"{out} must be a new file that ends in .tar.")
     tree = file_tree(source)
-    top = f"{source.name}/" if source.is_dir() else ""
-    images = 0
+    top = f"{source.resolve().name}/" if source.is_dir() else ""
+    names, images = list(tree.names), 0
+    if any("masks" in name.split("/") for name in names):
+        raise DataError(
+            f"{source} holds masks, which must stay as they are; packing would make them smaller and change their values."
+        )
+    unfinished = out.with_name(f"{out.name}.part")
     try:
-        with tarfile.open(out, "x") as archive:
-            for name in tree.names:
+        with tarfile.open(unfinished, "w") as archive:
+            for name in names:
                 content = tree.read(name)
                 if is_image(name):
                     content, images = _smaller(content, name, size), images + 1
                 entry = tarfile.TarInfo(top + name)
                 entry.size = len(content)
                 archive.addfile(entry, io.BytesIO(content))
+        os.replace(unfinished, out)
     except OSError as error:
         raise DataError(f"{out} cannot be written: {error.strerror or error}.") from error
-    except DataError:
-        out.unlink(missing_ok=True)
-        raise
-    return Packed(images, len(tree.names) - images, out.stat().st_size, sha256_of(out))
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return Packed(images, len(names) - images, out.stat().st_size, sha256_of(out))
 
 
 def _smaller(content: bytes, name: str, size: int) -> bytes:

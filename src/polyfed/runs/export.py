@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -245,7 +246,10 @@ def write_pt2(model: nn.Module, images: Tensor, path: Path, described: Mapping[s
 def write_safetensors(model: nn.Module, images: Tensor, path: Path, described: Mapping[str, str]) -> Predict:
     """The tensors alone; they fit the module that is named by ``model``, folded or not."""
     state = {name: value.detach().clone().contiguous() for name, value in model.state_dict().items()}
-    save_file(state, path, metadata=dict(described))
+    try:
+        save_file(state, path, metadata=dict(described))
+    except SafetensorError as error:
+        raise RunFolderError(f"{path} cannot be written: {error}.") from error
     again = copy.deepcopy(model)
     again.load_state_dict(load_file(path))
     return again
