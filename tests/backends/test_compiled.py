@@ -39,7 +39,7 @@ def trained(method: str | Method, **changes: Any) -> Experiment:
 @pytest.mark.parametrize(
     ("backend", "method", "changes"),
     [
-        ("fused", "fedprox(mu=0.1)", {"momentum": 0.9, "rounds": 2}),
+        pytest.param("fused", "fedprox(mu=0.1)", {"momentum": 0.9, "rounds": 2}, marks=pytest.mark.slow),
         ("process", "fedbn + agc(clip=0.05)", {"optimizer": "adam", "lr": 0.01}),
     ],
 )

@@ -69,7 +69,13 @@ def check(found: dict[str, Any], points: int) -> None:
     assert any(kill["killed"] and 0 < kill["went_on_from"] < found["rounds"] for kill in kills), kills
 
 
-@pytest.mark.parametrize("method", ["fedbn", 'fedprox(mu=0.1) + momentum(keep="global")', "hfedf(warmup=3)"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fedbn",
+        *(pytest.param(text, marks=pytest.mark.slow) for text in ('fedprox(mu=0.1) + momentum(keep="global")', "hfedf(warmup=3)")),
+    ],
+)
 def test_killed_runs_go_on_and_end_with_equal_digests(method: str) -> None:
     check(killed(method, 4, seed=1), 4)
 

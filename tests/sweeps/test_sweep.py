@@ -308,7 +308,7 @@ def test_rungs_stop_what_is_behind_and_say_the_same_when_asked_again(tmp_path: P
     assert verdicts == [False, True, True, False, True]  # of three, one goes on; the first has nobody to be behind
 
 
-@pytest.mark.parametrize("kill_at", [0, 7])
+@pytest.mark.parametrize("kill_at", [0, pytest.param(7, marks=pytest.mark.slow)])
 def test_halving_spends_the_same_rounds_on_every_method_and_survives_a_kill(tmp_path: Path, kill_at: int) -> None:
     more: dict[str, Any] = {"trials": 4, "halving": True, "settings": {"rounds": 3, "checkpoint_every": "1"}}
     axes = [Axis("lr", (0.005, 0.1))]
