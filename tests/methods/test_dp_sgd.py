@@ -333,3 +333,12 @@ def test_the_systems_generator_gives_another_run_every_time() -> None:
 def test_the_training_loss_stays_at_the_client() -> None:
     assert not trained(FEDWON, SIZES, rounds=1).backend.losses_of_round
     assert trained("fedwon", SIZES, rounds=1).backend.losses_of_round
+
+
+@pytest.mark.parametrize(
+    "loss", ["weighted_focal", 'cross_entropy(class_weights="balanced")', "cross_entropy(class_weights=(1.0, 2.0, 3.0))"]
+)
+def test_losses_with_class_weights_are_refused(loss: str) -> None:
+    with pytest.raises(SettingError, match=r"weighs samples by their class.*Use a loss without class weights"):
+        built(FEDWON, SIZES, loss=loss)
+    assert built(FEDWON, SIZES, loss="cross_entropy").method

@@ -26,6 +26,7 @@ from torch.func import vmap
 
 from polyfed.core.batch_norm import BatchNorm
 from polyfed.core.client import Client, Step
+from polyfed.core.losses import needs_class_counts
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.privacy import ACCOUNTS, looking_at_data, uncovered
 from polyfed.core.workbench import Workbench
@@ -77,6 +78,7 @@ class NoisyGradient(Account):
         """Refuse what has no gradients by sample, and what would leave without noise."""
         refuse_batch_norm(bench)
         refuse_leaks(bench)
+        refuse_class_weights(bench)
         if bench.settings.sampling != "shuffled":
             raise SettingError(
                 f"{bench.method}: dp_sgd draws Poisson samples, which its accountant assumes. Use --sampling shuffled."
@@ -156,6 +158,16 @@ def refuse_leaks(bench: Workbench) -> None:
             raise JoinError(
                 f"{method}: what leaves a client as {row.what} is {row.why}, so dp_sgd would not cover it. Leave {row.part} out."
             )
+
+
+def refuse_class_weights(bench: Workbench) -> None:
+    """Weights from counts change with one sample for all others; given ones cancel in the mean of one sample."""
+    if needs_class_counts(bench.settings.loss):
+        raise SettingError(
+            f"{bench.method}: the loss {bench.settings.loss} weighs samples by their class. Weights from class counts let one sample change "
+            "the gradients of others, which dp_sgd does not clip, and in batches of one sample weights of cross_entropy cancel. "
+            "Use a loss without class weights, such as --loss cross_entropy."
+        )
 
 
 def refuse_mixing(bench: Workbench) -> None:
