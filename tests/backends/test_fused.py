@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from helpers.random_images import federation, largest_difference
 from polyfed.backends.fused import Fused, evenly
-from polyfed.core.client import Step
+from polyfed.core.client import Client, Step
 from polyfed.core.data_types import Federation
 from polyfed.core.method import Method
-from polyfed.errors import NotFinite, SettingError
+from polyfed.errors import Declined, NotFinite, SettingError
 from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings
 
@@ -222,3 +222,22 @@ def test_auto_goes_the_ordinary_way_where_clients_cannot_be_stacked(
     ordinary, auto = trained("process", method, data, model=model), trained("auto", method, data, model=model)
     assert "clients are trained one by one" in caplog.text
     assert all(torch.equal(value, auto.server.state[name]) for name, value in ordinary.server.state.items())
+
+
+class RefuseOnce:
+    """One client takes no part in round 1."""
+
+    reads_data = False
+
+    def __call__(self, client: Client) -> None:
+        if client.id == "c1" and client.round == 1:
+            raise Declined("Client c1 takes no part in round 1.")
+
+
+@pytest.mark.parametrize("backend", ["fused", "auto"])
+def test_a_client_that_declines_does_not_end_the_run(backend: str, caplog: pytest.LogCaptureFixture) -> None:
+    method = Method("picky", before_training=(RefuseOnce(),))
+    runs = [trained(which, method, rounds=2, min_share=0.5) for which in ("process", backend)]
+    assert caplog.text.count("Client c1 takes no part in round 1.") >= 2
+    assert set(runs[1].backend.losses_of_round) == {"c0", "c1", "c2", "c3", "c4"}
+    assert largest_difference(runs[1], runs[0]) < 1e-4

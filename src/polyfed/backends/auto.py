@@ -20,6 +20,7 @@ from polyfed.core.client import Client, answer
 from polyfed.core.conversation import Ask
 from polyfed.core.data_types import ClientData
 from polyfed.core.workbench import ClientState, Workbench
+from polyfed.errors import Declined, NotFinite
 
 log = logging.getLogger("polyfed")
 
@@ -38,7 +39,10 @@ class Auto(Fused):
     def outcomes_of(self, ask: Ask, group: Sequence[str]) -> Iterator[Outcome]:
         """Train a group in the way that was found faster; the first group decides."""
         if len(group) > 1 and self.stacks is None:
-            self.stacks = self.choose(ask, group)
+            try:
+                self.stacks = self.choose(ask, group)
+            except (NotFinite, Declined):
+                log.info("Backend auto: a client of this group cannot train now, so another group decides.")
         return super().outcomes_of(ask, group) if self.stacks else InProcess.outcomes(self, ask, group)
 
     def choose(self, ask: Ask, group: Sequence[str]) -> bool:

@@ -31,7 +31,7 @@ from polyfed.core.device import sent_to
 from polyfed.core.method import Method
 from polyfed.core.slots import ONE_BY_ONE
 from polyfed.core.workbench import ClientState, Workbench
-from polyfed.errors import NotFinite, SettingError
+from polyfed.errors import Declined, NotFinite, SettingError
 
 log = logging.getLogger("polyfed")
 
@@ -95,7 +95,7 @@ class Fused(InProcess):
             return
         try:
             trainees = [self.begun(ask, name) for name in group]
-        except NotFinite:
+        except (NotFinite, Declined):
             trainees = []
         keys = {trainee.key for trainee in trainees}
         if len(keys) != 1 or self.why_not(ask, group, keys.pop()):
