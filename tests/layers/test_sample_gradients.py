@@ -46,6 +46,17 @@ class OwnParameter(nn.Module):
         return self.head(x * self.scale)  # type: ignore[no-any-return]
 
 
+class ChannelsLast(nn.Module):
+    """A linear layer at every place of an image, as in ConvNeXt: opacus has no norms for four dimensions."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+
+
 def frozen() -> nn.Module:
     norm = nn.BatchNorm2d(8).eval()
     norm.running_mean, norm.running_var = torch.rand(8), torch.rand(8) + 0.5
@@ -71,6 +82,7 @@ NETWORKS = {
     "scalar": lambda: nn.Sequential(nn.Flatten(), ScalarShift(torch.zeros(1)), nn.Linear(192, 5)),
     "one dimension": lambda: nn.Sequential(nn.Flatten(2), WSConv1d(3, 4, 5), *head(4 * 60)),
     "used twice": lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 12), Twice()),
+    "linear on images": lambda: nn.Sequential(ChannelsLast(nn.Linear(3, 4)), *head(4 * 64)),
     "own parameter": lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 12), OwnParameter()),
 }
 

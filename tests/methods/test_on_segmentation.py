@@ -52,6 +52,13 @@ def test_methods_train_on_segmentation(method: str, scenes: DataSet) -> None:
     assert all(row.numbers["pixels"] == 4 * 15 * 16 for row in found.rows)
 
 
+def test_differential_privacy_takes_an_image_as_a_sample(scenes: DataSet) -> None:
+    pytest.importorskip("opacus", reason="needs the privacy extra")
+    found = polyfed.run(scenes, "fedavg + group_norm(groups=2) + dp_sgd(epsilon=8)", rounds=1, batch_size=4, lr=0.05, out=None)
+    assert 7.9 < found.summary()["privacy"]["epsilon_spent"] <= 8
+    assert 0 <= found.table("mean_iou")["worst"] <= 1
+
+
 def test_it_learns_and_answers_with_masks(scenes: DataSet) -> None:
     found = polyfed.run(scenes, "fedbn", rounds=10, local_epochs=4, batch_size=4, lr=0.2, out=None)
     assert found.table("mean_iou")["mean"] > 0.7

@@ -133,7 +133,9 @@ def norms_of(call: Call, slope: Tensor, tied: set[nn.Parameter]) -> list[Tensor]
     known = norm_samplers().get(type(call.layer))
     if known is not None and tied.isdisjoint(call.parameters):
         found = known(call.layer, call.inputs, slope)
-        return [found[parameter] for parameter in call.parameters]
+        # opacus has no norms for some shapes, such as a linear layer on images; then the general way follows.
+        if all(parameter in found for parameter in call.parameters):
+            return [found[parameter] for parameter in call.parameters]
     if tied.issuperset(call.parameters):
         return []
     every = gradient_sampler(call.layer)(call.layer, call.inputs, slope)

@@ -209,7 +209,7 @@ def refuse_hidden_parameters(bench: Workbench, model: nn.Module, x: Tensor) -> N
 
     def losses() -> Tensor:
         logits: Tensor = model(x)
-        return logits.square().sum(1)
+        return logits.square().flatten(1).sum(1)
 
     found = clipped_gradients(model, losses, math.inf).gradients
     wanted = torch.autograd.grad(losses().sum(), list(named.values()), allow_unused=True)
