@@ -33,6 +33,8 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
     ({"most_rounds": 5}, {"rounds": 5}, {"facts": {"rounds": 900}}, "of 900"),
     ({"least_clients": 4}, {}, {}, "least_clients is 4"),
     ({}, {}, {"purpose": "newcomer"}, "newcomer is false"),
+    ({}, {}, {"what": "entries", "purpose": "evaluation"}, "newcomer is false"),
+    ({}, {}, {"what": "entries", "purpose": "training"}, "newcomer is false"),
     ({"class_counts": False}, {"loss": "weighted_focal"}, {}, "class_counts is false"),
     ({}, {"local_steps": 1, "batch_size": 1}, {}, "least_samples is 8"),
     ({"dp_required": True}, {}, {}, "adds no noise to what leaves, and dp_required is true"),
@@ -61,6 +63,8 @@ def test_what_the_node_does_not_allow_is_refused_by_name(
 def test_what_it_allows_is_not_refused() -> None:
     policy = Policy(data="x", newcomer=True, import_paths=("my.models:net",), methods=("fedbn", "agc"))
     ask = {"purpose": "newcomer", "round": 3, "facts": {"rounds": 20}}
+    for what in ("evaluate", "train"):
+        assert Policy(data="x").problems(Settings(), {"min-nodes": 2}, {"what": what, "purpose": "evaluation"}) == []
     assert policy.problems(Settings(method="fedbn + agc(clip=1.0)", model="my.models:net"), {"min-nodes": 2}, ask) == []
 
 

@@ -120,7 +120,8 @@ class Policy:
             yield f"the loss {name_in(settings.loss)} may need the numbers of examples by class, and {why}"
 
     def _about_ask(self, ask: Mapping[str, Any]) -> Iterator[str]:
-        if ask.get("purpose") == NEWCOMER and not self.newcomer:
+        # The server writes the purpose: layers that stay here are asked for by "entries", whatever it says they are for.
+        if (ask.get("purpose") == NEWCOMER or ask.get("what") == "entries") and not self.newcomer:
             yield "a newcomer's model is asked for, and newcomer is false"
         facts = ask.get("facts")
         rounds = [ask.get("round", 0), facts.get("rounds", 0) if isinstance(facts, Mapping) else 0]
