@@ -138,6 +138,25 @@ def test_a_callback_may_stop_a_run(tmp_path: Path) -> None:
     assert again.summary()["rounds"] == 1 and again.digest == stopped.digest and again.accuracy == stopped.accuracy
 
 
+class Interrupted(polyfed.Callback):
+    def after_round(self, run: RunState) -> bool:
+        raise KeyboardInterrupt
+
+
+class StopsWhereItGoesOn(polyfed.Callback):
+    def begin(self, run: RunState) -> bool:
+        return True
+
+
+def test_a_callback_may_stop_a_run_that_goes_on(tmp_path: Path) -> None:
+    """A decision that was due when the run was interrupted is not lost."""
+    with pytest.raises(KeyboardInterrupt):
+        polyfed.run(DATA, "fedbn", callbacks=[Interrupted()], out=tmp_path / "run", checkpoint_every="1", **{**QUICK, "rounds": 3})
+    assert polyfed.resume(tmp_path / "run", callbacks=[StopsWhereItGoesOn()]).summary()["rounds"] == 1
+    never_begun = polyfed.run(DATA, "fedbn", callbacks=[StopsWhereItGoesOn()], **{**QUICK, "rounds": 2})
+    assert never_begun.summary()["rounds"] == 2
+
+
 def small_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits, labels)
 

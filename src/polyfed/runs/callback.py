@@ -54,8 +54,8 @@ class Callback:
         ``polyfed.run("digits-mini", "fedbn", callbacks=[MyCallback()])``
     """
 
-    def begin(self, run: RunState) -> None:
-        """Training begins, or goes on."""
+    def begin(self, run: RunState) -> bool | None:
+        """Training begins, or goes on; True stops a run that goes on where it is."""
 
     def after_round(self, run: RunState) -> bool | None:
         """A round is over; True stops the run."""
@@ -78,9 +78,11 @@ class Callbacks:
         self.callbacks, self.recorder = callbacks, recorder
 
     def begin(self) -> None:
-        """Training begins."""
-        for callback in self.callbacks:
-            callback.begin(self.state())
+        """Training begins; raises StoppedEarly where a callback wants a run that goes on to end."""
+        state = self.state()
+        wishes = [callback.begin(state) for callback in self.callbacks]
+        if any(wish is True for wish in wishes) and 0 < state.round < state.rounds:
+            raise StoppedEarly(f"A callback has stopped the run after round {state.round} of {state.rounds}.")
 
     def __call__(self, server: Server) -> None:
         """A round is over; raises StoppedEarly where a callback wants the run to end."""

@@ -314,6 +314,9 @@ class Rungs(Callback):
     def __init__(self, proposals: Proposals, number: int, task: Task) -> None:
         self.proposals, self.number, self.task = proposals, number, task
 
+    def begin(self, run: RunState) -> bool | None:
+        return self.after_round(run)  # it may have been stopped at a rung before it was judged
+
     def after_round(self, run: RunState) -> bool | None:
         found = rungs(run.rounds)
         if run.round not in found:
