@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from helpers.tiny_runs import built, trained
+from polyfed.analysis import leakage
 from polyfed.analysis.gradient_inversion import draw, invert
 from polyfed.analysis.leakage import area, found_at, likelihood_ratio, membership, pool_of
 from polyfed.core.data_types import ArrayExamples, ClientData, Federation
 from polyfed.errors import SettingError
+from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings
 from polyfed.testing import TinyNet
 
@@ -73,6 +77,26 @@ def test_members_come_from_training_and_others_from_tests_of_the_same_domain() -
     train = {tuple(row.flatten().tolist()) for row in client.train.batch(slice(None))[0]}
     rows = [tuple(row.flatten().tolist()) in train for row in pool.examples.batch(slice(None))[0]]
     assert rows == [True] * 10 + [False] * 10
+
+
+def test_shadow_runs_train_on_half_of_all_samples_however_few_are_attacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment, sizes, chosen = trained("fedavg", rounds=1), [], []
+    original = leakage.shadow_of
+
+    def noting(run: Experiment, pools: Any, members: Any, *rest: Any) -> Experiment:
+        shadow = original(run, pools, members, *rest)
+        sizes.append({client.id: len(client.train) for client in shadow.federation.clients})
+        chosen.append({name: members[name][pool.places] for name, pool in pools.items()})
+        return shadow
+
+    monkeypatch.setattr(leakage, "shadow_of", noting)
+    membership(experiment, shadows=2, most=2, model=TinyNet())
+    for client in experiment.federation.clients:
+        count = len(client.train) + sum(len(client.tests[domain]) for domain in client.domains)
+        assert [each[client.id] for each in sizes] == [(count + 1) // 2, count // 2]
+        pool = pool_of(client, 2, 0)
+        assert torch.equal(pool.whole.subset(pool.places).batch(slice(None))[0], pool.examples.batch(slice(None))[0])
+        assert torch.equal(chosen[0][client.id], ~chosen[1][client.id])
 
 
 def test_shadow_runs_come_in_pairs() -> None:

@@ -78,10 +78,15 @@ def membership(
 
 @dataclass(frozen=True)
 class Pool:
-    """Samples of a client: members first, then as many that were not trained on."""
+    """Samples of a client that are attacked: members first, then as many that were not trained on.
+
+    ``whole`` are all its training and test samples, ``places`` where the attacked ones are among them.
+    """
 
     examples: Examples
     members: int
+    whole: Examples
+    places: Tensor
 
 
 def pool_of(client: ClientData, most: int, seed: int) -> Pool:
@@ -94,8 +99,9 @@ def pool_of(client: ClientData, most: int, seed: int) -> Pool:
     rest = joined(tests) if len(tests) > 1 else tests[0]
     count = min(most, len(client.train), len(rest))
     stream = generator(seed, "leakage", client.id)
-    chosen = [part.subset(torch.randperm(len(part), generator=stream)[:count]) for part in (client.train, rest)]
-    return Pool(joined(chosen), count)
+    chosen = [torch.randperm(len(part), generator=stream)[:count] for part in (client.train, rest)]
+    attacked = joined([part.subset(places) for part, places in zip((client.train, rest), chosen, strict=True)])
+    return Pool(attacked, count, joined([client.train, rest]), torch.cat([chosen[0], len(client.train) + chosen[1]]))
 
 
 @torch.no_grad()
@@ -119,23 +125,24 @@ def confidences(experiment: Experiment, pools: Mapping[str, Examples]) -> dict[s
 def shadow_runs(
     experiment: Experiment, pools: Mapping[str, Pool], shadows: int, model: Any, notify: Callable[[str], None]
 ) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
-    """Train shadow runs; gives who was in each, and the confidence on every sample of the pools."""
+    """Train shadow runs; gives who of the attacked samples was in each, and the confidence on them."""
     inside: list[dict[str, Tensor]] = []
+    members: dict[str, Tensor] = {}
     scored: list[dict[str, Tensor]] = []
     for number in range(shadows):
         notify(f"Shadow run {number + 1} of {shadows}: {experiment.method}, {experiment.settings.rounds} rounds.")
         if number % 2:
-            members = {name: ~before for name, before in inside[-1].items()}
+            members = {name: ~before for name, before in members.items()}
         else:
             seed = experiment.settings.seed
-            members = {name: half(len(pool.examples), generator(seed, "shadow", number, name)) for name, pool in pools.items()}
+            members = {name: half(len(pool.whole), generator(seed, "shadow", number, name)) for name, pool in pools.items()}
         shadow = shadow_of(experiment, pools, members, number, model)
         try:
             shadow.train()
             scored.append(confidences(shadow, {name: pool.examples for name, pool in pools.items()}))
         finally:
             shadow.backend.close()
-        inside.append(members)
+        inside.append({name: members[name][pool.places] for name, pool in pools.items()})
     return inside, scored
 
 
@@ -152,7 +159,7 @@ def shadow_of(
     """The same run on other data, from another seed."""
     clients = tuple(
         dataclasses.replace(
-            client, train=pools[client.id].examples.subset(torch.nonzero(members[client.id]).flatten()), validation=None
+            client, train=pools[client.id].whole.subset(torch.nonzero(members[client.id]).flatten()), validation=None
         )
         for client in experiment.federation.clients
     )
