@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,8 @@ class GradientBias:
         shuffled: the same, with the images dealt to the batches at random.
         cosine: between the mean of the clients' gradients and the central one.
         layers: the bias of each layer's gradient, by the name of the layer.
-        clients: the bias of each client's own part of the gradient (Eq. 4); empty where a method has a loss of its own.
+        clients: the bias of each client's own part of the gradient (Eq. 4), in the first draw; empty where a method has a loss of its
+            own, and where statistics are fixed by request, since images then do not affect each other.
     """
 
     norm: str
@@ -111,7 +112,7 @@ def gradient_bias_of(
         shuffled=statistics.fmean(one.shuffled for one in drawn),
         cosine=statistics.fmean(one.cosine for one in drawn),
         layers=_mean_by_key([one.layers for one in drawn]),
-        clients=_mean_by_key([one.clients for one in drawn]),
+        clients=drawn[0].clients,
     )
 
 
@@ -147,14 +148,14 @@ class _Probe:
         batches = [self._batch(number, place) for place in range(len(self.data))]
         x, y = torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
         sizes = [len(y) for _, y in batches]
-        central, parts = self._central(x, y, sizes)
         local = [self._gradient(x, y) for x, y in batches]
+        central, clients = self._central(x, y, sizes, local if number == 0 and not self.fixed else [])
         order = torch.randperm(len(y), generator=generator(self.experiment.settings.seed, "shuffled batches", number))
         dealt = zip(torch.split(x[order], sizes), torch.split(y[order], sizes), strict=True)
-        mean, shuffled = _weighted(local, sizes), _weighted((self._gradient(*one) for one in dealt), sizes)
-        clients = {data.id: _off(mine, own) for data, mine, own in zip(self.data, local, parts, strict=True)} if parts else {}
-        cosine = _dot(mean, central) / max(_length(mean) * _length(central), 1e-30)
-        return GradientBias("", _off(mean, central), _off(shuffled, central), cosine, _by_layer(mean, central), clients)
+        found = _compared(_weighted(local, sizes), central)
+        local.clear()
+        shuffled = _compared(_weighted((self._gradient(*one) for one in dealt), sizes), central)
+        return GradientBias("", _off(found), _off(shuffled), _cosine(found), _by_layer(found), clients)
 
     def _batch(self, number: int, place: int) -> tuple[Tensor, Tensor]:
         data = self.data[place]
@@ -172,15 +173,15 @@ class _Probe:
     def _gradient(self, x: Tensor, y: Tensor) -> Gradient:
         return self._of(self._forward(x, y).task_loss)
 
-    def _central(self, x: Tensor, y: Tensor, sizes: list[int]) -> tuple[Gradient, list[Gradient]]:
-        """The gradient of the union, and each client's part of it, where the loss is that of the run."""
-        step = self._forward(x, y)
-        if self.bench.method.task_loss is not None:
-            return self._of(step.task_loss), []
-        slices = zip(torch.split(step.logits, sizes), torch.split(y, sizes), strict=True)
-        losses = [self.bench.loss(logits, labels) for logits, labels in slices]
-        parts = [self._of(loss, keep=True) for loss in losses]
-        return self._of(step.task_loss), parts
+    def _central(self, x: Tensor, y: Tensor, sizes: list[int], local: Sequence[Gradient]) -> tuple[Gradient, dict[str, float]]:
+        """The gradient of the union, and how far each of the local ones is from its part of it, where the loss is that of the run."""
+        step, clients = self._forward(x, y), dict[str, float]()
+        if local and self.bench.method.task_loss is None:
+            slices = zip(torch.split(step.logits, sizes), torch.split(y, sizes), strict=True)
+            losses = [self.bench.loss(logits, labels) for logits, labels in slices]
+            for data, mine, loss in zip(self.data, local, losses, strict=True):
+                clients[data.id] = _off(_compared(mine, self._of(loss, keep=True)))
+        return self._of(step.task_loss), clients
 
     def _of(self, loss: Tensor, keep: bool = False) -> Gradient:
         parameters = self.bench.parameters
@@ -190,33 +191,64 @@ class _Probe:
         }
 
 
+CHUNK = 1 << 18
+"""Values that are taken to double precision at a time: copies of whole gradients would cost more time and memory than the sums."""
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Sums over the values of one entry: of the gradient found, the one expected, and both."""
+
+    difference: float
+    found: float
+    expected: float
+    product: float
+
+
 def _weighted(gradients: Iterable[Gradient], sizes: Sequence[int]) -> Gradient:
+    """The mean of gradients, weighted by size, in double precision."""
     total: Gradient = {}
     for gradient, size in zip(gradients, sizes, strict=True):
         for name, value in gradient.items():
-            part = value.double() * (size / sum(sizes))
-            total[name] = total[name] + part if name in total else part
+            if name not in total:
+                total[name] = torch.zeros_like(value, dtype=torch.float64, memory_format=torch.contiguous_format)
+            for mean, part in _chunks(total[name], value):
+                mean.add_(part.double(), alpha=size / sum(sizes))
     return total
 
 
-def _dot(one: Gradient, other: Gradient) -> float:
-    return sum(float((value.double() * other[name].double()).sum()) for name, value in one.items())
+def _chunks(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(torch.split(one.flatten(), CHUNK), torch.split(other.flatten(), CHUNK), strict=True)
 
 
-def _length(gradient: Gradient) -> float:
-    return math.sqrt(_dot(gradient, gradient))
+def _compared(found: Gradient, expected: Gradient) -> dict[str, _Sums]:
+    """The sums that every number is made of, by entry."""
+    return {name: _sums(value, expected[name]) for name, value in found.items()}
 
 
-def _off(found: Gradient, expected: Gradient) -> float:
-    difference = {name: value.double() - expected[name].double() for name, value in found.items()}
-    return _length(difference) / max(_length(expected), 1e-30)
+def _sums(found: Tensor, expected: Tensor) -> _Sums:
+    totals = [0.0, 0.0, 0.0, 0.0]
+    for mine, theirs in _chunks(found, expected):
+        one, other = mine.double(), theirs.double()
+        off = one - other
+        for place, (left, right) in enumerate([(off, off), (one, one), (other, other), (one, other)]):
+            totals[place] += float(left.dot(right))
+    return _Sums(*totals)
 
 
-def _by_layer(found: Gradient, expected: Gradient) -> dict[str, float]:
-    layers: dict[str, list[str]] = {}
-    for name in found:
-        layers.setdefault(name.rpartition(".")[0] or name, []).append(name)
-    return {
-        layer: _off({name: found[name] for name in names}, {name: expected[name] for name in names})
-        for layer, names in layers.items()
-    }
+def _off(sums: Mapping[str, _Sums]) -> float:
+    """The length of the difference as a share of the expected length."""
+    difference, expected = sum(one.difference for one in sums.values()), sum(one.expected for one in sums.values())
+    return math.sqrt(difference) / max(math.sqrt(expected), 1e-30)
+
+
+def _cosine(sums: Mapping[str, _Sums]) -> float:
+    found, expected = sum(one.found for one in sums.values()), sum(one.expected for one in sums.values())
+    return sum(one.product for one in sums.values()) / max(math.sqrt(found) * math.sqrt(expected), 1e-30)
+
+
+def _by_layer(sums: Mapping[str, _Sums]) -> dict[str, float]:
+    layers: dict[str, dict[str, _Sums]] = {}
+    for name, one in sums.items():
+        layers.setdefault(name.rpartition(".")[0] or name, {})[name] = one
+    return {layer: _off(entries) for layer, entries in layers.items()}

@@ -93,7 +93,7 @@ def _measure_bias(run: OpenedRun) -> list[GradientBias]:
     experiment = run.experiment
     found = [gradient_bias_of(experiment, norm="as trained", draws=2)]
     if experiment.bench.batch_norms:
-        found.append(gradient_bias_of(experiment, norm="statistics fixed", draws=2, fixed_statistics=True))
+        found.append(gradient_bias_of(experiment, norm="statistics fixed", draws=1, fixed_statistics=True))
     return found
 
 

@@ -6,10 +6,9 @@ relative    the same, as a share of the root mean square of the entry's values
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-
-from torch import Tensor
 
 from polyfed.analysis.local_models import State, states_as_tested
 from polyfed.core.sharing import bn_statistics
@@ -47,10 +46,9 @@ def layer_spread(experiment: Experiment, states: Iterable[tuple[str, State]] | N
 
 
 def _spread(moments: Moments, name: str, kind: str) -> EntrySpread:
-    variance = moments.variance(name).double()
-    deviation = float(variance.sqrt().mean())
-    return EntrySpread(name, kind, variance.numel(), deviation, deviation / max(_size(moments.mean, name, variance), 1e-30))
-
-
-def _size(means: Mapping[str, Tensor], name: str, variance: Tensor) -> float:
-    return float((means[name].double().square() + variance).mean().sqrt())
+    deviations, squares, count = 0.0, 0.0, moments.mean[name].numel()
+    for mean, variance in moments.in_parts(name):
+        deviations += float(variance.double().sqrt().sum())
+        squares += float((mean.double().square() + variance.double()).sum())
+    deviation = deviations / count
+    return EntrySpread(name, kind, count, deviation, deviation / max(math.sqrt(squares / count), 1e-30))

@@ -22,6 +22,9 @@ SPREAD, ALL = "spread", "all"
 MOST_CLIENTS = 20
 """Of more clients than this, as many are looked at, evenly spaced over the list of clients."""
 
+CHUNK = 1 << 18
+"""Values that are worked on at a time."""
+
 
 @dataclass
 class Moments:
@@ -37,15 +40,30 @@ class Moments:
         for name, value in values.items():
             value = value.float()
             if name not in self.mean:
-                self.count[name], self.mean[name], self.squares[name] = 0, torch.zeros_like(value), torch.zeros_like(value)
+                self.count[name], self.mean[name], self.squares[name] = 0, _zeros(value), _zeros(value)
             self.count[name] += 1
-            off = value - self.mean[name]
-            self.mean[name] += off / self.count[name]
-            self.squares[name] += off * (value - self.mean[name])
+            for part, mean, squares in _chunks(value, self.mean[name], self.squares[name]):
+                off = part - mean
+                mean += off / self.count[name]
+                squares += off * (part - mean)
 
     def variance(self, name: str) -> Tensor:
         """The variance of each value over clients."""
         return self.squares[name].clamp_min(0) / self.count[name]
+
+    def in_parts(self, name: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Mean and variance of each value, some values at a time."""
+        for mean, squares in _chunks(self.mean[name], self.squares[name]):
+            yield mean, squares.clamp_min(0) / self.count[name]
+
+
+def _zeros(value: Tensor) -> Tensor:
+    return torch.zeros_like(value, memory_format=torch.contiguous_format)
+
+
+def _chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Flat pieces of tensors of one shape: temporary copies of whole models would take more time than the sums."""
+    return zip(*(torch.split(tensor.flatten(), CHUNK) for tensor in tensors), strict=True)
 
 
 def spread_lines(server: Server, backend: Backend, initial: Mapping[str, Tensor]) -> list[Mapping[str, Any]]:
