@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from helpers.tiny_runs import built, trained
-from polyfed.runs.client_spread import MOST_CLIENTS, SPREAD, differing_entries, spread_lines
+from polyfed.runs.client_spread import MOST_CLIENTS, SPREAD, differing_entries, few_clients, spread_lines
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.lifecycle import train_run
 from polyfed.runs.run_folder import RunFolder
+from polyfed.runs.statistics_drift import StatisticsDrift
 
 
 def lines_of(experiment: Experiment) -> dict[str, dict[str, float]]:
@@ -68,3 +69,13 @@ def test_of_many_clients_a_few_are_looked_at() -> None:
     assert set(lines_of(experiment)) == {"norm_affine", "norm_stat"}
     assert len(set(read)) == len(read) == MOST_CLIENTS
     assert (read[0], read[-1] > "c090") == ("c000", True)
+
+
+def test_the_drift_of_statistics_looks_at_the_same_few() -> None:
+    experiment = built("fedbn", {f"c{number:03d}": 2 for number in range(5 * MOST_CLIENTS + 3)})
+    read: list[str] = []
+    state_of = experiment.backend.state_of
+    experiment.backend.state_of = lambda client: (read.append(client), state_of(client))[1]  # type: ignore[method-assign]
+    drift = StatisticsDrift(experiment.bench.plan, experiment.server, experiment.backend)
+    drift.lines(experiment.server, experiment.backend)
+    assert set(read) <= set(few_clients(experiment.server)) and len(read) <= 2 * MOST_CLIENTS

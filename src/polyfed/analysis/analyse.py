@@ -66,6 +66,7 @@ def analyse_runs(
     how: Mapping[str, Any] | None = None,
     notify: Callable[[str], None] = print,
     begin: Callable[[str], None] = lambda _: None,
+    reads_data: bool = True,
 ) -> Analyses:
     """Analyse runs: each is opened once, measured for every kind, and closed.
 
@@ -75,11 +76,12 @@ def analyse_runs(
         how: how folders are opened (``root``, ``load``, ``device``, ``model``, ``trust``).
         notify: called with a sentence for each damaged file.
         begin: called with a few words before each measurement.
+        reads_data: whether models and data of the runs may be opened, or only what is written in their folders.
     """
     names = kinds_named(kinds)
     measured: dict[str, dict[str, Any]] = {name: {} for name in names}
     skipped: list[Skipped] = []
-    for run in opened(runs, how or {}, notify):
+    for run in opened(runs, how or {}, notify, reads_data):
         for name in names:
             begin(f"{run.label}: {name}")
             try:
@@ -100,18 +102,5 @@ def analyse_runs(
 def from_folders(runs: Sequence[str | Path | Result], kinds: Sequence[str] = ()) -> Analyses:
     """The analyses that need nothing but what is written in the folders; the others are left out without a word."""
     names = [name for name in kinds_named(kinds) if not KINDS[name].needs_data]
-    measured: dict[str, dict[str, Any]] = {name: {} for name in names}
-    for run in opened(runs, {}, lambda _: None):
-        for name in names:
-            try:
-                if name != "confidence" or run.left_answers:
-                    measured[name][run.label] = KINDS[name].measure(run)
-            except PolyfedError:
-                continue  # it does not apply to this run
-    found = []
-    for name, by_run in measured.items():
-        try:
-            found += [KINDS[name].present(KINDS[name], name, by_run)] if by_run else []
-        except PolyfedError:
-            continue
-    return Analyses(found, [])
+    found = analyse_runs(runs, names, notify=lambda _: None, reads_data=False) if names else Analyses([], [])
+    return Analyses(found.found, [])

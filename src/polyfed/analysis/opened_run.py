@@ -12,7 +12,7 @@ from polyfed.analysis.confidence import answers_of
 from polyfed.analysis.local_models import State, states_after_training
 from polyfed.analysis.score_grid import GridRun
 from polyfed.core.evaluation import Row
-from polyfed.errors import RunFolderError
+from polyfed.errors import DataError, RunFolderError
 from polyfed.runs.answers_file import Answers, read_answers
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.manifest import newest_notes
@@ -32,12 +32,14 @@ class OpenedRun:
         label: what it is called in pictures and tables.
         how: how its folder is opened: ``root``, ``load``, ``device``, ``model``, ``trust``.
         notify: called with a sentence for each damaged file.
+        reads_data: whether its models and data may be opened, or only what is written in its folder.
     """
 
     source: str | Path | Result
     label: str = ""
     how: Mapping[str, Any] = field(default_factory=dict)
     notify: Callable[[str], None] = print
+    reads_data: bool = True
 
     @property
     def result(self) -> Result | None:
@@ -55,6 +57,8 @@ class OpenedRun:
     @cached_property
     def experiment(self) -> Experiment:
         """The run with its models and its data."""
+        if not self.reads_data:
+            raise DataError("This needs the run's models and data, and only its folder is read here (polyfed analyse opens both).")
         if isinstance(self.source, Result):
             return self.source.experiment
         return open_experiment(self.source, own_data=True, notify=self.notify, **self.how)
@@ -78,13 +82,6 @@ class OpenedRun:
             else read_answers(self.folder, newest_notes(self.folder.checkpoints.folder))
         )
         return found or answers_of(self.experiment)
-
-    @property
-    def left_answers(self) -> bool:
-        """Whether the answers can be had without the data."""
-        if self.result is not None:
-            return bool(self.result.answers)
-        return bool(read_answers(self.folder, newest_notes(self.folder.checkpoints.folder)))
 
     @cached_property
     def trained(self) -> dict[str, State]:
@@ -112,9 +109,11 @@ class OpenedRun:
             self.__dict__.pop(name, None)
 
 
-def opened(runs: Sequence[str | Path | Result], how: Mapping[str, Any], notify: Callable[[str], None]) -> list[OpenedRun]:
+def opened(
+    runs: Sequence[str | Path | Result], how: Mapping[str, Any], notify: Callable[[str], None], reads_data: bool = True
+) -> list[OpenedRun]:
     """The runs, each with a label of its own: its method, with the seed or the folder where that is not enough."""
-    found = [OpenedRun(run, "", how, notify) for run in runs]
+    found = [OpenedRun(run, "", how, notify, reads_data) for run in runs]
     for name in (_method, _method_and_seed, _folder_name):
         labels = [name(run) for run in found]
         if len(set(labels)) == len(labels):

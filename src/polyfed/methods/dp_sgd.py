@@ -79,10 +79,6 @@ class NoisyGradient(Account):
         refuse_batch_norm(bench)
         refuse_leaks(bench)
         refuse_class_weights(bench)
-        if bench.settings.sampling != "shuffled":
-            raise SettingError(
-                f"{bench.method}: dp_sgd draws Poisson samples, which its accountant assumes. Use --sampling shuffled."
-            )
         if bench.settings.amp != "off":
             raise SettingError(f"{bench.method}: dp_sgd clips gradients in full precision. Use --amp off.")
         gradient_samplers()

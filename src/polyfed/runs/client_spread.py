@@ -88,7 +88,7 @@ def differing_entries(server: Server, backend: Backend, initial: Mapping[str, Te
     """Of each client, the entries of its model that are not the server's own; nothing where they cannot be known."""
     entries, down = server.plan.entries, set(server.phase.down)
     own = [n for n, entry in entries.items() if entry.of is None and entry.dtype.is_floating_point and n not in down]
-    ids = _few([info.id for info in server.clients])
+    ids = few_clients(server)
     if len(ids) < 2 or not (own or server.method.outgoing) or (own and not all(map(backend.can_read, ids))):
         return
     for client in ids:
@@ -98,7 +98,9 @@ def differing_entries(server: Server, backend: Backend, initial: Mapping[str, Te
         yield made | {name: kept.get(name, initial[name]) for name in own}
 
 
-def _few(clients: list[str]) -> list[str]:
+def few_clients(server: Server) -> list[str]:
+    """The clients that are looked at after a round: all, or as many as keep a round's cost the same whatever their number."""
+    clients = [info.id for info in server.clients]
     step = max(1, len(clients) / MOST_CLIENTS)
     return [clients[int(place * step)] for place in range(min(len(clients), MOST_CLIENTS))]
 

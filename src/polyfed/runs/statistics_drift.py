@@ -1,7 +1,8 @@
 """How batch-norm statistics move while a run is trained: a few numbers for each round and client (FixBN Figure 2).
 
 Clients' statistics are those they send after local training; where a method keeps them at clients, those they keep. The statistics they
-are compared with are the server's before the round; where there are none, the clients' mean.
+are compared with are the server's before the round; where there are none, the clients' mean. Of many clients that keep theirs, a few
+are looked at, always the same.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from polyfed.core.conversation import Ask, Reply
 from polyfed.core.entries import STATISTIC
 from polyfed.core.server import Server
 from polyfed.core.sharing import Plan
+from polyfed.runs.client_spread import few_clients
 
 STATISTICS, ALL = "statistics", "all"
 SAMPLED_VALUES, WATCHED_CLIENTS = 32, 16
@@ -86,7 +88,7 @@ class StatisticsDrift:
 
     def _kept(self, server: Server, backend: Backend) -> dict[str, Tensor]:
         found = {}
-        for client in server.ids if self.names else ():
+        for client in few_clients(server) if self.names else ():
             kept = self._vector(backend.state_of(client).entries) if backend.can_read(client) else None
             if kept is not None:
                 found[client] = kept
