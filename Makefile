@@ -165,9 +165,9 @@ covers-docs := demo docs
 covers-flower := demo test flower
 
 # pip writes a package's INSTALLER after its files: without it the install was cut off, yet pip would take it for installed.
-$(STAMPS): $(VENV)/.installed-%: pyproject.toml $(VENV)/.made
+$(STAMPS): $(VENV)/.installed-%: pyproject.toml constraints.txt $(VENV)/.made
 	@find $(VENV)/lib/python*/site-packages -maxdepth 1 -name '*.dist-info' ! -exec test -e '{}/INSTALLER' \; -print -exec rm -rf {} + \
 	    | sed 's/^/Half installed, to be repeated: /'
 	@echo "Installing polyfed$(extra-$*) in $(VENV); the first time this brings PyTorch, which takes some minutes."
-	$(PY) -m pip install --editable '.$(extra-$*)'
+	$(PY) -m pip install --constraint constraints.txt --editable '.$(extra-$*)'
 	@touch $(covers-$*:%=$(VENV)/.installed-%)

@@ -6,7 +6,9 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from typer.core import TyperCommand, TyperOption
+import typer
+from typer.core import TyperCommand
+from typer.main import get_command
 
 from polyfed.cli.option_groups import GROUPS, group_of
 from polyfed.cli.output import console
@@ -21,12 +23,7 @@ class ManyOptions(TyperCommand):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        about = f"Show all {sum(map(is_own_option, self.params))} options, in groups."
-        self.params.append(
-            TyperOption(
-                param_decls=[HELP_ALL], is_flag=True, is_eager=True, expose_value=False, callback=print_all_options, help=about
-            )
-        )
+        self.params.append(option_for_all(sum(map(is_own_option, self.params))))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the first options."""
@@ -49,6 +46,26 @@ class ManyOptions(TyperCommand):
         others = [param for param in self.params if not is_own_option(param)]
         made.params = [*options, *others]
         return made
+
+
+def option_for_all(number: int) -> Any:
+    """The option that prints all options. Typer makes it from a function: its releases differ in how an option is built by hand."""
+    asked = typer.Option(
+        False,
+        HELP_ALL,
+        is_eager=True,
+        expose_value=False,
+        callback=print_all_options,
+        show_default=False,
+        help=f"Show all {number} options, in groups.",
+    )
+
+    def shown(help_all: bool = asked) -> None:
+        pass
+
+    app = typer.Typer(add_completion=False)
+    app.command()(shown)
+    return next(param for param in get_command(app).params if HELP_ALL in param.opts)
 
 
 def print_panels(usage: str, about: str, panels: Mapping[str, Sequence[tuple[str, str]]], epilog: str) -> None:
