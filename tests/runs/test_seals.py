@@ -57,6 +57,21 @@ def test_changed_metrics_are_named(tmp_path: Path, damage: str) -> None:
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("added", ["the same again", "a better score", "no line at all"])
+def test_lines_that_no_checkpoint_seals_are_not_reported(tmp_path: Path, added: str) -> None:
+    run_until(tmp_path / "r", 2)
+    page, path = tmp_path / "page.html", tmp_path / "r" / "metrics.jsonl"
+    report_on(tmp_path / "r", page)
+    before, content = page.read_text(), path.read_text()
+    last = content.splitlines(keepends=True)[-1]
+    path.write_text(
+        content + {"the same again": content, "a better score": last.replace("0.", "0.9"), "no line at all": "{}\n"}[added]
+    )
+    report_on(tmp_path / "r", page)
+    assert page.read_text() == before
+    assert go_on(tmp_path / "r").digest == train_run(experiment_of(), None).digest
+
+
 @pytest.mark.parametrize("damage", ["gone", "a file"])
 def test_metrics_are_never_emptied_where_no_checkpoint_can_be_read(tmp_path: Path, damage: str) -> None:
     run_until(tmp_path / "r", 2)

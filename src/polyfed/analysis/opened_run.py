@@ -70,8 +70,10 @@ class OpenedRun:
 
     @cached_property
     def lines(self) -> Sequence[Mapping[str, Any]]:
-        """The lines of its metrics."""
-        return self.folder.metrics()
+        """The lines of its metrics, up to its newest checkpoint."""
+        notes = newest_notes(self.folder.checkpoints.folder)
+        self.folder.require_sealed_metrics(notes)
+        return self.folder.sealed_lines(notes)
 
     @cached_property
     def answers(self) -> Answers:
@@ -94,7 +96,7 @@ class OpenedRun:
         if self.result is not None:
             return self.result.rows
         rounds = [line["round"] for line in self.lines if line["view"].removeprefix("selected_") in ("seen", "unseen")]
-        return rows_at(self.folder, max(rounds)) if rounds else []
+        return rows_at(self.lines, max(rounds)) if rounds else []
 
     def on_grid(self) -> GridRun:
         """The run as a cell of a grid."""

@@ -399,14 +399,14 @@ def run_folders(paths: Sequence[str | Path]) -> list[Path]:
 
 
 def read_run(path: str | Path) -> Run:
-    """Read one run folder, finished or not."""
+    """Read one run folder, finished or not: the scores up to its newest checkpoint."""
     folder = RunFolder(path)
     document = folder.document()
-    lines = folder.metrics()
     snapshot, complaints = folder.read()
     if snapshot is None:
-        return Run(str(path), document, lines, complaints=complaints)
+        return Run(str(path), document, folder.metrics(), complaints=complaints)
     notes, state = snapshot.notes, digest(snapshot)
+    lines = folder.sealed_lines(notes)
     answers = read_answers(folder, notes)
     finished, costs = notes.get("finished", False), notes.get("costs", {})
     return Run(str(path), document, lines, snapshot.round, finished, costs, state, complaints, answers)

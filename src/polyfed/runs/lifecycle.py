@@ -180,7 +180,7 @@ def resume(
     go_back(experiment, folder, snapshot, complaints, notify)
     leave_newcomer(experiment, folder.path, overwrite=False)
     answers = {} if snapshot is None else read_answers(folder, snapshot.notes)
-    return Result(experiment, rows_at(folder, experiment.server.round, split), str(path), answers)
+    return Result(experiment, rows_at(folder.metrics(), experiment.server.round, split), str(path), answers)
 
 
 def is_finished(snapshot: Snapshot | None) -> bool:

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from polyfed.core.evaluation import Row
@@ -64,7 +64,7 @@ class Recorder:
         self.meter = Meter(trains_in_this_process(experiment.settings), background=lambda: self.background.cpu_seconds)
         # A run that was stopped after its last round was scored, and before its end, has these scores already.
         number, is_last = experiment.server.round, experiment.server.round == experiment.server.rounds
-        self.rows: list[Row] = rows_at(folder, number, split) if folder is not None and is_last else []
+        self.rows: list[Row] = rows_at(folder.metrics(), number, split) if folder is not None and is_last else []
         self.rows_of_round = number if self.rows else -1
         self.answers: Answers = {}
         self.complete = -1
@@ -240,11 +240,11 @@ def privacy_lines(number: int, account: Mapping[str, Any]) -> list[Mapping[str, 
     return [*each, {**common, "client": "all", "privacy.epsilon_spent": account["epsilon_spent"]}]
 
 
-def rows_at(folder: RunFolder, number: int, split: str = "test") -> list[Row]:
-    """The scores of one round, from the metrics."""
+def rows_at(metrics: Iterable[Mapping[str, Any]], number: int, split: str = "test") -> list[Row]:
+    """The scores of one round, from lines of metrics."""
     keys = ("round", "view", "client", "domain", "selected_round")
     views = ("seen", "unseen") if split == "test" else (split,)
-    lines = [line for line in folder.metrics() if line["round"] == number]
+    lines = [dict(line) for line in metrics if line["round"] == number]
     selected = [{**line, "view": line["view"].removeprefix("selected_")} for line in lines if line["view"].startswith("selected_")]
     found = selected or [line for line in lines if line["view"] in views]
     return [Row(m["view"], m["client"], m["domain"], {k: v for k, v in m.items() if k not in keys}) for m in found]

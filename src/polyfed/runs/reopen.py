@@ -43,8 +43,9 @@ def open_run(
     """A run as it was left; ``polyfed.open_run`` says what the arguments mean."""
     experiment = open_experiment(path, model=model, method=method, device=device, load=load, notify=notify, trust=trust)
     folder = RunFolder(path)
-    answers = read_answers(folder, newest_notes(folder.checkpoints.folder))
-    return Result(experiment, rows_at(folder, experiment.server.round), str(path), answers)
+    notes = newest_notes(folder.checkpoints.folder)
+    rows = rows_at(folder.sealed_lines(notes), experiment.server.round)
+    return Result(experiment, rows, str(path), read_answers(folder, notes))
 
 
 def open_experiment(

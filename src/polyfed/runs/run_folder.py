@@ -292,10 +292,25 @@ class RunFolder:
             digest.update(content)
             self.sealed_metrics = size + len(content), digest
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """All lines of metrics; a last one that a killed run left torn is passed over, and recomputed when the run goes on."""
+    def sealed_lines(self, notes: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The lines of metrics that a checkpoint seals.
+
+        Later ones are recomputed when the run goes on, and nothing tells whether they are as they were written. Folders of older
+        versions have no seal: all their lines.
+
+        Args:
+            notes: of the checkpoint, which ``read`` has compared with the file.
+        """
+        return self.metrics(notes["metrics_size"] if METRICS in notes.get(SEALS, {}) else None)
+
+    def metrics(self, size: int | None = None) -> list[dict[str, Any]]:
+        """All lines of metrics; a last one that a killed run left torn is passed over, and recomputed when the run goes on.
+
+        Args:
+            size: bytes of the file to read; all by default.
+        """
         try:
-            texts = self.metrics_file.read_bytes().splitlines(keepends=True) if self.metrics_file.exists() else []
+            texts = self.metrics_file.read_bytes()[:size].splitlines(keepends=True) if self.metrics_file.exists() else []
         except OSError as error:
             raise RunFolderError(f"{self.metrics_file} cannot be read: {error.strerror or error}.") from error
         if texts and not texts[-1].endswith(b"\n"):
