@@ -80,7 +80,17 @@ def test_left_out_in_turn_joins_unseen_domains() -> None:
 
 
 def test_compare_reuses_runs_and_goes_on_after_a_failure(polyfed: Command, images: Path) -> None:
-    command = ("compare", images, "--methods", "fedavg; fedbn; no_norm + fedbn; fedavg", *SHORT, "--seeds", "2", "--json")
+    command = (
+        "compare",
+        images,
+        "--methods",
+        "fedavg; fedbn; no_norm + fedbn; fedavg",
+        *SHORT,
+        "--seeds",
+        "2",
+        "--explain",
+        "--json",
+    )
     first = polyfed(*command)
     assert first.code == 2
     assert [row["method"] for row in first.json["methods"]] == ["fedavg", "fedbn", "fedbn + no_norm"]
@@ -104,7 +114,7 @@ def test_compare_reuses_runs_and_goes_on_after_a_failure(polyfed: Command, image
 
 
 def test_leave_one_out(polyfed: Command, images: Path) -> None:
-    ended = polyfed("compare", images, "--methods", "fedavg", *SHORT, "--protocol", "leave-one-out", "--json")
+    ended = polyfed("compare", images, "--methods", "fedavg", *SHORT, "--protocol", "leave-one-out", "--explain", "--json")
     assert ended.code == 0, ended.err
     row = ended.json["methods"][0]
     assert set(row["accuracy"]["unseen"]) == {"day", "night"} and row["accuracy"]["seen"] == {}

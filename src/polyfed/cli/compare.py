@@ -14,18 +14,20 @@ from polyfed.cli.method_table import print_methods
 from polyfed.cli.options import (
     Changes,
     EstimateOnly,
+    Explain,
     Json,
     Methods,
     Quiet,
     Recipe,
     Track,
     Trust,
+    Wide,
     arguments,
     chosen_settings,
     compared_methods,
     with_settings,
 )
-from polyfed.cli.output import busy, console, listen, print_json, print_table, print_warnings, table
+from polyfed.cli.output import View, busy, console, listen, print_footnotes, print_json, print_table, print_warnings, table
 from polyfed.cli.runs_bar import runs_bar
 from polyfed.errors import SettingError
 from polyfed.run import compare as compare_methods
@@ -70,6 +72,8 @@ def compare(
         ),
     ] = None,
     estimate: EstimateOnly = False,
+    wide: Wide = False,
+    explain: Explain = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -78,12 +82,13 @@ def compare(
     from polyfed.runs.folder_names import data_slug
 
     listen(quiet)
+    view = View(wide, explain)
     settings = chosen_settings(data, values, changes, recipe, LEAVE_ONE_OUT_DEFAULTS if protocol == LEAVE_ONE_OUT else {}, trust)
     compared = compared_methods(methods, recipe)
     if costs:
         require_reference(compared, settings)
     if estimate:
-        print_estimates(settings, compared, seeds, protocol, as_json, quiet)
+        print_estimates(settings, compared, seeds, protocol, as_json, quiet, view)
         return
     folder = Path(out) if out is not None else Path("runs") / f"compare-{data_slug(settings.data)}"
     with runs_bar(quiet) as watcher, stoppable("the same command goes on from here; finished runs are kept."):
@@ -97,7 +102,7 @@ def compare(
             track=track or (),
         )
     if not quiet:
-        print_comparison(found, costs is not False)
+        print_comparison(found, costs is not False, view)
     if as_json:
         print_json(found.as_json())
     if found.problems:
@@ -116,19 +121,17 @@ def require_reference(methods: Any, settings: Settings) -> None:
         )
 
 
-def print_estimates(settings: Settings, methods: Any, seeds: int, protocol: str, as_json: bool, quiet: bool) -> None:
+def print_estimates(settings: Settings, methods: Any, seeds: int, protocol: str, as_json: bool, quiet: bool, view: View) -> None:
     """What the comparison would cost."""
     from polyfed.runs.compare import ComparedRuns
 
     with busy("Preparing data", quiet):
         runs = ComparedRuns(settings, methods, seeds=seeds, protocol=protocol)
-    print_estimate(runs.runs, runs.data, as_json, quiet)
+    print_estimate(runs.runs, runs.data, as_json, quiet, view)
 
 
-def print_comparison(found: Comparison, costs: bool) -> None:
+def print_comparison(found: Comparison, costs: bool, view: View) -> None:
     """The tables and their footnotes."""
-    from rich.markup import escape
-
     from polyfed.core.metrics import MEASURES
     from polyfed.reports.tables import reference_of
     from polyfed.runs.compare import SEEN
@@ -137,32 +140,39 @@ def print_comparison(found: Comparison, costs: bool) -> None:
         print(f"{found.reused} of {found.planned} runs were in {found.folder} already and are used as they are.", file=sys.stderr)
     print_warnings(found.warnings)
     about = found.data if found.protocol == SEEN else f"{found.data}, {found.protocol}: each domain unseen in turn"
-    print_methods(f"{about}: {MEASURES[found.metric]} in %", found.rows)
-    if found.metric != "accuracy":
-        console().print(escape(found.metric_reason))
-    if found.certainty:
-        console().print(escape(found.certainty))
-    console().print(f"[dim]{escape(found.note)}[/dim]")
+    print_methods(f"{about}: {MEASURES[found.metric]} in %", found.rows, view)
+    reason = found.metric_reason if found.metric != "accuracy" else ""
+    print_footnotes(in_short(found), [reason, found.certainty, found.note], view)
     reference = reference_of(found.rows) if costs else None
     if reference is not None:
-        print_costs(found.costs, reference)
+        print_costs(found.costs, reference, view)
     console().print(f"run folders: {found.folder}", soft_wrap=True, markup=False)
 
 
-def print_costs(rows: Sequence[Expense], reference: Spent) -> None:
+def in_short(found: Comparison) -> str:
+    """What must be known of the table, in a line."""
+    many = len(found.seeds)
+    meaning = "± is the standard error." if many == 1 else f"± is the deviation over {many} seeds."
+    if found.lead is None:
+        return meaning
+    low, high = (f"{100 * end:+.1f}".replace("-", "−") for end in found.lead)
+    return f"Best less next: {low} to {high} (95 %). {meaning}"
+
+
+def print_costs(rows: Sequence[Expense], reference: Spent, view: View) -> None:
     """The second table: cost and privacy beside the reference."""
     from rich.markup import escape
 
     from polyfed.reports.costs import HEADS, NOTE, REFERENCE, cells, reference_words
 
-    shown = table(("method", *HEADS), [head for head in HEADS if head != "granularity"])
+    later = [["granularity"], ["left once"], ["extra peak MB"]]
+    shown = table(("method", *HEADS), [head for head in HEADS if head != "granularity"], later)
     for row in rows:
         shown.add_row(escape(row.method), *cells(row))
-    print_table(f"cost and privacy beside {REFERENCE}", shown)
-    out = console()
-    for row in rows:
-        if row.data_derived_uploads:
-            out.print(
-                f"[bold]{escape(row.method)}[/bold] sends: {escape(row.data_derived_uploads)} ({row.granularity or 'granularity not declared'})."
-            )
-    out.print(f"[dim]{escape(reference_words(reference))} {escape(NOTE)}[/dim]")
+    print_table(f"cost and privacy beside {REFERENCE}", shown, view)
+    if view.explain:
+        senders = [row for row in rows if row.data_derived_uploads]
+        sent = [
+            f"{row.method} sends: {row.data_derived_uploads} ({row.granularity or 'granularity not declared'})." for row in senders
+        ]
+        print_footnotes("", [*sent, reference_words(reference), NOTE], view)

@@ -13,7 +13,8 @@ import typer
 
 from polyfed.cli.guard import BAD_INPUT
 from polyfed.cli.options import Json
-from polyfed.cli.output import busy, console, print_json, print_table, table, visible
+from polyfed.cli.output import busy, console, print_json, print_table, table
+from polyfed.cli.visible import visible
 from polyfed.errors import DataError, SettingError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def ls(as_json: Json = False) -> None:
     if as_json:
         print_json({"data_sets": rows})
         return
-    shown = table(("data set", "polyfed data get", "page", "terms"))
+    shown = table(("data set", "polyfed data get", "page", "terms"), later=[["page"], ["terms"]])
     for row in rows:
         shown.add_row(*row.values())
     print_table("data sets that are read from files", shown)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyfed.cli.guard import stoppable
-from polyfed.cli.options import Changes, Json, Quiet, Recipe, Trust, arguments, chosen_settings, with_settings
-from polyfed.cli.output import busy, console, listen, print_json, print_table, table
+from polyfed.cli.options import Changes, Explain, Json, Quiet, Recipe, Trust, Wide, arguments, chosen_settings, with_settings
+from polyfed.cli.output import View, busy, console, listen, print_footnotes, print_json, print_table, table
 from polyfed.run import doctor as examine_data
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ def doctor(
     recipe: Recipe = None,
     changes: Changes = None,
     trust: Trust = False,
+    wide: Wide = False,
+    explain: Explain = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -36,17 +38,17 @@ def doctor(
     with busy("Taking a few steps at each client", quiet), stoppable("nothing was written."):
         found = examine_data(**arguments(settings))
     if not quiet:
-        print_diagnosis(found)
+        print_diagnosis(found, View(wide, explain))
     if as_json:
         print_json(found.as_json())
 
 
-def print_diagnosis(found: Diagnosis) -> None:
+def print_diagnosis(found: Diagnosis, view: View) -> None:
     """The findings, then the advice."""
     from rich.markup import escape
 
     measures, out = found.measures, console()
-    shown = table(("finding", "here", "known", "what it means"), ("here",))
+    shown = table(("finding", "here", "known", "what it means"), ("here",), [["known"]])
     for one in found.findings:
         shown.add_row(
             f"[bold]{one.name}[/bold]" if one.is_large else one.name,
@@ -54,13 +56,14 @@ def print_diagnosis(found: Diagnosis) -> None:
             known_words(one),
             escape(one.sentence),
         )
-    print_table(f"{found.data}: {measures.looked_at} of {measures.clients} clients looked at", shown)
+    print_table(f"{found.data}: {measures.looked_at} of {measures.clients} clients looked at", shown, view)
     only = ", ".join(one.name for one in found.findings if not one.everywhere)
-    out.print(
-        "[dim]'times chance' compares with the same images dealt to clients at random. known: the lowest and highest of "
-        f"polyfed's reference federations. Only a simulation can compute: {only or 'nothing'}; a real federation could compute the rest "
-        "from aggregates of each client.[/dim]"
+    meanings = (
+        "times chance: compared with the same images dealt to clients at random.",
+        "known: the lowest and highest of polyfed's reference federations.",
+        f"Only a simulation can compute: {only or 'nothing'}; a real federation could compute the rest from aggregates of each client.",
     )
+    print_footnotes("times chance: next to the same images dealt at random.", meanings, view)
     advice = found.advice
     out.print(f"\n[bold]{escape(advice.verdict)}[/bold]: use [bold]{escape(advice.method)}[/bold], or {escape(advice.runner_up)}.")
     for reason in advice.reasons:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from polyfed.cli.guard import BAD_INPUT
-from polyfed.cli.output import console, print_json, print_table, status, table, warn
+from polyfed.cli.output import View, console, print_footnotes, print_json, print_table, status, table, warn
 from polyfed.runs.watcher import Watcher
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from polyfed.settings import Settings
 
 COLUMNS = ("method", "s once", "s a round", "rounds", "s a scoring", "scorings", "a run", "runs", "MB up", "MB down", "peak MB")
+LATER = (("MB up", "MB down"), ("peak MB",), ("rounds", "s a round"), ("scorings", "s a scoring"), ("s once",))
 NOTE = (
     "Processor time of this machine, from two rounds on a few batches of every client; expect a fifth more or less, more where others "
     "use the machine. Preparing data and writing checkpoints are not in it. MB are by client and round."
@@ -42,7 +43,7 @@ class Measuring(Watcher):
             warn(text)
 
 
-def print_estimate(runs: Sequence[ComparisonRun], data: Any, as_json: bool, quiet: bool) -> None:
+def print_estimate(runs: Sequence[ComparisonRun], data: Any, as_json: bool, quiet: bool, view: View) -> None:
     """Measure the method of every run, and print what all runs would cost."""
     with status("Preparing data", quiet) as shown:
         from polyfed.runs.estimate import estimate_runs
@@ -52,21 +53,21 @@ def print_estimate(runs: Sequence[ComparisonRun], data: Any, as_json: bool, quie
     if not quiet:
         for notice in dict.fromkeys(notice for one in found for notice in one.notices):
             warn(notice)
-        show(found, settings)
+        show(found, settings, view)
     if as_json:
         print_json(estimates_json(found, settings))
     if any(one.problem for one in found):
         raise typer.Exit(BAD_INPUT)
 
 
-def show(estimates: Sequence[MethodEstimate], settings: Settings) -> None:
+def show(estimates: Sequence[MethodEstimate], settings: Settings, view: View) -> None:
     """The table, and what everything would cost together."""
     from rich.markup import escape
 
-    shown = table(COLUMNS, COLUMNS[1:])
+    shown = table(COLUMNS, COLUMNS[1:], LATER)
     for estimate in estimates:
         shown.add_row(escape(estimate.method), *(cells(estimate) if estimate.runs else ["-"] * (len(COLUMNS) - 1)))
-    print_table(f"{settings.data}: what it would cost", shown)
+    print_table(f"{settings.data}: what it would cost", shown, view)
     out = console()
     out.print(f"[bold]{escape(sum_words(estimates))}[/bold]")
     for estimate in estimates:
@@ -78,7 +79,7 @@ def show(estimates: Sequence[MethodEstimate], settings: Settings) -> None:
             )
     if settings.backend == "flower":
         out.print("With Flower, exchanging messages comes on top: benchmarks/flower.md has what that takes.")
-    out.print(f"[dim]{NOTE}[/dim]")
+    print_footnotes("Processor time of this machine.", [NOTE], view)
 
 
 def cells(estimate: MethodEstimate) -> list[str]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyfed.cli.options import Device, Json, LoadElsewhere, ModelAgain, Quiet, Trust
-from polyfed.cli.output import busy, console, listen, print_json, print_table, table, warn
+from polyfed.cli.options import Device, Explain, Json, LoadElsewhere, ModelAgain, Quiet, Trust, Wide
+from polyfed.cli.output import View, busy, console, listen, print_json, print_table, table, warn
 from polyfed.cli.run import RunFolderPath, print_scores
 from polyfed.errors import DataError, SettingError, nearest
 from polyfed.settings import CHOICES
@@ -50,6 +50,8 @@ def evaluate(
     load: LoadElsewhere = None,
     model: ModelAgain = None,
     trust: Trust = False,
+    wide: Wide = False,
+    explain: Explain = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -79,7 +81,7 @@ def evaluate(
         warn_if_unused(experiment, newcomer)
     summary = summary_of(experiment, path, data, split, seen, unseen)
     if not quiet:
-        _print(summary, choices, experiment)
+        _print(summary, choices, experiment, View(wide, explain))
     if as_json:
         print_json(summary)
 
@@ -233,25 +235,26 @@ def summary_of(
     }
 
 
-def _print(summary: dict[str, Any], choices: list[str], experiment: Experiment) -> None:
+def _print(summary: dict[str, Any], choices: list[str], experiment: Experiment, view: View) -> None:
     from polyfed.core.metrics import MEASURES
     from polyfed.reports.tables import domain_rows, percent, rounds_words
 
     title = f"{summary['method']} after {rounds_words(summary['rounds'])}, on {summary['data']}"
     if len(choices) == 1:
         chosen = experiment.federation.unseen and experiment.method.newcomer is None
-        print_scores(summary, f"{title} (newcomer: {choices[0]})" if chosen else title)
+        print_scores(summary, f"{title} (newcomer: {choices[0]})" if chosen else title, view)
     else:
         print_scores(
             {**summary, "scores": [s for s in summary["scores"] if s["view"] != "unseen"]}
             if summary["accuracy"]["seen"]
             else summary,
             title,
+            view,
         )
         sizes = {row.domain: row for row in domain_rows(summary) if row.view == "unseen"}
         if sizes:
-            shown = table(("domain", "test images", *choices), ("test images", *choices))
+            shown = table(("domain", "test images", *choices), ("test images", *choices), [["test images"]])
             for domain, row in sizes.items():
                 shown.add_row(domain, str(row.count), *(percent(summary["newcomer"][choice][domain]) for choice in choices))
             console().print()
-            print_table(f"newcomer on unseen domains, {MEASURES[summary['metric']]} %", shown)
+            print_table(f"newcomer on unseen domains, {MEASURES[summary['metric']]} %", shown, view)

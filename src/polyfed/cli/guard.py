@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from polyfed.cli.output import visible
+from polyfed.cli.visible import visible
 from polyfed.errors import PolyfedError, SettingError, UnknownName, nearest
 
 FAULT, BAD_INPUT, STOPPED = 1, 2, 130

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from polyfed.cli.options import Json
-from polyfed.cli.output import console, print_json, table
+from polyfed.cli.output import print_json, print_table, table
 
 EXAMPLE = "Example: polyfed info --json"
 PACKAGES = ("polyfed", "torch", "torchvision", "numpy", "typer", "click", "rich", "flwr", "timm", "onnxruntime")
@@ -27,7 +27,7 @@ def info(as_json: Json = False) -> None:
         rows = value.items() if isinstance(value, dict) else [(name, value)]
         for what, each in rows:
             shown.add_row(str(what), str(each))
-    console().print(shown)
+    print_table("", shown)
 
 
 def facts() -> dict[str, Any]:

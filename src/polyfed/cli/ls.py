@@ -6,12 +6,21 @@ from typing import Annotated, Any
 
 import typer
 
-from polyfed.cli.options import DataRoot, Json, Load
-from polyfed.cli.output import busy, console, print_json, table
+from polyfed.cli.options import DataRoot, Explain, Json, Load, Wide
+from polyfed.cli.output import View, busy, console, print_footnotes, print_json, print_table, table
 from polyfed.errors import same_name
 from polyfed.reports.kinds import EXPERIMENTS, LISTS
 
 EXAMPLE = "Example: polyfed ls methods"
+METHOD_COLUMNS = (
+    "smallest batch: model's = what the model allows (2 with batch norm, else 1).",
+    "sampled clients: state ages = works, but the state of clients that sit out gets old.",
+)
+EXPERIMENT_COLUMNS = (
+    "core-hours: all seeds of what can be run (not yet: of all there will be), by the measured speed of the networks (docs/reproduce.md).",
+    "reduced: the same for the form that fits a laptop (polyfed reproduce NAME --reduced).",
+    "data here: looked for in --root DIR, or in the folder that POLYFED_DATA names.",
+)
 
 
 def load_files(files: list[str] | None) -> None:
@@ -28,17 +37,20 @@ def ls(
     kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help=f"One of: {', '.join(LISTS)}.", show_default=False)] = None,
     load: Load = None,
     root: DataRoot = None,
+    wide: Wide = False,
+    explain: Explain = False,
     as_json: Json = False,
 ) -> None:
     """List methods, data sets, models, partitions, losses, recipes or experiments."""
     from rich.markup import escape
 
+    view = View(wide, explain)
     if kind is None:
         _list_kinds(as_json)
         return
     kind = same_name(kind, LISTS) or kind
     if kind == EXPERIMENTS:
-        _list_experiments(root, as_json)
+        _list_experiments(root, as_json, view)
         return
     with busy("Looking", as_json):
         from polyfed.reports.catalogue import listed
@@ -48,12 +60,12 @@ def ls(
     if as_json:
         print_json({"kind": kind, "items": rows})
     elif kind == "methods":
-        _print_methods(rows)
+        _print_methods(rows, view)
     else:
         shown = table(("name", "what"))
         for row in rows:
             shown.add_row(row["name"], escape(row["summary"]))
-        console().print(shown)
+        print_table("", shown, view)
 
 
 def _list_kinds(as_json: bool) -> None:
@@ -63,11 +75,11 @@ def _list_kinds(as_json: bool) -> None:
     shown = table(("kind", "what"))
     for kind, about in LISTS.items():
         shown.add_row(kind, about)
-    console().print(shown)
+    print_table("", shown)
     console().print("polyfed ls KIND lists them; polyfed show NAME shows one in full.")
 
 
-def _list_experiments(root: str | None, as_json: bool) -> None:
+def _list_experiments(root: str | None, as_json: bool, view: View) -> None:
     from rich.markup import escape
 
     with busy("Looking", as_json):
@@ -77,19 +89,16 @@ def _list_experiments(root: str | None, as_json: bool) -> None:
     if as_json:
         print_json({"kind": EXPERIMENTS, "items": rows})
         return
-    shown = table(("name", "what", "data", "core-hours", "reduced", "data here", "state"), ("core-hours", "reduced"))
-    shown.columns[0].no_wrap = True
+    heads = ("name", "what", "data", "core-hours", "reduced", "data here", "state", "missing")
+    shown = table(heads, ("core-hours", "reduced"), [["reduced"], ["state"], ["data here"], ["core-hours"], ["data"], ["missing"]])
     for row in rows:
         hours = [_hours(row[key]) for key in ("core_hours_full", "core_hours_reduced")]
-        state = row["state"] + (f": {'; '.join(row['missing'])}" if row["missing"] else "")
+        texts = (row["state"], "; ".join(row["missing"]))
         shown.add_row(
-            row["name"], escape(row["title"]), escape(", ".join(row["data"])), *hours, _yes(row["data_here"]), escape(state)
+            row["name"], escape(row["title"]), escape(", ".join(row["data"])), *hours, _yes(row["data_here"]), *map(escape, texts)
         )
-    console().print(shown)
-    console().print(
-        "[dim]core-hours: all seeds of what can be run (not yet: of all there will be), by the measured speed of the networks (docs/reproduce.md). "
-        "data here: looked for in --root DIR, or in the folder that POLYFED_DATA names.[/dim]"
-    )
+    print_table("", shown, view)
+    print_footnotes("core-hours of all seeds; reduced: the form that fits a laptop.", EXPERIMENT_COLUMNS, view)
 
 
 def _hours(value: float | None) -> str:
@@ -98,17 +107,15 @@ def _hours(value: float | None) -> str:
     return "< 0.1" if value < 0.05 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
-def _print_methods(rows: list[dict[str, Any]]) -> None:
+def _print_methods(rows: list[dict[str, Any]], view: View) -> None:
     from rich.markup import escape
 
-    shown = table(
-        ("name", "what", "needs\nbatch\nnorm", "keeps\nstate", "smallest\nbatch", "sampled\nclients", "what leaves\na client")
-    )
-    shown.columns[0].no_wrap = True
+    facts = ("needs\nbatch\nnorm", "keeps\nstate", "smallest\nbatch", "sampled\nclients", "what leaves\na client")
+    shown = table(("name", "what", *facts), later=[[fact] for fact in facts])
     for row in rows:
         if "needs_batch_norm" in row:
             smallest = row["smallest_batch"] or "model's"
-            facts = (
+            cells: tuple[str, ...] = (
                 _yes(row["needs_batch_norm"]),
                 _yes(row["keeps_client_state"]),
                 str(smallest),
@@ -116,13 +123,10 @@ def _print_methods(rows: list[dict[str, Any]]) -> None:
                 row["data_derived_uploads"],
             )
         else:
-            facts = ("?",) * 5
-        shown.add_row(row["name"], escape(row["summary"]), *map(escape, facts))
-    console().print(shown)
-    console().print(
-        "[dim]smallest batch: model's = what the model allows (2 with batch norm, else 1). "
-        "sampled clients: state ages = works, but the state of clients that sit out gets old.[/dim]"
-    )
+            cells = ("?",) * len(facts)
+        shown.add_row(row["name"], escape(row["summary"]), *map(escape, cells))
+    print_table("", shown, view)
+    print_footnotes("polyfed show NAME shows one in full.", METHOD_COLUMNS, view)
 
 
 def _yes(fact: bool) -> str:

@@ -5,32 +5,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from polyfed.cli.output import console, print_table, table
+from polyfed.cli.fitted_table import FittedTable
+from polyfed.cli.output import View, console, print_table, table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from polyfed.reports.tables import MethodRow
 
-WIDER_THAN_ANY = 10_000
+MOST_IMPORTANT = ("mean", "worst")
+"""The columns that are shown on the narrowest terminal."""
 
 
-def print_methods(title: str, rows: Sequence[MethodRow]) -> None:
-    """The table, stacked where it is wider than the console, and why methods could not be run."""
-    from rich.console import Console
+def print_methods(title: str, rows: Sequence[MethodRow], view: View) -> None:
+    """The table, and why methods could not be run."""
     from rich.markup import escape
 
     out = console()
-    shown = method_table(rows, stacked=False)
-    if Console(width=WIDER_THAN_ANY).measure(shown).maximum > out.width:
-        shown = method_table(rows, stacked=True)
-    print_table(title, shown)
+    print_table(title, fitting(rows, out.width, view), view)
     for row in rows:
         if row.problem:
             out.print(f"[bold]{escape(row.method)}[/bold] could not be run: {escape(row.problem)}")
 
 
-def method_table(rows: Sequence[MethodRow], stacked: bool) -> Table:
+def fitting(rows: Sequence[MethodRow], width: int, view: View) -> FittedTable:
+    """The table on one line for each method if all columns fit, else stacked if that saves the columns of domains."""
+    from polyfed.reports.tables import column_names
+
+    flat = method_table(rows, stacked=False)
+    if view.wide or not flat.left_out(width):
+        return flat
+    stacked = method_table(rows, stacked=True)
+    return flat if set(column_names(rows)) & set(stacked.left_out(width)) else stacked
+
+
+def method_table(rows: Sequence[MethodRow], stacked: bool) -> FittedTable:
     """A row for each method, the best of each column in bold; stacked, errors stand below their numbers."""
     from rich.markup import escape
 
@@ -38,17 +45,17 @@ def method_table(rows: Sequence[MethodRow], stacked: bool) -> Table:
     from polyfed.runs.headline import BASELINE
 
     best, columns = best_methods(rows), column_names(rows)
-    costs = ("MB\nup", "MB\ndown", "s") if stacked else ("MB up", "MB down", "s")
-    shown = table(("method", *columns, *costs), (*columns, *costs))
-
-    def broken(text: str, before: str) -> str:
-        return text.replace(f" {before}", f"\n{before}") if stacked else text
+    costs = ("MB up", "MB down", "s")
+    unseen = [name for name in columns if name.startswith("unseen: ")]
+    domains = [name for name in columns if name not in (*MOST_IMPORTANT, *unseen)]
+    shown = table(("method", *columns, *costs), (*columns, *costs), [unseen, domains, ["MB up"], ["s"], ["MB down"]])
 
     def cell(row: MethodRow, column: str, text: str) -> str:
-        return f"[bold]{broken(text, '±')}[/bold]" if row.method in best.get(column, ()) else broken(text, "±")
+        written = text.replace(" ±", "\n±") if stacked else text
+        return f"[bold]{written}[/bold]" if row.method in best.get(column, ()) else written
 
     for row in rows:
-        name = broken(broken(escape(row.method), "+"), "with")
+        name = escape(row.method)
         if row.problem:
             shown.add_row(name, *("-" for _ in (*columns, *costs)))
             continue

@@ -22,6 +22,8 @@ REST = "values"
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing else: no table, progress or warnings.")]
+Wide = Annotated[bool, typer.Option("--wide", help="Print all columns of tables, also where the terminal is narrower.")]
+Explain = Annotated[bool, typer.Option("--explain", help="Say below the tables what their numbers mean.")]
 EstimateOnly = Annotated[
     bool,
     typer.Option("--estimate", help="Train nothing: measure a few batches, and print what it would cost (core-hours, MB)."),

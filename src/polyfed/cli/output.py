@@ -6,31 +6,45 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from polyfed.cli.fitted_table import FittedTable
+from polyfed.cli.visible import visible
 from polyfed.reports.json_values import json_values
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
-    from rich.table import Table
 
 WIDTH_OF_FILES = 120
+EXPLAIN = "--explain"
 
 
-def visible(text: str) -> str:
-    """The text with control characters, which a terminal would obey, written as escapes; also what cannot be encoded."""
-    return "".join(char if char.isprintable() or char in "\n\t " else char.encode("unicode_escape").decode() for char in text)
+@dataclass(frozen=True)
+class View:
+    """How much of a table is printed.
+
+    Attributes:
+        wide: all columns, also where the terminal is narrower.
+        explain: what the numbers mean in full, in place of one line.
+    """
+
+    wide: bool = False
+    explain: bool = False
 
 
-def console(stderr: bool = False) -> Console:
+FITTED = View()
+
+
+def console(stderr: bool = False, width: int | None = None) -> Console:
     """A console; one that writes to a file or pipe is wider than rich would make it."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    wide = None if stream.isatty() or "COLUMNS" in os.environ else WIDTH_OF_FILES
+    own = None if stream.isatty() or "COLUMNS" in os.environ else WIDTH_OF_FILES
 
     class Careful(Console):
         """Obeys no control characters that came with names of data."""
@@ -38,34 +52,39 @@ def console(stderr: bool = False) -> Console:
         def print(self, *objects: Any, **how: Any) -> None:
             super().print(*(visible(each) if isinstance(each, str) else each for each in objects), **how)
 
-    return Careful(stderr=stderr, width=wide, highlight=False)
+    return Careful(stderr=stderr, width=width or own, highlight=False)
 
 
-def table(columns: Sequence[str], numbers: Sequence[str] = ()) -> Table:
-    """An empty table; ``numbers`` are columns aligned to the right."""
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
-    class Careful(Table):
-        """Shows control characters in cells as escapes."""
-
-        def add_row(self, *cells: Any, **how: Any) -> None:
-            super().add_row(*(visible(cell) if isinstance(cell, str) else cell for cell in cells), **how)
-
-    made = Careful(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in columns:
-        made.add_column(visible(escape(column)), justify="right" if column in numbers else "left", overflow="fold")
-    return made
+def table(columns: Sequence[str], numbers: Iterable[str] = (), later: Iterable[Sequence[str]] = ()) -> FittedTable:
+    """An empty table; ``numbers`` are columns aligned to the right, ``later`` groups of columns to give up, the last first."""
+    return FittedTable(list(columns), frozenset(numbers), tuple(map(tuple, later)))
 
 
-def print_table(title: str, made: Table) -> None:
-    """Print a table under its title, which may be wider than the table."""
+def print_table(title: str, made: FittedTable, view: View = FITTED) -> None:
+    """Print a table under its title, which may be wider than the table and says how many columns did not fit."""
     from rich.markup import escape
 
     out = console()
-    out.print(f"[bold]{escape(title)}[/bold]")
-    out.print(made)
+    width = made.printed_width(out.width, view.wide)
+    left_out = 0 if view.wide else len(made.left_out(out.width))
+    more = f"{left_out} more column{'s' * (left_out != 1)}: --wide" if left_out else ""
+    heading = f"{title} ({more})" if title and more else title or more
+    if heading:
+        out.print(f"[bold]{escape(heading)}[/bold]")
+    console(width=width).print(made.fitted(width, view.wide))
+
+
+def print_footnotes(short: str, sentences: Sequence[str], view: View) -> None:
+    """What the numbers mean: all sentences with ``--explain``, else one line."""
+    from rich.markup import escape
+
+    out = console()
+    if view.explain:
+        for sentence in filter(None, sentences):
+            out.print(f"[dim]{escape(sentence)}[/dim]")
+        return
+    line = f"{short} More: {EXPLAIN}.".strip()
+    out.print(f"[dim]{escape(line if len(line) <= out.width else f'More: {EXPLAIN}.')}[/dim]")
 
 
 def print_warnings(sentences: Sequence[str]) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from polyfed.cli.estimating import Measuring, time_words
 from polyfed.cli.guard import stoppable
-from polyfed.cli.options import Changes, DataRoot, Json, Quiet
-from polyfed.cli.output import busy, console, listen, print_json, print_table, status, table, warn
+from polyfed.cli.options import Changes, DataRoot, Explain, Json, Quiet, Wide
+from polyfed.cli.output import View, busy, console, listen, print_footnotes, print_json, print_table, status, table, warn
 from polyfed.cli.runs_bar import runs_bar
 from polyfed.errors import SettingError
 from polyfed.run import reproduce as reproduce_experiment
@@ -23,6 +24,7 @@ EXAMPLE = (
     "Examples:\n\npolyfed reproduce fedwon/table-1 --root ~/data --reduced\n\n"
     "polyfed reproduce fedwon/table-1 --root ~/data --only FedBN --only FedWon --seeds 1\n\npolyfed reproduce --all --estimate"
 )
+AVERAGES = ("avg", "average", "mean", "worst", "all")
 NOTE = "From measured speeds of the networks on one core (docs/reproduce.md); runs that several experiments share count once."
 
 
@@ -50,6 +52,8 @@ def reproduce(
         typer.Option("--workers", metavar="N|auto", help="Processes that train clients side by side; results stay the same."),
     ] = None,
     changes: Changes = None,
+    wide: Wide = False,
+    explain: Explain = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -63,25 +67,25 @@ def reproduce(
             raise SettingError(
                 "--all is for --estimate: polyfed reproduce --all --estimate. To run experiments, name one at a time."
             )
-        _estimate_all(form, as_json, quiet)
+        _estimate_all(form, as_json, quiet, View(wide, explain))
         return
     if experiment is None:
         raise SettingError("Name an experiment: polyfed reproduce fedwon/table-1. All of them: polyfed ls experiments.")
     listen(quiet)
     if estimate:
-        _estimate_one(experiment, form, root, as_json, quiet)
+        _estimate_one(experiment, form, root, as_json, quiet, View(wide, explain))
         return
     with runs_bar(quiet) as watcher, stoppable("the same command goes on from here; finished runs are kept."):
         found = reproduce_experiment(
             experiment, root, reduced=reduced, only=form.only, seeds=seeds, out=out, watcher=watcher, **settings
         )
     if not quiet:
-        print_reproduction(found)
+        print_reproduction(found, View(wide, explain))
     if as_json:
         print_json(found.as_json())
 
 
-def print_reproduction(found: Reproduction) -> None:
+def print_reproduction(found: Reproduction, view: View) -> None:
     """The paper's tables with ours, what differs, and where the page is."""
     from rich.markup import escape
 
@@ -93,19 +97,25 @@ def print_reproduction(found: Reproduction) -> None:
     for sentence in sentences(found):
         out.print(escape(sentence))
     for made in shown_tables(found, footnotes):
-        shown = table(made.head)
+        shown = table(made.head, later=groups_by_importance(made.head))
         for line in made.lines:
             shown.add_row(*map(escape, line))
-        print_table(made.name, shown)
-    out.print(f"[dim]{escape(LEGEND)}[/dim]")
-    for sentence in [*footnotes.lines(), *verdicts(found)]:
+        print_table(made.name, shown, view)
+    print_footnotes("Each cell: published / ours (difference).", [LEGEND, *footnotes.lines()], view)
+    for sentence in verdicts(found):
         out.print(escape(sentence))
     for problem in dict.fromkeys(found.problems.values()):
         warn(problem)
     out.print(f"page: {found.page} and {found.page.with_suffix('.html').name}", soft_wrap=True, markup=False)
 
 
-def _estimate_all(form: Form, as_json: bool, quiet: bool) -> None:
+def groups_by_importance(head: Sequence[str]) -> list[list[str]]:
+    """Columns that a narrow terminal may leave out: averages are the most important, then the others from the left."""
+    averages = [name for name in head[1:] if name.lower() in AVERAGES]
+    return [averages, *([name] for name in head[1:] if name not in averages)]
+
+
+def _estimate_all(form: Form, as_json: bool, quiet: bool, view: View) -> None:
     """What all experiments would cost, by measured speeds of their networks."""
     with busy("Looking", quiet):
         from polyfed.experiments.budget import core_hours
@@ -123,13 +133,13 @@ def _estimate_all(form: Form, as_json: bool, quiet: bool) -> None:
         print_table(f"all experiments, {'reduced' if form.reduced else 'full'} form", shown)
         told = "unknown" if total is None else f"{total:,.0f} core-hours"
         console().print(f"[bold]{sum(run.seeds for run in shared.values())} different runs: {told}.[/bold]")
-        console().print(f"[dim]{NOTE} A dash: nothing of it can be run yet.[/dim]")
+        print_footnotes("A dash: nothing of it can be run yet.", [NOTE, "A dash: nothing of it can be run yet."], view)
     if as_json:
         items = [{"name": name, "runs": runs, "core_hours": hours} for name, runs, hours in rows]
         print_json({"experiments": items, "core_hours": total, "form": "reduced" if form.reduced else "full", "note": NOTE})
 
 
-def _estimate_one(experiment: str, form: Form, root: str | None, as_json: bool, quiet: bool) -> None:
+def _estimate_one(experiment: str, form: Form, root: str | None, as_json: bool, quiet: bool, view: View) -> None:
     """What one experiment would cost: measured on its data where they are here, else by the speed of its networks."""
     rows: list[dict[str, Any]] = []
     with status("Preparing data", quiet) as shown_status:
@@ -140,7 +150,7 @@ def _estimate_one(experiment: str, form: Form, root: str | None, as_json: bool, 
             rows.append(one)
     total = sum(row["core_seconds"] for row in rows if row["core_seconds"] is not None)
     if not quiet:
-        shown = table(("run", "method", "seeds", "a run", "how"), ("seeds",))
+        shown = table(("run", "method", "seeds", "a run", "how"), ("seeds",), [["a run"], ["seeds"], ["how"], ["method"]])
         for row in rows:
             seconds = row["core_seconds"]
             shown.add_row(
@@ -150,7 +160,7 @@ def _estimate_one(experiment: str, form: Form, root: str | None, as_json: bool, 
                 "-" if seconds is None else time_words(seconds / row["seeds"], "core-"),
                 row["how"],
             )
-        print_table(f"{experiment}, {'reduced' if form.reduced else 'full'} form: what it would cost", shown)
+        print_table(f"{experiment}, {'reduced' if form.reduced else 'full'} form: what it would cost", shown, view)
         console().print(f"[bold]{sum(row['seeds'] for row in rows)} runs: {time_words(total, 'core-')}.[/bold]")
     if as_json:
         print_json({"experiment": experiment, "core_hours": total / 3600, "runs": rows})

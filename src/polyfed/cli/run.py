@@ -12,6 +12,7 @@ from polyfed.cli.options import (
     Changes,
     Device,
     EstimateOnly,
+    Explain,
     Json,
     LoadElsewhere,
     ModelAgain,
@@ -19,10 +20,24 @@ from polyfed.cli.options import (
     Recipe,
     Track,
     Trust,
+    Wide,
     chosen_settings,
     with_settings,
 )
-from polyfed.cli.output import busy, console, listen, print_json, print_table, print_warnings, show_progress, table, warn
+from polyfed.cli.output import (
+    FITTED,
+    View,
+    busy,
+    console,
+    listen,
+    print_footnotes,
+    print_json,
+    print_table,
+    print_warnings,
+    show_progress,
+    table,
+    warn,
+)
 from polyfed.run import resume as go_on
 
 if TYPE_CHECKING:
@@ -31,6 +46,8 @@ if TYPE_CHECKING:
 
 EXAMPLE = "Examples:\n\npolyfed run digits-mini --method fedbn --rounds 20 --unseen street\n\npolyfed run my_images/ --method 'fedbn + agc(clip=1.28)' --json"
 RESUME_EXAMPLE = "Example: polyfed resume runs/digits-mini-fedbn-seed0"
+
+ERROR_MEANING = "± is the standard error from the size of the test"
 
 RunFolderPath = Annotated[str, typer.Argument(metavar="RUN", help="A run folder.")]
 Root = Annotated[
@@ -54,6 +71,8 @@ def run(
     trust: Trust = False,
     track: Track = None,
     estimate: EstimateOnly = False,
+    wide: Wide = False,
+    explain: Explain = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -61,7 +80,7 @@ def run(
     listen(quiet)
     settings = chosen_settings(data, values, changes, recipe, trust=trust)
     if estimate:
-        print_estimate_of(settings, as_json, quiet)
+        print_estimate_of(settings, as_json, quiet, View(wide, explain))
         return
     from polyfed.runs.run_folder import RunFolder
 
@@ -80,7 +99,7 @@ def run(
             warn(notice)
     with stoppable(f"go on with: polyfed resume {folder}"):
         result = train_run(experiment, RunFolder(folder), show_progress(quiet), callbacks=heard_by)
-    report(result, as_json, quiet)
+    report(result, as_json, quiet, View(wide, explain))
 
 
 def resume(
@@ -90,6 +109,8 @@ def resume(
     load: LoadElsewhere = None,
     model: ModelAgain = None,
     trust: Trust = False,
+    wide: Wide = False,
+    explain: Explain = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -106,30 +127,30 @@ def resume(
             progress=show_progress(quiet),
             notify=warn,
         )
-    report(result, as_json, quiet)
+    report(result, as_json, quiet, View(wide, explain))
 
 
-def print_estimate_of(settings: Settings, as_json: bool, quiet: bool) -> None:
+def print_estimate_of(settings: Settings, as_json: bool, quiet: bool, view: View) -> None:
     """What one run would cost."""
     from polyfed.cli.estimating import print_estimate
     from polyfed.runs.compare import ComparisonRun
 
-    print_estimate([ComparisonRun(settings.method, settings.seed, None, settings)], settings.data, as_json, quiet)
+    print_estimate([ComparisonRun(settings.method, settings.seed, None, settings)], settings.data, as_json, quiet, view)
 
 
-def report(result: Result, as_json: bool, quiet: bool) -> None:
+def report(result: Result, as_json: bool, quiet: bool, view: View) -> None:
     """Print what came out."""
     summary = result.summary()
     if not quiet:
-        print_scores(summary)
+        print_scores(summary, view=view)
         print_costs(summary)
-        print_privacy(summary.get("privacy"))
+        print_privacy(summary.get("privacy"), view)
         console().print(f"run folder: {summary['run']}", soft_wrap=True, markup=False)
     if as_json:
         print_json({**summary, "notices": result.experiment.notices})
 
 
-def print_scores(summary: dict[str, Any], title: str | None = None) -> None:
+def print_scores(summary: dict[str, Any], title: str | None = None, view: View = FITTED) -> None:
     """The headline measure by domain, with the share of the most frequent class beside every accuracy; seen and unseen apart."""
     from rich.markup import escape
 
@@ -141,10 +162,9 @@ def print_scores(summary: dict[str, Any], title: str | None = None) -> None:
     measure = summary["metric"]
     rows = domain_rows(summary, measure)
     heads = [f"{MEASURES[measure]} %", *(["accuracy %"] if measure != "accuracy" else []), f"{BASELINE} %", "test images"]
-    shown = table(("view", "domain", *heads), heads)
     several = any(row.clients > 1 for row in rows)
-    if several:
-        shown.add_column("clients", justify="right")
+    heads += ["clients"] if several else []
+    shown = table(("view", "domain", *heads), heads, [[head] for head in heads[1:]])
     views = [row.view for row in rows]
     for place, row in enumerate(rows):
         ends = place + 1 < len(rows) and views[place + 1] != row.view
@@ -152,35 +172,40 @@ def print_scores(summary: dict[str, Any], title: str | None = None) -> None:
         cells = [row.view if begins else "", escape(row.domain), percent(row.value, row.error)]
         cells += [*([percent(row.accuracy)] if measure != "accuracy" else []), percent(row.majority), str(row.count)]
         shown.add_row(*cells, *([str(row.clients)] if several else []), end_section=ends)
-    print_table(title or f"{summary['method']} on {summary['data']}, {rounds_words(summary['rounds'])}", shown)
+    print_table(title or f"{summary['method']} on {summary['data']}, {rounds_words(summary['rounds'])}", shown, view)
     found = summary["headline"]
     over = "seen" if found["seen"] else "unseen"
     if rows:
         console().print(
             f"{MEASURES[measure]} over {over} domains: mean [bold]{percent(found['mean'])}[/bold], worst {percent(found['worst'])}, "
-            f"spread {percent(found['spread'])}   [dim]± is the standard error from the size of the test[/dim]"
+            f"spread {percent(found['spread'])}"
         )
-    if sample := summary["scored_clients"]:
-        console().print(
-            f"[dim]{sample['scored']} of {sample['clients']} clients were scored, drawn by the seed (--evaluate-clients)[/dim]"
-        )
-    if measure != "accuracy":
-        console().print(escape(summary["metric_reason"]))
+    sample = summary["scored_clients"]
+    meanings = [
+        f"{ERROR_MEANING}.",
+        "worst: the domain with the lowest value. spread: the highest less the lowest.",
+        f"{BASELINE}: what answering that class for every image of the test would reach.",
+        summary["metric_reason"] if measure != "accuracy" else "",
+        f"{sample['scored']} of {sample['clients']} clients were scored, drawn by the seed (--evaluate-clients)." if sample else "",
+    ]
+    print_footnotes(f"{ERROR_MEANING}." if rows else "", meanings, view)
 
 
-def print_privacy(account: dict[str, Any] | None) -> None:
+def print_privacy(account: dict[str, Any] | None, view: View = FITTED) -> None:
     """What was spent of a promise of privacy, by client; where all clients spent the same, in one line."""
     if account is None or not account["clients"]:
         return
     rows = account["clients"]
     if len({round(row["epsilon_spent"], 6) for row in rows.values()}) > 1:
         shown = table(
-            ("client", "epsilon spent", "of", "noise multiplier", "sample rate", "steps"), ("epsilon spent", "of", "steps")
+            ("client", "epsilon spent", "of", "noise multiplier", "sample rate", "steps"),
+            ("epsilon spent", "of", "steps"),
+            [["steps"], ["noise multiplier"], ["sample rate"]],
         )
         for name, row in rows.items():
             numbers = (row["epsilon_spent"], row["epsilon"], row["noise_multiplier"], row["sample_rate"])
             shown.add_row(name, *(f"{number:.4g}" for number in numbers), str(row["steps"]))
-        print_table("privacy, by client", shown)
+        print_table("privacy, by client", shown, view)
     console().print(
         f"privacy of {account['protects']}: epsilon {account['epsilon_spent']:.4g} of {account['epsilon']:g} spent at delta {account['delta']:g}; "
         f"noise at the {account['noise_at']}, from the {account['noise_from']}"

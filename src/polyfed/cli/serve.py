@@ -78,7 +78,7 @@ def said(line: str, error: bool = False) -> None:
     """Print a line at once, also where the output is a file."""
     import sys
 
-    from polyfed.cli.output import visible
+    from polyfed.cli.visible import visible
 
     print(visible(line), file=sys.stderr if error else sys.stdout, flush=True)
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyfed.cli.ls import load_files
-from polyfed.cli.options import Changes, Json, Load
-from polyfed.cli.output import busy, console, print_json, print_table, table
+from polyfed.cli.options import Changes, Json, Load, Wide
+from polyfed.cli.output import View, busy, console, print_json, print_table, table
 from polyfed.core.code_gate import allow, code_in
 from polyfed.errors import PolyfedError, SettingError, UnknownName, nearest
 from polyfed.reports.docstrings import options_of, reflowed, text_of
@@ -45,6 +45,7 @@ def show(
     ] = False,
     changes: Changes = None,
     load: Load = None,
+    wide: Wide = False,
     as_json: Json = False,
 ) -> None:
     """Show the idea, formula, reference, options and facts of something, and what travels."""
@@ -69,7 +70,7 @@ def show(
     if as_json:
         print_json(found)
     else:
-        _print(found)
+        _print(found, View(wide))
 
 
 def found_as(name: str) -> tuple[str, Recorded[Any]]:
@@ -167,7 +168,7 @@ def model_json(text: str, settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _print_privacy(found: dict[str, Any]) -> None:
+def _print_privacy(found: dict[str, Any], view: View) -> None:
     from rich.markup import escape
 
     out = console()
@@ -178,7 +179,10 @@ def _print_privacy(found: dict[str, Any]) -> None:
             f"It protects {found['protects']}, epsilon {found['epsilon']:g}, delta {found['delta']:g}; "
             f"noise at the {found['noise_at']}, from the {found['noise_from']}.\n"
         )
-    shown = table(("what leaves", "sent by", "when", "made from", "covered", "why"))
+    shown = table(
+        ("what leaves", "sent by", "when", "made from", "covered", "why"),
+        later=[["covered"], ["why"], ["when"], ["made from"], ["sent by"]],
+    )
     for row in found["leaves"]:
         cells = (
             row["what"],
@@ -189,18 +193,18 @@ def _print_privacy(found: dict[str, Any]) -> None:
             row["why"],
         )
         shown.add_row(*map(escape, cells))
-    print_table(f"what leaves a client ({found['on']})" if "on" in found else "what leaves a client", shown)
+    print_table(f"what leaves a client ({found['on']})" if "on" in found else "what leaves a client", shown, view)
     if "no_plan" in found:
         out.print(f"Entries are not told apart, since there is no plan: {escape(found['no_plan'])}")
 
 
-def _print(found: dict[str, Any]) -> None:
+def _print(found: dict[str, Any], view: View) -> None:
     from rich.markup import escape
 
     out = console()
     out.print(f"[bold]{escape(found['name'])}[/bold] [dim]{found['kind']}[/dim]\n")
     if "leaves" in found:
-        _print_privacy(found)
+        _print_privacy(found, view)
         return
     for part in found.get("parts", [found]):
         out.print(escape(reflowed(part["documentation"])) + "\n")

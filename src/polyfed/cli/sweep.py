@@ -12,17 +12,19 @@ from polyfed.cli.guard import BAD_INPUT, stoppable
 from polyfed.cli.method_table import print_methods
 from polyfed.cli.options import (
     Changes,
+    Explain,
     Json,
     Methods,
     Quiet,
     Recipe,
     Trust,
+    Wide,
     arguments,
     chosen_settings,
     compared_methods,
     with_settings,
 )
-from polyfed.cli.output import console, listen, print_json, print_table, table
+from polyfed.cli.output import View, console, listen, print_footnotes, print_json, print_table, table
 from polyfed.cli.runs_bar import runs_bar
 from polyfed.errors import SettingError
 from polyfed.run import sweep as search_methods
@@ -37,6 +39,7 @@ EXAMPLE = (
     'polyfed sweep digits-mini --methods "fedavg; fedprox" --lr 0.01,0.1 --set-grid fedprox.mu=0.001,0.01 --trials 12 --halving --seeds 3'
 )
 
+VALIDATION = "validation: the mean over clients of the accuracy on source-validation data; no test set was read for it."
 
 FIRST = ("methods", "lr", "set_grid", "trials", "seeds", "rounds", "batch_size", "local_epochs", "model", "root", "workers", "out")
 
@@ -84,6 +87,8 @@ def sweep(
     recipe: Recipe = None,
     changes: Changes = None,
     trust: Trust = False,
+    wide: Wide = False,
+    explain: Explain = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -105,8 +110,8 @@ def sweep(
             watcher=watcher,
         )
     if not quiet:
-        print_search(found)
-        print_tests(found)
+        print_search(found, View(wide, explain))
+        print_tests(found, View(wide, explain))
     if as_json:
         print_json(found.as_json())
     if any(one.problem for one in found.searched):
@@ -144,14 +149,14 @@ def literal(text: str) -> Any:
         return text
 
 
-def print_search(found: Sweep) -> None:
+def print_search(found: Sweep, view: View) -> None:
     """Everything that was tried; the chosen ones are marked."""
     from rich.markup import escape
 
     from polyfed.sweeps.trials import edges
 
     names = [axis.name for axis in found.axes]
-    shown = table(("method", *names, "validation %", "chosen"), (*names, "validation %"))
+    shown = table(("method", *names, "validation %", "chosen"), (*names, "validation %"), [[name] for name in names])
     for one in found.searched:
         for place, score in enumerate(one.scores):
             method = escape(one.method) if place == 0 else ""
@@ -160,11 +165,10 @@ def print_search(found: Sweep) -> None:
     budget = f"{found.trials} trials for each method"
     if found.halving:
         budget = f"rounds of {budget}; those behind are stopped early"
-    print_table(f"{found.settings.data}: {kind}, {budget}", shown)
+    print_table(f"{found.settings.data}: {kind}, {budget}", shown, view)
     out = console()
-    out.print(
-        "[dim]validation is the mean over clients of the accuracy on source-validation data; no test set was read for it.[/dim]"
-    )
+    if view.explain:
+        print_footnotes("", [VALIDATION], view)
     for one in found.searched:
         for name in edges(one, found.axes):
             out.print(f"{escape(one.method)}: the chosen {name} is at the edge of what was tried; better values may lie beyond.")
@@ -185,16 +189,14 @@ def score_cells(one: Searched, score: Score, names: Sequence[str]) -> list[str]:
     return [*cells, f"[bold]{result}[/bold]", "<--"] if score is one.chosen else [*cells, result, ""]
 
 
-def print_tests(found: Sweep) -> None:
+def print_tests(found: Sweep, view: View) -> None:
     """What the chosen settings reach on test data."""
-    from rich.markup import escape
-
     from polyfed.core.metrics import MEASURES
     from polyfed.sweeps.search import FILE
 
     out = console()
     out.print()
-    print_methods(f"tests of the chosen settings: {MEASURES[found.metric]} in %", found.rows())
+    print_methods(f"tests of the chosen settings: {MEASURES[found.metric]} in %", found.rows(), view)
     seeds = len(found.seeds)
     meaning = (
         f"the sample standard deviation over {seeds} seeds"
@@ -202,5 +204,5 @@ def print_tests(found: Sweep) -> None:
         else "the standard error of one run from the size of its test"
     )
     whole = "" if found.hold_out is None else " What was held out in the search is trained on here."
-    out.print(f"[dim]± is {meaning}.{whole} Data: {escape(found.whole.source)}.[/dim]")
+    print_footnotes("No test set was read for the choice.", [f"± is {meaning}.{whole} Data: {found.whole.source}."], view)
     out.print(f"all trials and results: {found.folder / FILE}", soft_wrap=True, markup=False)

@@ -12,7 +12,7 @@ from polyfed.cli.output import console, table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.table import Table
+    from rich.console import Group
 
     from polyfed.reports.live import LiveRun
 
@@ -47,8 +47,9 @@ def watch(
             return
 
 
-def shown(runs: Sequence[LiveRun]) -> Table:
+def shown(runs: Sequence[LiveRun]) -> Group:
     """A table with a line for each run and domain."""
+    from rich.console import Group
     from rich.markup import escape
 
     from polyfed.core.metrics import MEASURES
@@ -57,8 +58,6 @@ def shown(runs: Sequence[LiveRun]) -> Table:
     several = len(runs) > 6
     measures = {MEASURES[run.measure] for run in runs} or {"accuracy"}
     made = table(("run", "round", "state", "what", "last", "curve"), ("round", "last"))
-    made.title = f"{' / '.join(sorted(measures))} in %, and the training loss"
-    made.title_justify = "left"
     for run in runs:
         rows = [
             (f"{view} {domain}", f"{100 * values[-1]:.1f}", spark(values))
@@ -70,4 +69,4 @@ def shown(runs: Sequence[LiveRun]) -> Table:
             first = place == 0
             where = (escape(run.name), f"{run.round}/{run.rounds}", run.state) if first else ("", "", "")
             made.add_row(*where, escape(what), last, curve, end_section=place + 1 == len(rows))
-    return made
+    return Group(f"{' / '.join(sorted(measures))} in %, and the training loss", made)

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from polyfed.core.evaluation import Row
 from polyfed.core.metrics import MEASURES
 from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.reports.costs import NOTE, Expense
 from polyfed.reports.json_values import json_values
-from polyfed.reports.paired_tests import image_test
+from polyfed.reports.paired_tests import ImageTest, image_test
 from polyfed.reports.tables import (
     MethodRow,
     Summary,
@@ -48,6 +48,7 @@ class Comparison:
         metric: the measure of the table, and ``metric_reason`` why it is this one (``--metric``).
         warnings: a sentence for each method that does no better than always answering the most frequent class.
         certainty: how surely the best is ahead of the next, on the same test images and over seeds.
+        lead: the 95 % interval of the best less the next, as fractions; None where their answers cannot be compared.
         costs: cost and privacy of each method that was run, next to fedavg where it was compared.
         test_sizes: test images by domain.
         note: what the numbers mean, in sentences.
@@ -71,6 +72,7 @@ class Comparison:
     metric_reason: str = ""
     warnings: tuple[str, ...] = ()
     certainty: str = ""
+    lead: tuple[float, float] | None = None
 
     @property
     def problems(self) -> dict[str, str]:
@@ -207,7 +209,7 @@ def compare_runs(runs: ComparedRuns) -> Comparison:
         for label, one in runs.methods.items()
     )
     rounds = found[-1][1]["rounds"] if found else runs.settings.rounds
-    sizes = tested_images(found)
+    sizes, lead = tested_images(found), best_against_next(rows, chosen.measure)
     return Comparison(
         data=runs.settings.data,
         protocol=runs.protocol,
@@ -225,7 +227,8 @@ def compare_runs(runs: ComparedRuns) -> Comparison:
         metric=chosen.measure,
         metric_reason=chosen.reason,
         warnings=tuple(text for method in runs.methods for text in warned(method, found)),
-        certainty=certainty_of(rows, chosen.measure),
+        certainty="" if lead is None else f"{lead.first} against {lead.second}: {lead.test.words}",
+        lead=None if lead is None else (lead.test.low, lead.test.high),
     )
 
 
@@ -248,14 +251,22 @@ def warned(method: str, found: Sequence[tuple[ComparisonRun, Summary]]) -> list[
     return warnings_over_seeds(by_seed, method)
 
 
-def certainty_of(rows: Sequence[MethodRow], measure: str) -> str:
-    """How surely the best method is ahead of the next; empty where there is nothing to compare."""
+class Lead(NamedTuple):
+    """The best method, the next, and how they differ on the same test images."""
+
+    first: str
+    second: str
+    test: ImageTest
+
+
+def best_against_next(rows: Sequence[MethodRow], measure: str) -> Lead | None:
+    """How surely the best method is ahead of the next; None where there is nothing to compare."""
     ranked = sorted((row for row in rows if row.mean is not None), key=lambda row: -row.mean.value if row.mean else 0.0)
     if len(ranked) < 2 or measure not in ("accuracy", "balanced_accuracy"):
-        return ""
+        return None
     first, second = ranked[:2]
     found = image_test(first.answers, second.answers, "seen" if first.seen else "unseen", measure == "balanced_accuracy")
-    return "" if found is None else f"{first.method} against {second.method}: {found.words}"
+    return None if found is None else Lead(first.method, second.method, found)
 
 
 def over_domains(found: Sequence[tuple[ComparisonRun, Summary]]) -> list[Summary]:

@@ -1,0 +1,157 @@
+"""Eighty columns: tables choose columns to fit, break no word, and say what they left out; footnotes wait for --explain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from helpers.command_line import Command
+from polyfed.cli.fitted_table import FittedTable
+from polyfed.cli.output import View, print_footnotes, print_table
+
+WIDTH = 80
+METHODS = "fedavg; fedbn + agc(clip=1.28); fixbn(freeze_at=0.5) with lr=0.1, weight_decay=0.001"
+NOT_TABLES = ("polyfed ", "run folder", "page: ", "all trials")
+"""What may be wider than the terminal: commands and paths, which are there to be copied."""
+LISTS = ("methods", "data", "models", "partitions", "losses", "recipes", "experiments")
+
+At = Callable[..., str]
+
+
+@pytest.fixture
+def at(polyfed: Command, monkeypatch: pytest.MonkeyPatch) -> At:
+    """What a command prints at a width."""
+
+    def printed(columns: int, *words: str | Path) -> str:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        ended = polyfed(*words)
+        assert ended.code == 0, ended.err
+        return ended.out
+
+    return printed
+
+
+def fits(narrow: str, broad: str) -> None:
+    """No line is too wide, and no word is there that the wide output does not have."""
+    for line in narrow.splitlines():
+        assert len(line.rstrip()) <= WIDTH or line.startswith(NOT_TABLES), line
+    assert "…" not in narrow
+    strange = set(pieces(narrow)) - set(pieces(broad))
+    assert not strange, f"broken words: {strange}"
+
+
+def pieces(text: str) -> list[str]:
+    """The words of an output; what differs between two calls or two widths is left out."""
+    lines = [line for line in text.splitlines() if "--wide" not in line and "--explain" not in line]
+    words = [word.strip("()") for line in lines for word in line.split()]
+    return [word for word in words if not set(word) <= set("─0123456789.,+-x±")]
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_lists_fit(at: At, kind: str) -> None:
+    fits(at(WIDTH, "ls", kind), at(1000, "ls", kind, "--wide"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("fedbn",),
+        ("fedsr + agc(clip=1.28)",),
+        ("dp_sgd", "--privacy"),
+        ("resnet20",),
+        ("digits-mini",),
+        ("office-caltech10",),
+        ("domain_even",),
+    ],
+    ids=" ".join,
+)
+def test_what_show_prints_fits(at: At, words: tuple[str, ...]) -> None:
+    fits(at(WIDTH, "show", *words), at(1000, "show", *words, "--wide"))
+
+
+def test_a_run_fits(at: At, images: Path) -> None:
+    run = ("run", images, "--method", "fedbn", "--rounds", "1", "--unseen", "night", "-o")
+    narrow, broad = at(WIDTH, *run, "a"), at(1000, *run, "b", "--wide")
+    fits(narrow.replace("folder: a", "folder: b"), broad)
+    assert narrow.count("More: --explain.") == 1
+    assert "± is the standard error from the size of the test. More: --explain." in narrow
+    explained = at(WIDTH, "evaluate", "a", "--explain")
+    assert "most frequent class: what answering that class for every image of the test would reach." in " ".join(explained.split())
+
+
+def test_a_comparison_fits(at: At) -> None:
+    words = ("compare", "digits-mini", "--methods", METHODS, "--rounds", "1", "--model", "lenet", "--out", "out")
+    narrow, broad = at(WIDTH, *words), at(1000, *words, "--wide", "--explain")
+    fits(narrow, broad)
+    table = narrow.partition("cost and privacy")[0]
+    head = next(line.split() for line in table.splitlines() if line.strip().startswith("method"))
+    assert head == ["method", "pen", "photo", "post", "print", "street", "mean", "worst", "MB", "up"]
+    assert "digits-mini: accuracy in % (2 more columns: --wide)" in table
+    assert "extra MB" in " ".join(broad.split()) and "more column" not in broad
+    assert narrow.count("More: --explain.") == 1
+    footnote = next(line for line in narrow.splitlines() if "--explain" in line)
+    assert footnote.startswith("Best less next: ") and footnote.endswith(" (95 %). ± is the standard error. More: --explain.")
+    assert "McNemar" not in narrow and "McNemar" in broad
+    assert (
+        "extra CPU s: CPU seconds of training by round" not in narrow and "extra CPU s: CPU seconds of training by round" in broad
+    )
+
+
+def test_a_narrower_terminal_keeps_mean_and_worst(at: At) -> None:
+    words = ("compare", "digits-mini", "--methods", "fedavg; fedbn", "--rounds", "1", "--model", "lenet", "--out", "out")
+    narrow = at(44, *words)
+    head = next(line.split() for line in narrow.splitlines() if line.strip().startswith("method"))
+    assert head[:3] == ["method", "mean", "worst"]
+    assert all(len(line.rstrip()) <= 44 or line.startswith(NOT_TABLES) for line in narrow.splitlines() if "%" not in line)
+
+
+def test_the_doctor_fits(at: At, images: Path) -> None:
+    words = ("doctor", images, "--model", "small_cnn", "--batch-size", "8")
+    narrow, broad = at(WIDTH, *words), at(1000, *words, "--wide", "--explain")
+    fits(narrow, broad)
+    assert "(1 more column: --wide)" in narrow and "known" in broad
+    assert narrow.count("More: --explain.") == 1
+    assert "known: the lowest and highest of polyfed's reference federations." in broad
+
+
+def made() -> FittedTable:
+    table = FittedTable(["name", "what", "s", "s"], frozenset({"s"}), (("what",), ("s",)))
+    table.add_row("a", "several plain words that may be wrapped where there is a blank", "1.0", "2.0 ±0.1")
+    return table
+
+
+def test_the_last_columns_go_first() -> None:
+    assert made().left_out(80) == []
+    assert made().left_out(40) == ["s", "s"]
+    assert made().left_out(25) == ["what"], "a later column that fits is shown though an earlier one does not"
+    assert made().left_out(15) == ["what", "s", "s"]
+
+
+def test_all_columns_are_as_wide_as_they_need_to_be() -> None:
+    assert made().printed_width(30) == 30
+    assert made().printed_width(30, wide=True) == 2 + 4 + 2 + 62 + 2 + 3 + 2 + 8
+
+
+def test_a_word_wider_than_the_terminal_is_printed_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    table = FittedTable(["name"])
+    table.add_row("x" * 60)
+    print_table("", table)
+    assert "x" * 60 in capsys.readouterr().out
+
+
+def test_footnotes_take_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    print_footnotes("A sentence that does not fit into the width.", ["One.", "", "Two."], View())
+    assert capsys.readouterr().out == "More: --explain.\n"
+    print_footnotes("", ["One.", "", "Two."], View(explain=True))
+    assert capsys.readouterr().out == "One.\nTwo.\n"
+
+
+def test_a_row_has_as_many_cells_as_the_table() -> None:
+    with pytest.raises(ValueError, match="A row of 1 cells in a table of 4 columns"):
+        made().add_row("alone")
