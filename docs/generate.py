@@ -1,4 +1,4 @@
-"""Rewrite the generated blocks of README.md and docs/: python docs/generate.py, or with --check only compare.
+"""Rewrite the generated blocks of README.md and docs/, and the names for shell completion; --check only compares.
 
 A block lies between the comments "generated: NAME" and "end". NAME is a key of BLOCKS, sometimes followed by one word:
 the method whose options are listed, the kind of thing that is listed, or the file that is shown. The README's own method may
@@ -12,6 +12,7 @@ import ast
 import dataclasses
 import importlib.util
 import inspect
+import json
 import os
 import re
 import sys
@@ -20,11 +21,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from polyfed.cli.completion import NAMES
 from polyfed.cli.show import GIVEN_BY_RUN
 from polyfed.core.slots import SLOTS
 from polyfed.reports import method_tables
 from polyfed.reports.catalogue import registry_of, written
 from polyfed.reports.docstrings import first_sentence
+from polyfed.reports.kinds import EXPERIMENTS, KINDS, RECIPES
 from polyfed.reports.method_tables import table
 from polyfed.settings import Settings
 from polyfed.text import write_option
@@ -199,6 +202,15 @@ def rewritten(page: Path, text: str) -> str:
     return BLOCK.sub(block, text)
 
 
+def completed_names() -> str:
+    """The names that shell completion offers, which must not import torch to know them."""
+    from polyfed.experiments.files import item_names
+    from polyfed.recipes import shipped_names
+
+    found = {kind: [written(kind, name) for name in registry_of(kind).names()] for kind in KINDS}
+    return json.dumps({**found, RECIPES: shipped_names(), EXPERIMENTS: item_names()}, indent=1) + "\n"
+
+
 def outdated(files: Iterable[Path]) -> dict[Path, str]:
     """Pages whose generated blocks are not what they should be, with the text they should have."""
     found = {}
@@ -216,6 +228,9 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="only say which pages are out of date")
     only_check = parser.parse_args().check
     found = outdated(page for page in pages() if page.is_file())
+    names = completed_names()
+    if not NAMES.is_file() or NAMES.read_text(encoding="utf-8") != names:
+        found[NAMES] = names
     for page, text in found.items():
         print(f"{'out of date' if only_check else 'rewritten'}: {page.relative_to(ROOT)}")
         if not only_check:

@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 
 from helpers.command_line import SHORT, Command, says
+from polyfed.cli.completion import names_of
+from polyfed.cli.show_file import file_names
 from polyfed.core.method import parse
 from polyfed.data.registry import data_sets
+from polyfed.errors import plain_name
 from polyfed.models import models
+from polyfed.reports.kinds import KINDS
 from polyfed.runs.candidates import read_one
 
 
@@ -55,6 +59,50 @@ def test_spelling_of_methods_does_not_matter(written: str, method: str) -> None:
 )  # fmt: skip
 def test_messages_keep_the_spelling(polyfed: Command, words: list[str], sentence: str) -> None:
     says(polyfed(*words), sentence)
+
+
+@pytest.mark.parametrize(
+    ("written", "kind", "name"),
+    [
+        ("cifar-10", "data set", "cifar10"),
+        ("office-caltech-10", "data set", "office-caltech10"),
+        ("PACS", "data set", "pacs"),
+        ("ResNet-20", "model", "resnet20"),
+        ("Domain-Even", "partition", "domain_even"),
+        ("Cross-Entropy", "loss", "cross_entropy"),
+        ("Demo", "recipe", "demo"),
+        ("Digits_Five/30_rounds_fedbn", "recipe", "digits-five/30-rounds-fedbn"),
+        ("FedWon/Table_1", "experiment", "fedwon/table-1"),
+    ],
+)
+def test_show_finds_every_kind_in_any_spelling(polyfed: Command, written: str, kind: str, name: str) -> None:
+    found = polyfed("show", written, "--json").json
+    assert (found["kind"], found["name"]) == (kind, name)
+    assert f"{name} {kind}" in polyfed("show", written).out
+
+
+def test_show_says_all_of_a_recipe_and_of_an_experiment(polyfed: Command) -> None:
+    recipe, item = polyfed("show", "demo"), polyfed("show", "fedwon/table-1")
+    for words in ("digits-mini", "gperxan", "lr=0.4", "polyfed run --recipe demo", "polyfed cp demo"):
+        assert words in recipe.out, words
+    claim = "FedWon has the best average of nine methods on each of the three data sets."
+    for words in (claim, "office-caltech10", "Standalone, FedAvg, FedProx", "polyfed reproduce fedwon/table-1 --root DATA"):
+        assert words in " ".join(item.out.split()), words
+    Path("mine.toml").write_text('title = "Mine"\n[settings]\ndata = "digits-mini"\n')
+    assert polyfed("show", "mine.toml", "--json").json["settings"] == {"data": "digits-mini"}
+    assert polyfed("show", "fedwon/table-1", "--json").json["state"] in item.out
+
+
+def test_show_keeps_the_spelling_of_what_it_does_not_know(polyfed: Command) -> None:
+    says(polyfed("show", "PACZ"), "Nothing is called 'PACZ'. Did you mean pacs? See polyfed ls.")
+    says(polyfed("show", "Fed-BNN"), "Nothing is called 'Fed-BNN'. Did you mean fedbn? See polyfed ls.")
+    says(polyfed("reproduce", "FedWon/Tabel-1"), "There is no experiment 'FedWon/Tabel-1'. Did you mean fedwon/table-1?")
+    says(polyfed("run", "--recipe", "Dmeo"), "There is no file Dmeo and no recipe of that name. Did you mean demo?")
+
+
+def test_recipes_and_experiments_are_named_like_nothing_else() -> None:
+    others = {plain_name(name) for kind in KINDS for name in names_of(kind)}
+    assert not others & {plain_name(name) for name in file_names()}
 
 
 def test_commas_inside_brackets_are_no_separators() -> None:

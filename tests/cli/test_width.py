@@ -64,6 +64,8 @@ def test_lists_fit(at: At, kind: str) -> None:
         ("digits-mini",),
         ("office-caltech10",),
         ("domain_even",),
+        ("demo",),
+        ("fedwon/table-1",),
     ],
     ids=" ".join,
 )

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from helpers.paths import DOCS, EXAMPLES, ROOT, SOURCE
+from polyfed.cli.completion import NAMES
 from polyfed.core.code_gate import allow, code_in
 from polyfed.core.load_methods import load_file
 from polyfed.core.method import Method, methods
@@ -63,6 +64,10 @@ def generator() -> ModuleType:
 def test_generated_blocks_are_up_to_date() -> None:
     stale = [named(page) for page in generator().outdated(PAGES)]
     assert not stale, f"run: python docs/generate.py (out of date: {', '.join(stale)})"
+
+
+def test_names_for_shell_completion_are_up_to_date() -> None:
+    assert NAMES.read_text(encoding="utf-8") == generator().completed_names(), "run: python docs/generate.py"
 
 
 def test_a_changed_block_is_seen_and_mended() -> None:

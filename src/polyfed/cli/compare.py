@@ -13,6 +13,7 @@ from polyfed.cli.guard import BAD_INPUT, stoppable
 from polyfed.cli.method_table import print_methods
 from polyfed.cli.options import (
     Changes,
+    Data,
     EstimateOnly,
     Explain,
     Json,
@@ -53,7 +54,7 @@ FIRST = ("methods", "seeds", "protocol", "rounds", "lr", "batch_size", "local_ep
 def compare(
     values: dict[str, Any],
     methods: Methods = None,
-    data: Annotated[str | None, typer.Argument(metavar="DATA", help="A data set, or a folder root/<domain>/<class>/*.")] = None,
+    data: Data = None,
     seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="Seeds for each method: --seed, --seed + 1, ...")] = 1,
     protocol: Annotated[str, typer.Option("--protocol", help="seen, or leave-one-out: every domain unseen in turn.")] = "seen",
     out: Annotated[

@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
+from polyfed.cli.completion import complete
 from polyfed.recipes import command_of, copy
 
 EXAMPLE = "Examples: polyfed cp demo   polyfed cp digits-five/30-rounds-fedbn my_recipe.toml"
 
 
 def cp(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A recipe (polyfed ls recipes).")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A recipe (polyfed ls recipes).", autocompletion=complete("recipes"))],
     destination: Annotated[
         str | None, typer.Argument(metavar="DEST", help="File or folder; default: the last part of the name, here.")
     ] = None,

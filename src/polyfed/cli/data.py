@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from polyfed.cli.completion import complete
 from polyfed.cli.guard import BAD_INPUT
 from polyfed.cli.options import Json
 from polyfed.cli.output import busy, console, print_json, print_table, table
@@ -51,7 +52,7 @@ def ls(as_json: Json = False) -> None:
 
 @data_app.command("get", epilog="Example: polyfed data get cifar10 --root ~/data")
 def get(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A data set (polyfed data ls).")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A data set (polyfed data ls).", autocompletion=complete("data"))],
     root: Annotated[Path, typer.Option("--root", metavar="DIR", help="Folder for its files.")],
     as_json: Json = False,
 ) -> None:
@@ -116,7 +117,12 @@ def pack(
 
 @data_app.command("check", epilog=EXAMPLE)
 def check(
-    name: Annotated[str, typer.Argument(metavar="DATA", help="A folder or table of images, or a data set (polyfed ls data).")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA", help="A folder or table of images, or a data set (polyfed ls data).", autocompletion=complete("data")
+        ),
+    ],
     root: Annotated[str | None, typer.Option("--root", metavar="DIR", help="Folder that holds a data set's files.")] = None,
     sheet: Annotated[Path | None, typer.Option("--sheet", metavar="FILE", help="Contact sheet of own images, as .png.")] = None,
     as_json: Json = False,

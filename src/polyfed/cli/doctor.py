@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from polyfed.cli.guard import stoppable
-from polyfed.cli.options import Changes, Explain, Json, Quiet, Recipe, Trust, Wide, arguments, chosen_settings, with_settings
+from polyfed.cli.options import Changes, Data, Explain, Json, Quiet, Recipe, Trust, Wide, arguments, chosen_settings, with_settings
 from polyfed.cli.output import View, busy, console, listen, print_footnotes, print_json, print_table, table
 from polyfed.run import doctor as examine_data
 
@@ -23,7 +21,7 @@ EXAMPLE = (
 @with_settings("data", "method", first=FIRST)
 def doctor(
     values: dict[str, Any],
-    data: Annotated[str | None, typer.Argument(metavar="DATA", help="A data set, or a folder root/<domain>/<class>/*.")] = None,
+    data: Data = None,
     recipe: Recipe = None,
     changes: Changes = None,
     trust: Trust = False,

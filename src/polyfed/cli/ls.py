@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from polyfed.cli.completion import complete_kind
 from polyfed.cli.options import DataRoot, Explain, Json, Load, Wide
 from polyfed.cli.output import View, busy, console, print_footnotes, print_json, print_table, table
 from polyfed.errors import same_name
@@ -34,7 +35,10 @@ def load_files(files: list[str] | None) -> None:
 
 
 def ls(
-    kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help=f"One of: {', '.join(LISTS)}.", show_default=False)] = None,
+    kind: Annotated[
+        str | None,
+        typer.Argument(metavar="[KIND]", help=f"One of: {', '.join(LISTS)}.", show_default=False, autocompletion=complete_kind),
+    ] = None,
     load: Load = None,
     root: DataRoot = None,
     wide: Wide = False,

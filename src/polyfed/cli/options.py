@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from polyfed.cli.completion import OF_SETTINGS, complete
 from polyfed.cli.recipe import recipe_methods, recipe_values
 from polyfed.core.code_gate import allow, code_in, require_allowed
 from polyfed.errors import SettingError
@@ -20,6 +21,10 @@ from polyfed.settings import Settings, setting_names, with_changes
 METAVARS = {int: "N", float: "NUMBER", str: "TEXT", list[str]: "TEXT"}
 REST = "values"
 
+Data = Annotated[
+    str | None,
+    typer.Argument(metavar="DATA", help="A data set, or a folder root/<domain>/<class>/*.", autocompletion=complete("data")),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing else: no table, progress or warnings.")]
 Wide = Annotated[bool, typer.Option("--wide", help="Print all columns of tables, also where the terminal is narrower.")]
@@ -31,7 +36,10 @@ EstimateOnly = Annotated[
 Recipe = Annotated[
     str | None,
     typer.Option(
-        "--recipe", metavar="FILE|NAME", help="Recipe (polyfed ls recipes), or the run.toml of a run; options given here win."
+        "--recipe",
+        metavar="FILE|NAME",
+        help="Recipe (polyfed ls recipes), or the run.toml of a run; options given here win.",
+        autocompletion=complete("recipes"),
     ),
 ]
 Changes = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting by its name; may be repeated.")]
@@ -42,6 +50,7 @@ Methods = Annotated[
         metavar="TEXTS",
         help='Methods, apart by semicolons, settings of their own after "with": "fedavg; fedwon with lr=0.2". Default: the recipe\'s [methods].',
         show_default=False,
+        autocompletion=complete("methods", "+;"),
     ),
 ]
 Load = Annotated[list[str] | None, typer.Option("--load", metavar="FILE", help="File of methods of your own; may be repeated.")]
@@ -111,6 +120,7 @@ def _parameter(item: dataclasses.Field[Any]) -> inspect.Parameter:
         + ("; may be repeated" if several else "" if item.default is None else f" (default {item.default})"),
         show_default=False,
         metavar=METAVARS[kind],
+        autocompletion=OF_SETTINGS.get(item.name),
     )
     return inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option])
 

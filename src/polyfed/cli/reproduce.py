@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polyfed.cli.completion import complete
 from polyfed.cli.estimating import Measuring, time_words
 from polyfed.cli.guard import stoppable
 from polyfed.cli.options import Changes, DataRoot, Explain, Json, Quiet, Wide
@@ -31,7 +32,12 @@ NOTE = "From measured speeds of the networks on one core (docs/reproduce.md); ru
 def reproduce(
     experiment: Annotated[
         str | None,
-        typer.Argument(metavar="EXPERIMENT", help="Such as fedwon/table-1 (polyfed ls experiments).", show_default=False),
+        typer.Argument(
+            metavar="EXPERIMENT",
+            help="Such as fedwon/table-1 (polyfed ls experiments).",
+            show_default=False,
+            autocompletion=complete("experiments"),
+        ),
     ] = None,
     root: DataRoot = None,
     reduced: Annotated[

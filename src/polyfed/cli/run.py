@@ -10,6 +10,7 @@ import typer
 from polyfed.cli.guard import stoppable
 from polyfed.cli.options import (
     Changes,
+    Data,
     Device,
     EstimateOnly,
     Explain,
@@ -62,7 +63,7 @@ FIRST = ("method", "rounds", "lr", "batch_size", "local_epochs", "model", "unsee
 @with_settings("data", first=FIRST)
 def run(
     values: dict[str, Any],
-    data: Annotated[str | None, typer.Argument(metavar="DATA", help="A data set, or a folder root/<domain>/<class>/*.")] = None,
+    data: Data = None,
     out: Annotated[
         str | None, typer.Option("--out", "-o", metavar="DIR", help="Run folder; default: runs/<data>-<method>-seed<seed>.")
     ] = None,

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from polyfed.cli.completion import complete
 from polyfed.cli.deploy import needs_flower, refuse_what_cannot_run
 from polyfed.cli.options import Changes, Trust, chosen_settings
 from polyfed.errors import SettingError
@@ -19,7 +20,10 @@ ServerFolderPath = Annotated[str, typer.Option("--folder", metavar="DIR", help="
 
 
 def serve(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Recipe by name or file (polyfed ls recipes).")],
+    recipe: Annotated[
+        str,
+        typer.Argument(metavar="RECIPE", help="Recipe by name or file (polyfed ls recipes).", autocompletion=complete("recipes")),
+    ],
     host: Annotated[str, typer.Option("--host", metavar="NAME", help="Name or address by which nodes reach this machine.")],
     nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="How many nodes the run waits for; each gets a kit.")],
     changes: Changes = None,

@@ -1,4 +1,4 @@
-"""``polyfed show``: one method, data set, model, partition or loss in full."""
+"""``polyfed show``: one method, data set, model, partition, loss, recipe or experiment in full."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polyfed.cli.completion import complete_any
 from polyfed.cli.ls import load_files
 from polyfed.cli.options import Changes, Json, Load, Wide
 from polyfed.cli.output import View, busy, console, print_json, print_table, table
+from polyfed.cli.show_file import file_called, file_names, print_file
 from polyfed.core.code_gate import allow, code_in
 from polyfed.errors import PolyfedError, SettingError, UnknownName, nearest
 from polyfed.reports.docstrings import options_of, reflowed, text_of
@@ -20,7 +22,10 @@ from polyfed.runs.written_settings import read_change
 if TYPE_CHECKING:
     from polyfed.core.registry import Recorded
 
-EXAMPLE = 'Examples: polyfed show "fedbn + agc(clip=1.28)"   polyfed show fedbn --model resnet20   polyfed show digits-mini'
+EXAMPLE = (
+    'Examples: polyfed show "fedbn + agc(clip=1.28)"   polyfed show fedbn --model resnet20   polyfed show digits-mini   '
+    "polyfed show fedwon/table-1"
+)
 GIVEN_BY_RUN = {
     "methods": (),
     "data": ("root",),
@@ -34,7 +39,12 @@ USUAL_DATA = "digits-mini"
 
 def show(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A method (its text form works), data set, model, partition or loss.")
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A method (its text form works), data set, model, partition, loss, recipe or experiment.",
+            autocompletion=complete_any,
+        ),
     ],
     model: Annotated[str | None, typer.Option("--model", help="Model whose plan is shown; default: the data set's own.")] = None,
     data: Annotated[
@@ -49,6 +59,10 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show the idea, formula, reference, options and facts of something, and what travels."""
+    file = file_called(name)
+    if file is not None and not privacy:
+        print_file(file, as_json, View(wide))
+        return
     with busy("Looking", as_json):
         from polyfed.reports.catalogue import written
 
@@ -78,13 +92,14 @@ def found_as(name: str) -> tuple[str, Recorded[Any]]:
     from polyfed.reports.catalogue import registry_of, written
     from polyfed.text import read_call, read_sum
 
-    first = (read_sum(name)[0] if "+" in name else read_call(name)).name
+    call = read_sum(name)[0] if "+" in name else read_call(name)
+    first = call.spelled or call.name
     for kind in KINDS[:1] if "+" in name else KINDS:
         registry = registry_of(kind)
-        if first in registry.names():
+        if first in registry:
             return kind, registry.find(first)
     known = [written(kind, known) for kind in KINDS for known in registry_of(kind).names()]
-    raise UnknownName(f"Nothing is called {first!r}. {nearest(first, known)} See polyfed ls {'|'.join(KINDS)}.")
+    raise UnknownName(f"Nothing is called {first!r}. {nearest(first.lower(), [*known, *file_names()])} See polyfed ls.")
 
 
 def method_json(text: str, settings: dict[str, Any], asked_for_plan: bool) -> dict[str, Any]:

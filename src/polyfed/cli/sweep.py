@@ -12,6 +12,7 @@ from polyfed.cli.guard import BAD_INPUT, stoppable
 from polyfed.cli.method_table import print_methods
 from polyfed.cli.options import (
     Changes,
+    Data,
     Explain,
     Json,
     Methods,
@@ -48,7 +49,7 @@ FIRST = ("methods", "lr", "set_grid", "trials", "seeds", "rounds", "batch_size",
 def sweep(
     values: dict[str, Any],
     methods: Methods = None,
-    data: Annotated[str | None, typer.Argument(metavar="DATA", help="A data set, or a folder root/<domain>/<class>/*.")] = None,
+    data: Data = None,
     lr: Annotated[str | None, typer.Option("--lr", metavar="V1,V2,...", help="Learning rates to try.")] = None,
     set_grid: Annotated[
         list[str] | None,

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from polyfed.cli.completion import complete
 from polyfed.cli.guard import BAD_INPUT
 from polyfed.cli.options import Json, Trust
 from polyfed.cli.output import busy, print_json
@@ -16,7 +17,10 @@ EXAMPLE = "Examples: polyfed validate my_recipe.toml   polyfed validate recipes/
 
 
 def validate(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Recipes: files, or names of polyfed's own.")],
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE...", help="Recipes: files, or names of polyfed's own.", autocompletion=complete("recipes")),
+    ],
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from polyfed.errors import SettingError, nearest
+from polyfed.errors import SettingError, nearest, same_name
 from polyfed.experiments.published import Published, read_cells
 from polyfed.settings import setting_names
 
@@ -143,9 +143,12 @@ def _place(name: str) -> tuple[str, bool, int, str]:
 @functools.cache
 def read_item(name: str) -> PaperItem:
     """Read an experiment by its name."""
-    if name not in item_names():
-        raise SettingError(f"There is no experiment {name!r}. {nearest(name, item_names())} All of them: polyfed ls experiments.")
-    return item_from(name, (SHIPPED / f"{name}{SUFFIX}").read_text(encoding="utf-8"))
+    known = same_name(name, item_names())
+    if known is None:
+        raise SettingError(
+            f"There is no experiment {name!r}. {nearest(name.lower(), item_names())} All of them: polyfed ls experiments."
+        )
+    return item_from(known, (SHIPPED / f"{known}{SUFFIX}").read_text(encoding="utf-8"))
 
 
 def item_from(name: str, text: str) -> PaperItem:

@@ -25,6 +25,11 @@ def experiment_rows(root: str | None = None, out: str | Path = FOLDER) -> list[d
     return [_row(read_item(name), root, Path(out), here) for name in item_names()]
 
 
+def experiment_row(name: str, root: str | None = None, out: str | Path = FOLDER) -> dict[str, Any]:
+    """The row of one experiment."""
+    return _row(read_item(name), root, Path(out), {})
+
+
 def _row(item: PaperItem, root: str | None, out: Path, here: dict[str, bool]) -> dict[str, Any]:
     cells = cells_of(item, Form())
     waiting = [cell.why_not.removeprefix("not yet: ") for cell in cells if cell.why_not.startswith("not yet")]

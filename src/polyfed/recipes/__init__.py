@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.code_gate import allow, code_in, note
-from polyfed.errors import SettingError, nearest
+from polyfed.errors import SettingError, nearest, same_name
 from polyfed.runs.account_key import is_sealed
 from polyfed.runs.candidates import checked
 from polyfed.settings import Settings, setting_names
@@ -76,11 +76,12 @@ def find(text: str) -> Path:
     path = Path(text)
     if path.is_file():
         return path
-    if text in shipped_names():
-        return SHIPPED / f"{text}{SUFFIX}"
+    shipped = same_name(text, shipped_names())
+    if shipped is not None:
+        return SHIPPED / f"{shipped}{SUFFIX}"
     if path.suffix == SUFFIX:
         raise SettingError(f"There is no file {text}. Recipes of polyfed's own are named without {SUFFIX} (polyfed ls recipes).")
-    raise SettingError(f"There is no file {text} and no recipe of that name. {nearest(text, shipped_names())}")
+    raise SettingError(f"There is no file {text} and no recipe of that name. {nearest(text.lower(), shipped_names())}")
 
 
 def read(text: str) -> Recipe:
