@@ -42,7 +42,7 @@ def run(data: Any = "digits-mini", method: str | Method | None = None, model: Mo
         method: its text, or a Method; default: the method underneath all others.
         model: a name, a module, or a function that builds one; default: the data set's own.
         settings: any field of ``polyfed.Settings`` (``rounds=20``, ``lr=0.05``, ``seed=0``...), ``out=DIR`` to write a run folder,
-            ``progress=True`` for a progress bar, ``callbacks=[...]`` (``polyfed.Callback``: may stop the run), and
+            ``progress=True`` for a progress bar (default: in notebooks), ``callbacks=[...]`` (``polyfed.Callback``: may stop the run), and
             ``track="tensorboard"``, ``"mlflow"`` or ``"wandb"``. ``optimizer``, ``loss``, ``schedule`` and ``augment`` may be objects:
             a class of torch or a function (of parameters and ``lr``; of logits and labels; of a round and the number of rounds; of a
             uint8 batch).
@@ -81,7 +81,7 @@ def compare(
         protocol: ``seen``, or ``leave-one-out``: every domain unseen in turn, all its images tested.
         out: folder of the run folders. Finished runs in it are reused, stopped ones resumed; a run with a model or method given as an
             object is trained again. None: nothing is written.
-        watcher: hears of every run, round and notice; default: nobody.
+        watcher: hears of every run, round and notice; default: a progress bar in notebooks, nobody elsewhere.
         track: trackers that every run is written to: ``tensorboard``, ``mlflow``, ``wandb``.
         settings: any field of ``polyfed.Settings`` except ``method``.
 
@@ -132,7 +132,7 @@ def sweep(
         seeds: final runs of the chosen settings: ``seed``, ``seed + 1``, ...
         hold_out: share of the training data to validate on, where there is no validation part.
         out: folder of ``sweep.json`` and the runs, which are reused or resumed; default: ``runs/sweep-<data>``.
-        watcher: hears of every run, round and notice; default: nobody.
+        watcher: hears of every run, round and notice; default: a progress bar in notebooks, nobody elsewhere.
         settings: any field of ``polyfed.Settings`` except ``method``.
 
     Returns:
@@ -214,7 +214,7 @@ def resume(
     root: str | None = None,
     device: str | None = None,
     trust: bool = False,
-    progress: bool = False,
+    progress: bool | None = None,
     notify: Callable[[str], None] = print,
     callbacks: Sequence[Callback] = (),
     **objects: Any,
@@ -230,7 +230,7 @@ def resume(
         root: the folder of the data set's files, or the folder of images, where it lies elsewhere.
         device: where models are trained, if not as before; another one may round in another way.
         trust: run the code that the folder names, though this account did not write it (``docs/security.md``).
-        progress: show a progress bar.
+        progress: show a progress bar; default: in notebooks.
         notify: called with a sentence for each damaged file.
         callbacks: as for ``polyfed.run``.
         objects: ``optimizer``, ``loss``, ``schedule`` and ``augment``, where the run was given them as objects.
@@ -425,7 +425,7 @@ def reproduce(
         only: names of methods, as the table or the text form has them; the others are left out.
         seeds: runs of each cell; default: as the paper, or as the reduced form says.
         out: folder of runs and pages. Finished runs in it are reused, stopped ones resumed, also by other experiments with the same runs.
-        watcher: hears of every run, round and notice; default: nobody.
+        watcher: hears of every run, round and notice; default: a progress bar in notebooks, nobody elsewhere.
         settings: any field of ``polyfed.Settings``, in the place of the experiment's own; cells say that they differ.
 
     Returns:

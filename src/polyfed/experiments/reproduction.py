@@ -16,6 +16,7 @@ from polyfed.experiments.files import UNITS, PaperItem
 from polyfed.experiments.grid import Cell, Form, PlannedRun, cells_of, planned_runs, sources_of
 from polyfed.runs.assemble import build_data_set
 from polyfed.runs.compare import ComparedRuns
+from polyfed.runs.notebook_bar import default_watcher
 from polyfed.runs.result import Result, accuracy_table
 from polyfed.runs.run_folder import RunFolder
 from polyfed.runs.watcher import Watcher
@@ -140,7 +141,7 @@ def reproduce_item(
         out: where run folders and pages go; runs in it are reused, stopped ones resumed.
         watcher: hears of every run.
     """
-    heard, folder = watcher or Watcher(), Path(out)
+    heard, folder = watcher or default_watcher(), Path(out)
     if root is not None:
         form = dataclasses.replace(form, changes={**form.changes, "root": str(root)})
     cells = cells_of(item, form)

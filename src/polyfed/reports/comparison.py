@@ -178,7 +178,12 @@ class Comparison:
     def _repr_html_(self) -> str:
         head, *lines = self._cells()
         top = "".join(f"<th>{escape(text)}</th>" for text in head)
-        rows = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in line) + "</tr>" for line in lines)
+        rows = "".join(
+            f"<tr><td>{escape(method)}</td>"
+            + "".join(f'<td style="white-space:nowrap">{escape(number)}</td>' for number in numbers)
+            + "</tr>"
+            for method, *numbers in lines
+        )
         problems = "".join(
             f"<p>{escape(method)} could not be run: {escape(problem)}</p>" for method, problem in self.problems.items()
         )

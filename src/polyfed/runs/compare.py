@@ -25,6 +25,7 @@ from polyfed.runs.experiment import Experiment, refuse_dealing, settings_given
 from polyfed.runs.folder_names import slug
 from polyfed.runs.lifecycle import resume, tracked_by, train_run
 from polyfed.runs.lock import BeingTrained, is_held, once_free
+from polyfed.runs.notebook_bar import default_watcher
 from polyfed.runs.portable_paths import anchored
 from polyfed.runs.result import Result
 from polyfed.runs.run_folder import RunFolder
@@ -102,7 +103,7 @@ class ComparedRuns:
         tracked_by(track)
         self.track = track
         check_protocol(settings, seeds, protocol)
-        self.settings, self.protocol, self.watcher = settings, protocol, watcher or Watcher()
+        self.settings, self.protocol, self.watcher = settings, protocol, watcher or default_watcher()
         self.folder = None if folder is None else Path(folder)
         self.model = None if isinstance(model, str) else model
         self.seeds = tuple(range(settings.seed, settings.seed + seeds))

@@ -16,10 +16,10 @@ Dots = Sequence[tuple[float, float] | None]
 
 
 def empty_figure(width: float, height: float) -> Any:
-    """A figure that no window shows by itself."""
-    from matplotlib.figure import Figure
+    """A figure that no window shows by itself, and that a notebook shows as a picture."""
+    from polyfed.runs.notebook_figure import NotebookFigure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    return NotebookFigure(figsize=(width, height), layout="constrained")
 
 
 def dots_figure(columns: Sequence[str], rows: Sequence[tuple[str, Dots]], measure: str, baseline: Sequence[float] = ()) -> Any:
@@ -58,7 +58,7 @@ def dots_figure(columns: Sequence[str], rows: Sequence[tuple[str, Dots]], measur
     axes.set_xticks(range(len(columns)), columns, rotation=20 if len(columns) > 4 else 0)
     axes.set_ylabel(f"{measure}, %")
     axes.grid(axis="y", linewidth=0.4)
-    axes.legend(fontsize=7, ncols=2)
+    figure.legend(loc="outside upper left", fontsize=7, ncols=2)
     return figure
 
 

@@ -36,7 +36,7 @@ def run_experiment(
     method: str | Method | None,
     model: str | nn.Module | Callable[..., nn.Module] | None,
     out: str | Path | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
     callbacks: Sequence[Callback] = (),
     track: str | Sequence[str] = (),
     **values: Any,
@@ -61,7 +61,7 @@ def tracked_by(names: str | Sequence[str]) -> list[Callback]:
 def train_run(
     experiment: Experiment,
     folder: RunFolder | None,
-    progress: bool = False,
+    progress: bool | None = False,
     resumed: bool = False,
     observers: Sequence[Observer] = (),
     split: str = "test",
@@ -79,7 +79,11 @@ def train_run(
 
 
 def trained(
-    experiment: Experiment, recorder: Recorder, progress: bool, observers: Sequence[Observer], callbacks: Sequence[Callback] = ()
+    experiment: Experiment,
+    recorder: Recorder,
+    progress: bool | None,
+    observers: Sequence[Observer],
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Train to the end, and score the model the run ends with; whatever happens, what was saved is whole."""
     folder, heard_by = recorder.folder, Callbacks(callbacks, recorder)
@@ -143,7 +147,7 @@ def resume(
     path: str | Path,
     data: Any = None,
     model: Any = None,
-    progress: bool = False,
+    progress: bool | None = False,
     notify: Callable[[str], None] = print,
     observers: Sequence[Observer] = (),
     split: str = "test",

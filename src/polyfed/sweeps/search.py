@@ -32,6 +32,7 @@ from polyfed.runs.checkpoint import Checkpoints
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.lifecycle import facts_of, resume, train_run
 from polyfed.runs.lock import once_free
+from polyfed.runs.notebook_bar import default_watcher
 from polyfed.runs.recorder import OF_TRAINING
 from polyfed.runs.result import Result
 from polyfed.runs.run_folder import RunFolder, plain, versions
@@ -90,7 +91,7 @@ class Sweep:
         self.settings, self.axes, self.folder = settings, list(axes), Path(folder)
         self.is_grid, self.sampler, self.halving = trials is None, sampler, halving
         self.seeds = [settings.seed + step for step in range(seeds)]
-        self.hold_out, self.watcher = hold_out, watcher or Watcher()
+        self.hold_out, self.watcher = hold_out, watcher or default_watcher()
         self.trials = trials_of_each([one.text for one in found], axes, trials)
         self.searched = [Searched(one) for one in found]
         self.data_by_name = data is None
