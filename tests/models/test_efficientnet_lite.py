@@ -71,6 +71,16 @@ def test_it_has_plain_layers_and_the_published_number_of_parameters() -> None:
     assert not [kind for kind in kinds if issubclass(kind, nn.Conv2d | nn.BatchNorm2d) and kind not in (nn.Conv2d, nn.BatchNorm2d)]
 
 
+def test_grey_images_are_seen_as_if_all_channels_were_the_same() -> None:
+    grey = models.build(PRETRAINED, classes=2, input_shape=(1, 64, 64)).eval()
+    colour = models.build(PRETRAINED, classes=2, input_shape=(3, 64, 64)).eval()
+    colour.load_state_dict({**colour.state_dict(), **{k: v for k, v in grey.state_dict().items() if k.startswith("classifier")}})
+    x = torch.randn(2, 1, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(grey(x), colour(x.expand(-1, 3, -1, -1)), rtol=1e-4, atol=1e-4)
+    assert [len(part) for part in grey.normalisation] == [1, 1]  # type: ignore[union-attr, arg-type]
+
+
 SLOW = [
     pytest.param(text, marks=pytest.mark.slow)
     for text in ("fixbn", "fedstein", "fedavg + group_norm", "fedbn", "perxan(tiny_maps='skip')")
@@ -106,8 +116,8 @@ def test_images_are_normalised_for_its_weights_also_when_the_run_is_opened_again
 
 
 def test_what_does_not_fit_gets_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ModelError, match="3 channels, found 1"):
-        models.build("efficientnet_lite0", classes=2, input_shape=(1, 64, 64))
+    with pytest.raises(ModelError, match="1 or 3 channels, found 4"):
+        models.build("efficientnet_lite0", classes=2, input_shape=(4, 64, 64))
     model = models.build("efficientnet_lite0", classes=2, input_shape=(3, 64, 64))
     weights = dict(published(0))
     with pytest.raises(ModelError, match="295 entries, the network has 296"):

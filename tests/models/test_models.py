@@ -171,7 +171,7 @@ def test_autoencoder() -> None:
         ("alexnet_fedwon", (3, 32, 32), ModelError, "at least 63x63 pixels, found 32x32"),
         ("six_layer_cnn", (3, 3, 28), ModelError, "at least 4x4"),
         ("lenet", (3, 12, 12), ModelError, "at least 16x16"),
-        ("resnet18", (1, 32, 32), ModelError, "3 channels, found 1"),
+        ("resnet18", (2, 32, 32), ModelError, "1 or 3 channels, found 2"),
         ("hfedf_autoencoder", (3, 30, 32), ModelError, "multiples of 4"),
         ("hfedf_autoencoder(latent=0)", (3, 32, 32), OptionError, "at least 1"),
         ('lenet(norm="bach")', (3, 32, 32), OptionError, "one of: batch, none"),
@@ -243,5 +243,6 @@ def test_timm_without_network(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("no network")
 
     monkeypatch.setattr("timm.create_model", offline)
+    monkeypatch.setattr("polyfed.models.from_timm._is_known", lambda host: True)
     with pytest.raises(ModelError, match=r"resnet18d could not be loaded \(no network\).*HF_HOME"):
         built('timm(name="resnet18d", pretrained=True)')

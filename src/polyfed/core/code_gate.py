@@ -15,6 +15,8 @@ from typing import NamedTuple
 from polyfed.errors import UntrustedCode
 
 FILE, FUNCTION = "load", "model"
+LIBRARIES = ("timm", "torchvision")
+"""Before a colon, they name a network of that library, not a function to import."""
 
 
 class NamedCode(NamedTuple):
@@ -38,7 +40,8 @@ _named_in: dict[NamedCode, str] = {}
 
 def names_function(model: str) -> bool:
     """Whether the text of a model is ``module.path:function``, not a registered name."""
-    return ":" in model.split("(")[0] and not model.startswith("timm:")
+    before, colon, _ = model.split("(")[0].partition(":")
+    return bool(colon) and before not in LIBRARIES
 
 
 def code_in(load: Iterable[str] = (), model: str | None = None) -> list[NamedCode]:

@@ -56,7 +56,7 @@ class Facts:
     """What a method needs and does, declared once; lists, tables and run-time warnings are made from it.
 
     Attributes:
-        batch_norm: it works only on models with batch norm.
+        batch_norm: it works only on models with batch norm, which it may take out; a default model is chosen to have some.
         class_labels: it needs one class label for each example, so it works only where the task has them.
         client_state: clients keep something between rounds (cross-silo).
         full_participation: every client must take part in every round.

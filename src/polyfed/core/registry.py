@@ -6,7 +6,7 @@ import importlib
 import importlib.metadata
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -126,6 +126,22 @@ class Registry(Generic[T]):
         if twice:
             raise OptionError(f"{record.name}: {twice[0]} is given twice, once by its place and once by its name.")
         return record.build(**record.bind(Call(call.name, (), {**written, **call.named, **given})))
+
+    def options_in(self, text: str, set_by_run: Collection[str] = ()) -> dict[str, Option]:
+        """The options that a text writes, by their names; none where it is not the text of something registered.
+
+        Args:
+            text: a name with options.
+            set_by_run: parameters that the text cannot set.
+        """
+        try:
+            call = read_call(text)
+        except TextError:
+            return {}
+        if call.name not in self:
+            return {}
+        free = [name for name in self.find(call.name).signature.parameters if name not in set_by_run]
+        return dict(zip(free, call.positional, strict=False)) | dict(call.named)
 
     def discover(self) -> None:
         """Import once what registers things; there is no list to maintain."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +27,18 @@ def is_table(text: str) -> bool:
 
 def own_data(path: str, **options: Any) -> DataSet:
     """The data of a folder or a table; a folder with ``images/`` and ``masks/`` is for segmentation."""
+    return _reader(path)(path, **options)
+
+
+def options_of_own_data(path: str) -> Collection[str]:
+    """The names of the options that data of this kind have."""
+    return inspect.signature(_reader(path)).parameters
+
+
+def _reader(path: str) -> Callable[..., DataSet]:
     if os.path.isdir(path) and mask_folder.holds_masks(path):
-        return mask_folder.mask_folder(path, **options)
-    return manifest.manifest(path, **options) if is_table(path) else image_folder.image_folder(path, **options)
+        return mask_folder.mask_folder
+    return manifest.manifest if is_table(path) else image_folder.image_folder
 
 
 def own_images(path: str) -> OwnImages:

@@ -63,4 +63,4 @@ def group_norm(groups: int | tuple[int, ...] = 32) -> Method:
     numbers = groups if isinstance(groups, tuple) else (groups,)
     if not numbers or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in numbers):
         raise OptionError(f"group_norm: groups takes whole numbers of at least 1, found {groups!r}.")
-    return Method("group_norm", surgery=(ToGroupNorm(groups),), standalone=False, facts=Facts(smallest_batch=1))
+    return Method("group_norm", surgery=(ToGroupNorm(groups),), standalone=False, facts=Facts(batch_norm=True, smallest_batch=1))

@@ -31,4 +31,4 @@ class ToInstanceNorm:
 @register
 def instance_norm() -> Method:
     """Replace batch norm by instance norm."""
-    return Method("instance_norm", surgery=(ToInstanceNorm(),), standalone=False, facts=Facts(smallest_batch=1))
+    return Method("instance_norm", surgery=(ToInstanceNorm(),), standalone=False, facts=Facts(batch_norm=True, smallest_batch=1))

@@ -30,4 +30,4 @@ class ToLayerNorm:
 @register
 def layer_norm() -> Method:
     """Replace batch norm by layer norm."""
-    return Method("layer_norm", surgery=(ToLayerNorm(),), standalone=False, facts=Facts(smallest_batch=1))
+    return Method("layer_norm", surgery=(ToLayerNorm(),), standalone=False, facts=Facts(batch_norm=True, smallest_batch=1))

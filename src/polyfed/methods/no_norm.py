@@ -30,4 +30,4 @@ class DropNorm:
 @register
 def no_norm() -> Method:
     """Take batch norm out."""
-    return Method("no_norm", surgery=(DropNorm(),), standalone=False, facts=Facts(smallest_batch=1))
+    return Method("no_norm", surgery=(DropNorm(),), standalone=False, facts=Facts(batch_norm=True, smallest_batch=1))

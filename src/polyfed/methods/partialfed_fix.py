@@ -38,5 +38,10 @@ def partialfed_fix(skip: tuple[str, ...] = ("batch_norm", "head")) -> Method:
     """
     if not isinstance(skip, tuple):
         raise OptionError(f'partialfed_fix: skip takes a list of parts such as ("batch_norm", "head"), found {skip!r}.')
-    rules = tuple(upload_only(selection(text)) for text in dict.fromkeys(skip))
-    return Method("partialfed_fix", sharing=rules, facts=Facts(client_state=bool(rules)))
+    chosen = [selection(text) for text in dict.fromkeys(skip)]
+    needs_batch_norm = any(select.layers == batch_norm.layers for select in chosen)
+    return Method(
+        "partialfed_fix",
+        sharing=tuple(map(upload_only, chosen)),
+        facts=Facts(batch_norm=needs_batch_norm, client_state=bool(chosen)),
+    )

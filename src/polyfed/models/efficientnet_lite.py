@@ -11,6 +11,7 @@ import importlib
 import pickle
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,12 @@ from torch import Tensor, nn
 
 from polyfed.errors import MissingExtra, ModelError
 from polyfed.models import models
+from polyfed.models.weights import RGB, ImagesOfWeights, are_read, require_grey_or_colour, see_grey
+from polyfed.text import Option
 
 HEAD = "classifier."
+SIDES = (224, 240, 260)
+"""The sides of the images that the weights were trained on."""
 MEAN, STD = 127 / 255, 128 / 255
 """Pixels from 0 to 255 become (x - 127) / 128, as when the weights were trained."""
 
@@ -58,8 +63,12 @@ def efficientnet_lite2(classes: int, input_shape: tuple[int, int, int], pretrain
     return _made(2, classes, input_shape, pretrained)
 
 
-for _builder in (efficientnet_lite0, efficientnet_lite1, efficientnet_lite2):
-    models.add(_builder)
+def _images(number: int, _options: Mapping[str, Option]) -> ImagesOfWeights:
+    return ImagesOfWeights(SIDES[number], (MEAN,) * RGB, (STD,) * RGB)
+
+
+for _number, _builder in enumerate((efficientnet_lite0, efficientnet_lite1, efficientnet_lite2)):
+    models.add(_builder, images=partial(_images, _number))
 
 
 def _made(number: int, classes: int, input_shape: tuple[int, int, int], pretrained: bool) -> nn.Module:
@@ -68,15 +77,16 @@ def _made(number: int, classes: int, input_shape: tuple[int, int, int], pretrain
         import timm
     except ImportError as error:
         raise MissingExtra(f"{name} needs timm. Install it with: pip install 'polyfed[models]'") from error
-    if input_shape[0] != 3:
-        raise ModelError(f"{name} takes images with 3 channels, found {input_shape[0]}. Repeat the grey channel three times.")
+    require_grey_or_colour(name, input_shape[0])
     model: nn.Module = timm.create_model(f"tf_{name}", num_classes=classes)
-    make_padding_plain(model, input_shape)
+    make_padding_plain(model, (RGB, *input_shape[1:]))
     make_norms_plain(model)
-    if pretrained:
+    if pretrained and are_read():
         model.load_state_dict({**model.state_dict(), **renamed(published(number), model, name)})
     # The same with and without weights: a run that is opened again reads none, and its images must look as they did.
-    model.normalisation = ((MEAN,) * 3, (STD,) * 3)  # type: ignore[assignment]
+    model.normalisation = _images(number, {}).normalisation(input_shape[0])  # type: ignore[assignment]
+    if input_shape[0] == 1:
+        see_grey(model)
     return model
 
 

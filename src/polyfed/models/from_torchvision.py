@@ -1,96 +1,156 @@
-"""Standard networks as torchvision builds them, with a linear head for the classes at hand."""
+"""Networks of torchvision with a head for the classes at hand: four by their own names, all others as ``torchvision:NAME``."""
 
 from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from polyfed.errors import ModelError
+from polyfed.errors import ModelError, UnknownName, nearest
 from polyfed.models import models
+from polyfed.models.weights import ImagesOfWeights, are_read, head_of, put_into, read_weights, require_grey_or_colour, see_grey
+from polyfed.text import Option
+
+AUXILIARY = ("googlenet", "inception_v3")
+"""Networks with more heads in training, which are left out, and with a change of inputs that their weights want."""
+OF_ONE_SIZE = {"vit": "image_size", "maxvit": "input_size"}
+"""Networks that are built for one size of images, and what the size is called."""
 
 
-def resnet18(classes: int, input_shape: tuple[int, int, int], pretrained: bool = False) -> nn.Module:
+def resnet18(classes: int, input_shape: tuple[int, int, int], pretrained: bool = False, weights: str = "") -> nn.Module:
     """The ResNet-18 of torchvision.
 
     Args:
         classes: Number of classes.
         input_shape: Channels, height and width of an image.
         pretrained: Start from ImageNet weights, with a new head.
+        weights: A file to read them from.
     """
-    from torchvision.models import ResNet18_Weights as Weights
-    from torchvision.models import resnet18 as build
-
-    return _made("resnet18", build, Weights.IMAGENET1K_V1.url if pretrained else None, "fc.", classes, input_shape)
+    return network("resnet18", classes, input_shape, pretrained, weights)
 
 
-def resnet50(classes: int, input_shape: tuple[int, int, int], pretrained: bool = False) -> nn.Module:
+def resnet50(classes: int, input_shape: tuple[int, int, int], pretrained: bool = False, weights: str = "") -> nn.Module:
     """The ResNet-50 of torchvision.
 
     Args:
         classes: Number of classes.
         input_shape: Channels, height and width of an image.
         pretrained: Start from ImageNet weights (version 1, those of the papers), with a new head.
+        weights: A file to read them from.
     """
-    from torchvision.models import ResNet50_Weights as Weights
-    from torchvision.models import resnet50 as build
-
-    return _made("resnet50", build, Weights.IMAGENET1K_V1.url if pretrained else None, "fc.", classes, input_shape)
+    return network("resnet50", classes, input_shape, pretrained, weights)
 
 
-def mobilenet_v2(classes: int, input_shape: tuple[int, int, int], pretrained: bool = False) -> nn.Module:
+def mobilenet_v2(classes: int, input_shape: tuple[int, int, int], pretrained: bool = False, weights: str = "") -> nn.Module:
     """The MobileNetV2 of torchvision.
 
     Args:
         classes: Number of classes.
         input_shape: Channels, height and width of an image.
         pretrained: Start from ImageNet weights (version 1), with a new head.
+        weights: A file to read them from.
     """
-    from torchvision.models import MobileNet_V2_Weights as Weights
-    from torchvision.models import mobilenet_v2 as build
-
-    return _made("mobilenet_v2", build, Weights.IMAGENET1K_V1.url if pretrained else None, "classifier.1.", classes, input_shape)
+    return network("mobilenet_v2", classes, input_shape, pretrained, weights)
 
 
-def densenet121(classes: int, input_shape: tuple[int, int, int], pretrained: bool = False) -> nn.Module:
+def densenet121(classes: int, input_shape: tuple[int, int, int], pretrained: bool = False, weights: str = "") -> nn.Module:
     """The DenseNet-121 of torchvision.
 
     Args:
         classes: Number of classes.
         input_shape: Channels, height and width of an image.
         pretrained: Start from ImageNet weights, with a new head.
+        weights: A file to read them from.
     """
-    from torchvision.models import DenseNet121_Weights as Weights
-    from torchvision.models import densenet121 as build
-
-    return _made("densenet121", build, Weights.IMAGENET1K_V1.url if pretrained else None, "classifier.", classes, input_shape)
+    return network("densenet121", classes, input_shape, pretrained, weights)
 
 
-for _builder in (resnet18, resnet50, mobilenet_v2, densenet121):
-    models.add(_builder)
-
-
-def _made(
-    name: str, build: Callable[..., nn.Module], url: str | None, head: str, classes: int, input_shape: tuple[int, int, int]
+def torchvision(
+    classes: int, input_shape: tuple[int, int, int], name: str, pretrained: bool = False, weights: str = ""
 ) -> nn.Module:
-    """Build a network; with an address, load everything but the head from the weights found there."""
-    if input_shape[0] != 3:
-        raise ModelError(
-            f"{name} takes images with 3 channels, found {input_shape[0]}. Repeat the grey channel three times, or use timm."
+    """A network of torchvision by its name: ``torchvision:efficientnet_b0(pretrained=True)``.
+
+    With weights, images are normalised as these want it, and read at their size where the text of the data names none.
+
+    Args:
+        classes: Number of classes.
+        input_shape: Channels, height and width of an image.
+        name: The network's name in torchvision; ``resnet50.IMAGENET1K_V2`` names its weights too.
+        pretrained: Start from ImageNet weights, the first that were published if none are named, with a new head.
+        weights: A file to read them from: .safetensors, or .pth of torch.save.
+    """
+    return network(name, classes, input_shape, pretrained, weights)
+
+
+def network(name: str, classes: int, input_shape: tuple[int, int, int], pretrained: bool, weights: str) -> nn.Module:
+    """A network, with everything but the head from weights where they are asked for."""
+    published = published_weights(name)
+    channels = input_shape[0]
+    require_grey_or_colour(name, channels)
+    build = partial(_built, name, input_shape)
+    model = build(classes)
+    if pretrained or weights:
+        if are_read():
+            found = _named_as_today(read_weights(weights, name)) if weights else _fetched(name, published.url)
+            put_into(model, found, head_of(build, classes), name, weights or published.url)
+        model.normalisation = images_of(published).normalisation(channels)  # type: ignore[assignment]
+    if channels == 1:
+        see_grey(model)
+    return model
+
+
+def published_weights(name: str) -> Any:
+    """The published weights of a network: those that its name names, or the first."""
+    from torchvision import models as library
+
+    plain, _, version = name.partition(".")
+    known = library.list_models(module=library)
+    if plain not in known:
+        said = nearest(plain, known)
+        raise UnknownName(
+            f"torchvision has no network called {plain!r} that classifies. "
+            f"{said if said.startswith('Did you mean') else f'It has {len(known)}: see torchvision.models.list_models().'}"
         )
-    model = build(num_classes=classes)
-    if url is not None:
-        weights = {key: value for key, value in _fetched(name, url).items() if not key.startswith(head)}
-        expected = {key for key in model.state_dict() if not key.startswith(head) and not key.endswith("num_batches_tracked")}
-        if not expected <= set(weights):
-            missing = sorted(expected - set(weights))
-            raise ModelError(f"{name}: the weights of {url} lack {len(missing)} entries of the network, the first is {missing[0]}.")
-        model.load_state_dict(weights, strict=False)
+    versions = list(library.get_model_weights(plain))
+    found = [each for each in versions if each.name.lower() == (version or versions[0].name).lower()]
+    if not found:
+        raise UnknownName(f"{plain} has no weights {version!r}. There are: {', '.join(each.name for each in versions)}.")
+    return found[0]
+
+
+def images_of(published: Any) -> ImagesOfWeights:
+    """The images that published weights want."""
+    wanted = published.transforms()
+    return ImagesOfWeights(int(wanted.crop_size[0]), tuple(wanted.mean), tuple(wanted.std))
+
+
+def _images(name: str, options: Mapping[str, Option]) -> ImagesOfWeights:
+    """The images that the weights want which the options ask for."""
+    return images_of(published_weights(name or str(options.get("name", ""))))
+
+
+def _built(name: str, input_shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """A network without weights, for three channels."""
+    from torchvision import models as library
+
+    plain = name.partition(".")[0]
+    options: dict[str, Any] = {}
+    if plain in AUXILIARY:
+        # Whether weights are read or not: a run that is opened again reads none, and its images must look as they did.
+        options = {"aux_logits": False, "transform_input": input_shape[0] == 3, "init_weights": True}
+    if (size := OF_ONE_SIZE.get(plain.partition("_")[0])) is not None:
+        options = {size: input_shape[1] if size == "image_size" else input_shape[1:]}
+    try:
+        model: nn.Module = library.get_model(plain, weights=None, num_classes=classes, **options)
+    except (ValueError, RuntimeError) as error:
+        raise ModelError(f"torchvision cannot build {plain} for {classes} classes and images {input_shape}: {error}") from error
     return model
 
 
@@ -102,11 +162,20 @@ def _fetched(name: str, url: str) -> dict[str, Tensor]:
     except (OSError, HTTPException) as error:
         raise ModelError(
             f"{name}: the pretrained weights could not be fetched from {url} ({error}). "
-            f"Connect to the network, or put that file at {place}, or use pretrained=False."
+            f'Connect to the network, or put that file at {place}, or name it with weights="FILE", or use pretrained=False.'
         ) from error
     except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
         raise ModelError(
             f"{name}: the pretrained weights at {place} are damaged or not those of {url}. Remove the file and try again."
         ) from error
-    # The published DenseNet files name the parts of a dense layer norm.1, conv.1, ...; today's networks name them norm1, conv1, ...
-    return {re.sub(r"(denselayer\d+\.(?:norm|conv))\.(\d)", r"\1\2", key): value for key, value in loaded.items()}
+    return _named_as_today(loaded)
+
+
+def _named_as_today(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The published DenseNet files name the parts of a dense layer norm.1, conv.1, ...; today's networks name them norm1, conv1, ..."""
+    return {re.sub(r"(denselayer\d+\.(?:norm|conv))\.(\d)", r"\1\2", key): value for key, value in weights.items()}
+
+
+for _builder in (resnet18, resnet50, mobilenet_v2, densenet121):
+    models.add(_builder, images=partial(_images, _builder.__name__))
+models.add(torchvision, images=partial(_images, ""))

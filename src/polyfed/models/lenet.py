@@ -41,4 +41,4 @@ def _after_two_blocks(side: int) -> int:
     return ((side - 4) // 2 - 4) // 2
 
 
-models.add(lenet)
+models.add(lenet, batch_norm={"norm": "batch"})

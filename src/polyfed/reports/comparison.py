@@ -44,6 +44,7 @@ class Comparison:
         protocol: ``seen`` or ``leave-one-out``.
         seeds: the seeds of every method.
         rounds: the rounds of every run.
+        model: the model of every run.
         rows: a row for each method, in the order given; ``problem`` is set where a method could not be run.
         metric: the measure of the table, and ``metric_reason`` why it is this one (``--metric``).
         warnings: a sentence for each method that does no better than always answering the most frequent class.
@@ -73,6 +74,7 @@ class Comparison:
     warnings: tuple[str, ...] = ()
     certainty: str = ""
     lead: tuple[float, float] | None = None
+    model: str = ""
 
     @property
     def problems(self) -> dict[str, str]:
@@ -131,6 +133,7 @@ class Comparison:
                 "protocol": self.protocol,
                 "seeds": self.seeds,
                 "rounds": self.rounds,
+                "model": self.model,
                 "metric": self.metric,
                 "metric_reason": self.metric_reason,
                 "baseline": baseline_of(self.rows, self.metric),
@@ -224,8 +227,17 @@ def compare_runs(runs: ComparedRuns) -> Comparison:
         costs=tuple(cost_table(rows, {label: one.method for label, one in runs.methods.items()})),
         test_sizes=sizes,
         note=footnote(
-            runs.settings, runs.seeds, runs.protocol, rounds, sizes, runs.data.source, chosen.words, any(row.own for row in rows)
+            runs.settings,
+            runs.seeds,
+            runs.protocol,
+            rounds,
+            sizes,
+            runs.data.source,
+            chosen.words,
+            any(row.own for row in rows),
+            runs.model_words,
         ),
+        model=runs.model_words,
         folder=runs.folder,
         planned=len(runs.runs),
         reused=runs.reused,
@@ -298,6 +310,7 @@ def footnote(
     source: str,
     measure: str,
     some_have_their_own: bool = False,
+    model: str = "",
 ) -> str:
     """What the table means, in sentences; some methods may have settings of their own."""
     if len(seeds) > 1:
@@ -313,5 +326,5 @@ def footnote(
     counts = ", ".join(f"{domain} {count}" for domain, count in sizes.items())
     return (
         f"{measure[0].upper()}{measure[1:]} in %; {meaning}. {length}.{unseen if protocol == LEAVE_ONE_OUT else ''} MB are training traffic per client and round; "
-        f"s are the seconds of training per seed. Data: {source or settings.data}. Test images: {counts or 'none scored'}."
+        f"s are the seconds of training per seed.{f' Model: {model}.' if model else ''} Data: {source or settings.data}. Test images: {counts or 'none scored'}."
     )

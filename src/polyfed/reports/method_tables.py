@@ -165,9 +165,9 @@ def _view(compared: Sequence[Compared], columns: dict[str, Callable[[Method], st
 
 def has_no_batch_norm(method: Method) -> str:
     """Whether the trained model is free of batch norm, as far as the method decides it."""
-    if method.facts.batch_norm:
-        return "no"
-    return "yes" if method.facts.smallest_batch == 1 else "as the model"
+    if method.facts.smallest_batch == 1:
+        return "yes"
+    return "no" if method.facts.batch_norm else "as the model"
 
 
 def fits_cross_device(method: Method) -> str:

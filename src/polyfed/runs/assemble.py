@@ -7,7 +7,7 @@ import dataclasses
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,11 +25,12 @@ from polyfed.core.slots import SLOTS, HeadSurgery, Surgery
 from polyfed.core.tasks.known import require_measure, require_same, task_for
 from polyfed.core.tasks.task import Task
 from polyfed.core.workbench import Workbench
-from polyfed.data.own_data import is_own_data, own_data
+from polyfed.data.own_data import is_own_data, options_of_own_data, own_data
 from polyfed.data.partition import federate
 from polyfed.data.registry import data_sets
 from polyfed.errors import DataError, ModelError, PolyfedError, SettingError, UnknownName
 from polyfed.models import models
+from polyfed.models.model_text import as_call, images_of_weights
 from polyfed.runs.model_checks import check_entries, check_output, materialise, require_trainable
 from polyfed.settings import AUTO, Settings
 
@@ -45,18 +46,39 @@ def build_data_set(data: Any, settings: Settings) -> DataSet:
             f"Cannot use {type(data).__name__} as data: give a name, a folder, or {{domain: (train, test)}} of torch data sets."
         )
     text = str(data)
+    images = images_of_weights(settings.model)
     if is_own_data(text):
-        return own_data(text)
+        sized = images is not None and "size" in options_of_own_data(text)
+        return at_size_of_weights(own_data(text, size=images.side), settings) if sized and images is not None else own_data(text)
     if "/" in text.split("(")[0]:
         raise DataError(
             f"There is no folder or table {text}. Data are a name (polyfed ls data), a folder root/<domain>/<class>/*, or a table "
             "of images (.csv, .tsv, .parquet)."
         )
+    context: dict[str, Any] = {} if settings.root is None else {"root": settings.root}
     try:
-        context = {} if settings.root is None else {"root": settings.root}
+        if images is not None and has_free_size(text, context):
+            return at_size_of_weights(data_sets.build(text, **context, size=images.side), settings)
         return data_sets.build(text, **context)
     except UnknownName as error:
         raise UnknownName(f"{error} A folder root/<domain>/<class>/* works too.") from error
+
+
+def has_free_size(text: str, context: Collection[str]) -> bool:
+    """Whether the text of a data set leaves the size of its images open."""
+    name = text.split("(")[0].strip()
+    return (
+        name in data_sets
+        and "size" in data_sets.find(name).signature.parameters
+        and "size" not in data_sets.options_in(text, context)
+    )
+
+
+def at_size_of_weights(data: DataSet, settings: Settings) -> DataSet:
+    """The data set with a note that says where the size of its images comes from."""
+    side = data.domains[0].train.batch(slice(0, 1))[0].shape[-1]
+    note = f"Images are read at {side}x{side} pixels, the size that the weights of {settings.model} want; size=... in the text of the data says otherwise."
+    return dataclasses.replace(data, notes=(*data.notes, note))
 
 
 def reads_files(text: str) -> bool:
@@ -153,12 +175,9 @@ def _built(model: str | nn.Module | Callable[..., nn.Module], context: Mapping[s
         return copy.deepcopy(model)
     if not isinstance(model, str):
         return _called(model, context, getattr(model, "__name__", "the given function"))
-    text = model
-    if text.startswith("timm:"):
-        text = f'timm(name="{text.removeprefix("timm:")}")'
-    if names_function(text):
-        return _called(imported(text), context, text)
-    return models.build(text, **context)
+    if names_function(model):
+        return _called(imported(model), context, model)
+    return models.build(as_call(model), **context)
 
 
 def imported(text: str) -> Callable[..., nn.Module]:

@@ -21,6 +21,7 @@ from polyfed.data.identity import identity_of
 from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.runs.assemble import build_data_set
 from polyfed.runs.candidates import candidates
+from polyfed.runs.default_model import why_this_model, with_one_model
 from polyfed.runs.experiment import Experiment, refuse_dealing, settings_given
 from polyfed.runs.folder_names import slug
 from polyfed.runs.lifecycle import resume, tracked_by, train_run
@@ -110,10 +111,22 @@ class ComparedRuns:
         self.methods = candidates(methods, settings.load)
         self.given = [] if data is None or isinstance(data, str | Path) else ["data"]
         self.data = data_for(settings.data if data is None else data, settings, protocol)
+        if model is None:
+            self.settings = with_one_model(settings, self.data.default_model, [one.method for one in self.methods.values()])
+            needing = [label for label, one in self.methods.items() if one.method.facts.batch_norm]
+            for notice in why_this_model(settings, self.settings, self.data, " and ".join(needing)):
+                self.watcher.notice(f"{notice} It is the same for all methods.")
         left_out = [domain.name for domain in self.data.domains] if isinstance(self.data, DataSet) else []
         self.runs = self._planned(left_out if protocol == LEAVE_ONE_OUT else [None])
         self.problems: dict[str, str] = {}
         self.reused = 0
+
+    @property
+    def model_words(self) -> str:
+        """The one model of all runs, by its text or by the name of what was given in Python."""
+        if self.model is not None:
+            return getattr(self.model, "__name__", type(self.model).__name__)
+        return self.settings.model or self.data.default_model
 
     def _planned(self, left_out: Sequence[str | None]) -> list[ComparisonRun]:
         settings = self.settings

@@ -31,6 +31,7 @@ from polyfed.costs.totals import Costs, counted
 from polyfed.errors import ModelError, RunFolderError, SettingError
 from polyfed.runs.assemble import build_bench, build_federation, normalised_for, notices, prepared_model, refuse_absent
 from polyfed.runs.checkpoint import Snapshot
+from polyfed.runs.default_model import why_this_model, with_one_model
 from polyfed.runs.run_folder import RunFolder
 from polyfed.runs.selection import BY_VALIDATION, require_validation
 from polyfed.settings import Settings, with_changes
@@ -69,6 +70,8 @@ class Experiment:
         if settings.selection in BY_VALIDATION:
             require_validation(self.federation, settings.selection)
         self.settings = dataclasses.replace(rounds_from_budget(settings, self.federation), method=str(self.method))
+        if model is None:
+            self.settings = with_one_model(self.settings, self.federation.default_model, [self.method])
         initial = None if settings.init is None else read_initial(settings.init)
         with threads(self.settings.threads):
             prepared = prepared_model(self.settings, self.method, self.federation, model, initial)
@@ -89,7 +92,11 @@ class Experiment:
             input_dtype=sample.dtype,
             task=self.federation.task,
         )
-        self.notices = [*self.federation.notes, *notices(self.settings, self.method, self.bench, len(self.federation.clients))]
+        self.notices = [
+            *self.federation.notes,
+            *why_this_model(settings, self.settings, self.federation, str(self.method)),
+            *notices(self.settings, self.method, self.bench, len(self.federation.clients)),
+        ]
         if drawn := self.scored_sample():
             self.notices.append(
                 f"Every client has a model of its own: {drawn['scored']} of {drawn['clients']} clients are scored, drawn by the seed "

@@ -10,7 +10,8 @@ from typing import Any
 from polyfed.core.code_gate import allow, code_in
 from polyfed.data.own_data import is_own_data
 from polyfed.data.registry import data_sets
-from polyfed.errors import SettingError, TextError
+from polyfed.errors import SettingError
+from polyfed.models.model_text import with_absolute_weights
 from polyfed.runs.assemble import reads_files
 from polyfed.settings import Settings
 from polyfed.text import Option, read_call, write_call
@@ -29,6 +30,7 @@ def anchored(settings: Settings, given: Collection[str] = ()) -> Settings:
         root=None if settings.root is None else absolute(settings.root),
         init=None if settings.init is None else absolute(settings.init),
         load=tuple(absolute(file) for file in settings.load),
+        model=None if settings.model is None else with_absolute_weights(settings.model),
     )
 
 
@@ -42,13 +44,7 @@ def anchored_data(text: str) -> str:
 
 def options_of(data: str) -> dict[str, Option]:
     """The options in the text of a data set, by their names; none where it is no data set by name."""
-    try:
-        call = read_call(data)
-    except TextError:
-        return {}
-    if call.name not in data_sets:
-        return {}
-    return dict(zip(data_sets.find(call.name).signature.parameters, call.positional, strict=False)) | dict(call.named)
+    return data_sets.options_in(data)
 
 
 def with_root(data: str, root: str) -> str:

@@ -12,8 +12,9 @@ from polyfed.backends.without_data import WithoutData
 from polyfed.core.data_types import Federation
 from polyfed.core.method import Method
 from polyfed.data.federation_summary import federation_from
-from polyfed.errors import ModelError, RunFolderError, TextError
-from polyfed.models import models
+from polyfed.errors import ModelError, RunFolderError
+from polyfed.models.model_text import images_of_weights
+from polyfed.models.weights import weights_left_out
 from polyfed.runs.answers_file import read_answers
 from polyfed.runs.checkpoint import Snapshot
 from polyfed.runs.client_state_files import NODES, read_states
@@ -26,9 +27,6 @@ from polyfed.runs.result import Result
 from polyfed.runs.run_folder import HELD_BY_NODES, RunFolder
 from polyfed.runs.selection import LAST
 from polyfed.settings import AUTO, Settings
-from polyfed.text import read_call, write_call
-
-PRETRAINED = "pretrained"
 
 
 def open_run(
@@ -71,11 +69,12 @@ def open_experiment(
     if folder.settings().backend == "flower" and not at_nodes:
         # Its virtual nodes kept their state in the run folder: nothing of Flower is needed to look at it.
         snapshot.clients = read_states(folder.path / NODES, snapshot.clients)
-    if own_data:
-        experiment = Experiment(settings, None, method, model)
-    else:
-        settings = dataclasses.replace(settings, unseen=(), few_shot=0)
-        experiment = Experiment(settings, placeholder_federation(folder), method, model, without_data(at_nodes))
+    with weights_left_out():
+        if own_data:
+            experiment = Experiment(settings, None, method, model)
+        else:
+            settings = dataclasses.replace(settings, unseen=(), few_shot=0)
+            experiment = Experiment(settings, placeholder_federation(folder), method, model, without_data(at_nodes))
     restore(experiment, snapshot, folder)
     return experiment
 
@@ -108,28 +107,14 @@ def to_look_at(settings: Settings) -> Settings:
         loss=AUTO,
         selection=LAST,
         init=None,
-        model=None if settings.model is None else without_weights(settings.model),
     )
-
-
-def without_weights(model: str) -> str:
-    """The text of a model that does not fetch pretrained weights, which the run's own take the place of."""
-    try:
-        call = read_call(model)
-    except TextError:
-        return model
-    if call.name not in models:
-        return model
-    free = [name for name in models.find(call.name).signature.parameters if name not in ("classes", "input_shape")]
-    options = dict(zip(free, call.positional, strict=False)) | dict(call.named)
-    return write_call(call.name, options | {PRETRAINED: False}) if options.get(PRETRAINED) else model
 
 
 def starts_from_weights(folder: RunFolder) -> bool:
     """Whether the run began with weights from elsewhere."""
     settings = folder.settings()
     used = settings.model or folder.document().get("outline", {}).get("default_model", "")
-    return settings.init is not None or without_weights(used) != used
+    return settings.init is not None or images_of_weights(used) is not None
 
 
 def placeholder_federation(folder: RunFolder) -> Federation:
@@ -142,7 +127,6 @@ def placeholder_federation(folder: RunFolder) -> Federation:
             f"Where the data are, it can be scored: polyfed evaluate {folder.path}."
         )
     try:
-        outline["default_model"] = without_weights(outline["default_model"])
         return federation_from(outline, document.get("data", {}).get("name", "data"))
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
         raise RunFolderError(

@@ -29,6 +29,7 @@ from polyfed.runs.atomic_write import write_atomically
 from polyfed.runs.callback import Callback, RunState
 from polyfed.runs.candidates import Candidate, candidates
 from polyfed.runs.checkpoint import Checkpoints
+from polyfed.runs.default_model import with_one_model
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.lifecycle import facts_of, resume, train_run
 from polyfed.runs.lock import once_free
@@ -96,6 +97,8 @@ class Sweep:
         self.searched = [Searched(one) for one in found]
         self.data_by_name = data is None
         self.whole = build_data_set(settings.data, settings) if data is None else data
+        if "model" not in {axis.name for axis in axes}:
+            self.settings = with_one_model(settings, self.whole.default_model, [one.method for one in found])
         self.total = len(found) * (self.trials + seeds)
         self.begun = 0
 

@@ -1,0 +1,63 @@
+"""The text of a model: networks of libraries by their names, its variant with batch norm, and which images its weights want."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+
+from polyfed.core.code_gate import LIBRARIES
+from polyfed.models import models
+from polyfed.models.weights import ImagesOfWeights
+from polyfed.text import Option, read_call, write_call, write_option
+
+SET_BY_RUN = ("classes", "input_shape")
+WEIGHTS = "weights"
+
+
+def as_call(text: str) -> str:
+    """A network of a library as a call of its builder; every other text as it is.
+
+    >>> as_call("timm:resnet18d(pretrained=True)")
+    'timm(name="resnet18d", pretrained=True)'
+    """
+    library, colon, network = text.partition(":")
+    if not colon or library not in LIBRARIES:
+        return text
+    name, _, options = network.partition("(")
+    rest = options.strip().removesuffix(")").strip()
+    return f"{library}(name={write_option(name.strip())}{f', {rest}' if rest else ''})"
+
+
+def written_options(text: str) -> dict[str, Option]:
+    """The options that the text of a model writes, by their names; none where the model is code of the user's own."""
+    return models.options_in(as_call(text), SET_BY_RUN)
+
+
+def with_batch_norm(text: str) -> str:
+    """The variant of a model that has batch norm, where its file names the option; else the text as it is.
+
+    >>> with_batch_norm("hfedf_cnn")
+    'hfedf_cnn(norm="batch")'
+    """
+    name = text.split("(")[0].strip()
+    variant: Mapping[str, Option] = models.find(name).extra.get("batch_norm", {}) if name in models else {}
+    return write_call(read_call(text).name, written_options(text) | dict(variant)) if variant else text
+
+
+def images_of_weights(text: str | None) -> ImagesOfWeights | None:
+    """Which images the weights want that a text asks for; None where it asks for none."""
+    if text is None:
+        return None
+    options = written_options(text)
+    find: Callable[[Mapping[str, Option]], ImagesOfWeights] | None
+    find = models.find(read_call(as_call(text)).name).extra.get("images") if options else None
+    return find(options) if find is not None and (options.get("pretrained") or options.get(WEIGHTS)) else None
+
+
+def with_absolute_weights(text: str) -> str:
+    """The text of a model whose file of weights is found from every working folder."""
+    options = written_options(text)
+    file = options.get(WEIGHTS)
+    if not isinstance(file, str) or not file or os.path.isabs(file):
+        return text
+    return write_call(read_call(as_call(text)).name, options | {WEIGHTS: os.path.abspath(os.path.expanduser(file))})
