@@ -12,7 +12,6 @@ import pytest
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
 from helpers.command_line import Command
-from polyfed.deploy.audit import lines_of
 from polyfed.deploy.join import kept_policy, remove_old_state, write_config
 from polyfed.deploy.kit import Kit
 from polyfed.deploy.node_folder import NodeFolder
@@ -21,6 +20,7 @@ from polyfed.deploy.registry import Registry
 from polyfed.deploy.serve import Wanted, invite, prepare
 from polyfed.deploy.server_folder import ServerFolder
 from polyfed.errors import SettingError
+from polyfed.runs.audit_log import lines_of
 from polyfed.settings import Settings
 
 

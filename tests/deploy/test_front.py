@@ -17,7 +17,6 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from polyfed.deploy.audit import AuditLog, lines_of
 from polyfed.deploy.authority import certificate_request, kept_authority, kept_server, sign_request
 from polyfed.deploy.enrol_client import MOST_AHEAD, MOST_BEHIND, clock_problem, server_time
 from polyfed.deploy.enrolment import Enrolment, Service
@@ -28,6 +27,7 @@ from polyfed.deploy.registry import ENROLLED, NodeRecord
 from polyfed.deploy.units import write_node_units, write_server_units
 from polyfed.errors import SettingError
 from polyfed.flower.certificates import pem, pem_key
+from polyfed.runs.audit_log import AuditLog, lines_of
 
 
 def front(folder: Path) -> Front:

@@ -15,7 +15,7 @@ from helpers.deployed import DATA, DOMAINS, LONG, Deployed, on_loopback
 from helpers.flower_harness import end, free_port
 from helpers.flower_runs import digest_in, in_process
 from helpers.processes import gone
-from polyfed.deploy.audit import verify
+from polyfed.runs.audit_log import verify
 from polyfed.settings import Settings
 
 pytestmark = [
@@ -72,6 +72,26 @@ def test_a_node_refuses_by_name_at_both_ends_and_the_server_exits_with_1(here: D
     assert sentence in server.log
     found = here.audited(here.folder / "node-2/audit.jsonl", {"event": "refused"})
     assert sentence in found["why"]
+
+
+def test_a_node_stops_at_the_limit_of_its_own_privacy_account(here: Deployed) -> None:
+    """Round 1 fits and is in its account, round 2 would take it beyond; both ends say so, and the other node goes on."""
+    pytest.importorskip("opacus", reason="needs the privacy extra: pip install 'polyfed[privacy]'")
+    server = here.serve('fedwon + dp_sgd(epsilon=4.0, noise=\\"system\\")', 2, "--set", "rounds=2")
+    here.join("node-1", "one", DOMAINS[0])
+    node = here.join("node-2", "two", DOMAINS[1], wait=False)
+    rules = here.folder / "node-2/node.toml"
+    while not rules.exists():
+        assert node.alive
+    text = rules.read_text().replace("dp_required = false", "dp_required = true")
+    rules.write_text(text.replace("most_epsilon_in_all = 10.0", "most_epsilon_in_all = 3.5"))
+    assert server.wait(LONG) == 0, server.log
+    sentence = "Client photo takes no part in round 2: over all runs it has spent"
+    assert sentence in server.log and "most_epsilon_in_all" in server.log
+    assert sentence in here.audited(here.folder / "node-2/audit.jsonl", {"event": "refused"})["why"]
+    account = here.folder / "node-2/privacy.jsonl"
+    assert verify(account).lines == 1 and account.stat().st_mode & 0o777 == 0o600
+    assert verify(here.folder / "node-1/privacy.jsonl").lines == 2
 
 
 def test_a_node_that_is_killed_comes_back_by_itself_when_it_is_started_again(here: Deployed) -> None:

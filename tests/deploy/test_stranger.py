@@ -18,7 +18,7 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed
 from helpers import namespaces
 from helpers.deployed import DATA, DOMAINS, LONG, Deployed
 from helpers.flower_runs import digest_in, in_process
-from polyfed.deploy.audit import lines_of, verify
+from polyfed.runs.audit_log import lines_of, verify
 from polyfed.settings import Settings
 
 pytestmark = [

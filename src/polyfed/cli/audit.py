@@ -24,10 +24,30 @@ def verify(
     ] = "",
 ) -> None:
     """Follow the chain of hashes; a line that was changed, added or taken out is named, with exit code 2."""
-    from polyfed.deploy.audit import verify as verified
+    from polyfed.runs.audit_log import verify as verified
 
     found = verified(Path(file), expect)
     print(f"{found.lines} lines, unbroken. Note the last hash elsewhere: {found.last}")
+
+
+@audit_app.command("spent", epilog="Example: polyfed audit spent node-1/privacy.jsonl")
+def spent(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="privacy.jsonl of a node.")],
+    delta: Annotated[float, typer.Option("--delta", help="At which epsilon is stated.")] = 1e-5,
+    as_json: Json = False,
+) -> None:
+    """Show what a node has spent of its privacy, by its own account: by run, and in all."""
+    from polyfed.flower.node_account import account_in
+
+    found = account_in(Path(file), delta)
+    if as_json:
+        print_json(found)
+        return
+    shown = table(("run", "trainings", "epsilon", "first", "last"), ("trainings", "epsilon"))
+    for run, each in found["runs"].items():
+        shown.add_row(run[:12], str(each["trainings"]), f"{each['epsilon']:.4g}", each["first"][:16], each["last"][:16])
+    shown.add_row("in all", str(found["trainings"]), f"{found['epsilon']:.4g}")
+    print_table(f"spent at delta = {delta:g}; protects {found['protects']}", shown)
 
 
 @audit_app.command("leakage", epilog="Example: polyfed audit leakage runs/digits-mini-fedwon-seed0 --shadows 4")

@@ -59,8 +59,8 @@ def list_nodes(folder: ServerFolderPath = FOLDER, as_json: Json = False) -> None
 def revoke(name: Name, folder: ServerFolderPath = FOLDER) -> None:
     """Let a node in no more. A server that runs notices at once."""
     place = server_at(folder)
-    from polyfed.deploy.audit import AuditLog
     from polyfed.deploy.registry import Registry
+    from polyfed.runs.audit_log import AuditLog
 
     with Registry.changed(place.path) as registry:
         registry.revoke(name)
@@ -72,9 +72,9 @@ def revoke(name: Name, folder: ServerFolderPath = FOLDER) -> None:
 def renew(name: Name, folder: ServerFolderPath = FOLDER) -> None:
     """Write a new kit for a node that lost its keys or was revoked, or for one more; its old certificate counts no more."""
     place = server_at(folder)
-    from polyfed.deploy.audit import AuditLog
     from polyfed.deploy.registry import Registry
     from polyfed.deploy.serve import invite
+    from polyfed.runs.audit_log import AuditLog
 
     with Registry.changed(place.path) as registry:
         file = invite(place, registry, name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +22,7 @@ from polyfed.core.workbench import ClientState, Workbench, forward_with_features
 from polyfed.errors import ClientFailure, DataError, NotFinite
 
 if TYPE_CHECKING:
+    from polyfed.core.privacy import Charge
     from polyfed.core.sharing import Phase
     from polyfed.settings import Settings
 
@@ -44,8 +45,17 @@ class Step:
 class Client:
     """A client at work in one round: its data, what it keeps, and the bench it works at."""
 
-    def __init__(self, data: ClientData, bench: Workbench, state: ClientState, round_number: int, attempt: int = 0) -> None:
+    def __init__(
+        self,
+        data: ClientData,
+        bench: Workbench,
+        state: ClientState,
+        round_number: int,
+        attempt: int = 0,
+        spend: Callable[[Charge], None] | None = None,
+    ) -> None:
         self.data, self.bench, self.round, self.attempt = data, bench, round_number, attempt
+        self.own_account = spend
         self.id = data.id
         self.state = ClientState(dict(state.entries), dict(self.brought(state.memory)))
         self.received: Mapping[str, Tensor] = {}
@@ -84,6 +94,11 @@ class Client:
         """The learning rate of this round."""
         settings, schedule = self.bench.settings, self.bench.own_schedule
         return settings.lr_at(self.round) if schedule is None else settings.lr * schedule(self.round, settings.rounds)
+
+    def spend(self, charge: Charge) -> None:
+        """Spend some of the client's privacy before it trains: where it keeps an account over runs, that may decline."""
+        if self.own_account is not None:
+            self.own_account(charge)
 
     def receive(self, entries: Mapping[str, Tensor]) -> None:
         """Become this client: what was sent, else its own client state, else the initial values."""

@@ -76,6 +76,23 @@ class Departure:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Charge:
+    """What one training of a client spends: steps of a Gaussian mechanism on Poisson samples.
+
+    Attributes:
+        protects: the unit of the promise: samples, or the whole client.
+        noise_multiplier: the spread of the noise over the clip.
+        sample_rate: the probability with which a sample is in a step.
+        steps: how many there are.
+    """
+
+    protects: str
+    noise_multiplier: float
+    sample_rate: float
+    steps: int
+
+
 def looking_at_data(method: Method) -> Iterator[tuple[str, str]]:
     """Part and slot of code that may look at the data while a client trains."""
     for part in method.parts:

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from polyfed.deploy.audit import AuditLog
 from polyfed.deploy.authority import BadRequest
 from polyfed.deploy.front import ADDRESS_HEADER, ENROL_PATH, LARGEST_ENROLMENT, SECRET_HEADER, SERIAL_HEADER
 from polyfed.deploy.registry import NodeRecord, Registry
 from polyfed.flower.certificates import Signed
+from polyfed.runs.audit_log import AuditLog
 
 log = logging.getLogger("polyfed")
 

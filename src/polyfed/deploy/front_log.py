@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from polyfed.deploy.audit import AuditLog
 from polyfed.deploy.private_files import write_private
+from polyfed.runs.audit_log import AuditLog
 
 GOOD = (200, 499)
 """Answered; or the node went away before the answer."""

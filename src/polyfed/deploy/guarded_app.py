@@ -15,15 +15,16 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from polyfed.core.load_methods import load_file
-from polyfed.deploy.audit import AuditLog
 from polyfed.deploy.content_hash import content_hash
 from polyfed.deploy.node_folder import FOLDER_VARIABLE, NodeFolder
 from polyfed.deploy.policy import Policy, Refused, refused
 from polyfed.errors import PolyfedError
 from polyfed.flower.client_app import answer, make_app
+from polyfed.flower.node_account import DELTA_KEY, EPSILON_KEY, FILE_KEY
 from polyfed.flower.records import size_of
 from polyfed.flower.run_config import SETTINGS_KEY, read_settings, settings_from
-from polyfed.flower.wire_message import ACTION, DESCRIBE, WireMessage, refusal
+from polyfed.flower.wire_message import ACTION, DECLINED, DESCRIBE, WireMessage, refusal
+from polyfed.runs.audit_log import AuditLog
 
 log = logging.getLogger("polyfed")
 
@@ -54,14 +55,25 @@ def guarded(wire_message: WireMessage, context: Context) -> WireMessage:
             problems = policy.problems(settings, context.run_config, wire_message.control)
     except (PolyfedError, ValueError) as error:
         problems = [f"the settings of the run cannot be read here ({type(error).__name__}: {error})"]
+    about = {"run": str(context.run_id), "what": str(wire_message.control.get("what"))}
     if problems:
         sentence = without_paths(refused(problems, client))
         log.warning("%s", sentence)
-        AuditLog(folder.audit).write("refused", run=str(context.run_id), what=str(wire_message.control.get("what")), why=sentence)
+        AuditLog(folder.audit).write("refused", **about, why=sentence)
         return refusal(sentence)
     # Where files lie on the server says nothing here, and must not point anywhere.
     context.run_config[SETTINGS_KEY] = json.dumps({**json.loads(str(context.run_config[SETTINGS_KEY])), "root": None})
-    return what_may_leave(answer(wire_message, context), policy, wire_message.control.get("what") == DESCRIBE)
+    context.node_config.update(account_limits(policy, folder))
+    answered = what_may_leave(answer(wire_message, context), policy, wire_message.control.get("what") == DESCRIBE)
+    if answered.control.get("kind") == DECLINED:
+        AuditLog(folder.audit).write("refused", **about, why=answered.control["problem"])
+    return answered
+
+
+def account_limits(policy: Policy, folder: NodeFolder) -> dict[str, str | float]:
+    """Where the node keeps its privacy account, and what it allows; a run without noise would go past a limit, so it needs dp_required."""
+    limits = {EPSILON_KEY: float(policy.most_epsilon_in_all), DELTA_KEY: float(policy.most_delta)}
+    return {FILE_KEY: str(folder.privacy_account), **(limits if policy.dp_required else {})}
 
 
 def unlisted_code(load: Sequence[str]) -> list[str]:

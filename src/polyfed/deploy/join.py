@@ -17,7 +17,6 @@ from pathlib import Path
 
 import tomli_w
 
-from polyfed.deploy.audit import AuditLog
 from polyfed.deploy.authority import kept_authority, kept_server
 from polyfed.deploy.enrol_client import Unreachable, clock_problem, enrol, hello, own_context, renewed
 from polyfed.deploy.forwarder import Forwarder, server_context
@@ -28,6 +27,7 @@ from polyfed.deploy.private_files import OTHERS, write_private
 from polyfed.deploy.processes import LOOPBACK, Child, free_port, start, tail
 from polyfed.errors import SettingError
 from polyfed.flower.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY
+from polyfed.runs.audit_log import AuditLog
 
 log = logging.getLogger("polyfed")
 

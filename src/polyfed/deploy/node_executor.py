@@ -19,11 +19,11 @@ from flwr.cli.install import install_from_fab
 from flwr.clientapp import ClientApp
 
 from polyfed.deploy import guarded_app
-from polyfed.deploy.audit import AuditLog
 from polyfed.deploy.bundle_check import check_bundle
 from polyfed.deploy.policy import Policy, Refused
 from polyfed.deploy.private_files import OTHERS
 from polyfed.flower import executor
+from polyfed.runs.audit_log import AuditLog
 
 log = logging.getLogger("polyfed")
 

@@ -40,6 +40,11 @@ class NodeFolder:
         return self.path / "audit.jsonl"
 
     @property
+    def privacy_account(self) -> Path:
+        """What the node has spent of its privacy, over all runs."""
+        return self.path / "privacy.jsonl"
+
+    @property
     def authority(self) -> Path:
         """The certificate of the server's authority."""
         return self.path / "keys" / "server-ca.crt"

@@ -66,6 +66,10 @@ class Policy:
     )
     most_epsilon: float = limit(10.0, "largest epsilon that counts as such a promise")
     most_delta: float = limit(1e-5, "largest delta that counts as such a promise: the probability with which it may fail")
+    most_epsilon_in_all: float = limit(
+        10.0,
+        "largest epsilon, at most_delta, that this node spends over all runs where dp_required is true; its own account counts",
+    )
     keep_days: int = limit(30, "days after which what a run left here is removed, from when it was last asked for")
 
     def __post_init__(self) -> None:
@@ -76,8 +80,9 @@ class Policy:
         for name in ("most_rounds", "least_clients", "least_samples", "keep_days"):
             if getattr(self, name) < 1:
                 raise SettingError(f"{FILE}: {name} must be at least 1, found {getattr(self, name)}.")
-        if not self.most_epsilon > 0:
-            raise SettingError(f"{FILE}: most_epsilon must be positive, found {self.most_epsilon}.")
+        for name in ("most_epsilon", "most_epsilon_in_all"):
+            if not getattr(self, name) > 0:
+                raise SettingError(f"{FILE}: {name} must be positive, found {getattr(self, name)}.")
         if not 0 < self.most_delta < 1:
             raise SettingError(f"{FILE}: most_delta must lie between 0 and 1, found {self.most_delta}.")
 

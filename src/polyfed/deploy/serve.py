@@ -20,7 +20,6 @@ from typing import Any
 
 import httpx
 
-from polyfed.deploy.audit import AuditLog
 from polyfed.deploy.authority import kept_authority, kept_server
 from polyfed.deploy.control import Control
 from polyfed.deploy.enrolment import Enrolment, Service
@@ -36,6 +35,7 @@ from polyfed.errors import PolyfedError, SettingError
 from polyfed.flower.app_folder import write_app
 from polyfed.flower.certificates import CA_CERTIFICATE, HOST_NAME, SERVER_CERTIFICATE, SERVER_KEY, is_address
 from polyfed.flower.run_config import MIN_NODES, NEWCOMER, settings_text
+from polyfed.runs.audit_log import AuditLog
 from polyfed.runs.lifecycle import is_finished
 from polyfed.runs.run_folder import RunFolder
 from polyfed.settings import Settings

@@ -11,12 +11,12 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from polyfed.deploy.audit import AuditLog
 from polyfed.deploy.content_hash import content_hash
 from polyfed.deploy.server_folder import ServerFolder
 from polyfed.flower.records import size_of
 from polyfed.flower.run_config import OUT, settings_from
 from polyfed.flower.server_app import log_result, prepare, run_on_grid
+from polyfed.runs.audit_log import AuditLog
 
 FOLDER_VARIABLE = "POLYFED_SERVER_FOLDER"
 NUMBERS = "numbers.json"

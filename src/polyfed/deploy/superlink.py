@@ -21,9 +21,9 @@ from flwr.superlink.cli.flower_superlink import flower_superlink
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from polyfed.deploy.audit import AuditLog
 from polyfed.deploy.front import SECRET_HEADER
 from polyfed.deploy.server_folder import ServerFolder
+from polyfed.runs.audit_log import AuditLog
 
 FLEET, CONTROL, RUNTIME = "/v1/fleet/", "/v1/control/", "/v1/runtime/"
 

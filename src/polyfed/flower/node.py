@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,19 @@ from polyfed.core.data_types import ClientData, Examples, Federation
 from polyfed.core.load_methods import load_file
 from polyfed.core.losses import task_loss
 from polyfed.core.method import Method, as_method
+from polyfed.core.privacy import Charge
 from polyfed.core.server import ClientInfo, in_fixed_order
 from polyfed.core.tasks.task import Task
 from polyfed.core.workbench import ClientState, Workbench
 from polyfed.data.federation_summary import input_type
 from polyfed.data.partition import federate
-from polyfed.errors import DataError, NotFinite, PolyfedError, SettingError, StateLost, nearest
+from polyfed.errors import ClientFailure, DataError, Declined, NotFinite, PolyfedError, SettingError, StateLost, nearest
 from polyfed.flower.codec import Encoder, payload_of
 from polyfed.flower.descriptions import own_versions, plain_text, version_problem
+from polyfed.flower.node_account import NodeAccount, account_of, counts
 from polyfed.flower.node_folders import home_of
 from polyfed.flower.run_config import read_settings, settings_text
-from polyfed.flower.wire_message import DESCRIBE, BadMessage, WireMessage, refusal
+from polyfed.flower.wire_message import DECLINED, DESCRIBE, BadMessage, WireMessage, refusal
 from polyfed.runs.assemble import build_bench, build_data_set, build_federation, prepared_model
 from polyfed.runs.client_state_files import ClientStateFiles
 from polyfed.runs.experiment import read_initial, threads
@@ -73,8 +75,11 @@ class Workplace:
 class Node:
     """One client at its workplace."""
 
-    def __init__(self, workplace: Workplace, data: ClientData, home: Path, when_lost: str = REFUSE) -> None:
+    def __init__(
+        self, workplace: Workplace, data: ClientData, home: Path, when_lost: str = REFUSE, account: NodeAccount | None = None
+    ) -> None:
         self.workplace, self.data, self.home, self.when_lost = workplace, data, home, when_lost
+        self.account = account
 
     def answer(self, wire_message: WireMessage) -> WireMessage:
         """Answer an ask; what goes wrong here is said in the answer."""
@@ -86,6 +91,9 @@ class Node:
             return self.work(wire_message)
         except NotFinite as error:
             return refusal(str(error), "not_finite")
+        except Declined as error:
+            log.warning("%s", error)
+            return refusal(str(error), DECLINED)
         except PolyfedError as error:
             log.warning("%s", error)
             return refusal(str(error))
@@ -100,9 +108,18 @@ class Node:
         files = ClientStateFiles(self.home, ask["run"], self.data.id)
         state, restarted = self.starting_point(files, ask["start"], ask["purpose"])
         bench = self.workplace.bench(ask["facts"])
-        client = Client(self.data, bench, state, int(ask["round"]), int(ask["attempt"]))
+        charges: list[Charge] = []
+        client = Client(
+            self.data,
+            bench,
+            state,
+            int(ask["round"]),
+            int(ask["attempt"]),
+            self.spending(bench.method, ask["run"], ask["round"], charges),
+        )
         with threads(bench.settings.threads):
             payload = answer(client, ask["what"], payload_of(wire_message))
+            self.require_charge(client, charges)
             validation = local_validation(client) if ask["what"] == "train" else None
         control: dict[str, Any] = {"ok": True, "loss": client.loss, "version": None, "restarted": restarted}
         if validation is not None:
@@ -111,6 +128,26 @@ class Node:
             control |= {"version": ask["version"], "digest": files.store(ask["version"], client.state)}
             files.tidy(ask["needed"], ask["version"])
         return Encoder().encode(payload, control)
+
+    def spending(self, method: Method, run: str, round_number: int, charges: list[Charge]) -> Callable[[Charge], None] | None:
+        """What writes charges to the node's own account; None: it has none, or the promise does not hold against the server."""
+        account = self.account
+        if account is None or not counts(method.facts):
+            return None
+
+        def spend(charge: Charge) -> None:
+            account.spend(charge, self.data.id, run, round_number)
+            charges.append(charge)
+
+        return spend
+
+    def require_charge(self, client: Client, charges: Sequence[Charge]) -> None:
+        """Refuse to answer with what a method trained that promises privacy and did not say what it spends."""
+        if client.own_account is not None and client.optimizer is not None and not charges:
+            raise ClientFailure(
+                f"{client.bench.method} promises privacy, and trained without saying what that spends. "
+                "Its code must call client.spend before it trains."
+            )
 
     def starting_point(self, files: ClientStateFiles, start: Mapping[str, str] | None, purpose: str) -> tuple[ClientState, bool]:
         """What the client kept in the version it goes on from, and whether that is lost and it starts again."""
@@ -204,7 +241,8 @@ def build_node(settings: Settings, config: Mapping[str, Any], home: Path | None 
     place = _workplace(settings_text(settings), json.dumps(_shared_by_clients(config), sort_keys=True))
     clients = place.federation
     data = virtual_client(clients, int(config[PARTITION])) if place.simulated else clients.clients[0]
-    return Node(place, data, home or home_of(config), when_lost(config))
+    home = home or home_of(config)
+    return Node(place, data, home, when_lost(config), None if place.simulated else account_of(config, home, data.id))
 
 
 def shared_workplace(settings: Settings) -> Workplace:

@@ -15,6 +15,8 @@ from typing import Any
 ACTION = "polyfed"
 """The name by which Flower finds the handler of our messages."""
 DESCRIBE = "polyfed_describe"
+DECLINED = "declined"
+"""The kind of a refusal: the node takes no part, for a reason of its own."""
 PROTOCOL = 3
 """The form of messages. 1 sent every tensor as an array of its own; 2 packs them, and both ends tell their versions."""
 LENGTH = 8

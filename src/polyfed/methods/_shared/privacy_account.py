@@ -9,7 +9,7 @@ from typing import Any
 
 from polyfed.core.client import Client
 from polyfed.core.extras import Number, Record
-from polyfed.core.privacy import ACCOUNTS
+from polyfed.core.privacy import ACCOUNTS, Charge
 from polyfed.core.server import Server
 from polyfed.errors import Declined
 from polyfed.methods._shared.privacy_budget import SYSTEM, Budget, History, Randomness, extended
@@ -70,6 +70,10 @@ class Account:
         attempts = client.attempt + 1 if self.noise == SYSTEM else 1
         return extended(self.history(client), self.multiplier(client), self.rate(client), attempts * self.steps(client))
 
+    def charge(self, client: Client) -> Charge:
+        """What this one training spends, whichever round and attempt the server says it is."""
+        return Charge("clients" if self.whole else "samples", self.multiplier(client), self.rate(client), self.steps(client))
+
     def randomness(self, client: Client, *names: str | int) -> Randomness:
         """Where this client's noise and samples of this round come from."""
         return Randomness(self.noise, client.bench.settings.seed, (self.key, client.round, client.id, *names))
@@ -86,6 +90,7 @@ class RequireBudget(Account):
                 f"Client {client.id} takes no part in round {client.round}: it has spent epsilon = {spent:.4g} of "
                 f"{self.budget.epsilon:g}, and this round would take it beyond."
             )
+        client.spend(self.charge(client))
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from helpers.command_line import Command
-from polyfed.deploy.audit import AuditLog, lines_of, verify
 from polyfed.errors import DataError
+from polyfed.runs.audit_log import AuditLog, lines_of, verify
 
 
 @pytest.fixture

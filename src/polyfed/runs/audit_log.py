@@ -12,12 +12,13 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from polyfed.errors import DataError
-from polyfed.runs.atomic_write import PRIVATE_FILE
+from polyfed.runs.atomic_write import PRIVATE_FILE, sync_folder
 
 FIRST = "0" * 64
 LONGEST_TEXT = 2000
@@ -39,20 +40,42 @@ class AuditLog:
 
     def write(self, event: str, **values: Any) -> None:
         """Add a line, and wait until it is on the disk."""
+        with self._alone() as file:
+            _append(file, event, values, *_last_hash(file))
+
+    def write_after(self, event: str, next_values: Callable[[Iterator[dict[str, Any]]], Mapping[str, Any]]) -> None:
+        """Add a line that follows from all lines before it, which are verified; nobody else writes meanwhile.
+
+        Args:
+            event: what happened.
+            next_values: makes the values of the line from the lines before it; where it raises an error, no line is added.
+        """
+        with self._alone() as file:
+            last = _last_hash(file)
+            _append(file, event, next_values(verified_lines(self.path)), *last)
+
+    @contextmanager
+    def _alone(self) -> Iterator[BinaryIO]:
+        new = not self.path.exists()
         handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
         with os.fdopen(handle, "r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            previous, torn = _last_hash(file)
-            line = {
-                "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
-                "event": event,
-                **{name: shortened(value) for name, value in values.items()},
-                **({"torn_bytes_removed": torn} if torn else {}),
-                "previous": previous,
-            }
-            file.write((json.dumps(line | {"hash": hash_of(line)}) + "\n").encode())
-            file.flush()
-            os.fsync(file.fileno())
+            yield file
+        if new:
+            sync_folder(self.path.parent)
+
+
+def _append(file: BinaryIO, event: str, values: Mapping[str, Any], previous: str, torn: int) -> None:
+    line = {
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+        "event": event,
+        **{name: shortened(value) for name, value in values.items()},
+        **({"torn_bytes_removed": torn} if torn else {}),
+        "previous": previous,
+    }
+    file.write((json.dumps(line | {"hash": hash_of(line)}) + "\n").encode())
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def shortened(value: Any) -> Any:
@@ -107,7 +130,17 @@ def verify(path: Path, expected: str = "") -> Verified:
     """
     if not path.is_file():
         raise DataError(f"There is no audit file {path}.")
-    previous, count, seen = FIRST, 0, not expected
+    hashes = [str(line["hash"]) for line in verified_lines(path)]
+    if expected and expected not in hashes:
+        raise DataError(
+            f"{path}: the hash {expected} is not in the chain of {len(hashes)} lines; lines were taken out, or all was written again."
+        )
+    return Verified(len(hashes), hashes[-1] if hashes else FIRST)
+
+
+def verified_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of an audit file, one after the other; one that does not fit into the chain is an error."""
+    previous = FIRST
     for count, line in enumerate(lines_of(path), 1):
         if line.get("previous") != previous:
             raise DataError(
@@ -116,9 +149,4 @@ def verify(path: Path, expected: str = "") -> Verified:
         if line.get("hash") != hash_of(line):
             raise DataError(f"{path}: line {count} was changed; its hash does not fit what it says.")
         previous = str(line["hash"])
-        seen = seen or previous == expected
-    if not seen:
-        raise DataError(
-            f"{path}: the hash {expected} is not in the chain of {count} lines; lines were taken out, or all was written anew."
-        )
-    return Verified(count, previous)
+        yield line
