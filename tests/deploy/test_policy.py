@@ -20,6 +20,10 @@ from polyfed.settings import Settings
 
 AT_CLIENTS = 'dp_fedavg(noise_at="client", noise="system")'
 
+PRIVATE = 'fedwon + dp_sgd(noise="system")'
+VALIDATION = {"split": "validation"}
+BEST = {"selection": "best_validation"}
+
 CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
     ({"methods": ("fedavg",)}, {"method": "fedbn"}, {}, "the method fedbn is not among"),
     ({"methods": ("fedbn",)}, {"method": "fedbn + agc(clip=1.0)"}, {}, "the method agc is not among"),
@@ -33,8 +37,34 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
     ({"most_rounds": 5}, {"rounds": 5}, {"facts": {"rounds": 900}}, "of 900"),
     ({"least_clients": 4}, {}, {}, "least_clients is 4"),
     ({}, {}, {"purpose": "newcomer"}, "newcomer is false"),
-    ({}, {}, {"what": "entries", "purpose": "evaluation"}, "newcomer is false"),
+    ({}, {}, {"what": "entries", "purpose": "evaluation"}, "layers that stay at clients are asked for, and newcomer is false"),
     ({}, {}, {"what": "entries", "purpose": "training"}, "newcomer is false"),
+    (
+        {"newcomer": True, "dp_required": True},
+        {"method": AT_CLIENTS},
+        {"what": "entries"},
+        "not part of the update that is clipped",
+    ),
+    ({}, {}, {"what": "gradients_of_each_sample"}, "declares no answer to the question 'gradients_of_each_sample'"),
+    ({}, {}, {"what": "evaluate", "extras": {"split": "train"}}, "declares no answer to the question 'evaluate' of this form"),
+    ({}, {}, {"what": "evaluate", "extras": {"split": ["validation"]}}, "declares no answer to the question 'evaluate'"),
+    ({}, {}, {"what": "evaluate", "extras": VALIDATION}, "does not choose its round by them (selection is last)"),
+    ({"scores": ("test",)}, BEST, {"what": "evaluate", "extras": VALIDATION}, "validation scores are asked for, and scores"),
+    ({"scores": ("test",)}, {"selection": "best_local_validation"}, {}, "the run sends validation scores (selection is best_local"),
+    ({"scores": ()}, {}, {"what": "evaluate", "extras": {"split": "test"}}, "test scores are asked for, and scores"),
+    ({"scores": ()}, {}, {"what": "evaluate", "extras": {}}, "test scores are asked for, and scores"),
+    (
+        {"dp_required": True},
+        {"method": PRIVATE},
+        {"what": "evaluate", "extras": VALIDATION},
+        "validation scores are asked for, which no",
+    ),
+    (
+        {"dp_required": True},
+        {"method": "ccst"},
+        {"what": "ccst_collect"},
+        "answer: ccst_collect are asked for, which no noise covers",
+    ),
     ({"class_counts": False}, {"loss": "weighted_focal"}, {}, "class_counts is false"),
     ({}, {"local_steps": 1, "batch_size": 1}, {}, "least_samples is 8"),
     ({"dp_required": True}, {}, {}, "adds no noise to what leaves, and dp_required is true"),
@@ -56,30 +86,33 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
 def test_what_the_node_does_not_allow_is_refused_by_name(
     policy: dict[str, Any], settings: dict[str, Any], ask: dict[str, Any], sentence: str
 ) -> None:
-    found = Policy(data="x", **policy).problems(Settings(**settings), {"min-nodes": 3}, ask)
+    found = Policy(data="x", **policy).problems(Settings(**settings), {"min-nodes": 3}, {"what": "train", **ask}, ask.get("extras"))
     assert any(sentence in problem for problem in found), found
 
 
 def test_what_it_allows_is_not_refused() -> None:
     policy = Policy(data="x", newcomer=True, import_paths=("my.models:net",), methods=("fedbn", "agc"))
-    ask = {"purpose": "newcomer", "round": 3, "facts": {"rounds": 20}}
+    ask = {"what": "entries", "purpose": "newcomer", "round": 3, "facts": {"rounds": 20}}
     for what in ("evaluate", "train"):
         assert Policy(data="x").problems(Settings(), {"min-nodes": 2}, {"what": what, "purpose": "evaluation"}) == []
+    asked = {"what": "evaluate", "purpose": "evaluation"}
+    assert Policy(data="x").problems(Settings(selection="best_validation"), {"min-nodes": 2}, asked, VALIDATION) == []
+    assert Policy(data="x").problems(Settings(method="ccst"), {"min-nodes": 2}, {"what": "ccst_collect"}) == []
     assert policy.problems(Settings(method="fedbn + agc(clip=1.0)", model="my.models:net"), {"min-nodes": 2}, ask) == []
 
 
 def test_a_promise_that_does_not_cover_the_training_loss_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     method = as_method(AT_CLIENTS)
     telling = dataclasses.replace(method, facts=dataclasses.replace(method.facts, withholds_loss=False))
-    assert Policy(data="x", dp_required=True).problems(Settings(method=AT_CLIENTS), {"min-nodes": 3}, {}) == []
+    assert Policy(data="x", dp_required=True).problems(Settings(method=AT_CLIENTS), {"min-nodes": 3}, {"what": "train"}) == []
     monkeypatch.setattr("polyfed.deploy.policy.as_method", lambda _: telling)
-    (found,) = Policy(data="x", dp_required=True).problems(Settings(method=AT_CLIENTS), {"min-nodes": 3}, {})
+    (found,) = Policy(data="x", dp_required=True).problems(Settings(method=AT_CLIENTS), {"min-nodes": 3}, {"what": "train"})
     assert "the run sends training loss, which no noise covers" in found
 
 
 def test_noise_of_this_machine_on_all_that_leaves_is_what_dp_required_asks_for() -> None:
     settings = Settings(method='fedwon + dp_sgd(epsilon=8.0, noise="system") + agc')
-    assert Policy(data="x", dp_required=True).problems(settings, {"min-nodes": 3}, {}) == []
+    assert Policy(data="x", dp_required=True).problems(settings, {"min-nodes": 3}, {"what": "train"}) == []
     assert Policy(data="x", dp_required=True, most_epsilon=3.0).problems(settings, {"min-nodes": 3}, {})
 
 
@@ -103,6 +136,7 @@ def test_the_file_is_written_with_what_every_key_means_and_read_again(tmp_path: 
         ("most_delta = 1.0", "must lie between 0 and 1"),
         ('most_epsilon = "8"', "takes a number"),
         ('methods = "fedbn"', "takes a list of texts"),
+        ('scores = ["train"]', "scores cannot name 'train'"),
         ('data_derived_uploads = "all"', "cannot be 'all'"),
         ("= broken", "cannot be read"),
     ],

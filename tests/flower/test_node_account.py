@@ -14,7 +14,6 @@ import pytest
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
 pytest.importorskip("opacus", reason="needs the privacy extra: pip install 'polyfed[privacy]'")
 
-from flwr.app import Context, RecordDict
 from opacus.accountants import RDPAccountant
 
 from helpers.command_line import Command
@@ -22,15 +21,11 @@ from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, over, tiny_data
 from polyfed.core.method import as_method
 from polyfed.core.privacy import Charge
 from polyfed.core.privacy import account_of as server_account
-from polyfed.deploy import guarded_app
-from polyfed.deploy.node_folder import FOLDER_VARIABLE, NodeFolder
-from polyfed.deploy.policy import Policy
 from polyfed.errors import ClientFailure, Declined, SettingError
 from polyfed.flower.backend import FlowerBackend
 from polyfed.flower.codec import Encoder
 from polyfed.flower.node import build_node
 from polyfed.flower.node_account import NodeAccount, account_in, account_of, counts, spent_by
-from polyfed.flower.run_config import SETTINGS_KEY, settings_text
 from polyfed.flower.wire_message import WireMessage
 from polyfed.runs.audit_log import lines_of, verify
 from polyfed.runs.experiment import Experiment
@@ -211,38 +206,6 @@ def test_a_method_that_promises_and_does_not_say_what_it_spends_gets_no_answer_o
 def test_virtual_nodes_of_a_simulation_keep_no_account(tmp_path: Path) -> None:
     settings = private()
     assert build_node(settings, {"partition-id": 0, "num-partitions": 3}, tmp_path).account is None
-
-
-# ----------------------------------------------------------------------------------------------------- at a joined node
-def test_a_joined_node_keeps_its_account_next_to_its_audit_log_and_reads_its_limit_for_every_ask(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = NodeFolder(tmp_path / "node-1")
-    folder.make()
-    monkeypatch.setenv(FOLDER_VARIABLE, str(folder.path))
-    settings = private()
-    experiment = over(grid_at(tmp_path / "grid", settings), settings)
-    ask = training_ask(experiment, "big")
-
-    def asked(policy: Policy) -> WireMessage:
-        policy.write(folder.policy)
-        config = {"data": TINY, "domain": "big", "state": str(folder.state), "resident": False}
-        run_config = {SETTINGS_KEY: settings_text(settings), "min-nodes": 3}
-        context = Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config=run_config)  # type: ignore[arg-type]
-        return guarded_app.guarded(ask, context)
-
-    allowing = Policy(data=TINY, domain="big", dp_required=True, import_paths=(TINY_MODEL,))
-    assert asked(allowing).control["ok"]
-    spent = account_in(folder.privacy_account, 1e-5)["epsilon"]
-    assert folder.privacy_account.parent == folder.audit.parent
-    narrow = Policy(data=TINY, domain="big", dp_required=True, import_paths=(TINY_MODEL,), most_epsilon_in_all=1.01 * spent)
-    refused = asked(narrow).control
-    assert not refused["ok"] and "most_epsilon_in_all" in refused["problem"]
-    (line,) = [line for line in lines_of(folder.audit) if line["event"] == "refused"]
-    assert line["why"] == refused["problem"]
-    without_promise = Policy(data=TINY, domain="big", import_paths=(TINY_MODEL,), most_epsilon_in_all=1.01 * spent)
-    assert asked(without_promise).control["ok"], "a limit that a run without noise would pass by is no limit"
-    assert account_in(folder.privacy_account, 1e-5)["trainings"] == 2
 
 
 def training_ask(experiment: Experiment, client: str) -> WireMessage:

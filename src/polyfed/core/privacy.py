@@ -39,6 +39,8 @@ ACCOUNTS = "privacy"
 CLASS_COUNTS, TRAINING_LOSS, VALIDATION_SCORES = "numbers of samples by class", "training loss", "validation scores"
 """What every run may send without noise, and a node can do without."""
 
+TEST_SCORES, KEPT_LAYERS = "test scores", "layers that stay at clients"
+
 
 def without_data(hook: F) -> F:
     """Mark a function of a slot: it looks at no data, only at weights, gradients and what the server sent."""
@@ -105,7 +107,26 @@ def looking_at_data(method: Method) -> Iterator[tuple[str, str]]:
 
 def departures(method: Method, settings: Settings, plan: Plan | None = None) -> list[Departure]:
     """Everything that leaves a client, judged; with a plan, model entries by their kinds."""
-    return [*_entries(method, plan), *_extras(method), *_answers(method), *_pooled(method), *_of_every_run(method, settings)]
+    kept = [_kept_layers(method)] if plan is not None and plan.local_names else []
+    return [*_entries(method, plan), *kept, *_extras(method), *_answers(method), *_pooled(method), *_of_every_run(method, settings)]
+
+
+def answered(method: Method, question: str, extras: Mapping[str, Any]) -> Departure | None:
+    """What leaves with the answer to one question, by what it says itself; None: nobody declares such an answer.
+
+    Args:
+        method: of the run.
+        question: its name.
+        extras: what the server sends along with it.
+    """
+    own = {row.what: row for row in _answers(method)}
+    if question == "train":
+        return next(_entries(method, None))
+    if question == "entries":
+        return _kept_layers(method)
+    if question == "evaluate":
+        return _SCORES.get(str(extras.get("split", "test")))
+    return own.get(f"answer: {question}")
 
 
 def uncovered(method: Method, settings: Settings, plan: Plan | None = None) -> list[Departure]:
@@ -150,6 +171,13 @@ def _entries(method: Method, plan: Plan | None) -> Iterator[Departure]:
             yield Departure(f"entries: {kind}", part, "every round", "aggregate", covered, why)
 
 
+def _kept_layers(method: Method) -> Departure:
+    covered, why = _trained(method)
+    if method.facts.protects == "clients":
+        covered, why = False, "not part of the update that is clipped"
+    return Departure(KEPT_LAYERS, str(method), "once, for a newcomer's model", "aggregate", covered, why)
+
+
 def _extras(method: Method) -> Iterator[Departure]:
     covered, why = _trained(method)
     for part in method.parts:
@@ -190,14 +218,21 @@ def _pooled(method: Method) -> Iterator[Departure]:
             yield Departure(what, part.name, "once", how, False, "the data themselves")
 
 
+_SCORES = {
+    "test": Departure(TEST_SCORES, "", "every evaluation", "aggregate", False, "of test data, which nothing is trained on"),
+    "validation": Departure(VALIDATION_SCORES, "", "every round", "aggregate", False, "of validation data, without noise"),
+}
+"""By the data that a client is scored on."""
+
+
 def _of_every_run(method: Method, settings: Settings) -> Iterator[Departure]:
     yield Departure("number of training samples", "", "once", "aggregate", False, "a count, without noise")
     yield Departure(CLASS_COUNTS, "", "once", "aggregate", False, "counts, without noise")
     if not method.facts.withholds_loss:
         yield Departure(TRAINING_LOSS, "", "every round", "aggregate", False, "a mean over samples, without noise")
     if settings.selection != "last":
-        yield Departure(VALIDATION_SCORES, "", "every round", "aggregate", False, "of validation data, without noise")
-    yield Departure("test scores", "", "every evaluation", "aggregate", False, "of test data, which nothing is trained on")
+        yield _SCORES["validation"]
+    yield _SCORES["test"]
 
 
 def account_keys(method: Method) -> set[str]:

@@ -20,10 +20,11 @@ from polyfed.deploy.node_folder import FOLDER_VARIABLE, NodeFolder
 from polyfed.deploy.policy import Policy, Refused, refused
 from polyfed.errors import PolyfedError
 from polyfed.flower.client_app import answer, make_app
+from polyfed.flower.codec import extras_of
 from polyfed.flower.node_account import DELTA_KEY, EPSILON_KEY, FILE_KEY
 from polyfed.flower.records import size_of
 from polyfed.flower.run_config import SETTINGS_KEY, read_settings, settings_from
-from polyfed.flower.wire_message import ACTION, DECLINED, DESCRIBE, WireMessage, refusal
+from polyfed.flower.wire_message import ACTION, DECLINED, DESCRIBE, BadMessage, WireMessage, refusal
 from polyfed.runs.audit_log import AuditLog
 
 log = logging.getLogger("polyfed")
@@ -52,7 +53,10 @@ def guarded(wire_message: WireMessage, context: Context) -> WireMessage:
             # Their hashes are listed, so they may run; the properties of the methods in them are known only then.
             for file in settings_from(context.run_config).load:
                 load_file(file)
-            problems = policy.problems(settings, context.run_config, wire_message.control)
+            extras = {} if wire_message.control.get("what") == DESCRIBE else extras_of(wire_message)
+            problems = policy.problems(settings, context.run_config, wire_message.control, extras)
+    except BadMessage as error:
+        problems = [f"what is asked cannot be read: {error}"]
     except (PolyfedError, ValueError) as error:
         problems = [f"the settings of the run cannot be read here ({type(error).__name__}: {error})"]
     about = {"run": str(context.run_id), "what": str(wire_message.control.get("what"))}

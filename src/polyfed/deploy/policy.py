@@ -18,18 +18,20 @@ from polyfed.core.code_gate import names_function
 from polyfed.core.conversation import NEWCOMER
 from polyfed.core.losses import needs_class_counts
 from polyfed.core.method import Method, as_method
-from polyfed.core.privacy import TRAINING_LOSS, VALIDATION_SCORES, departures, uncovered
+from polyfed.core.privacy import KEPT_LAYERS, TEST_SCORES, TRAINING_LOSS, VALIDATION_SCORES, answered, departures, uncovered
 from polyfed.deploy.private_files import write_private
 from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.flower.run_config import MIN_NODES
+from polyfed.flower.wire_message import DESCRIBE
 from polyfed.settings import Settings
 from polyfed.text import read_sum
 
 FILE = "node.toml"
 ALL = "*"
 NOTHING, AGGREGATE, PER_SAMPLE = "nothing", "aggregate", "per sample"
+LONGEST_NAME = 60
 LEVELS = (NOTHING, AGGREGATE, PER_SAMPLE)
-NOISE = "noise"
+TEST, VALIDATION = "test", "validation"
 
 
 def limit(default: Any, doc: str) -> Any:
@@ -55,6 +57,7 @@ class Policy:
     initial_weights: tuple[str, ...] = limit((), "files of initial weights on this machine that a run may name")
     code: tuple[str, ...] = limit((), "SHA-256 of app bundles, or of files in them, whose code may be run here")
     newcomer: bool = limit(False, "whether layers that stay here may be asked for once, for a newcomer's model")
+    scores: tuple[str, ...] = limit((TEST, VALIDATION), "data whose scores may be told: test, validation")
     class_counts: bool = limit(True, "whether the number of examples of each class may be told; false: only how many there are")
     most_rounds: int = limit(1000, "rounds that a run may have at most")
     least_clients: int = limit(2, "clients that a run must have at least, this one included")
@@ -77,6 +80,9 @@ class Policy:
             raise SettingError(
                 f"{FILE}: data_derived_uploads cannot be {self.data_derived_uploads!r}. {nearest(self.data_derived_uploads, LEVELS)}"
             )
+        for name in self.scores:
+            if name not in (TEST, VALIDATION):
+                raise SettingError(f"{FILE}: scores cannot name {name!r}. {nearest(name, (TEST, VALIDATION))}")
         for name in ("most_rounds", "least_clients", "least_samples", "keep_days"):
             if getattr(self, name) < 1:
                 raise SettingError(f"{FILE}: {name} must be at least 1, found {getattr(self, name)}.")
@@ -92,13 +98,23 @@ class Policy:
         return self.class_counts and not self.dp_required
 
     # -------------------------------------------------------------------------------------------------------------- asking
-    def problems(self, settings: Settings, run_config: Mapping[str, Any], ask: Mapping[str, Any]) -> list[str]:
-        """What an ask may not do here, each in a sentence without paths."""
+    def problems(
+        self, settings: Settings, run_config: Mapping[str, Any], ask: Mapping[str, Any], extras: Mapping[str, Any] | None = None
+    ) -> list[str]:
+        """What an ask may not do here, each in a sentence without paths.
+
+        Args:
+            settings: of the run.
+            run_config: of the run.
+            ask: the question, and what the server says of its purpose and round.
+            extras: what is sent along with the question.
+        """
         return [
             *self._about_code(settings),
             *self._about_run(settings, run_config),
             *self._about_ask(ask),
             *self._about_method(settings),
+            *self._about_question(settings, str(ask.get("what")), extras or {}),
         ]
 
     def _about_code(self, settings: Settings) -> Iterator[str]:
@@ -125,13 +141,35 @@ class Policy:
             yield f"the loss {name_in(settings.loss)} may need the numbers of examples by class, and {why}"
 
     def _about_ask(self, ask: Mapping[str, Any]) -> Iterator[str]:
-        # The server writes the purpose: layers that stay here are asked for by "entries", whatever it says they are for.
-        if (ask.get("purpose") == NEWCOMER or ask.get("what") == "entries") and not self.newcomer:
+        if ask.get("purpose") == NEWCOMER and not self.newcomer:
             yield "a newcomer's model is asked for, and newcomer is false"
         facts = ask.get("facts")
         rounds = [ask.get("round", 0), facts.get("rounds", 0) if isinstance(facts, Mapping) else 0]
         if any(not isinstance(number, int) or number > self.most_rounds for number in rounds):
             yield f"it is about round {rounds[0]} of {rounds[1]}, most_rounds is {self.most_rounds}"
+
+    def _about_question(self, settings: Settings, question: str, extras: Mapping[str, Any]) -> Iterator[str]:
+        """Every question is judged by what its answer lets out; the server writes the purpose, so that says nothing."""
+        if question == DESCRIBE:
+            return
+        method = as_method(settings.method)
+        row = answered(method, question, extras)
+        if row is None:
+            yield f"{settings.method} declares no answer to the question {question[:LONGEST_NAME]!r} of this form"
+            return
+        if row.what == KEPT_LAYERS and not self.newcomer:
+            yield f"{row.what} are asked for, and newcomer is false"
+        if row.what in self._withheld_scores:
+            yield f"{row.what} are asked for, and scores does not name them"
+        if row.what == VALIDATION_SCORES and row not in departures(method, settings):
+            yield f"{row.what} are asked for, and the run does not choose its round by them (selection is {settings.selection})"
+        # What a training lets out is judged with the method; test data are trained on by nobody.
+        if self.dp_required and question != "train" and row.what != TEST_SCORES and not row.covered:
+            yield f"{row.what} are asked for, which no noise covers ({row.why}), and dp_required is true"
+
+    @property
+    def _withheld_scores(self) -> list[str]:
+        return [what for name, what in ((TEST, TEST_SCORES), (VALIDATION, VALIDATION_SCORES)) if name not in self.scores]
 
     def _about_method(self, settings: Settings) -> Iterator[str]:
         parts = [call.name for call in read_sum(settings.method)]
@@ -143,6 +181,8 @@ class Policy:
         if LEVELS.index(granularity) > LEVELS.index(self.data_derived_uploads):
             uploads = method.facts.data_derived_uploads
             yield f"{settings.method} uploads {uploads} ({granularity}), data_derived_uploads is {self.data_derived_uploads}"
+        if VALIDATION not in self.scores and any(row.what == VALIDATION_SCORES for row in departures(method, settings)):
+            yield f"the run sends {VALIDATION_SCORES} (selection is {settings.selection}), and scores does not name them"
         if self.dp_required:
             yield from self._about_privacy(method, settings)
 

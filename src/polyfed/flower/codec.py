@@ -77,6 +77,11 @@ def tensor_of(block: Block) -> Tensor:
 def payload_of(wire_message: WireMessage) -> Payload:
     """The payload that a wire message holds."""
     entries = {name: tensor_of(block) for name, block in wire_message.blocks.get(ENTRIES, {}).items()}
+    return Payload(entries, extras_of(wire_message))
+
+
+def extras_of(wire_message: WireMessage) -> dict[str, Any]:
+    """The extras that a wire message holds."""
     tensors = {name: tensor_of(block) for name, block in wire_message.blocks.get(EXTRAS, {}).items()}
     try:
         extras = rebuilt(wire_message.control[EXTRAS], tensors)
@@ -84,7 +89,7 @@ def payload_of(wire_message: WireMessage) -> Payload:
         raise BadMessage(f"its extras cannot be put together ({type(error).__name__}: {error})") from error
     if not isinstance(extras, dict):
         raise BadMessage("its extras are no table")
-    return Payload(entries, extras)
+    return extras
 
 
 def _require_little_endian() -> None:

@@ -136,8 +136,6 @@ class ClipUpdate(Noise):
     def notice(self, bench: Workbench, clients: int) -> str:
         """What the promise does not cover."""
         said = [f"{row.what} ({row.why})" for row in uncovered(bench.method, bench.settings, bench.plan)]
-        if bench.plan.local_names:
-            said.append("layers that stay at clients, where a newcomer's model is made from them")
         words = [f"dp_fedavg does not cover: {'; '.join(said)}."] if said else []
         if self.noise != SYSTEM:
             words.append(
