@@ -124,9 +124,7 @@ def test_the_hub_that_cannot_be_reached_gets_one_sentence_at_once(monkeypatch: p
     assert constants.HF_HUB_OFFLINE is False
 
 
-@pytest.mark.parametrize(
-    "text", ["torchvision:resnet18", "torchvision:googlenet", "torchvision:squeezenet1_0"]
-)
+@pytest.mark.parametrize("text", ["torchvision:resnet18", "torchvision:googlenet", "torchvision:squeezenet1_0"])
 def test_grey_images_are_seen_as_if_all_channels_were_the_same(text: str) -> None:
     """The rule for one channel: the first convolution is summed over its three."""
     side = 64

@@ -198,3 +198,13 @@ def test_every_setting_can_be_written_in_a_recipe(tmp_path: Path) -> None:
     (tmp_path / "all.toml").write_text(tomli_w.dumps({"settings": values}))
     assert problems_with(str(tmp_path / "all.toml")) == []
     assert chosen_settings(None, {}, None, str(tmp_path / "all.toml")) == Settings(**{**values, "unseen": ("street",), "load": ()})
+
+
+@pytest.mark.parametrize("content", ["", "\n", "# only a comment\n"])
+def test_a_recipe_without_any_setting_is_said(content: str, tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(content)
+    with pytest.raises(SettingError, match=r"It is empty; write settings in a table \[settings\]"):
+        read(str(tmp_path / "r.toml"))
+    assert [str(problem) for problem in problems_with(str(tmp_path / "r.toml"))] == [
+        "It is empty; write settings in a table [settings]."
+    ]

@@ -88,8 +88,7 @@ def read(text: str) -> Recipe:
     """Read a recipe; what is wrong with its form is said all at once."""
     file = find(text)
     document, problems = parsed(file)
-    problems += form_problems(file, document)
-    if problems:
+    if problems := problems or form_problems(file, document):
         raise SettingError(f"{text}: {' '.join(map(str, problems))}")
     about = {key: value for key, value in document.items() if key in (*SENTENCES, NUMBERS)}
     return Recipe(text, file, about, plain_values(document[SETTINGS]), methods_in(document))
@@ -127,7 +126,7 @@ def parsed(file: Path) -> tuple[dict[str, Any], list[Problem]]:
 def form_problems(file: Path, document: Mapping[str, Any]) -> list[Problem]:
     """Everything wrong with the keys and values of a document that could be read, except for what texts mean."""
     if not document:
-        return [] if file.read_bytes().strip() else [Problem("It is empty; write settings in a table [settings].")]
+        return [Problem("It is empty; write settings in a table [settings].")]
     text = file.read_text(encoding="utf-8")
     of_a_run = "made_with" in document
     problems = [] if of_a_run else [Problem(sentence, line_of(text, key)) for key, sentence in _about_problems(document)]
