@@ -22,7 +22,7 @@ from helpers.report_page import words
 from polyfed.cli.options import read_change
 from polyfed.core.method import parse
 from polyfed.errors import RunFolderError
-from polyfed.reports import charts, gather, sections, verdict
+from polyfed.reports import charts, commands, gather, verdict
 from polyfed.reports.html import render, write_report
 from polyfed.runs.checkpoint import Snapshot
 from polyfed.runs.run_folder import RunFolder
@@ -219,7 +219,7 @@ def test_plan_and_what_leaves_clients(tmp_path: Path) -> None:
 def test_command_gives_the_settings_back(tmp_path: Path) -> None:
     odd = {"lr": 0.01, "unseen": ("a b", "c"), "seed": 3, "clients_per_round": 0.5, "schedule": "steps(at=(0.5, 0.75), factor=0.1)"}
     run = gather.read_run(make_run(tmp_path / "a", "fedbn + agc(clip=1.28)", {"pen": 300}, **odd))
-    given = shlex.split(sections.command(run))
+    given = shlex.split(commands.command(run))
     assert given[:3] == ["polyfed", "run", "digits-mini"]
     changes: dict[str, Any] = {}
     for option, value in zip(given[3::2], given[4::2], strict=True):
@@ -228,7 +228,7 @@ def test_command_gives_the_settings_back(tmp_path: Path) -> None:
     assert with_changes(Settings(), changes) == RunFolder(tmp_path / "a").settings()
     assert "--batch-size" not in given
     page = words(render([tmp_path / "a"]))
-    assert run.digest in page and "torch " + torch.__version__.split("+")[0] in page and sections.command(run) in page
+    assert run.digest in page and "torch " + torch.__version__.split("+")[0] in page and commands.command(run) in page
 
 
 def test_a_run_begun_in_python_has_no_command(tmp_path: Path) -> None:
@@ -241,8 +241,8 @@ def test_a_command_spells_the_options_of_then_out(tmp_path: Path) -> None:
     today = parse("fedprox").full_text
     same = make_run(tmp_path / "same", "fedprox", {"pen": 300}, facts_of_method={"all_options": today})
     then = make_run(tmp_path / "then", "fedprox", {"pen": 300}, facts_of_method={"all_options": "fedprox(mu=0.123)"})
-    assert "--method fedprox --" in sections.command(gather.read_run(same))
-    assert "--method 'fedprox(mu=0.123)' --" in sections.command(gather.read_run(then))
+    assert "--method fedprox --" in commands.command(gather.read_run(same))
+    assert "--method 'fedprox(mu=0.123)' --" in commands.command(gather.read_run(then))
 
 
 def test_a_method_of_ones_own_that_pools_data_is_a_reference(tmp_path: Path) -> None:

@@ -120,7 +120,8 @@ def drift_curves(found: Mapping[str, Drift]) -> Any:
                 list(one.distance[client]), list(one.distance[client].values()), color=_colour(place), linewidth=0.9, label=client
             )
             if one.variance[client]:
-                below.plot(list(one.variance[client]), list(one.variance[client].values()), color=_colour(place), linewidth=0.9)
+                seen = one.variance[client]
+                below.plot(list(seen), list(seen.values()), color=_colour(place), linewidth=0.9, marker=".", markersize=4)
         above.set_title(_short(label, 40), fontsize=8)
         above.set_ylim(bottom=0)
         _whole_rounds(above)
@@ -209,7 +210,7 @@ def spread_lines(rows: Rows) -> Any:
     axes.set_ylabel("deviation across clients,\n% of the size of the entry", fontsize=8)
     axes.set_ylim(bottom=0)
     axes.grid(axis="y", linewidth=0.4)
-    axes.legend(fontsize=6)
+    figure.legend(loc="outside upper left", fontsize=6, ncols=2)
     return figure
 
 

@@ -273,14 +273,15 @@ def dot_rows(rows: Sequence[Bar], title: str, number: Format) -> Markup:
 def confusion_map(matrix: Sequence[Sequence[float]], names: Sequence[str], title: str) -> Markup:
     """Counts as a square of cells: rows are true classes, columns answers; the darker, the larger the share of the row."""
     count = len(names)
-    left, top, side = 84, 62, max(12.0, min(30.0, 240 / max(count, 1)))
-    parts = [_text(left - 6, top - 48, "true class ↓   answer →", "end" if count > 20 else "start", "name")] if count <= 20 else []
+    above = [short(name, 14) for name in names]
+    # Names stand above their columns at 60 degrees; the line over them needs the height of the longest.
+    left, top, side = 84, 30 + 5.4 * max(map(len, above), default=0), max(12.0, min(30.0, 240 / max(count, 1)))
+    parts = [_text(left - 6, 12, "true class ↓   answer →", "start", "name")] if count <= 20 else []
     for place, name in enumerate(names):
         middle = top + (place + 0.5) * side + 3.5
         parts.append(_text(left - 5, middle, short(name, 13), "end"))
         x = left + (place + 0.5) * side + 3.5
-        cut = escape(short(name, 9))
-        parts.append(f'<text transform="translate({x:.1f} {top - 5}) rotate(-60)" class="name">{cut}</text>')
+        parts.append(f'<text transform="translate({x:.1f} {top - 5:.1f}) rotate(-60)" class="name">{escape(above[place])}</text>')
     for i, row in enumerate(matrix):
         total = sum(row) or 1
         for j, value in enumerate(row):

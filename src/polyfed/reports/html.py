@@ -9,6 +9,7 @@ import base64
 import hashlib
 import importlib.metadata
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from polyfed.errors import RunFolderError
 from polyfed.reports import pictures, sections
 from polyfed.reports.analysis_sections import NONE, chosen_kinds, grid_of, sections_of
 from polyfed.reports.charts import swatch
+from polyfed.reports.commands import compare_command, pieces
 from polyfed.reports.data_pictures import pictures_of
 from polyfed.reports.gather import MEAN, VIEWS, Group, gather, run_folders
 from polyfed.reports.searches import searches_in
@@ -103,6 +105,7 @@ def render(
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["together"] = together
     styles = styles_of(groups)
     library, script = ((PAGE / name).read_text() for name in (f"{LIBRARY}.js", SCRIPT))
     curves = [interactive_values(group, styles) for group in groups]
@@ -181,6 +184,7 @@ def group_values(
         and any(cell["text"] != "–" for row in table["rows"] for cell in row["cells"])
     ]
     measures = list(dict.fromkeys(table["measure"] for table in tables))
+    parts = [part for entry in group.entries for run in sorted(entry.runs, key=lambda run: run.seed) for part in run.folders]
     return {
         "name": group.name,
         "source": group.source,
@@ -189,6 +193,7 @@ def group_values(
         "measures": [(measure, MEASURES[measure]) for measure in measures],
         "metric_reason": chosen.reason if chosen.measure != "accuracy" and metric == AUTO else "",
         "warnings": no_better_than_one_class(group),
+        "nobody": group.task.nobody,
         "notices": notices(group),
         "headlines": [{"words": one, "differences": sections.difference_rows(one)} for one in headlines],
         "tables": tables,
@@ -209,21 +214,24 @@ def group_values(
         "travel": sections.travel_matrix(group),
         "uploads": [(labels, sentence) for sentence, labels in sentences.items()],
         "outside_training": sections.outside_training(group.entries),
-        "runs": [
-            sections.provenance(part)
-            for entry in group.entries
-            for run in sorted(entry.runs, key=lambda run: run.seed)
-            for part in run.folders
-        ],
+        "compare": None if (one := compare_command(parts, group.left_out)) is None else pieces(one),
+        "runs": [sections.provenance(part) for part in parts],
     }
 
 
-def no_better_than_one_class(group: Group) -> list[str]:
-    """A sentence for each method that does no better than always answering the most frequent class, in some of its runs."""
+def no_better_than_one_class(group: Group) -> dict[str, str]:
+    """A sentence for each method that does no better than always giving the same answer, in some of its runs."""
     by_entry = ({run.seed: run.domains for run in entry.counted} for entry in group.entries)
-    return [
-        text for entry, domains in zip(group.entries, by_entry, strict=True) for text in warnings_over_seeds(domains, entry.label)
-    ]
+    return {
+        entry.label: text
+        for entry, domains in zip(group.entries, by_entry, strict=True)
+        for text in warnings_over_seeds(domains, entry.label)
+    }
+
+
+def together(text: str) -> str:
+    """A text in which no line ends between a number and its unit."""
+    return re.sub(r"(\d) (?=(?:%|[kMG]?B\b))", "\\1\u00a0", text)
 
 
 def _version() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from polyfed.costs.totals import Costs
 from polyfed.errors import PolyfedError
 from polyfed.reports import costs
 from polyfed.reports.byte_words import byte_words
+from polyfed.reports.commands import command, pieces
 from polyfed.reports.gather import DEFAULTS, MEAN, SPREAD, WORST, Group, GroupEntry, Run, average, deviation, recipe
 from polyfed.reports.tables import chance_of
 from polyfed.reports.verdict import Headline, binomial_error, domain_error, points
@@ -334,35 +334,6 @@ def outside_training(entries: Sequence[GroupEntry]) -> list[str]:
     return sentences
 
 
-def command(run: Run) -> str:
-    """The command that repeats a run, quoted for a shell; a comment where only Python or Flower's nodes can."""
-    given = run.document.get("given_in_python", [])
-    if given:
-        return f"# {run.method}, seed {run.seed}: begun in Python, with: {', '.join(given)}. It needs them again."
-    words = ["polyfed", "run", str(run.settings["data"]), "--method", method_then(run)]
-    for name, default in DEFAULTS.items():
-        value = run.settings[name]
-        if (
-            name in ("data", "method", "seed")
-            or value is None
-            or value == default
-            or (isinstance(value, list) and tuple(value) == default)
-        ):
-            continue
-        for one in value if isinstance(value, list | tuple) else [value]:
-            words += [f"--{name.replace('_', '-')}", str(one)]
-    return shlex.join([*words, "--seed", str(run.seed)])
-
-
-def method_then(run: Run) -> str:
-    """The method's text; with all its options where the text alone means something else today."""
-    try:
-        same = parse(run.method).full_text == run.all_options
-    except PolyfedError:
-        same = False
-    return run.method if same or not run.all_options else run.all_options
-
-
 def provenance(run: Run) -> dict[str, Any]:
     """Where a run's numbers come from."""
     made = dict(run.document.get("made_with", {}))
@@ -376,7 +347,7 @@ def provenance(run: Run) -> dict[str, Any]:
         "versions": ", ".join(f"{name} {version}" for name, version in made.items()),
         "commit": commit,
         "machine": machine,
-        "command": command(run),
+        "command": pieces(command(run)),
         "settings": [(name, _setting_words(value), value != _as_plain(DEFAULTS.get(name))) for name, value in _set(run).items()],
         "all_options": run.all_options,
         "model": run.document.get("model", {}),

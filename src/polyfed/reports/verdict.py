@@ -181,7 +181,7 @@ def _title(first: PairedDifference, view: str, where: str) -> str:
         return f"{best.label} is ahead: {level} {where}, {more} points more than {other.label}. {but}"
     if first.difference < 1e-9:
         return f"A tie: {best.label} and {other.label} both reach {level} {where}."
-    return f"No sure winner: {best.label} comes first {where} with {level}, {more} points above {other.label}."
+    return f"No sure winner: {best.label} comes first with {level} {where}, {more} points above {other.label}."
 
 
 def unequal(first: PairedDifference) -> list[str]:
