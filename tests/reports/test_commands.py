@@ -9,7 +9,7 @@ import pytest
 
 import polyfed as library
 from helpers.command_line import Command
-from polyfed.reports.commands import compare_command, pieces
+from polyfed.reports.commands import compare_command, pieces, report_command
 from polyfed.reports.gather import Run, gather
 from polyfed.reports.html import render
 
@@ -51,3 +51,10 @@ def test_an_option_stays_with_its_value() -> None:
     text = "polyfed run 'pacs(size=16)' --method 'fedavg + agc' --unseen 'a b' --unseen-part all --device cpu"
     assert pieces(text)[2:] == ["'pacs(size=16)'", "--method 'fedavg + agc'", "--unseen 'a b'", "--unseen-part all", "--device cpu"]
     assert " ".join(pieces(text)) == text and pieces("# begun in Python") == ["# begun in Python"]
+
+
+def test_a_folder_of_runs_stands_for_all_of_them(turns: Path, tmp_path: Path) -> None:
+    runs = sorted(path.parent for path in turns.glob("*/run.toml"))
+    assert report_command(runs, "page.html") == f"polyfed report {turns} -o page.html"
+    assert report_command(runs[:2], "page.html") == f"polyfed report {runs[0]} {runs[1]} -o page.html"
+    assert report_command([tmp_path / "other", *runs], "p.html") == f"polyfed report {turns} {tmp_path / 'other'} -o p.html"

@@ -37,7 +37,7 @@ def _panels(found: Mapping[str, Any], width: float, height: float, rows: int = 1
 def _whole_rounds(axes: Any) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
     axes.set_xlabel("round", fontsize=8)
 
 
@@ -201,7 +201,7 @@ def spread_lines(rows: Rows) -> Any:
     for place, run in enumerate(runs):
         for models, style in (("as tested", "-"), ("after local training", "--")):
             mine = [row for row in weights if row["run"] == run and row["models"] == models]
-            label = models if len(runs) == 1 else f"{_short(run)}, {models}"
+            label = models if len(runs) == 1 else f"{_short(run, 40)}, {models}"
             xs = [entries.index(row["entry"]) for row in mine]
             axes.plot(
                 xs, [100 * row["relative"] for row in mine], style, color=_colour(place), marker=".", markersize=4, label=label

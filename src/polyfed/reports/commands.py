@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from polyfed.core.method import parse
 from polyfed.errors import PolyfedError
-from polyfed.reports.gather import DEFAULTS, Run
+from polyfed.reports.gather import DEFAULTS, Run, run_folders
 from polyfed.runs.candidates import common_to_all
 from polyfed.runs.compare import LEAVE_ONE_OUT, LEAVE_ONE_OUT_DEFAULTS
 
@@ -95,6 +96,16 @@ def _own_settings(runs: Sequence[Run], but: Collection[str]) -> list[str] | None
         if common_to_all(name) or not written or len(by_method) != len({method for method, _ in by_method}):
             return None
     return found
+
+
+def report_command(runs: Sequence[str | Path], out: str | Path) -> str:
+    """The command that writes a page again; a folder of runs stands for all that it holds."""
+    named = list(dict.fromkeys(map(str, runs)))
+    for parent in dict.fromkeys(Path(one).parent for one in named):
+        inside = [str(path) for path in run_folders([parent])] if any(parent.glob("*/run.toml")) else []
+        if len(inside) > 1 and set(inside) <= set(named):
+            named = [str(parent), *(one for one in named if one not in inside)]
+    return shlex.join(["polyfed", "report", *named, "-o", str(out)])
 
 
 def pieces(text: str) -> list[str]:

@@ -10,7 +10,6 @@ import hashlib
 import importlib.metadata
 import json
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from polyfed.errors import RunFolderError
 from polyfed.reports import pictures, sections
 from polyfed.reports.analysis_sections import NONE, chosen_kinds, grid_of, sections_of
 from polyfed.reports.charts import swatch
-from polyfed.reports.commands import compare_command, pieces
+from polyfed.reports.commands import compare_command, pieces, report_command
 from polyfed.reports.data_pictures import pictures_of
 from polyfed.reports.gather import MEAN, VIEWS, Group, gather, run_folders
 from polyfed.reports.searches import searches_in
@@ -115,7 +114,7 @@ def render(
         grid=grid_of(groups, analyses),
         searches=searches,
         version=_version(),
-        report_command=shlex.join(["polyfed", "report", *dict.fromkeys(map(str, runs)), "-o", str(out)]),
+        report_command=pieces(report_command(runs, out)),
         library=Markup(library),
         library_style=Markup((PAGE / f"{LIBRARY}.css").read_text()),
         library_notice=LIBRARY_NOTICE,
