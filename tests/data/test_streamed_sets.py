@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import pickle
 import zipfile
@@ -14,6 +15,7 @@ import torch
 from PIL import Image
 
 import polyfed
+from polyfed.cli.predict import read_images
 from polyfed.core.data_types import joined
 from polyfed.data.check import check
 from polyfed.data.federate import federate
@@ -21,6 +23,8 @@ from polyfed.data.pixel_store import PixelStore, StoredExamples
 from polyfed.data.registry import data_sets
 from polyfed.data.sets import imagenet, tiny_imagenet
 from polyfed.errors import DataError
+from polyfed.runs.export import export_model
+from polyfed.runs.predictions import images_as_tensor
 
 RANDOM = np.random.default_rng(0)
 
@@ -226,6 +230,35 @@ def test_joined_examples_stay_on_disk(store, tmp_path):
     assert isinstance(both, StoredExamples) and store.tree.reads == 0 and len(both.stores) == 2
     x, y = both.subset(torch.tensor([3, 2, 0])).batch(slice(None))
     assert (x == store.rows([4, 5, 0])).all() and y.tolist() == [0, 0, 0]
+
+
+def test_predict_and_export_read_images_as_training_did(camelyon, tmp_path):
+    """Images that are not square are cut to their middle square where the data set does so, also by a run that is opened again."""
+    wide = sorted((camelyon / "camelyon17_v1.0" / "patches").rglob("*.png"))[0]
+    Image.fromarray(RANDOM.integers(0, 256, (20, 50, 3), np.uint8)).save(wide)
+    text = "camelyon17(size=16)"
+    domain = data_sets.build(text, root=str(camelyon)).domains[0]
+    store = domain.train.stores[0]
+    expected = store.rows([[Path(name).name for name in store.names].index(wide.name)])[0]
+
+    polyfed.run(text, root=str(camelyon), model="small_cnn", rounds=1, local_steps=1, batch_size=4, out=tmp_path / "r")
+    opened = polyfed.open_run(tmp_path / "r").experiment
+    assert opened.federation.preparation.middle_square
+    read, problems = read_images([str(wide)], (3, 16, 16), opened.federation.preparation.middle_square)
+    assert not problems and torch.equal(read[str(wide)], expected)
+    assert not torch.equal(images_as_tensor(str(wide), (3, 16, 16))[0], expected), "stretched, it is another image"
+    found = export_model(opened, "safetensors", tmp_path / "m.safetensors")
+    assert json.loads(found.metadata["resized"]) == {"middle_square": True, "resampling": "bilinear"}
+    answers = polyfed.open_run(tmp_path / "r").predict([wide])[0].probabilities
+    model = polyfed.open_run(tmp_path / "r").newcomer()
+    with torch.no_grad():
+        direct = model(opened.federation.preparation.for_testing(expected[None])).softmax(1)[0]
+    assert list(answers.values()) == pytest.approx(direct.tolist(), abs=1e-5)
+
+
+def test_every_streamed_or_square_set_says_so_and_others_do_not(camelyon):
+    assert data_sets.build("camelyon17(size=6)", root=str(camelyon)).preparation.middle_square
+    assert not data_sets.build("digits-mini(per_domain=10)").preparation.middle_square
 
 
 def test_a_run_on_streamed_images(camelyon):

@@ -42,7 +42,7 @@ def predict(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Say the class and its probability for each image (or what the task has: labels, numbers, shares of pixels); images are resized to the run's input size."""
+    """Say the class and its probability for each image (or what the task has: labels, numbers, shares of pixels); images are read as the run's own were."""
     listen(quiet)
     if newcomer is not None and newcomer not in CHOICES["newcomer"]:
         raise SettingError(f"--newcomer cannot be {newcomer!r}. {nearest(newcomer, CHOICES['newcomer'])}")
@@ -57,7 +57,7 @@ def predict(
         whose = model_words(experiment, client, newcomer)
         newcomer = newcomer or experiment.settings.newcomer
         shape = input_shape(experiment)
-        read, problems = read_images(files, shape)
+        read, problems = read_images(files, shape, experiment.federation.preparation.middle_square)
         scores = list(predicted(experiment, torch.stack(list(read.values())), client, newcomer)) if read else []
     for problem in problems:
         warn(problem)
@@ -94,7 +94,7 @@ def files_of(images: Sequence[str]) -> list[str]:
     return files
 
 
-def read_images(files: Sequence[str], shape: tuple[int, int, int]) -> tuple[dict[str, Tensor], list[str]]:
+def read_images(files: Sequence[str], shape: tuple[int, int, int], middle_square: bool) -> tuple[dict[str, Tensor], list[str]]:
     """Images by file, and a sentence for each that cannot be read."""
     from polyfed.runs.predictions import one_image
 
@@ -102,7 +102,7 @@ def read_images(files: Sequence[str], shape: tuple[int, int, int]) -> tuple[dict
     problems = []
     for file in files:
         try:
-            read[file] = one_image(file, shape)
+            read[file] = one_image(file, shape, middle_square)
         except DataError as error:
             problems.append(str(error))
     return read, problems

@@ -146,13 +146,15 @@ class Preparation:
 
     ``augment`` works on a whole uint8 batch with *per-sample* random choices and draws from torch's
     default generator, which the client has seeded with its own stream. ``augment_pairs`` comes first and moves inputs and targets
-    together (random crops of an image and its mask).
+    together (random crops of an image and its mask). ``middle_square`` says how image files were read, so that others are read alike:
+    the middle square was cut out of each, and then resized; else each was resized whatever its aspect ratio.
     """
 
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     augment: Augmentation | None = None
     augment_pairs: PairAugmentation | None = None
+    middle_square: bool = False
 
     def pair_for_training(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Prepare a training batch with its targets."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -132,6 +132,7 @@ class Declaration:
         prepared = preparation(chosen.get("normalise", self.normalisation), chosen.get("augment", "none"))
         sources = self.sources(root, **{name: value for name, value in chosen.items() if name not in OF_PREPARATION})
         domains = tuple(source.load() for source in sources)
+        prepared = replace(prepared, middle_square=any(source.middle_square for source in sources))
         return DataSet(
             name=self.title,
             classes=self.classes if self.class_names is None else self.class_names(Path(root).expanduser()),

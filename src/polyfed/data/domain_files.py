@@ -36,6 +36,10 @@ class DomainSource(Protocol):
     def problems(self) -> Sequence[str]:
         """What is already known to be wrong, a sentence each."""
 
+    @property
+    def middle_square(self) -> bool:
+        """Whether the middle square is cut out of each image before it is resized."""
+
     def load(self) -> Domain:
         """The domain with its splits."""
 
@@ -82,6 +86,7 @@ class DomainFiles:
         skip_unreadable: Leave unreadable images out instead of refusing the domain.
         advice: What to do about unreadable images, for the message.
         names: What to call the images, where each has a file of its own.
+        middle_square: The middle square was cut out of each image before it was resized.
     """
 
     domain: str
@@ -94,6 +99,7 @@ class DomainFiles:
     skip_unreadable: bool = False
     advice: str = ""
     names: Sequence[str] = ()
+    middle_square: bool = False
 
     def load(self) -> Domain:
         """The domain, with its images memory-mapped."""

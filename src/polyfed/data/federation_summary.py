@@ -36,6 +36,7 @@ def summary_of(federation: Federation) -> dict[str, Any]:
         "input_type": input_type(x),
         "mean": list(prepared.mean),
         "std": list(prepared.std),
+        "middle_square": prepared.middle_square,
         "clients": [client.id for client in federation.clients],
         "domains": [list(client.domains) for client in federation.clients],
         "samples": [len(client.train) for client in federation.clients],
@@ -62,7 +63,9 @@ def federation_from(summary: Mapping[str, Any], name: str) -> Federation:
         name=name,
         classes=classes,
         clients=tuple(client(place) for place in range(len(summary["clients"]))),
-        preparation=Preparation(tuple(map(float, summary["mean"])), tuple(map(float, summary["std"]))),
+        preparation=Preparation(
+            tuple(map(float, summary["mean"])), tuple(map(float, summary["std"])), middle_square=bool(summary.get("middle_square"))
+        ),
         default_model=summary["default_model"],
         task=task,
     )

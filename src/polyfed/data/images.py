@@ -92,15 +92,14 @@ def decode(content: bytes, name: str, size: int, middle_square: bool = False) ->
     return np.asarray(fitted(opened(content, name), size, middle_square)).transpose(2, 0, 1)
 
 
-def fitted(image: Image.Image, size: int, middle_square: bool = False) -> Image.Image:
-    """The image at this side, cut to its middle square first if asked for."""
+def fitted(image: Image.Image, size: int | tuple[int, int], middle_square: bool = False) -> Image.Image:
+    """The image at this side, or height and width; cut to its middle square first if asked for. Training and prediction both use it."""
+    height, width = (size, size) if isinstance(size, int) else size
     if middle_square and image.width != image.height:
         side = min(image.size)
         left, top = (image.width - side) // 2, (image.height - side) // 2
         image = image.crop((left, top, left + side, top + side))
-    if image.size != (size, size):
-        image = image.resize((size, size), Image.Resampling.BILINEAR)
-    return image
+    return image if image.size == (width, height) else image.resize((width, height), Image.Resampling.BILINEAR)
 
 
 def decode_all(

@@ -23,7 +23,7 @@ from polyfed.data.augment_pairs import CropAndFlip
 from polyfed.data.cache import Arrays, cached
 from polyfed.data.declaration import DataOption, Declaration
 from polyfed.data.domain_files import some_of
-from polyfed.data.images import opened
+from polyfed.data.images import fitted, opened
 from polyfed.data.row_examples import RowExamples
 from polyfed.data.splits import Splits
 from polyfed.errors import DataError, OptionError
@@ -47,6 +47,7 @@ class MaskFiles:
         meaning: The class of each value in the mask files.
         split: From the number of pairs to the rows of each split.
         problems: What is already known to be wrong, a sentence each.
+        middle_square: False: whole images are resized, with their masks.
     """
 
     domain: str
@@ -57,6 +58,7 @@ class MaskFiles:
     meaning: Meaning
     split: Callable[[Sequence[tuple[str, str]]], Splits]
     problems: tuple[str, ...] = ()
+    middle_square: bool = False
 
     def load(self) -> Domain:
         """The domain, with images and masks memory-mapped."""
@@ -104,10 +106,7 @@ class MaskFiles:
 
 def image_array(content: bytes, name: str, size: tuple[int, int]) -> NDArray[np.uint8]:
     """An image as (3, height, width), resized bilinearly if it has another size."""
-    image = opened(content, name)
-    if image.size != size[::-1]:
-        image = image.resize(size[::-1], Image.Resampling.BILINEAR)
-    return np.asarray(image).transpose(2, 0, 1)
+    return np.asarray(fitted(opened(content, name), size)).transpose(2, 0, 1)
 
 
 def mask_array(content: bytes, name: str, size: tuple[int, int], meaning: Meaning) -> NDArray[np.uint8]:

@@ -33,6 +33,7 @@ class StreamedFiles:
         size: Side of the images.
         problems: What is already known to be wrong, a sentence each.
         groups: The group (patient) of each image.
+        middle_square: Cut the middle square out of each image before it is resized.
     """
 
     domain: str
@@ -45,11 +46,12 @@ class StreamedFiles:
     size: int
     problems: tuple[str, ...] = ()
     groups: NDArray[np.int64] | None = None
+    middle_square: bool = True
 
     @property
     def store(self) -> PixelStore:
         """Where decoded images are kept."""
-        return PixelStore(f"{self.data_set}/{self.domain}", self.tree, self.names, self.size)
+        return PixelStore(f"{self.data_set}/{self.domain}", self.tree, self.names, self.size, self.middle_square)
 
     def load(self) -> Domain:
         """The domain; its images are decoded when they are asked for."""

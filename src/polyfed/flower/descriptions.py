@@ -69,6 +69,7 @@ class Description:
     validation: int | None
     samples: int
     torch: str = ""
+    middle_square: bool = False
 
     @classmethod
     def read(cls, values: object) -> Description:
@@ -104,6 +105,7 @@ def _read(values: Mapping[str, Any]) -> Description:
         validation=None if values["validation"] is None else _count(values["validation"], "validation"),
         samples=_count(values["samples"], "samples"),
         torch=versions.get("torch", ""),
+        middle_square=values.get("middle_square") is True,
     )
     _require_consistent(found)
     return found

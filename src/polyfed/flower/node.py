@@ -182,6 +182,7 @@ class Node:
             "input_type": input_type(raw),
             "mean": list(federation.preparation.mean),
             "std": list(federation.preparation.std),
+            "middle_square": federation.preparation.middle_square,
             "tests": {domain: len(examples) for domain, examples in data.tests.items()},
             "validation": None if data.validation is None else len(data.validation),
         }

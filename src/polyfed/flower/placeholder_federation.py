@@ -21,7 +21,7 @@ def federation_of(nodes: Sequence[Description]) -> Federation:
         name=names[0] if len(names) == 1 else f"{len(nodes)}-nodes",
         classes=first.classes,
         clients=tuple(_client(node) for node in nodes),
-        preparation=Preparation(first.mean, first.std),
+        preparation=Preparation(first.mean, first.std, middle_square=first.middle_square),
         default_model=first.default_model,
         task=task_named(first.task),
         source="; ".join(dict.fromkeys(node.source for node in nodes)),

@@ -1,7 +1,7 @@
 """A trained model as one file for other programs: ONNX, torch's own pt2, or safetensors; checked before it is there.
 
 The file takes images that are scaled and normalised (``normalised`` in its metadata says how) and gives logits. Its metadata also
-hold the names of the classes and the size of the input.
+hold the names of the classes, the size of the input, and how images get it (``resized``).
 """
 
 from __future__ import annotations
@@ -180,6 +180,7 @@ def metadata(experiment: Experiment, whose: str, fold: bool) -> dict[str, str]:
         "classes": json.dumps(list(experiment.federation.classes), ensure_ascii=False),
         "input_shape": json.dumps(list(raw.shape[1:])),
         "normalised": json.dumps(normalised),
+        "resized": json.dumps({"middle_square": preparation.middle_square, "resampling": "bilinear"} if normalised else None),
         "method": str(experiment.method),
         "data": experiment.federation.name,
         "model": experiment.settings.model or experiment.federation.default_model,

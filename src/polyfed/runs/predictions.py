@@ -16,7 +16,7 @@ from polyfed.core.client import Client
 from polyfed.core.client import predicted as predicted_by
 from polyfed.core.data_types import ArrayExamples
 from polyfed.core.device import CPU
-from polyfed.data.images import opened
+from polyfed.data.images import fitted, opened
 from polyfed.errors import DataError
 
 if TYPE_CHECKING:
@@ -78,13 +78,14 @@ def models_for(
     return [(1.0, lambda: at_work.receive(server.outgoing(client)))]
 
 
-def images_as_tensor(images: Any, shape: tuple[int, int, int]) -> Tensor:
+def images_as_tensor(images: Any, shape: tuple[int, int, int], middle_square: bool = False) -> Tensor:
     """Images as bytes in the shape of the run's inputs.
 
     Args:
         images: a uint8 tensor or array (n, channels, height, width) or (n, height, width, channels); or image files, PIL images, or
             single such arrays, in a list. Those of another size are resized.
         shape: channels, height and width.
+        middle_square: cut the middle square out of each, as the run's own images were read.
     """
     if isinstance(images, str | Path) or hasattr(images, "convert"):
         images = [images]
@@ -93,11 +94,11 @@ def images_as_tensor(images: Any, shape: tuple[int, int, int]) -> Tensor:
         images = [array] if array.dim() == 3 else list(array)
     if not isinstance(images, Sequence) or not images:
         raise DataError("There are no images. Give a uint8 array (n, channels, height, width), or a list of files or PIL images.")
-    return torch.stack([one_image(image, shape) for image in images])
+    return torch.stack([one_image(image, shape, middle_square) for image in images])
 
 
-def one_image(image: Any, shape: tuple[int, int, int]) -> Tensor:
-    """One image as bytes in the shape of the run's inputs."""
+def one_image(image: Any, shape: tuple[int, int, int], middle_square: bool = False) -> Tensor:
+    """One image as bytes in the shape of the run's inputs, made so by what reads training images."""
     from PIL import Image
 
     channels, height, width = shape
@@ -109,9 +110,7 @@ def one_image(image: Any, shape: tuple[int, int, int]) -> Tensor:
         image = as_pil(torch.as_tensor(image))
     if not isinstance(image, Image.Image):
         raise DataError(f"Cannot use {type(image).__name__} as an image: give a file, a PIL image, or a uint8 array.")
-    image = image.convert("L" if channels == 1 else "RGB")
-    if image.size != (width, height):
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    image = fitted(image.convert("L" if channels == 1 else "RGB"), (height, width), middle_square)
     array = np.array(image).reshape(height, width, channels)
     return torch.from_numpy(array).permute(2, 0, 1).contiguous()
 

@@ -89,12 +89,12 @@ class Result:
         """The answer for each image: its class with the probability of every class, or what the task has (labels, numbers, a mask).
 
         Args:
-            images: a uint8 array (n, channels, height, width) or (n, height, width, channels), or a list of files or PIL images; resized
-                to the size of the run's inputs.
+            images: a uint8 array (n, channels, height, width) or (n, height, width, channels), or a list of files or PIL images; made
+                to fit the run's inputs as its own images were: the middle square cut out or not, then resized.
             client: whose own model answers; default: the newcomer's.
         """
-        tensor = images_as_tensor(images, input_shape(self.experiment))
-        task = self.experiment.federation.task
+        task, prepared = self.experiment.federation.task, self.experiment.federation.preparation
+        tensor = images_as_tensor(images, input_shape(self.experiment), prepared.middle_square)
         return [task.answer(row, self.classes) for row in predicted(self.experiment, tensor, client)]
 
     def plot(self) -> Any:

@@ -98,6 +98,7 @@ def _flamby_domains(images: FolderTree, split_file: Path, size: int, rule: Split
                 files=[*images.identity(names), *FolderTree(split_file.parent).identity([split_file.name])],
                 read=partial(_read_files, images, names, present, size),
                 split=rule,
+                middle_square=True,
                 problems=tuple(missing) if own else (f"{split_file} names no image of the centre {centre} ({domain}).",),
             )
         )
@@ -126,6 +127,7 @@ def _packed_domains(tree: FileTree, size: int, rule: SplitRule) -> list[DomainFi
                 files=tree.identity([index, *([file] if file else [])]),
                 read=partial(_read_mosaic, tree, str(file), own, size),
                 split=rule,
+                middle_square=True,
                 problems=() if file and own else (f"{tree.path} holds no {mosaic}.jpg, or its index.csv does not name it.",),
             )
         )
