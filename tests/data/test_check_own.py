@@ -94,13 +94,6 @@ def test_palette_images_are_told_apart_by_their_colours(polyfed, images):
     assert "indexed.png" in polyfed("data", "check", root).out
 
 
-def test_a_folder_of_masks_is_not_taken_for_classes(polyfed, tmp_path):
-    for folder in ("images", "masks"):
-        (tmp_path / "seg" / "a" / folder).mkdir(parents=True)
-        Image.new("L", (8, 8)).save(tmp_path / "seg" / "a" / folder / "0.png")
-    says(polyfed("data", "check", tmp_path / "seg"), "masks/")
-
-
 def test_packed_images_are_read_again_and_masks_are_not_packed(polyfed, images, tmp_path, monkeypatch):
     monkeypatch.chdir(images)
     assert polyfed("data", "pack", ".", "--size", "8", "--out", "p.tar").code == 0

@@ -44,6 +44,12 @@ class Server(BaseHTTPRequestHandler):
             return
         body = CONTENT[start:] if manner != "wrong" else b"x" * (len(CONTENT) - start)
         self.send_response(206 if start else 200)
+        if manner == "endless":
+            self.end_headers()
+            for _ in range(1000):
+                self.wfile.write(CONTENT)
+            return
+        body += b"more" if manner == "longer" else b""
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if manner in ("truncated", "rangeless") and first:
@@ -70,7 +76,7 @@ def server(monkeypatch) -> Iterator[str]:
 
 
 def remote(server: str, *manners: str) -> RemoteFile:
-    return RemoteFile("sub/file.bin", tuple(f"{server}/{manner}/file.bin" for manner in manners), SHA)
+    return RemoteFile("sub/file.bin", tuple(f"{server}/{manner}/file.bin" for manner in manners), SHA, len(CONTENT))
 
 
 @pytest.mark.parametrize("manner", ["sound", "truncated", "rangeless", "busy"])
@@ -114,11 +120,31 @@ def test_what_cannot_be_had_is_said_in_one_sentence(server, tmp_path):
     with pytest.raises(DataError, match=r"file\.bin could not be downloaded.*gone.*404.*wrong.*another checksum"):
         get([remote(server, "gone", "wrong")], tmp_path)
     with pytest.raises(DataError, match="no answer"):
-        get([RemoteFile("a", ("http://127.0.0.1:9/a",), SHA)], tmp_path)
+        get([RemoteFile("a", ("http://127.0.0.1:9/a",), SHA, 10)], tmp_path)
     (tmp_path / "b").write_text("mine")
     with pytest.raises(DataError, match="Move it away"):
-        get([RemoteFile("b", ("http://127.0.0.1:9/b",), SHA)], tmp_path)
+        get([RemoteFile("b", ("http://127.0.0.1:9/b",), SHA, 10)], tmp_path)
     assert (tmp_path / "b").read_text() == "mine"
+
+
+@pytest.mark.parametrize(("manner", "said"), [("longer", "announces 512,004 bytes"), ("endless", "more than 512,000 bytes came")])
+def test_a_mirror_that_sends_more_than_there_is_is_given_up(server, tmp_path, manner, said):
+    with pytest.raises(DataError, match=said):
+        get([remote(server, manner)], tmp_path)
+    assert len(Server.asked) == 1 and not list((tmp_path / "sub").iterdir()), "not asked again, and nothing is left"
+    assert get([remote(server, manner, "sound")], tmp_path), "the next mirror is asked"
+    (tmp_path / "sub" / "file.bin").unlink()
+    (tmp_path / "sub" / "file.bin.part").write_bytes(CONTENT + b"more")
+    assert get([remote(server, "sound")], tmp_path), "a part file that is too long starts again"
+
+
+def test_every_file_has_a_bound_and_an_encrypted_mirror_comes_first():
+    files = [file for name in data_sets.names() if (found := data_sets.find(name).extra.get("declaration")) for file in found.files]
+    assert len(files) >= 10
+    for file in files:
+        assert 0 < file.most_bytes <= 300 * 10**6, file.name
+        encrypted = [url.startswith("https://") for url in file.urls]
+        assert encrypted[0] and encrypted == sorted(encrypted, reverse=True), file.name
 
 
 def test_the_commands(polyfed, server, monkeypatch, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +21,8 @@ from polyfed.errors import DataError, SettingError
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
+    from polyfed.data.download import RemoteFile
+
 EXAMPLE = "Examples: polyfed data check ./my_images --sheet sheet.png; polyfed data check digits-five --root ~/data/digits-five"
 
 data_app = typer.Typer(help="Look after the files of data sets.", no_args_is_help=True)
@@ -35,7 +37,7 @@ def ls(as_json: Json = False) -> None:
     rows = [
         {
             "name": declared.name.replace("_", "-"),
-            "get": f"{len(declared.files)} file{'s' if len(declared.files) != 1 else ''}" if declared.files else "by hand",
+            "get": get_words(declared.files),
             "page": declared.page,
             "terms": declared.terms,
         }
@@ -48,6 +50,14 @@ def ls(as_json: Json = False) -> None:
     for row in rows:
         shown.add_row(*row.values())
     print_table("data sets that are read from files", shown)
+
+
+def get_words(files: Sequence[RemoteFile]) -> str:
+    """How many files can be downloaded, and how large they are at most."""
+    if not files:
+        return "by hand"
+    most = sum(file.most_bytes for file in files)
+    return f"{len(files)} file{'s' if len(files) != 1 else ''}, at most {most / 10**6:,.0f} MB"
 
 
 @data_app.command("get", epilog="Example: polyfed data get cifar10 --root ~/data")
@@ -127,7 +137,7 @@ def check(
     sheet: Annotated[Path | None, typer.Option("--sheet", metavar="FILE", help="Contact sheet of own images, as .png.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Look through images: counts, sizes, damage, images that are there twice. Every image is decoded.
+    """Look through images: counts, sizes, damage, masks that do not fit, images that are there twice. Every image is decoded.
 
     The files of a data set are compared with what is known of it.
     """
@@ -154,7 +164,7 @@ def _check_own(path: str, sheet: Path | None, as_json: bool) -> None:
         print_table(f"images of {found.name}", shown)
         classes = table(("class", *found.counts), list(found.counts))
         for place, label in enumerate(found.classes):
-            classes.add_row(label, *(f"{by['all'][place]:,}" for by in found.counts.values()))
+            classes.add_row(label, *(f"{by[place]:,}" for by in found.by_class.values()))
         print_table("images by class", classes)
         print(f"Kinds of files: {', '.join(f'{kind} {count:,}' for kind, count in found.modes.items())}.")
         for sentence in (*found.notes, *found.problems, *([f"Contact sheet: {sheet}."] if sheet else []), found.summary()):

@@ -2,73 +2,35 @@
 
 from __future__ import annotations
 
-import io
-import warnings
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
+from polyfed.data.check_masks import check_masks
 from polyfed.data.contact_sheet import IN_A_ROW, write_sheet
 from polyfed.data.duplicates import Duplicates, picture_hash
 from polyfed.data.images import DEEP_MODES, decoded, opened
+from polyfed.data.own_check_result import OwnCheckResult, kind_of, size_words
 from polyfed.data.own_data import own_images
 from polyfed.data.own_images import OwnImage, OwnImages, OwnOptions, split_rows
+from polyfed.data.sets.mask_folder import holds_masks
 from polyfed.errors import DataError
 
 USUAL = OwnOptions(64, 0.2, 0.1, 0, True, "none", "half")
 """The splits that are looked at are those of a run without options."""
 
 
-@dataclass(frozen=True)
-class OwnCheckResult:
-    """What a check of own images found.
-
-    Args:
-        name: The name of the data.
-        root: The folder or table.
-        classes: All classes.
-        counts: Images of each class, by domain and split; ``all`` counts every readable one.
-        sizes: Width and height of images in their files, smallest and largest of each, and how many sizes there are.
-        modes: How many images have which kind of file and pixels.
-        notes: What is worth knowing, a sentence each.
-        problems: What must be mended, a sentence each.
-    """
-
-    name: str
-    root: str
-    classes: tuple[str, ...]
-    counts: Mapping[str, Mapping[str, tuple[int, ...]]]
-    sizes: Mapping[str, str]
-    modes: Mapping[str, int]
-    notes: tuple[str, ...]
-    problems: tuple[str, ...]
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.problems
-
-    def summary(self) -> str:
-        """One sentence."""
-        images = sum(sum(by["all"]) for by in self.counts.values())
-        found = f"{images:,} images, {len(self.counts)} domain{'s' if len(self.counts) != 1 else ''}, {len(self.classes)} classes"
-        if self.ok:
-            return f"{self.root}: {found}, nothing wrong."
-        return f"{self.root}: {found}, {len(self.problems)} problem{'s' if len(self.problems) != 1 else ''}."
-
-
 def check_own(path: str, sheet: Path | None = None) -> OwnCheckResult:
     """Decode every image, count, and look for images that are there twice.
 
     Args:
-        path: A folder of images, or a table that lists them.
+        path: A folder of images, one of images with masks, or a table that lists images.
         sheet: Where to write a contact sheet.
     """
+    if holds_masks(path):
+        return check_masks(path, sheet)
     look = Look(own_images(path))
     for domain in look.images.by_domain:
         look.at(domain)
@@ -117,7 +79,7 @@ class Look:
         except DataError as error:
             self.problems.append(str(error))
             return None
-        self.modes[f"{_kind(content)} {image.mode}"] += 1
+        self.modes[f"{kind_of(content)} {image.mode}"] += 1
         self.sizes.setdefault(entry.domain, Counter())[image.size] += 1
         return picture_hash(np.asarray(image if image.mode in DEEP_MODES else image.convert("RGB")))
 
@@ -128,19 +90,9 @@ class Look:
             root=path,
             classes=self.images.classes,
             counts=self.counts,
-            sizes={domain: _size_words(sizes) for domain, sizes in self.sizes.items()},
+            by_class={domain: by["all"] for domain, by in self.counts.items()},
+            sizes={domain: size_words(sizes) for domain, sizes in self.sizes.items()},
             modes=dict(self.modes.most_common()),
             notes=(*self.images.notes, *self.images.lacking(), *self.duplicates.across_domains()),
             problems=(*self.problems, *self.duplicates.leaks()),
         )
-
-
-def _kind(content: bytes) -> str:
-    with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(content)) as image:
-        return str(image.format)
-
-
-def _size_words(sizes: Counter[tuple[int, int]]) -> str:
-    widths, heights = zip(*sizes, strict=True)
-    smallest, largest = f"{min(widths)}x{min(heights)}", f"{max(widths)}x{max(heights)}"
-    return smallest if len(sizes) == 1 else f"{smallest} to {largest}, {len(sizes)} sizes"

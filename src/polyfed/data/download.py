@@ -31,11 +31,13 @@ class RemoteFile:
         name: Where it belongs, below the folder of the data set.
         urls: Where it may be had, in the order in which they are tried.
         checksum: The algorithm and the digits: ``md5:...`` or ``sha256:...``.
+        most_bytes: The size that no honest copy exceeds; a mirror that sends more is given up.
     """
 
     name: str
     urls: tuple[str, ...]
     checksum: str
+    most_bytes: int
 
 
 def get(files: Sequence[RemoteFile], root: Path, progress: Progress = lambda name, there, whole: None) -> list[str]:
@@ -78,7 +80,7 @@ def _fetch(file: RemoteFile, target: Path, progress: Progress) -> None:
         resumed = part.exists()
         # What is left of an earlier try may be damaged: if its end does not fit, the same mirrors are asked for all of it.
         for url in (*file.urls, *(file.urls if resumed else ())):
-            problem = _from_mirror(url, part, lambda there, whole: progress(file.name, there, whole))
+            problem = _from_mirror(url, part, file.most_bytes, lambda there, whole: progress(file.name, there, whole))
             if problem:
                 failures.append(f"{url}: {problem}")
             elif is_sound(part, file.checksum):
@@ -95,9 +97,11 @@ def _fetch(file: RemoteFile, target: Path, progress: Progress) -> None:
     )
 
 
-def _from_mirror(url: str, part: Path, progress: Callable[[int, int | None], None]) -> str:
+def _from_mirror(url: str, part: Path, most: int, progress: Callable[[int, int | None], None]) -> str:
     """Download to the part file, going on where it ends; what went wrong in the end, or nothing."""
     problem = ""
+    if part.exists() and part.stat().st_size > most:
+        part.unlink()
     for _ in range(TRIES):
         there = part.stat().st_size if part.exists() else 0
         request = urllib.request.Request(url, headers={"User-Agent": "polyfed", **({"Range": f"bytes={there}-"} if there else {})})
@@ -107,13 +111,18 @@ def _from_mirror(url: str, part: Path, progress: Callable[[int, int | None], Non
                 there = there if answer.status == http.HTTPStatus.PARTIAL_CONTENT else 0
                 expected = answer.headers.get("Content-Length")
                 whole = None if expected is None else there + int(expected)
-                _write(answer, part, there, whole, progress)
+                if whole is not None and whole > most:
+                    return f"the server announces {whole:,} bytes, and the file has at most {most:,}"
+                _write(answer, part, there, whole, most, progress)
         except urllib.error.HTTPError as error:
             if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 return ""  # all of it is there
             problem = f"the server says {error.code} {error.reason}"
             if error.code < http.HTTPStatus.INTERNAL_SERVER_ERROR:
                 return problem
+        except _TooLong:
+            part.unlink()
+            return f"more than {most:,} bytes came, and the file has at most as many"
         except _Disk as error:
             raise error.cause from error
         except (*_BROKEN, ValueError) as error:
@@ -126,6 +135,10 @@ def _from_mirror(url: str, part: Path, progress: Callable[[int, int | None], Non
     return problem
 
 
+class _TooLong(Exception):
+    """More came than the file can have."""
+
+
 class _Disk(Exception):
     """Writing failed, not the network; both raise OSError."""
 
@@ -135,7 +148,12 @@ class _Disk(Exception):
 
 
 def _write(
-    answer: http.client.HTTPResponse, part: Path, there: int, whole: int | None, progress: Callable[[int, int | None], None]
+    answer: http.client.HTTPResponse,
+    part: Path,
+    there: int,
+    whole: int | None,
+    most: int,
+    progress: Callable[[int, int | None], None],
 ) -> None:
     try:
         stream = part.open("r+b" if there else "wb")
@@ -144,6 +162,8 @@ def _write(
     with stream:
         stream.seek(there)
         while chunk := answer.read1(CHUNK):
+            if there + len(chunk) > most:
+                raise _TooLong
             try:
                 stream.write(chunk)
             except OSError as error:

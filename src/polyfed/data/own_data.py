@@ -12,7 +12,6 @@ from polyfed.core.data_types import DataSet
 from polyfed.data.own_images import OwnImages
 from polyfed.data.registry import data_sets
 from polyfed.data.sets import image_folder, manifest, mask_folder
-from polyfed.errors import DataError
 
 
 def is_own_data(text: str) -> bool:
@@ -44,8 +43,4 @@ def _reader(path: str) -> Callable[..., DataSet]:
 def own_images(path: str) -> OwnImages:
     """The images of a folder or a table, not decoded yet."""
     place = Path(path).expanduser()
-    if place.is_dir() and mask_folder.holds_masks(path):
-        raise DataError(
-            f"{path} holds images/ and masks/; folders of classes and tables are checked here. polyfed run {path} reads it."
-        )
     return manifest.listed_in(place) if is_table(path) else image_folder.found_in(place)

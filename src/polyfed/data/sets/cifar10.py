@@ -133,6 +133,7 @@ CIFAR10 = Declaration(
             "cifar-10-python.tar.gz",
             ("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",),
             "md5:c58f30108f718f92721af3b95e74349a",
+            200 * 10**6,
         ),
     ),
     find=find,

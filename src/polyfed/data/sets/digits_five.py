@@ -66,6 +66,7 @@ REMOTE = (
             f"MNIST/{name}.gz",
             (f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}.gz", f"http://yann.lecun.com/exdb/mnist/{name}.gz"),
             f"md5:{digits}",
+            10 * 10**6,
         )
         for name, digits in {
             "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
@@ -75,14 +76,24 @@ REMOTE = (
         }.items()
     ),
     *(
-        RemoteFile(f"SVHN/{name}", (f"http://ufldl.stanford.edu/housenumbers/{name}",), f"md5:{digits}")
+        RemoteFile(
+            f"SVHN/{name}",
+            (f"https://ufldl.stanford.edu/housenumbers/{name}", f"http://ufldl.stanford.edu/housenumbers/{name}"),
+            f"md5:{digits}",
+            200 * 10**6,
+        )
         for name, digits in {
             "train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373",
             "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3",
         }.items()
     ),
     *(
-        RemoteFile(f"USPS/{name}", (f"https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass/{name}",), f"md5:{digits}")
+        RemoteFile(
+            f"USPS/{name}",
+            (f"https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass/{name}",),
+            f"md5:{digits}",
+            10 * 10**6,
+        )
         for name, digits in {
             "usps.bz2": "ec16c51db3855ca6c91edd34d0e9b197",
             "usps.t.bz2": "8ea070ee2aca1ac39742fdd1ef5ed118",

@@ -24,6 +24,7 @@ from polyfed.errors import DataError, OptionError
 IMAGES, MASKS = "images", "masks"
 LAYOUT = "folders images/ and masks/"
 CLASS_FILE = "classes.txt"
+USUAL_TEST_SHARE = 0.2
 
 
 def holds_masks(root: str) -> bool:
@@ -41,7 +42,7 @@ def mask_folder(
     width: int = 128,
     crop: int = 0,
     flip: bool = True,
-    test_share: float = 0.2,
+    test_share: float = USUAL_TEST_SHARE,
     validation_share: float = 0.0,
     seed: int = 0,
     ignore: int = IGNORED,
@@ -76,7 +77,7 @@ def mask_folder(
     tree = FolderTree(folder)
     domains = pairs_by_domain(tree, folder)
     classes, meaning = classes_of(folder, tree, domains, ignore)
-    split = partial(_by_share, test_share, validation_share, seed)
+    split = partial(by_share, test_share, validation_share, seed)
     sources = [MaskFiles(name, LAYOUT, tree, pairs, (height, width), meaning, split) for name, pairs in sorted(domains.items())]
     loaded = tuple(source.load() for source in sources)
     base = prepared_as(normalise, "none")
@@ -94,6 +95,18 @@ def mask_folder(
 
 def pairs_by_domain(tree: FolderTree, folder: Path) -> dict[str, list[tuple[str, str]]]:
     """Image and mask of each example by domain; one without the other is refused by name."""
+    domains, alone = files_by_domain(tree, folder)
+    if alone:
+        other = MASKS if IMAGES in PurePosixPath(alone[0]).parts else IMAGES
+        raise DataError(
+            f"{folder}: {alone[0]} has nothing of its name in {other}/ ({len(alone)} such files). "
+            "Every image needs a mask of the same name."
+        )
+    return domains
+
+
+def files_by_domain(tree: FolderTree, folder: Path) -> tuple[dict[str, list[tuple[str, str]]], list[str]]:
+    """Image and mask of each example by domain, and the files that have no other half."""
     found: dict[str, dict[tuple[str, str], str]] = {IMAGES: {}, MASKS: {}}
     for name in tree.names:
         parts = PurePosixPath(name).parts
@@ -107,17 +120,21 @@ def pairs_by_domain(tree: FolderTree, folder: Path) -> dict[str, list[tuple[str,
         raise DataError(
             f"{folder} holds no images in {IMAGES}/: {contents(folder)}. Expected <domain>/{IMAGES}/* and <domain>/{MASKS}/*."
         )
-    for kind, other in ((IMAGES, MASKS), (MASKS, IMAGES)):
-        alone = sorted(found[kind].keys() - found[other].keys())
-        if alone:
-            raise DataError(
-                f"{folder}: {found[kind][alone[0]]} has nothing of its name in {other}/ ({len(alone)} such files). "
-                "Every image needs a mask of the same name."
-            )
+    alone = [
+        found[kind][key]
+        for kind, other in ((IMAGES, MASKS), (MASKS, IMAGES))
+        for key in sorted(found[kind].keys() - found[other].keys())
+    ]
     domains: dict[str, list[tuple[str, str]]] = {}
-    for key in sorted(found[IMAGES]):
+    for key in sorted(found[IMAGES].keys() & found[MASKS].keys()):
         domains.setdefault(key[0], []).append((found[IMAGES][key], found[MASKS][key]))
-    return domains
+    return domains, alone
+
+
+def class_names(folder: Path) -> tuple[str, ...]:
+    """The classes that ``classes.txt`` names; none where there is no such file."""
+    listed = folder / CLASS_FILE
+    return tuple(line.strip() for line in listed.read_text().splitlines() if line.strip()) if listed.is_file() else ()
 
 
 def classes_of(
@@ -133,17 +150,19 @@ def classes_of(
         meaning = {0: 0, 255: 1}
     else:
         meaning = {value: value for value in range(max(values - {ignore}, default=0) + 1) if value != ignore}
-    listed = folder / CLASS_FILE
-    if not listed.is_file():
-        return tuple(str(label) for label in range(max(meaning.values()) + 1)), meaning
-    names = tuple(line.strip() for line in listed.read_text().splitlines() if line.strip())
+    names = class_names(folder)
     most = max(meaning.values())
+    if not names:
+        return tuple(str(label) for label in range(most + 1)), meaning
     if most >= len(names):
-        raise DataError(f"{listed} names {len(names)} classes, but masks hold the class {most}. Name it, or give ignore={most}.")
+        raise DataError(
+            f"{folder / CLASS_FILE} names {len(names)} classes, but masks hold the class {most}. Name it, or give ignore={most}."
+        )
     return names, meaning
 
 
-def _by_share(test_share: float, validation_share: float, seed: int, pairs: Sequence[tuple[str, str]]) -> Splits:
+def by_share(test_share: float, validation_share: float, seed: int, pairs: Sequence[tuple[str, str]]) -> Splits:
+    """The rows of each split, drawn by the seed."""
     rest, test = stratified(np.zeros(len(pairs), np.int64), test_share, seed)
     rest = np.sort(rest)
     train, validation = stratified(np.zeros(len(rest), np.int64), validation_share / (1 - test_share), seed)

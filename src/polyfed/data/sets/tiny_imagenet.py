@@ -63,8 +63,9 @@ TINY_IMAGENET = Declaration(
     files=(
         RemoteFile(
             "tiny-imagenet-200.zip",
-            ("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "https://cs231n.stanford.edu/tiny-imagenet-200.zip"),
+            ("https://cs231n.stanford.edu/tiny-imagenet-200.zip", "http://cs231n.stanford.edu/tiny-imagenet-200.zip"),
             "md5:90528d7ca1a48142e341f4ef8d21d0de",
+            260 * 10**6,
         ),
     ),
     find=find,
