@@ -9,7 +9,7 @@ import torch
 
 from helpers.tiny_runs import built, trained
 from polyfed.analysis import leakage
-from polyfed.analysis.gradient_inversion import draw, invert
+from polyfed.analysis.gradient_inversion import draw, in_best_order, invert
 from polyfed.analysis.leakage import area, found_at, likelihood_ratio, membership, pool_of
 from polyfed.core.data_types import ArrayExamples, ClientData, Federation
 from polyfed.errors import SettingError
@@ -79,7 +79,21 @@ def test_members_come_from_training_and_others_from_tests_of_the_same_domain() -
     assert rows == [True] * 10 + [False] * 10
 
 
-def test_shadow_runs_train_on_half_of_all_samples_however_few_are_attacked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_shadow_runs_find_members_of_unequal_samples() -> None:
+    """Samples differ far more than membership adds; what is right of each sample alone would be too uncertain."""
+    stream = torch.Generator().manual_seed(0)
+    ease, gain = 4 * torch.randn(2000, generator=stream, dtype=torch.float64), 1.0
+    inside = torch.zeros(4, 2000, dtype=torch.bool)
+    for number in (0, 2):
+        inside[number, torch.randperm(2000, generator=stream)[:1000]] = True
+        inside[number + 1] = ~inside[number]
+    shadows = ease + gain * inside + torch.randn(4, 2000, generator=stream, dtype=torch.float64)
+    own = ease + gain * (torch.arange(2000) < 1000) + torch.randn(2000, generator=stream, dtype=torch.float64)
+    ratio = likelihood_ratio(own, inside, shadows)
+    assert area(ratio[:1000], ratio[1000:]) > 0.70 > 0.60 > area(own[:1000], own[1000:])
+
+
+def test_shadow_runs_train_on_about_as_many_samples_as_the_run_however_few_are_attacked(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment, sizes, chosen = trained("fedavg", rounds=1), [], []
     original = leakage.shadow_of
 
@@ -92,7 +106,8 @@ def test_shadow_runs_train_on_half_of_all_samples_however_few_are_attacked(monke
     monkeypatch.setattr(leakage, "shadow_of", noting)
     membership(experiment, shadows=2, most=2, model=TinyNet())
     for client in experiment.federation.clients:
-        count = len(client.train) + sum(len(client.tests[domain]) for domain in client.domains)
+        rest = sum(len(client.tests[domain]) for domain in client.domains)
+        count = len(client.train) + min(len(client.train), rest)
         assert [each[client.id] for each in sizes] == [(count + 1) // 2, count // 2]
         pool = pool_of(client, 2, 0)
         assert torch.equal(pool.whole.subset(pool.places).batch(slice(None))[0], pool.examples.batch(slice(None))[0])
@@ -104,9 +119,18 @@ def test_shadow_runs_come_in_pairs() -> None:
         membership(built("fedavg"), shadows=3)
 
 
+def test_images_of_one_label_are_compared_in_their_best_order() -> None:
+    x = torch.stack([torch.full((1, 2, 2), value) for value in (0.0, 1.0, 2.0)])
+    found = in_best_order(x[[1, 0, 2]] + 0.1, x, torch.tensor([7, 7, 3]))
+    assert torch.allclose(found, x + 0.1)
+    assert torch.allclose(in_best_order(x[[1, 0, 2]], x, torch.tensor([7, 8, 3])), x[[1, 0, 2]]), "labels are known"
+
+
 def test_a_gradient_gives_its_image_away_more_than_noise_does(tmp_path) -> None:  # type: ignore[no-untyped-def]
     few, many = (invert(Settings(data="digits-mini"), ["fedavg + group_norm"], images=1, steps=steps)[0] for steps in (1, 40))
     assert many["cosine_distance"] < few["cosine_distance"]
+    low, high = many["pixels"]
+    assert bool((many["found"] >= low).all()) and bool((many["found"] <= high).all())
     assert many["lower_bounds"] is True and many["found"].shape == many["original"].shape
     draw([few, many], tmp_path / "found.png")
     assert (tmp_path / "found.png").stat().st_size > 1000

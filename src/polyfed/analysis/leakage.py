@@ -1,10 +1,11 @@
 """What a trained run tells about who was trained on: membership inference, by client and domain.
 
     loss:   a sample is said to be a member where the model's loss on it is small (Yeom et al., 2018)
-    lira:   log N(c; members) - log N(c; others), c = log(p_y / (1 - p_y)), with means by sample over shadow runs (Carlini et al., 2022)
+    lira:   log N(c; m + g, s) - log N(c; m, s), c = log(p_y / (1 - p_y)), m by sample over shadow runs (Carlini et al., 2022)
 
-A shadow run trains the same method on half of the samples of each client's training and test data, drawn anew; runs come in pairs, the second
-on the other halves, so every sample is in half of them. Spreads are shared by all samples, since shadow runs are few.
+A shadow run trains the same method on a random half of each client's training samples and as many test samples, so on about as many as the run;
+runs come in pairs, the second on the other halves, so every sample is in half of them. Shadow runs are few, so all samples share the spread s,
+and g, what membership adds, is drawn towards its mean over samples as far as it is uncertain (James and Stein).
 
 Every number is a lower bound: an attack that fails here says nothing about a better one. References: Yeom et al., Privacy Risk in Machine
 Learning, CSF 2018; Carlini et al., Membership Inference Attacks From First Principles, S&P 2022.
@@ -80,7 +81,7 @@ def membership(
 class Pool:
     """Samples of a client that are attacked: members first, then as many that were not trained on.
 
-    ``whole`` are all its training and test samples, ``places`` where the attacked ones are among them.
+    ``whole`` are its training samples and at most as many test samples, ``places`` where the attacked ones are among them.
     """
 
     examples: Examples
@@ -99,9 +100,12 @@ def pool_of(client: ClientData, most: int, seed: int) -> Pool:
     rest = joined(tests) if len(tests) > 1 else tests[0]
     count = min(most, len(client.train), len(rest))
     stream = generator(seed, "leakage", client.id)
-    chosen = [torch.randperm(len(part), generator=stream)[:count] for part in (client.train, rest)]
+    orders = [torch.randperm(len(part), generator=stream) for part in (client.train, rest)]
+    chosen = [order[:count] for order in orders]
     attacked = joined([part.subset(places) for part, places in zip((client.train, rest), chosen, strict=True)])
-    return Pool(attacked, count, joined([client.train, rest]), torch.cat([chosen[0], len(client.train) + chosen[1]]))
+    # No more others than members: a shadow run must train on about as many samples as the run did.
+    whole = joined([client.train, rest.subset(orders[1][: len(client.train)])])
+    return Pool(attacked, count, whole, torch.cat([chosen[0], len(client.train) + torch.arange(count)]))
 
 
 @torch.no_grad()
@@ -174,12 +178,19 @@ def shadow_of(
 def likelihood_ratio(own: Tensor, inside: Tensor, shadows: Tensor) -> Tensor:
     """How much likelier a sample's confidence is for a member, from shadow runs (rows) with and without it."""
     with_it, without = mean_over(shadows, inside), mean_over(shadows, ~inside)
-    spread_with, spread_without = spread_around(shadows, inside, with_it), spread_around(shadows, ~inside, without)
+    variance = variance_around(shadows, torch.where(inside, with_it, without))
+    gain = shrunken(
+        with_it - without, float((variance * (1 / inside.sum(0).clamp_min(1) + 1 / (~inside).sum(0).clamp_min(1))).mean())
+    )
+    outside = (shadows - gain * inside).mean(0)
+    return gain * (own - outside - gain / 2) / variance
 
-    def log_density(mean: Tensor, spread: Tensor) -> Tensor:
-        return -((own - mean) ** 2) / (2 * spread**2) - spread.log()
 
-    return log_density(with_it, spread_with) - log_density(without, spread_without)
+def shrunken(gains: Tensor, noise: float) -> Tensor:
+    """What membership adds to each sample's confidence, drawn towards the mean of all as far as few shadow runs make it uncertain."""
+    spread = float(gains.var()) if len(gains) > 1 else 0.0
+    trust = max(0.0, 1 - noise / spread) if spread > 0 else 0.0
+    return gains.mean() + trust * (gains - gains.mean())
 
 
 def mean_over(values: Tensor, chosen: Tensor) -> Tensor:
@@ -187,11 +198,11 @@ def mean_over(values: Tensor, chosen: Tensor) -> Tensor:
     return (values * chosen).sum(0) / chosen.sum(0).clamp_min(1)
 
 
-def spread_around(values: Tensor, chosen: Tensor, mean: Tensor) -> Tensor:
-    """One spread for all columns; from two rows or less of each it is that of all values."""
-    squares = ((values - mean) ** 2 * chosen).sum()
-    free = int(chosen.sum()) - values.shape[1]
-    return (squares / free).sqrt().clamp_min(1e-6) if free > 0 and float(squares) > 0 else values.std().clamp_min(1e-6)
+def variance_around(values: Tensor, means: Tensor) -> Tensor:
+    """One variance for all samples; from one shadow run of each kind it is that of all values."""
+    free = values.numel() - 2 * values.shape[1]
+    squares = (values - means).square().sum()
+    return (squares / free if free > 0 and float(squares) > 0 else values.var()).clamp_min(1e-12)
 
 
 def summary(attacked: Sequence[Attacked], shadows: int) -> dict[str, Any]:

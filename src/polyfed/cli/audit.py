@@ -136,7 +136,7 @@ def inversion(
         settings = Settings(data=data, root=root, model=model, seed=seed, batch_size=max(images, 2))
         found = invert(settings, [text.strip() for text in methods.split(";") if text.strip()], images, steps)
         draw(found, Path(out))
-    rows = [{name: value for name, value in each.items() if name not in ("original", "found")} for each in found]
+    rows = [{name: value for name, value in each.items() if name not in ("original", "found", "pixels")} for each in found]
     if not quiet:
         shown = table(("method", "PSNR, dB", "cosine distance"), ("PSNR, dB", "cosine distance"))
         for row in rows:
