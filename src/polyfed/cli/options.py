@@ -48,7 +48,7 @@ Methods = Annotated[
     typer.Option(
         "--methods",
         metavar="TEXTS",
-        help='Methods, apart by semicolons, settings of their own after "with": "fedavg; fedwon with lr=0.2". Default: the recipe\'s [methods].',
+        help='Methods, apart by semicolons, settings of their own after "with": "fedavg; fedwon with lr=0.2". Default: the methods of the recipe.',
         show_default=False,
         autocompletion=complete("methods", "+;"),
     ),
