@@ -32,6 +32,8 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
     ({}, {"model": "os:getcwd"}, {}, "the model os:getcwd would be imported"),
     ({"models": ("small_cnn",)}, {"model": "resnet18"}, {}, "the model resnet18 is not among"),
     ({}, {"init": "/etc/shadow"}, {}, "initial_weights does not name it"),
+    ({}, {"model": 'torchvision:resnet18(weights="/etc/shadow")'}, {}, "initial_weights does not name it"),
+    ({}, {"model": 'timm:resnet18(weights="/etc/shadow")'}, {}, "initial_weights does not name it"),
     ({"most_rounds": 5}, {"rounds": 6}, {}, "the run has 6 rounds"),
     ({"most_rounds": 5}, {"rounds": 5}, {"round": 7}, "round 7"),
     ({"most_rounds": 5}, {"rounds": 5}, {"facts": {"rounds": 900}}, "of 900"),

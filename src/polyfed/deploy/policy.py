@@ -23,6 +23,7 @@ from polyfed.deploy.private_files import write_private
 from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.flower.run_config import MIN_NODES
 from polyfed.flower.wire_message import DESCRIBE
+from polyfed.models.model_text import weights_file
 from polyfed.settings import Settings
 from polyfed.text import read_sum
 
@@ -124,7 +125,8 @@ class Policy:
                 yield f"the model {model} would be imported, and import_paths does not name it"
         elif model is not None and not allowed(name_in(model), self.models):
             yield f"the model {name_in(model)} is not among the models that are allowed"
-        if settings.init is not None and settings.init not in self.initial_weights:
+        files = [settings.init, None if model is None else weights_file(model)]
+        if any(file is not None and file not in self.initial_weights for file in files):
             yield "the run starts from a file of weights, and initial_weights does not name it"
 
     def _about_run(self, settings: Settings, run_config: Mapping[str, Any]) -> Iterator[str]:

@@ -54,10 +54,15 @@ def images_of_weights(text: str | None) -> ImagesOfWeights | None:
     return find(options) if find is not None and (options.get("pretrained") or options.get(WEIGHTS)) else None
 
 
+def weights_file(text: str) -> str | None:
+    """The file of weights that a text names; None where it names none."""
+    file = written_options(text).get(WEIGHTS)
+    return file if isinstance(file, str) and file else None
+
+
 def with_absolute_weights(text: str) -> str:
     """The text of a model whose file of weights is found from every working folder."""
-    options = written_options(text)
-    file = options.get(WEIGHTS)
-    if not isinstance(file, str) or not file or os.path.isabs(file):
+    file = weights_file(text)
+    if file is None or os.path.isabs(file):
         return text
-    return write_call(read_call(as_call(text)).name, options | {WEIGHTS: os.path.abspath(os.path.expanduser(file))})
+    return write_call(read_call(as_call(text)).name, written_options(text) | {WEIGHTS: os.path.abspath(os.path.expanduser(file))})
