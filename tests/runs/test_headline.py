@@ -47,7 +47,7 @@ def test_the_rule_for_the_headline() -> None:
     uneven, even = {("unseen", "d"): scored([0] * 30, SKEWED)}, {("seen", "a"): scored([0, 1, 2], [0, 1, 2])}
     assert headline("auto", even).measure == "accuracy"
     chosen = headline("auto", {**even, **uneven})
-    assert chosen.measure == "balanced_accuracy" and "in d the most frequent class has 8.0 times" in chosen.reason
+    assert chosen.measure == "balanced_accuracy" and "In d the most frequent class has 8.0 times" in chosen.reason
     assert headline("accuracy", uneven).measure == "accuracy"
     assert headline("auto", {("seen", "a"): {"accuracy": 0.5, "count": 4}}).measure == "accuracy"
     assert SENTENCE in warnings(uneven)[0] and "unseen d: accuracy 80.0 %, that class 80.0 %" in warnings(uneven)[0]
@@ -130,6 +130,8 @@ def test_the_terminal_says_it_first(hospitals: DataSet, tmp_path: Path, polyfed:
     assert "most frequent class %" in ended.out and "balanced accuracy %" in ended.out
     found = json.loads(ended.out.splitlines()[-1])
     assert next(iter(found)) == "warning" and found["metric"] == "balanced_accuracy"
-    assert "in hospital_" in found["metric_reason"]
+    assert "In hospital_" in found["metric_reason"]
+    assert "Classes are uneven, so balanced accuracy heads the tables." in ended.out
     chosen = polyfed("run", str(tmp_path / "data"), "--rounds", "2", "--metric", "accuracy", "--lr", "0.5")
     assert chosen.out.startswith("Warning: fedavg is no better") and "balanced accuracy %" not in chosen.out
+    assert "uneven" not in chosen.out

@@ -28,7 +28,18 @@ from polyfed.cli.options import (
     compared_methods,
     with_settings,
 )
-from polyfed.cli.output import View, busy, console, listen, print_footnotes, print_json, print_table, print_warnings, table
+from polyfed.cli.output import (
+    View,
+    busy,
+    console,
+    listen,
+    print_footnotes,
+    print_json,
+    print_table,
+    print_warnings,
+    reason_in_short,
+    table,
+)
 from polyfed.cli.runs_bar import runs_bar
 from polyfed.errors import SettingError
 from polyfed.run import compare as compare_methods
@@ -143,7 +154,9 @@ def print_comparison(found: Comparison, costs: bool, view: View) -> None:
     about = found.data if found.protocol == SEEN else f"{found.data}, {found.protocol}: each domain unseen in turn"
     print_methods(f"{about}: {MEASURES[found.metric]} in %", found.rows, view)
     reason = found.metric_reason if found.metric != "accuracy" else ""
-    print_footnotes(in_short(found), [reason, found.certainty, found.note], view)
+    print_footnotes(
+        in_short(found), [reason, found.certainty, found.note], view, [reason_in_short(found.metric_reason, found.metric)]
+    )
     reference = reference_of(found.rows) if costs else None
     if reference is not None:
         print_costs(found.costs, reference, view)

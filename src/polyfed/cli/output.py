@@ -74,8 +74,8 @@ def print_table(title: str, made: FittedTable, view: View = FITTED) -> None:
     console(width=width).print(made.fitted(width, view.wide))
 
 
-def print_footnotes(short: str, sentences: Sequence[str], view: View) -> None:
-    """What the numbers mean: all sentences with ``--explain``, else one line."""
+def print_footnotes(short: str, sentences: Sequence[str], view: View, always: Sequence[str] = ()) -> None:
+    """What the numbers mean: all sentences with ``--explain``, else one line, after those that are said in any case."""
     from rich.markup import escape
 
     out = console()
@@ -83,8 +83,16 @@ def print_footnotes(short: str, sentences: Sequence[str], view: View) -> None:
         for sentence in filter(None, sentences):
             out.print(f"[dim]{escape(sentence)}[/dim]")
         return
+    for sentence in filter(None, always):
+        out.print(f"[dim]{escape(sentence)}[/dim]")
     line = f"{short} More: {EXPLAIN}.".strip()
     out.print(f"[dim]{escape(line if len(line) <= out.width else f'More: {EXPLAIN}.')}[/dim]")
+
+
+def reason_in_short(reason: str, measure: str) -> str:
+    """The first of several sentences about why another measure than accuracy heads a table: that its classes are uneven."""
+    first, *more = reason.split(". ")
+    return f"{first}." if more and measure != "accuracy" else ""
 
 
 def print_warnings(sentences: Sequence[str]) -> None:

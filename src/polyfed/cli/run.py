@@ -35,6 +35,7 @@ from polyfed.cli.output import (
     print_json,
     print_table,
     print_warnings,
+    reason_in_short,
     show_progress,
     table,
     warn,
@@ -189,7 +190,7 @@ def print_scores(summary: dict[str, Any], title: str | None = None, view: View =
         summary["metric_reason"] if measure != "accuracy" else "",
         f"{sample['scored']} of {sample['clients']} clients were scored, drawn by the seed (--evaluate-clients)." if sample else "",
     ]
-    print_footnotes(f"{ERROR_MEANING}." if rows else "", meanings, view)
+    print_footnotes(f"{ERROR_MEANING}." if rows else "", meanings, view, [reason_in_short(summary["metric_reason"], measure)])
 
 
 def print_privacy(account: dict[str, Any] | None, view: View = FITTED) -> None:

@@ -94,8 +94,8 @@ class Classification(Task):
         more = f" ({len(uneven)} test sets are uneven)" if len(uneven) > 1 else ""
         return Headline(
             "balanced_accuracy",
-            f"Balanced accuracy heads the tables: in {worst} the most frequent class has {uneven[worst]:.1f} times the images that the "
-            f"other classes have on average{more}. --metric accuracy shows accuracy instead.",
+            f"Classes are uneven, so balanced accuracy heads the tables. In {worst} the most frequent class has {uneven[worst]:.1f} times "
+            f"the images that the other classes have on average{more}. --metric accuracy shows accuracy instead.",
         )
 
     def no_better(self, record: Mapping[str, Any]) -> bool:
