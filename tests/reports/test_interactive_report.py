@@ -13,7 +13,7 @@ import polyfed
 from helpers.browser import use_report
 from helpers.command_line import Command
 from helpers.report_page import words
-from polyfed.reports import data_pictures, gather
+from polyfed.reports import data_pictures, exports, gather
 from polyfed.reports.html import render, write_report
 
 METHODS = ["fedavg", "fedbn", "fedprox", "fedavg + group_norm"]
@@ -143,6 +143,11 @@ def test_figures_for_a_paper(runs: Path, tmp_path: Path, polyfed: Command) -> No
     assert ended.code == 0 and [name.rsplit("-", 1)[1] for name in names] == ["confusion.svg", "curves.svg", "scores.svg"]
     assert polyfed("report", runs, "--figures", "png", "-o", tmp_path / "one.png").code == 0
     assert (tmp_path / "one.png").read_bytes()[:4] == b"\x89PNG"
+    (group,) = gather.gather(folders(runs))
+    scores = exports.score_figure(group, "unseen")
+    assert "most frequent class" in [text.get_text() for text in scores.legends[0].get_texts()]
+    curves = exports.curve_figure(group, "unseen")
+    assert curves is not None and [tick for tick in curves.axes[0].get_xticks() if 1 <= tick <= 2] == [1, 2]
 
 
 def test_the_measure_of_a_report_can_be_chosen(runs: Path, polyfed: Command, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from polyfed.reports.gather import MEAN, VIEWS, WORST, Group, GroupEntry, averag
 from polyfed.reports.html import headed
 from polyfed.reports.json_values import json_values
 from polyfed.reports.pictures import capital, class_names
-from polyfed.reports.sections import baseline_cells, mean_bytes
+from polyfed.reports.sections import baseline, baseline_cells, mean_bytes
 from polyfed.reports.verdict import domain_error, mean_error
 from polyfed.runs.atomic_write import write_atomically
 from polyfed.runs.figures import COLOURS, MARKERS, dots_figure, empty_figure
@@ -270,7 +270,7 @@ def score_figure(group: Group, view: str) -> Any:
     """A dot for each method and domain; whiskers are the deviation over seeds, else the error from the size of the test."""
     named = columns(group, view)
     rows = [(entry.label, [_dot(group, view, key, entry) for _, key in named]) for entry in ranked(group, view)]
-    return dots_figure([name for name, _ in named], rows, MEASURES[group.measure])
+    return dots_figure([name for name, _ in named], rows, MEASURES[group.measure], baseline(group, view)[: len(named)])
 
 
 def _dot(group: Group, view: str, key: Any, entry: GroupEntry) -> tuple[float, float] | None:
@@ -285,6 +285,8 @@ def curve_figure(group: Group, view: str) -> Any | None:
     """The mean over domains by round, with a band of one deviation over seeds; None where one round was scored."""
     if all(len(entry.rounds(view)) < 2 for entry in group.entries):
         return None
+    from matplotlib.ticker import MaxNLocator
+
     figure = empty_figure(4.2, 3.0)
     axes = figure.add_subplot()
     for place, entry in enumerate(ranked(group, view)):
@@ -299,6 +301,7 @@ def curve_figure(group: Group, view: str) -> Any | None:
         if wide and not any(map(math.isnan, wide)):
             low, high = ([m + sign * w for m, w in zip(middle, wide, strict=True)] for sign in (-1, 1))
             axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_xlabel("round")
     axes.set_ylabel(f"mean {MEASURES[group.measure]}, %")
     axes.grid(linewidth=0.4)
@@ -325,4 +328,6 @@ def map_figure(group: Group, view: str) -> Any | None:
         axes.set_title(f"{domain}" if place else f"{best.label}: {domain}", fontsize=8)
         axes.set_xticks(range(len(names)), names, rotation=90, fontsize=6)
         axes.set_yticks(range(len(names)), names if place == 0 else [""] * len(names), fontsize=6)
+        axes.set_xlabel("answer", fontsize=7)
+        axes.set_ylabel("" if place else "true class", fontsize=7)
     return figure

@@ -122,6 +122,11 @@ def _column_error(group: Group, view: str, domain: str) -> str:
 
 def baseline_cells(group: Group, view: str) -> list[str]:
     """What always answering the most frequent class scores on each domain, then their mean, worst and spread; nothing where it is unknown."""
+    return [points(value) for value in baseline(group, view)]
+
+
+def baseline(group: Group, view: str) -> list[float]:
+    """The numbers of ``baseline_cells``."""
     known = group.domains_scored()
     found = []
     for domain in group.domains(view):
@@ -130,7 +135,7 @@ def baseline_cells(group: Group, view: str) -> list[str]:
         found.append(by_measure.get(group.measure, math.nan))
     if not found or any(map(math.isnan, found)):
         return []
-    return [points(value) for value in (*found, *([average(found), min(found), max(found) - min(found)] if len(found) > 1 else []))]
+    return [*found, *([average(found), min(found), max(found) - min(found)] if len(found) > 1 else [])]
 
 
 def standing(entry: GroupEntry, view: str) -> str:
