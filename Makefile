@@ -81,10 +81,11 @@ format: $(VENV)/.installed-dev  ## mend what ruff can mend
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-docs: $(VENV)/.installed-docs  ## refresh the generated tables and write the reference of the Python interface to build/docs
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(VENV)/.installed-docs  ## refresh the generated tables and build the site strictly into build/docs (open index.html; no network needed)
 	$(PY) docs/generate.py
-	$(PY) -m pdoc --docformat google --output-directory build/docs polyfed \
-	    $$($(PY) -c "import pkgutil, polyfed; print(*('polyfed.' + m.name for m in pkgutil.iter_modules(polyfed.__path__) if m.name not in ('__main__', 'run')))")
+	$(PY) -m mkdocs build --strict
+	POLYFED_SITE=build/docs $(PY) -m pytest -q tests/docs/test_site.py
 
 bench: $(BENCH_VENV)/.installed  ## compare the speed of a round with a hand-written loop, pfl-research and Flower (ARGS="--works a --repeats 3")
 	$(BENCH_PY) benchmarks/bench_speed.py $(ARGS)
@@ -156,12 +157,12 @@ $(VENV)/.made:
 extra-demo :=
 extra-test := [test]
 extra-dev  := [dev]
-extra-docs := [docs]
+extra-docs := [test,docs]
 extra-flower := [test,flower]
 covers-demo := demo
 covers-test := demo test
 covers-dev  := demo test dev
-covers-docs := demo docs
+covers-docs := demo test docs
 covers-flower := demo test flower
 
 # pip writes a package's INSTALLER after its files: without it the install was cut off, yet pip would take it for installed.

@@ -21,7 +21,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import polyfed
+from polyfed.cli.commands import GROUPS
 from polyfed.cli.completion import NAMES
+from polyfed.cli.lazy import imported
 from polyfed.cli.show import GIVEN_BY_RUN
 from polyfed.core.slots import SLOTS
 from polyfed.reports import method_tables
@@ -173,6 +176,51 @@ def linked_from(page: Path) -> method_tables.Link:
     return lambda name: Path(os.path.relpath(ROOT / "docs" / "methods" / f"{name}.md", page.parent)).as_posix()
 
 
+def commands_reference() -> str:
+    """Every command with its usage, arguments, options and example."""
+    return "\n\n".join(
+        f"## {title}\n\n" + "\n\n".join(command_text(f"polyfed {entry.name}", imported(entry)) for entry in group)
+        for title, group in GROUPS.items()
+    )
+
+
+def command_text(path: str, command: Any) -> str:
+    """One command, or all commands of a group."""
+    inner = getattr(command, "commands", None)
+    if inner is not None:
+        return "\n\n".join(command_text(f"{path} {name}", each) for name, each in inner.items())
+    own = [param for param in command.params if not {"--help", "--help-all"} & set(param.opts)]
+    placed = [param.metavar or str(param.name).upper() for param in own if param.param_type_name == "argument"]
+    rows = [(f"`{written_as(param)}`", (param.help or "").replace("<", "&lt;").replace("*", "\\*")) for param in own]
+    example = (command.epilog or "").partition(":")[2].strip()
+    calls = [call.strip() for call in re.split(r"\s+(?=polyfed )", example) if call.strip()]
+    shown = [
+        f"### {path}",
+        textwrap.fill(" ".join((command.help or "").split()), WIDTH),
+        f"```text\n{' '.join([path, '[OPTIONS]', *placed])}\n```",
+    ]
+    return "\n\n".join([*shown, table(("option", "meaning"), rows), *(["```sh\n" + "\n".join(calls) + "\n```"] if calls else [])])
+
+
+def written_as(param: Any) -> str:
+    """A parameter as it is typed."""
+    if param.param_type_name == "argument":
+        return str(param.metavar or param.name.upper())
+    value = "" if param.is_flag else f" {(param.metavar or param.name.upper()).replace('|', '/')}"
+    return ", ".join([*param.opts, *param.secondary_opts]) + value
+
+
+def python_interface() -> str:
+    """Every public name, as mkdocstrings is told to show it."""
+    homes: dict[str, list[str]] = {}
+    for name in polyfed.__all__:
+        found = getattr(polyfed, name)
+        homes.setdefault(
+            "Functions" if found.__module__ == "polyfed.run" else "Classes, and what methods of your own use", []
+        ).append(f"::: {found.__module__}.{name}")
+    return "\n\n".join(f"## {title}\n\n" + "\n\n".join(sorted(names)) for title, names in sorted(homes.items(), reverse=True))
+
+
 BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "methods": lambda page, _: method_tables.methods_table(linked_from(page)),
     "options": lambda _, about: method_tables.options_table(about),
@@ -182,6 +230,8 @@ BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "packages": lambda _, __: packages_tree(),
     "modules": lambda _, __: modules_tables(),
     "slots": lambda _, __: slots_table(),
+    "commands": lambda _, __: commands_reference(),
+    "python-interface": lambda _, __: python_interface(),
     "settings": lambda _, __: settings_table(),
     "list": lambda _, about: listing(about),
     "file": lambda _, about: shown_file(about),
