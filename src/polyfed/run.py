@@ -44,8 +44,8 @@ def run(data: Any = "digits-mini", method: str | Method | None = None, model: Mo
         settings: any field of ``polyfed.Settings`` (``rounds=20``, ``lr=0.05``, ``seed=0``...), ``out=DIR`` to write a run folder,
             ``progress=True`` for a progress bar (default: in notebooks), ``callbacks=[...]`` (``polyfed.Callback``: may stop the run), and
             ``track="tensorboard"``, ``"mlflow"`` or ``"wandb"``. ``optimizer``, ``loss``, ``schedule`` and ``augment`` may be objects:
-            a class of torch or a function (of parameters and ``lr``; of logits and labels; of a round and the number of rounds; of a
-            uint8 batch).
+            a class of torch or a function (of parameters and ``lr``; of logits and labels; of a round and the number of rounds, or a
+            scheduler of torch, stepped after each round; of a uint8 batch).
 
     Returns:
         The accuracy table, the costs, ``model_for(client)`` and ``newcomer()``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import sys
@@ -159,6 +160,21 @@ def test_a_callback_may_stop_a_run_that_goes_on(tmp_path: Path) -> None:
 
 def small_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits, labels)
+
+
+def test_a_scheduler_of_torch_takes_a_step_after_each_round(tmp_path: Path) -> None:
+    halved = functools.partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
+    rounds = {**QUICK, "rounds": 3}
+    given = polyfed.run(DATA, schedule=halved, out=tmp_path / "run", **rounds)
+    assert given.digest == polyfed.run(DATA, schedule=lambda number, _: 0.5 ** (number - 1), **rounds).digest
+    assert 'schedule = "torch.optim.lr_scheduler:ExponentialLR(gamma=0.5)"' in (tmp_path / "run" / "run.toml").read_text()
+    for wrong, said in (
+        (torch.optim.lr_scheduler.CosineAnnealingLR, "T_max"),
+        (torch.optim.lr_scheduler.ReduceLROnPlateau, "metrics"),
+        (torch.nn.Linear, "a scheduler of torch, found the class Linear"),
+    ):
+        with pytest.raises(SettingError, match=said):
+            polyfed.run(DATA, schedule=wrong, **QUICK)
 
 
 def test_objects_in_the_place_of_names(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ A run records them by their import path where they have one, and says that they 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -59,8 +60,8 @@ def give(experiment: Experiment, objects: Mapping[str, Any]) -> None:
     if "optimizer" in objects:
         bench.own_optimizer = objects["optimizer"]
     if "schedule" in objects:
-        bench.own_schedule = objects["schedule"]
-        _factor(objects["schedule"], experiment.settings.rounds)
+        bench.own_schedule = _schedule(objects["schedule"], experiment.settings.rounds)
+        _factor(bench.own_schedule, experiment.settings.rounds)
     if "augment" in objects:
         bench.preparation = dataclasses.replace(bench.preparation, augment=_augmentation(objects["augment"]))
     experiment.given = [*experiment.given, *(name for name in objects if name not in experiment.given)]
@@ -78,6 +79,32 @@ def _augmentation(given: Any) -> Callable[[Tensor], Tensor]:
     return made
 
 
+def _schedule(given: Any, rounds: int) -> Callable[[int, int], float]:
+    """A function of a round and the number of rounds; a scheduler of torch takes a step after each round."""
+    kind = given.func if isinstance(given, functools.partial) else given
+    if not isinstance(kind, type):
+        made: Callable[[int, int], float] = given
+        return made
+    from torch.optim import SGD
+    from torch.optim.lr_scheduler import LRScheduler
+
+    if not issubclass(kind, LRScheduler):
+        raise SettingError(f"schedule takes a function or a scheduler of torch, found the class {kind.__name__}.")
+    optimizer, factors = SGD([nn.Parameter(torch.zeros(1))], lr=1.0), list[float]()
+    try:
+        scheduler = given(optimizer)
+        for _ in range(rounds):
+            factors.append(float(optimizer.param_groups[0]["lr"]))
+            optimizer.step()
+            scheduler.step()
+    except TypeError as error:
+        raise SettingError(
+            f"{kind.__name__} cannot be made with an optimizer alone and take a step after each round: {error}. Give what it lacks "
+            f"with functools.partial({kind.__name__}, ...), or a function of a round and the number of rounds."
+        ) from error
+    return lambda number, _: factors[min(max(number, 1), rounds) - 1]
+
+
 def _factor(schedule: Callable[[int, int], float], rounds: int) -> None:
     """Refuse a schedule that does not give a number, before anything is trained."""
     try:
@@ -92,6 +119,9 @@ def _factor(schedule: Callable[[int, int], float], rounds: int) -> None:
 
 def import_path(value: Any) -> str:
     """Where an object can be imported from, ``module:name``; else what it looks like."""
+    if isinstance(value, functools.partial):
+        given = [*map(repr, value.args), *(f"{name}={one!r}" for name, one in value.keywords.items())]
+        return f"{import_path(value.func)}({', '.join(given)})"
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if module and name and "<" not in name and module != "__main__":
         return f"{module}:{name}"
