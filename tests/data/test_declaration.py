@@ -35,6 +35,7 @@ class Streamed:
     size: int
     layout: str = "folder tiny/<domain>"
     problems: tuple[str, ...] = ()
+    middle_square: bool = True
 
     def load(self) -> Domain:
         items = [(torch.zeros(3, self.size, self.size, dtype=torch.uint8), label) for label in (0, 1, 0)]

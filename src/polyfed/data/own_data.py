@@ -11,7 +11,7 @@ from typing import Any
 from polyfed.core.data_types import DataSet
 from polyfed.data.own_images import OwnImages
 from polyfed.data.registry import data_sets
-from polyfed.data.sets import image_folder, manifest, mask_folder
+from polyfed.data.sets import huggingface, image_folder, manifest, mask_folder
 
 
 def is_own_data(text: str) -> bool:
@@ -25,7 +25,7 @@ def is_table(text: str) -> bool:
 
 
 def own_data(path: str, **options: Any) -> DataSet:
-    """The data of a folder or a table; a folder with ``images/`` and ``masks/`` is for segmentation."""
+    """The data of a folder, a table or a Hugging Face copy; a folder with ``images/`` and ``masks/`` is for segmentation."""
     return _reader(path)(path, **options)
 
 
@@ -37,10 +37,14 @@ def options_of_own_data(path: str) -> Collection[str]:
 def _reader(path: str) -> Callable[..., DataSet]:
     if os.path.isdir(path) and mask_folder.holds_masks(path):
         return mask_folder.mask_folder
+    if huggingface.holds_copy(path):
+        return huggingface.huggingface
     return manifest.manifest if is_table(path) else image_folder.image_folder
 
 
 def own_images(path: str) -> OwnImages:
     """The images of a folder or a table, not decoded yet."""
     place = Path(path).expanduser()
+    if huggingface.holds_copy(place):
+        return huggingface.copied_in(place)
     return manifest.listed_in(place) if is_table(path) else image_folder.found_in(place)

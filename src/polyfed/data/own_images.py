@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyfed.core.data_types import DataSet, Domain
-from polyfed.data.archives import FolderTree
+from polyfed.data.archives import FileTree
 from polyfed.data.augment import preparation
 from polyfed.data.cache import Arrays
 from polyfed.data.domain_files import DomainFiles, source_text
@@ -88,24 +88,26 @@ class OwnImages:
         images: The files.
         classes: All classes, in the order of their labels; a domain may lack some.
         notes: What users should know of the files, a sentence each.
+        reader: How data of this kind are written with options, up to the first of them; empty: as a folder or a table.
     """
 
     root: Path
     name: str
-    tree: FolderTree
+    tree: FileTree
     layout: str
     images: Sequence[OwnImage]
     classes: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    reader: str = ""
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2:
             raise DataError(f"{self.root} has one class only, {self.classes[0]}. Expected images of at least two classes.")
 
     @property
-    def reader(self) -> str:
+    def written(self) -> str:
         """How data of this kind are written with options, up to the first of them."""
-        return 'image_folder(root="FOLDER"' if self.root.is_dir() else 'manifest(root="TABLE"'
+        return self.reader or ('image_folder(root="FOLDER"' if self.root.is_dir() else 'manifest(root="TABLE"')
 
     @cached_property
     def by_domain(self) -> Mapping[str, Sequence[OwnImage]]:
@@ -127,7 +129,7 @@ class OwnImages:
                 read=partial(self._read, images, options.size),
                 split=partial(split_rows, options),
                 skip_unreadable=options.skip_unreadable,
-                advice=f" To leave them out, write the data as: {self.reader}, skip_unreadable=True).",
+                advice=f" To leave them out, write the data as: {self.written}, skip_unreadable=True).",
             )
             for domain, images in self.by_domain.items()
         ]

