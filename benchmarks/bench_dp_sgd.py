@@ -51,7 +51,7 @@ def main() -> None:
     found = {}
     for method in METHODS:
         plain, private = seconds_of_a_step(method, steps), seconds_of_a_step(f"{method} + dp_sgd(epsilon=8.0)", steps)
-        system = seconds_of_a_step(f'{method} + dp_sgd(epsilon=8.0, noise="system")', 2)
+        system = seconds_of_a_step(f'{method} + dp_sgd(epsilon=8.0, noise="system")', steps)
         found[method] = {"plain": plain, "dp_sgd": private, "ratio": private / plain, "ratio, noise of the system": system / plain}
     print(json.dumps({"model": "six_layer_cnn", "batch": BATCH, "threads": 1, "methods": found}))
 

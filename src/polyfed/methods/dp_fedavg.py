@@ -106,7 +106,8 @@ class ClipUpdate(Noise):
         spread = largest * self.on_update(client.rounds, 1) if self.at == "client" else 0.0
         found = dict(entries)
         for name, value in update.items():
-            noisy = factor * value + (chance.normal(value, spread) if spread else 0)
+            clipped = factor * value
+            noisy = chance.add_noise(clipped, spread) if spread else clipped
             found[name] = allowed(client.bench.plan.entries[name], client.received[name] + noisy)
         return found
 
@@ -164,7 +165,7 @@ class SayWhetherBelow(Noise):
         below = 0.5 if length(update) <= float(client.extras[CLIP]) else -0.5
         if self.at == "client":
             spread = self.on_share(client.rounds, 1)
-            below += float(self.randomness(client, "below").normal(torch.empty((), dtype=torch.float64), spread))
+            below = float(self.randomness(client, "below").add_noise(torch.tensor(below, dtype=torch.float64), spread))
         return {BELOW: below}
 
 
@@ -186,7 +187,7 @@ class MoveClip(Noise):
         total = sum(float(sent[BELOW]) for sent in extras.values())
         if self.at == "server":
             spread = self.on_share(server.rounds, len(extras))
-            total += float(self.at_server(server, "below").normal(torch.empty((), dtype=torch.float64), spread))
+            total = float(self.at_server(server, "below").add_noise(torch.tensor(total, dtype=torch.float64), spread))
         share = min(max(total / len(extras) + 0.5, -1.0), 2.0)  # noise, or one bad client, must not throw the clip away
         server.memory[MEMORY] = {"clip": self.clip(server) * math.exp(-LEARNING_RATE * (share - self.quantile))}
 
@@ -206,7 +207,7 @@ class AddNoise(Noise):
         chance = self.at_server(server, "mean")
         entries = server.plan.entries
         return {
-            name: allowed(entries[name], value + chance.normal(value, spread)) if value.is_floating_point() else value
+            name: allowed(entries[name], chance.add_noise(value, spread)) if value.is_floating_point() else value
             for name, value in aggregate.items()
         }
 

@@ -63,8 +63,8 @@ class NoisyGradient(Account):
         spread, expected = self.multiplier(client) * self.clip, self.rate(client) * len(client.data.train)
         for parameter in client.bench.parameters.values():
             if parameter.requires_grad:
-                noise = chance.normal(parameter, spread)
-                parameter.grad = (noise if parameter not in found else noise.add_(found[parameter])).div_(expected)
+                gradient = found[parameter] if parameter in found else torch.zeros_like(parameter)
+                parameter.grad = chance.add_noise(gradient, spread).div_(expected)
         self.add_terms(step)
         return step.task_loss.detach()
 

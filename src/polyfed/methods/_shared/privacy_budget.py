@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from polyfed.core.seeds import generator
 from polyfed.errors import MissingExtra, OptionError
 from polyfed.layers.sample_gradients import NEEDS_OPACUS
 from polyfed.methods._shared.options import require_choice
+from polyfed.methods._shared.secure_noise import SecureStream
 
 History: TypeAlias = "list[list[float]]"
 
@@ -130,32 +130,23 @@ class Randomness:
         """The stream of the run."""
         return generator(self.seed, *self.names)
 
-    def normal(self, like: Tensor, spread: float) -> Tensor:
-        """Gaussian noise of this spread in the shape, type and place of a tensor."""
-        if self.source == SEED:
-            return torch.empty(like.shape, dtype=like.dtype).normal_(0.0, spread, generator=self.stream).to(like.device)
-        # The sum of four halved draws: the last bits of one draw would tell more than the noise hides (Holohan and Braghin, 2021).
-        total = sum(system_normal(like.numel()) for _ in range(4))
-        assert isinstance(total, Tensor)
-        return (spread / 2 * total).reshape(like.shape).to(like.device, like.dtype)
+    @functools.cached_property
+    def secure(self) -> SecureStream:
+        """The stream of the system."""
+        return SecureStream()
+
+    def add_noise(self, value: Tensor, spread: float) -> Tensor:
+        """A value with Gaussian noise of this spread."""
+        if self.source == SYSTEM:
+            return self.secure.add_noise(value, spread)
+        noise = torch.empty(value.shape, dtype=value.dtype).normal_(0.0, spread, generator=self.stream).to(value.device)
+        return noise.add_(value)
 
     def uniform(self, count: int) -> Tensor:
         """Numbers in [0, 1)."""
-        return torch.rand(count, generator=self.stream, dtype=torch.float64) if self.source == SEED else system_uniform(count)
-
-
-def system_uniform(count: int) -> Tensor:
-    """Numbers in [0, 1) from the system's secure generator."""
-    words = np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
-    return torch.from_numpy((words >> np.uint64(11)) * 2.0**-53)
-
-
-def system_normal(count: int) -> Tensor:
-    """Standard normal numbers from the system's secure generator (Box and Muller)."""
-    half = (count + 1) // 2
-    radius = torch.sqrt(-2 * torch.log1p(-system_uniform(half)))
-    angle = 2 * math.pi * system_uniform(half)
-    return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)])[:count]
+        return (
+            self.secure.uniform(count) if self.source == SYSTEM else torch.rand(count, generator=self.stream, dtype=torch.float64)
+        )
 
 
 def require_budget(part: str, epsilon: float, delta: float, noise: str) -> None:
