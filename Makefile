@@ -16,6 +16,7 @@ BENCH_VENV := benchmarks/.venv
 NEWEST_VENV := .venv-newest-flower
 NEWEST     := flwr==1.42.0
 NEWEST_TESTS := tests/deploy/test_stranger.py tests/flower/test_real_processes.py
+DIST_VENV  := .venv-dist
 BENCH_PY   := $(BENCH_VENV)/bin/python
 PYTHON     ?=
 CANDIDATES := python3.13 python3.12 python3.11 python3
@@ -106,9 +107,10 @@ $(BENCH_VENV)/.installed: pyproject.toml Makefile $(VENV)/.installed-demo
 # The clean environment borrows this one's packages by a path file, so torch is not downloaded again. Python does not follow
 # the path files of a borrowed folder, so the editable install stays out of sight: what runs is the wheel.
 wheel: export OMP_NUM_THREADS = 1
-wheel: $(VENV)/.installed-dev  ## build the wheel, install it in a clean environment and run a quick demo from there
+wheel: $(VENV)/.installed-dev $(DIST_VENV)/.installed  ## build wheel and sdist, check them, install the wheel in a clean environment and run a quick demo
 	rm -rf dist
-	$(PY) -m build --wheel --outdir dist
+	$(DIST_VENV)/bin/python -m build --outdir dist
+	$(DIST_VENV)/bin/python -m twine check --strict dist/*
 	@set -eu; clean=$$(mktemp -d); trap 'rm -rf "$$clean"' EXIT; unset PYTHONPATH; \
 	echo "Installing the wheel in $$clean"; \
 	$(PY) -m venv --without-pip "$$clean/venv"; \
@@ -122,12 +124,18 @@ wheel: $(VENV)/.installed-dev  ## build the wheel, install it in a clean environ
 	venv/bin/python -c 'import pathlib, polyfed, sys; home = pathlib.Path(polyfed.__file__).parent; print("polyfed is", home); sys.exit(not (home.is_relative_to(sys.prefix) and (home / "py.typed").exists()))'; \
 	venv/bin/polyfed $(DEMO_QUICK)
 
+# twine wants a newer packaging than Flower allows.
+$(DIST_VENV)/.installed: Makefile $(VENV)/.made
+	$(PY) -m venv --clear $(DIST_VENV)
+	$(DIST_VENV)/bin/python -m pip install --quiet 'build==1.6.1' 'twine==7.0.0'
+	@touch $@
+
 clean:  ## remove what was built and cached, keep .venv
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +
 
 clean-all: clean  ## remove .venv too
-	rm -rf $(VENV) $(BENCH_VENV) $(NEWEST_VENV)
+	rm -rf $(VENV) $(BENCH_VENV) $(NEWEST_VENV) $(DIST_VENV)
 
 # ---------------------------------------------------------------------------------------------------------------- set-up
 # .venv/.made holds the folder it was made for; a moved or copied checkout, or a Python that is gone, starts again from there.
