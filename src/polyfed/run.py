@@ -136,7 +136,8 @@ def sweep(
         settings: any field of ``polyfed.Settings`` except ``method``.
 
     Returns:
-        The finished search: ``searched`` (trials and the chosen one of each method), ``rows()`` (their tests) and ``as_json()``.
+        The finished search: ``searched`` (trials and the chosen one of each method), ``rows()`` (their tests), ``table()`` (a
+        pandas frame of all trials) and ``as_json()``.
 
     Example:
         ``polyfed.sweep("digits-mini", ["fedavg", "fedbn"], {"lr": [0.01, 0.03, 0.1]}, rounds=5).rows()``

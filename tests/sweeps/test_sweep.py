@@ -342,6 +342,19 @@ def test_methods_of_a_search_have_settings_of_their_own(tmp_path: Path) -> None:
         sweep(tmp_path / "t", ["fedavg", "fedbn with lr=0.1"])
 
 
+def test_a_search_is_a_table_in_python(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    found = sweep(tmp_path / "s", ["fedavg", "fedbn"], [Axis("lr", (0.001, 0.1))])
+    found.run()
+    table = found.table()
+    assert list(table.columns) == ["method", "lr", "validation", "chosen"] and len(table) == 4
+    assert (table.groupby("method")["chosen"].sum() == 1).all()
+    best = table.loc[table.groupby("method")["validation"].idxmax()]
+    assert (best["validation"] == table[table["chosen"]].groupby("method")["validation"].max().to_numpy()).all()
+    shown = found._repr_html_()
+    assert shown.count("<td>chosen</td>") == 2 and "<th>validation, %</th>" in shown and "test mean" in shown
+
+
 def test_options_of_parts_are_replaced_and_checked() -> None:
     method = with_option(parse("fedbn + agc(clip=1.0, eps=0.01)"), "agc", "clip", 0.5)
     assert str(method) == str(parse("fedbn + agc(clip=0.5, eps=0.01)"))

@@ -22,14 +22,14 @@ def read_search(folder: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text())
         axes = [str(name) for name in document["searched"]]
-        rows = [row for method in document["methods"] for row in _trials(method, axes)]
+        rows = [row for method in document["methods"] for row in trial_rows(method, axes)]
         kind, chosen_by = str(document["search"]), str(document["chosen_by"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(f"{path} cannot be read as a search ({type(error).__name__}: {error}).") from error
     return {"folder": str(folder), "kind": kind, "chosen_by": chosen_by, "axes": axes, "rows": rows}
 
 
-def _trials(method: Mapping[str, Any], axes: Sequence[str]) -> list[dict[str, Any]]:
+def trial_rows(method: Mapping[str, Any], axes: Sequence[str]) -> list[dict[str, Any]]:
     """The trials of a method, best first; those that failed last."""
     chosen = (method["chosen"] or {}).get("run")
     ordered = sorted(method["trials"], key=lambda trial: 1.0 if trial["validation"] is None else -trial["validation"])

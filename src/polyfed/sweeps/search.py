@@ -10,9 +10,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import shutil
 import statistics
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,9 @@ from polyfed.core.metrics import MEASURES
 from polyfed.core.tasks.known import main_value
 from polyfed.core.tasks.task import Task
 from polyfed.errors import ClientFailure, PolyfedError, RunFolderError, SettingError, TooFewReplies
+from polyfed.reports.comparison import require_pandas
 from polyfed.reports.json_values import json_values
+from polyfed.reports.searches import trial_rows
 from polyfed.reports.tables import MethodRow, method_row, outcome, percent, row_json
 from polyfed.runs.assemble import build_data_set, build_federation
 from polyfed.runs.atomic_write import write_atomically
@@ -193,6 +197,39 @@ class Sweep:
         tests = [row_json(row) for row in self.rows()]
         found: dict[str, Any] = json_values({**self.document(), "tests": tests, "out": str(self.folder)})
         return found
+
+    def table(self) -> Any:
+        """Every trial as a pandas frame: its method and values, its score on validation data as a fraction, and whether it was chosen."""
+        pandas = require_pandas("table()")
+        return pandas.DataFrame(
+            [
+                {
+                    "method": one.method,
+                    **score.trial.values,
+                    "validation": math.nan if score.validation is None else score.validation,
+                    "chosen": one.chosen is not None and score.trial.folder == one.chosen.trial.folder,
+                }
+                for one in self.searched
+                for score in one.scores
+            ]
+        )
+
+    def _repr_html_(self) -> str:
+        axes = [axis.name for axis in self.axes]
+        heads = "".join(f"<th>{escape(name)}</th>" for name in ("method", *axes, "validation, %", ""))
+        rows = [row for one in self.document()["methods"] for row in trial_rows(one, axes)]
+        lines = "".join(
+            "<tr>"
+            + "".join(
+                f"<td>{escape(text)}</td>"
+                for text in (row["method"], *row["tried"], row["validation"], "chosen" if row["chosen"] else "")
+            )
+            + "</tr>"
+            for row in rows
+        )
+        first, *tests = repr(self).split("\n")
+        said = "".join(f"<p>{escape(line)}</p>" for line in tests)
+        return f"<table><caption>{escape(first)}</caption><tr>{heads}</tr>{lines}</table>{said}"
 
     def __repr__(self) -> str:
         lines = [f"search of {', '.join(axis.name for axis in self.axes)} on {self.settings.data}, {FILE} in {self.folder}"]
