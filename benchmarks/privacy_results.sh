@@ -25,11 +25,11 @@ leakage() {  # of every run in a folder that has ended
 
 if [ "$SET" = digits-five ] || [ "$SET" = all ]; then
   polyfed compare "digits-five(per_domain=1500)" --root "$DATA/digits5" --methods "${METHODS#; }" --model small_cnn --rounds "${ROUNDS:-10}" \
-    --batch-size 256 --lr 0.2 --weights uniform --out "$OUT/digits-five"
+    --batch-size 256 --lr 0.2 --loss cross_entropy --weights uniform --out "$OUT/digits-five"
   leakage digits-five
 fi
 if [ "$SET" = ham10000 ] || [ "$SET" = all ]; then
   polyfed compare "$DATA/ham10000" --methods "${METHODS#; }" --model small_cnn --rounds "${ROUNDS:-5}" --batch-size 128 --local-steps 6 \
-    --lr 0.2 --weights uniform --out "$OUT/ham10000"
+    --lr 0.2 --loss cross_entropy --weights uniform --out "$OUT/ham10000"
   leakage ham10000
 fi
