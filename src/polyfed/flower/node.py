@@ -115,7 +115,7 @@ class Node:
             state,
             int(ask["round"]),
             int(ask["attempt"]),
-            self.spending(bench.method, ask["run"], ask["round"], charges),
+            self.spending(bench.method, ask["run"], int(ask["round"]), charges),
         )
         with threads(bench.settings.threads):
             payload = answer(client, ask["what"], payload_of(wire_message))
