@@ -72,6 +72,17 @@ def test_lines_that_no_checkpoint_seals_are_not_reported(tmp_path: Path, added: 
     assert go_on(tmp_path / "r").digest == train_run(experiment_of(), None).digest
 
 
+def test_scores_of_a_run_without_a_readable_checkpoint_are_not_reported(tmp_path: Path) -> None:
+    run_until(tmp_path / "r", 2)
+    for file in (tmp_path / "r" / "checkpoint").glob("*.safetensors"):
+        file.write_bytes(b"0" + file.read_bytes()[1:])
+    path = tmp_path / "r" / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"accuracy": 0.', '"accuracy": 0.987654'))
+    report_on(tmp_path / "r", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "No checkpoint can be read, so no scores are shown" in page and "98.7" not in page and "987654" not in page
+
+
 @pytest.mark.parametrize("damage", ["gone", "a file"])
 def test_metrics_are_never_emptied_where_no_checkpoint_can_be_read(tmp_path: Path, damage: str) -> None:
     run_until(tmp_path / "r", 2)

@@ -46,7 +46,7 @@ def spent(
     shown = table(("run", "trainings", "epsilon", "first", "last"), ("trainings", "epsilon"))
     for run, each in found["runs"].items():
         shown.add_row(run[:12], str(each["trainings"]), f"{each['epsilon']:.4g}", each["first"][:16], each["last"][:16])
-    shown.add_row("in all", str(found["trainings"]), f"{found['epsilon']:.4g}")
+    shown.add_row("in all", str(found["trainings"]), f"{found['epsilon']:.4g}", "", "")
     print_table(f"spent at delta = {delta:g}; protects {found['protects']}", shown)
 
 

@@ -303,7 +303,8 @@ def _about_runs(entry: GroupEntry) -> list[str]:
         scored, clients = run.scored_clients, run.document.get("data", {}).get("clients", 0)
         if run.settings["evaluate_clients"] and 0 < run.settings["evaluate_clients"] <= scored < clients:
             sentences.append(f"{entry.label}, seed {run.seed}: {scored} of {clients} clients were scored, drawn by the seed.")
-        sentences += [f"{complaint} The checkpoint before it was read." for complaint in run.complaints]
+        instead = "The checkpoint before it was read." if run.digest else "No checkpoint can be read, so no scores are shown."
+        sentences += [f"{complaint} {instead}" for complaint in run.complaints]
         if run.parts:
             sentences += _about_parts(entry, run)
         elif not run.finished:
