@@ -35,7 +35,7 @@ help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | awk -F':.*  ## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 demo: $(VENV)/.installed-demo  ## compare seven methods over the five domains of digits-mini
-	$(VENV)/bin/polyfed $(DEMO)
+	$(VENV)/bin/polyfed $(DEMO) $(ARGS)
 	@$(VENV)/bin/polyfed report runs/demo -o runs/demo/report.html
 
 test: export OMP_NUM_THREADS = 1
