@@ -9,6 +9,7 @@ The functions import what they need when they are called, for start-up time only
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -142,7 +143,10 @@ def sweep(
     Example:
         ``polyfed.sweep("digits-mini", ["fedavg", "fedbn"], {"lr": [0.01, 0.03, 0.1]}, rounds=5).rows()``
     """
-    from polyfed.sweeps.run_sweep import run_sweep
+    with warnings.catch_warnings():
+        # Optuna loads tqdm, which asks for widgets in a notebook; no bar of it is shown.
+        warnings.filterwarnings("ignore", "IProgress not found")
+        from polyfed.sweeps.run_sweep import run_sweep
 
     return run_sweep(
         data,

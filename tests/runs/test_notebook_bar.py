@@ -17,6 +17,7 @@ from polyfed.runs.watcher import Watcher
 SMALL = '"digits-mini(per_domain=10)", model="small_cnn(width=4)"'
 RUN = f"import polyfed\nresult = polyfed.run({SMALL}, rounds=30)"
 QUIET = f"polyfed.run({SMALL}, rounds=2, progress=False);"
+SEARCHED = f'found = polyfed.sweep({SMALL}, methods=["fedavg"], search={{"lr": [0.1]}}, rounds=1)'
 COMPARED = f'found = polyfed.compare({SMALL}, methods=["fedavg", "krum(faulty=9)", "fedbn"], rounds=2)'
 
 
@@ -87,9 +88,10 @@ def test_lengths_of_time_are_words() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_bars_in_a_real_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbformat = pytest.importorskip("nbformat")
-    cells = [nbformat.v4.new_code_cell(source) for source in (RUN, QUIET, COMPARED)]
-    one, quiet, many = executed(nbformat.v4.new_notebook(cells=cells), tmp_path, monkeypatch).cells
+    cells = [nbformat.v4.new_code_cell(source) for source in (RUN, QUIET, COMPARED, SEARCHED)]
+    one, quiet, many, searched = executed(nbformat.v4.new_notebook(cells=cells), tmp_path, monkeypatch).cells
     assert len(one.outputs) == 1 and "fedavg: 30 of 30 rounds" in outputs(one, "text/plain")[0]
     assert not any("<progress" in text for text in outputs(quiet, "text/html"))
     notice, bar = sorted(many.outputs, key=lambda output: output.output_type != "stream")
     assert "krum" in notice.text and "runs, " in bar.data["text/plain"] and "<progress" in bar.data["text/html"]
+    assert ["Trained: 2 of 2 runs, " in text for text in outputs(searched, "text/plain")] == [True] and len(searched.outputs) == 1

@@ -18,9 +18,8 @@ PAUSE = 0.2
 
 def in_notebook() -> bool:
     """Whether this program is the kernel of a notebook: Jupyter, JupyterLab, VS Code, Colab."""
-    shell = sys.modules.get("IPython")
-    running = None if shell is None else shell.get_ipython()
-    return getattr(running, "kernel", None) is not None
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return get_ipython is not None and getattr(get_ipython(), "kernel", None) is not None
 
 
 def default_watcher() -> Watcher:
