@@ -38,6 +38,22 @@ def entries(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
+def test_large_arrays_are_filled_in_a_file_and_stored_row_by_row(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "c"))
+    values = np.random.default_rng(0).integers(0, 256, (50, 3, 4), np.uint8)
+    stored = []
+    for bound in (1, 10**9):
+        monkeypatch.setattr(cache, "IN_FILE_FROM_BYTES", bound)
+        growing = cache.Growing(values.shape)
+        assert isinstance(growing.arrays[0], np.memmap) is (bound == 1)
+        for row, pixels in enumerate(values):
+            growing.arrays[0][row] = pixels
+            growing.let_go()
+        stored.append(cache.cached({"bound": bound}, [], lambda: {"x": growing.arrays[0]})["x"])  # noqa: B023
+    assert np.array_equal(stored[0], values) and np.array_equal(stored[1], values)
+    assert not [path for path in (tmp_path / "c").iterdir() if path.is_file()], "the file has no name"
+
+
 def test_built_once_and_then_mapped(folder):
     build = Build()
     first, second = (cache.cached({"a": 1}, [("file", 1, 2)], build) for _ in range(2))

@@ -29,7 +29,7 @@ def sizes(data: DataSet) -> dict[str, tuple[int, int, int]]:
     }
 
 
-@pytest.mark.parametrize("name", ["digits_five", "office_caltech10", "cifar10", "fed_isic2019"])
+@pytest.mark.parametrize("name", ["digits_five", "office_caltech10", "cifar10", "fed_isic2019", "vlcs", "camvid"])
 def test_the_packed_files_pass_their_check(shared_data, own_cache, name):
     result = check(name, str(shared_data))
     assert result.ok, result.problems

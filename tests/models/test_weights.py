@@ -212,6 +212,12 @@ def test_a_run_from_a_file_of_weights_is_opened_and_scored_without_the_file(poly
     assert polyfed("evaluate", "r", "--json").json["accuracy"] == accuracy
 
 
+def test_show_describes_networks_of_libraries_and_fetches_nothing(polyfed: Command) -> None:
+    assert "name" in polyfed("show", "torchvision").out
+    found = polyfed("show", "torchvision:shufflenet_v2_x0_5(pretrained=True)", "--json").json
+    assert found["parameters"] == 341_792 + 1025 * 10 and found["head"] == "fc"
+
+
 def test_weights_left_out_build_the_same_network() -> None:
     with weights_left_out():
         model = built("resnet18(pretrained=True)")

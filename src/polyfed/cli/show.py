@@ -64,9 +64,11 @@ def show(
         print_file(file, as_json, View(wide))
         return
     with busy("Looking", as_json):
+        from polyfed.models.model_text import as_call, lacks_options
         from polyfed.reports.catalogue import written
 
         load_files(load)
+        name = as_call(name)
         kind, record = found_as(name)
     found: dict[str, Any] = {"kind": SINGULAR[kind], "name": written(kind, record.name)}
     settings = {"data": data or USUAL_DATA, "model": model} | dict(read_change(text) for text in changes or ())
@@ -80,7 +82,7 @@ def show(
         found |= method_json(name, settings, asked_for_plan)
     else:
         found |= {"documentation": text_of(record.doc), "options": options_of(record.signature, record.doc, GIVEN_BY_RUN[kind])}
-        found |= model_json(name, settings) if kind == "models" else {}
+        found |= model_json(name, settings) if kind == "models" and not lacks_options(name) else {}
     if as_json:
         print_json(found)
     else:
@@ -161,12 +163,14 @@ def plan_json(settings: dict[str, Any]) -> dict[str, Any]:
 def model_json(text: str, settings: dict[str, Any]) -> dict[str, Any]:
     """How many parameters a model has, and its entries by kind."""
     from polyfed.core.entries import entries_of, find_head
+    from polyfed.models.weights import weights_left_out
     from polyfed.runs.assemble import build_federation, build_model
     from polyfed.runs.model_checks import check_output
     from polyfed.settings import Settings, with_changes
 
     federation = build_federation(settings["data"], with_changes(Settings(), settings | {"model": text}))
-    built = build_model(text, federation, 0)
+    with weights_left_out():
+        built = build_model(text, federation, 0)
     check_output(built, federation)
     head, _ = find_head(built, federation.sample_input(), None)
     kinds: dict[str, dict[str, Any]] = {}

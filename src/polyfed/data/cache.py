@@ -12,6 +12,8 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
+import mmap
 import os
 import shutil
 import tempfile
@@ -31,6 +33,8 @@ RECIPE_VERSION = 2
 """Raise it when the same files and options shall give other arrays."""
 
 MAPPED_FROM_BYTES = 1 << 20
+IN_FILE_FROM_BYTES = 1 << 28
+ROWS_AT_ONCE = 8
 _CHUNK = 1 << 22
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
@@ -65,6 +69,38 @@ def cached(recipe: Mapping[str, object], files: Sequence[FileIdentity], build: C
     return _load(entry)
 
 
+class Growing:
+    """Arrays of bytes that are filled row by row; large ones lie in an unnamed file of the cache folder, so that memory holds a few rows."""
+
+    def __init__(self, *shapes: tuple[int, ...]) -> None:
+        self.arrays = [self._made(shape) for shape in shapes]
+
+    @staticmethod
+    def _made(shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        if math.prod(shape) < IN_FILE_FROM_BYTES:
+            return np.zeros(shape, np.uint8)
+        try:
+            cache_folder().mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=cache_folder()) as file:  # the mapping outlives the name and the handle
+                return np.memmap(file, np.uint8, "w+", shape=shape)
+        except OSError as error:
+            raise DataError(
+                f"Decoded images cannot be stored in {cache_folder()}: {error}. Set POLYFED_CACHE to a writable folder with room."
+            ) from error
+
+    def let_go(self) -> None:
+        """Write what was filled to the file, and take it out of memory."""
+        for array in self.arrays:
+            _let_go(array)
+
+
+def _let_go(array: NDArray[Any]) -> None:
+    """Write an array that lies in a file to it, and take it out of memory."""
+    if isinstance(array, np.memmap):
+        array.flush()
+        array._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
+
+
 def cache_key(recipe: Mapping[str, object], files: Sequence[FileIdentity]) -> str:
     """The name under which what this recipe makes of these files is stored."""
     parts = {"version": RECIPE_VERSION, "pillow": PIL.__version__, "recipe": dict(recipe), "files": list(files)}
@@ -97,7 +133,7 @@ def _store(entry: Path, arrays: Arrays) -> None:
         temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=entry.parent))
         try:
             for name, values in arrays.items():
-                np.save(temporary / f"{name}.npy", values, allow_pickle=False)
+                _save(temporary / f"{name}.npy", values)
             checksums = {name: _crc32(temporary / f"{name}.npy") for name in arrays}
             (temporary / "about.json").write_text(json.dumps({"crc32": checksums}))
             _put_in_place(temporary, entry)
@@ -107,6 +143,18 @@ def _store(entry: Path, arrays: Arrays) -> None:
         raise DataError(
             f"Decoded images cannot be stored in {entry.parent}: {error}. Set POLYFED_CACHE to a writable folder with room."
         ) from error
+
+
+def _save(path: Path, values: NDArray[Any]) -> None:
+    """Write an array as .npy; one that lies in a file, a few rows at a time."""
+    if not isinstance(values, np.memmap):
+        np.save(path, values, allow_pickle=False)
+        return
+    with path.open("wb") as stream:
+        np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(values))
+        for start in range(0, len(values), ROWS_AT_ONCE):
+            stream.write(values[start : start + ROWS_AT_ONCE].tobytes())
+            _let_go(values)
 
 
 def _put_in_place(temporary: Path, entry: Path) -> None:

@@ -20,7 +20,7 @@ from polyfed.core.tasks.segmentation import IGNORED
 from polyfed.core.tasks.task import Task
 from polyfed.data.archives import FileTree
 from polyfed.data.augment_pairs import CropAndFlip
-from polyfed.data.cache import Arrays, cached
+from polyfed.data.cache import Arrays, Growing, cached
 from polyfed.data.declaration import DataOption, Declaration
 from polyfed.data.domain_files import some_of
 from polyfed.data.images import fitted, opened
@@ -28,6 +28,8 @@ from polyfed.data.row_examples import RowExamples
 from polyfed.data.splits import Splits
 from polyfed.errors import DataError, OptionError
 
+LET_GO_AFTER = 8
+"""Pairs after which what was decoded leaves memory, where it is much."""
 OF_PAIRS = ("crop", "flip")
 """Options that decide how pairs are augmented."""
 Meaning = Mapping[int, int]
@@ -86,14 +88,17 @@ class MaskFiles:
     def read(self, unreadable: list[str]) -> Arrays:
         """Decode now; a pair that cannot be read adds a sentence to ``unreadable``."""
         height, width = self.size
-        x = np.zeros((len(self.pairs), 3, height, width), np.uint8)
-        y = np.full((len(self.pairs), height, width), IGNORED, np.uint8)
+        growing = Growing((len(self.pairs), 3, height, width), (len(self.pairs), height, width))
+        x, y = growing.arrays
         for place, (image, mask) in enumerate(self.pairs):
             try:
                 x[place] = image_array(self.tree.read(image), image, self.size)
                 y[place] = mask_array(self.tree.read(mask), mask, self.size, self.meaning)
             except DataError as error:
+                y[place] = IGNORED
                 unreadable.append(str(error))
+            if place % LET_GO_AFTER == 0:
+                growing.let_go()
         return {"x": x, "y": y}
 
     def _decoded(self) -> Arrays:

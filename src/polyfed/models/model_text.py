@@ -33,6 +33,13 @@ def written_options(text: str) -> dict[str, Option]:
     return models.options_in(as_call(text), SET_BY_RUN)
 
 
+def lacks_options(text: str) -> bool:
+    """Whether a model cannot be built from its text since options without a default are not written."""
+    parameters = models.find(read_call(as_call(text)).name).signature.parameters.values()
+    needed = {each.name for each in parameters if each.default is each.empty} - set(SET_BY_RUN)
+    return bool(needed - set(written_options(text)))
+
+
 def with_batch_norm(text: str) -> str:
     """The variant of a model that has batch norm, where its file names the option; else the text as it is.
 
