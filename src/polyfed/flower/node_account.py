@@ -116,6 +116,8 @@ def is_number(value: object) -> bool:
 
 def account_in(path: Path, delta: float) -> dict[str, Any]:
     """What an account says: in all, and by run."""
+    if not 0 < delta < 1:
+        raise SettingError(f"delta must lie between 0 and 1, found {delta:g}.")
     if not path.is_file():
         raise DataError(f"There is no privacy account {path}. A node writes one with its first private training.")
     lines = [line for line in verified_lines(path) if line["event"] == SPENT]
