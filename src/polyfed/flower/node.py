@@ -32,8 +32,9 @@ from polyfed.flower.node_account import NodeAccount, account_of, counts
 from polyfed.flower.node_folders import home_of
 from polyfed.flower.run_config import read_settings, settings_text
 from polyfed.flower.wire_message import DECLINED, DESCRIBE, BadMessage, WireMessage, refusal
-from polyfed.runs.assemble import build_bench, build_data_set, build_federation, prepared_model
+from polyfed.runs.assemble import build_bench, build_data_set, build_federation, normalised_for, prepared_model
 from polyfed.runs.client_state_files import ClientStateFiles
+from polyfed.runs.default_model import with_one_model
 from polyfed.runs.experiment import read_initial, threads
 from polyfed.settings import Settings, with_changes
 
@@ -64,9 +65,10 @@ class Workplace:
         text = json.dumps(facts, sort_keys=True)
         if self.made is None or text != self.facts:
             settings = dataclasses.replace(self.settings, rounds=int(facts["rounds"]), total_epochs=None)
+            settings = with_one_model(settings, self.federation.default_model, [self.method])
             with threads(settings.threads):
                 model = prepared_model(settings, self.method, self.federation, None, self.initial)
-                self.made = build_bench(settings, self.method, self.federation, model)
+                self.made = build_bench(settings, self.method, normalised_for(model, self.federation), model)
             self.made.loss = task_loss(settings.loss, self.federation.task, list(facts["class_counts"]))
             self.facts = text
         return self.made
