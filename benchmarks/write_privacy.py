@@ -24,8 +24,8 @@ EPSILONS = (None, 8.0, 3.0, 1.0)
 SETS = ("digits-five", "ham10000")
 BLOCK = re.compile(r"(?P<start><!-- from run folders: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 HEAD = (
-    "| method | epsilon | epsilon spent | mean accuracy of seen domains, % | leakage: AUC | leakage: TPR at 1 % FPR, % | CPU seconds |",
-    "|---|---|---|---|---|---|---|",
+    "| method | epsilon | epsilon spent | accuracy, % | balanced accuracy, % | leakage: AUC | leakage: TPR at 1 % FPR, % | CPU seconds |",
+    "|---|---|---|---|---|---|---|---|",
 )
 OPTION = re.compile(r"\(.*?\)")
 
@@ -37,6 +37,7 @@ class Run:
     base: str
     epsilon: float | None
     accuracy: float
+    balanced: float
     spent: float | None
     seconds: float
     leakage: dict[str, Any] | None
@@ -52,14 +53,15 @@ def read(folder: Path, leakage: Path) -> Run | None:
     noise = next((float(part.split("epsilon=")[1].rstrip(")").split(",")[0]) for part in parts if part.startswith("dp_sgd")), None)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     last = max(row["round"] for row in rows)
-    scores = [row["accuracy"] for row in rows if row["view"] == "seen" and row["round"] == last]
+    seen = [row for row in rows if row["view"] == "seen" and row["round"] == last]
     spent = [row["privacy.epsilon_spent"] for row in rows if row["view"] == "privacy" and row["round"] == last]
     costs = json.loads(manifests[-1].read_text())["notes"]["costs"]
     file = leakage / f"{folder.name}.json"
     return Run(
         base_of([OPTION.sub("", part) for part in parts if not part.startswith("dp_sgd")]),
         noise,
-        statistics.mean(scores),
+        statistics.mean(row["accuracy"] for row in seen),
+        statistics.mean(row["balanced_accuracy"] for row in seen),
         max(spent) if spent else None,
         float(costs["cpu_seconds"]["training"]),
         json.loads(file.read_text())["all"]["loss"] if file.exists() else None,
@@ -94,14 +96,15 @@ def cells_of(run: Run | None) -> tuple[str, ...]:
     leaked = ("not measured", "not measured")
     if run.leakage is not None:
         leaked = (f"{run.leakage['auc']:.3f}", f"{100 * run.leakage['tpr_at_1_percent_fpr']:.1f}")
-    return ("" if run.spent is None else f"{run.spent:.3f}", f"{100 * run.accuracy:.1f}", *leaked, f"{run.seconds:.0f}")
+    scores = (f"{100 * run.accuracy:.1f}", f"{100 * run.balanced:.1f}")
+    return ("" if run.spent is None else f"{run.spent:.3f}", *scores, *leaked, f"{run.seconds:.0f}")
 
 
 def missing(runs: Any, epsilon: float | None) -> tuple[str, ...]:
     """The cells of a run that was not made."""
     alike = [run.seconds for run in runs if (run.epsilon is None) == (epsilon is None)]
     cost = f"about {statistics.median(alike):.0f}" if alike else "no run to go by"
-    return ("", "not run", "", "", cost)
+    return ("", "not run", "", "", "", cost)
 
 
 def main(arguments: Sequence[str]) -> None:

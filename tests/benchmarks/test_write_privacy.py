@@ -36,7 +36,7 @@ def made(folder: Path, method: str, rows: list[dict[str, Any]], seconds: float, 
 @pytest.fixture
 def page(tmp_path: Path, writer: ModuleType) -> list[str]:
     out = tmp_path / "out"
-    seen = [{"round": 2, "view": "seen", "client": name, "accuracy": score} for name, score in (("a", 0.5), ("b", 0.7))]
+    seen = [{"round": 2, "view": "seen", "accuracy": score, "balanced_accuracy": score / 2} for score in (0.5, 0.7)]
     spent = [{"round": number, "view": "privacy", "client": "a", "privacy.epsilon_spent": 1.5 * number} for number in (1, 2)]
     made(out / "digits-five" / "plain", "agc(clip=1.28) + fedwon", seen, 10)
     made(out / "digits-five" / "noisy", "fedavg + dp_sgd(epsilon=3.0) + group_norm(groups=32)", [*spent, *seen], 40)
@@ -51,14 +51,14 @@ def page(tmp_path: Path, writer: ModuleType) -> list[str]:
 
 
 def test_rows_are_what_the_folders_say(page: list[str]) -> None:
-    assert "| fedwon + agc | infinite |  | 60.0 | not measured | not measured | 10 |" in page
-    assert "| fedavg + group_norm + dp_sgd | 3 | 3.000 | 60.0 | 0.517 | 0.9 | 40 |" in page
+    assert "| fedwon + agc | infinite |  | 60.0 | 30.0 | not measured | not measured | 10 |" in page
+    assert "| fedavg + group_norm + dp_sgd | 3 | 3.000 | 60.0 | 30.0 | 0.517 | 0.9 | 40 |" in page
     assert (page[0], page[-1], "old" in page) == ("before", "after", False)
 
 
 def test_what_was_not_run_or_not_ended_is_listed_with_what_it_would_take(page: list[str]) -> None:
-    assert "| fedwon | infinite |  | not run |  |  | about 10 |" in page
-    assert "| fedwon + dp_sgd | 1 |  | not run |  |  | about 40 |" in page
+    assert "| fedwon | infinite |  | not run |  |  |  | about 10 |" in page
+    assert "| fedwon + dp_sgd | 1 |  | not run |  |  |  | about 40 |" in page
     assert len([line for line in page if line.startswith("| fed")]) == 12
 
 
