@@ -43,11 +43,13 @@ class FittedTable:
     numbers: frozenset[str] = frozenset()
     later: tuple[tuple[str, ...], ...] = ()
     rows: list[Row] = field(default_factory=list)
+    _measured: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)
 
     def add_row(self, *cells: str, style: str | None = None, end_section: bool = False) -> None:
         """Add a row; its cells may have rich's markup."""
         if len(cells) != len(self.columns):
             raise ValueError(f"A row of {len(cells)} cells in a table of {len(self.columns)} columns.")
+        self._measured.clear()
         self.rows.append(Row([visible(cell) for cell in cells], style, end_section))
 
     def add_section(self) -> None:
@@ -109,17 +111,23 @@ class FittedTable:
             yield Text.from_markup(row.cells[place])
 
     def _natural(self, place: int) -> int:
-        return max(line.cell_len for text in self._texts(place) for line in text.split(allow_blank=True))
+        return self._widths_of(place)[0]
 
     def _longest_word(self, place: int) -> int:
-        """The least width that breaks no word; what is in a column of numbers is one word, apart from its head."""
-        from rich.cells import cell_len
+        return self._widths_of(place)[1]
 
-        head, *cells = self._texts(place)
-        pieces = head.plain.split()
-        for cell in cells:
-            pieces += cell.plain.split("\n") if self._has_numbers(place) else cell.plain.split()
-        return max(map(cell_len, pieces), default=1)
+    def _widths_of(self, place: int) -> tuple[int, int]:
+        """The width without wrapping, and the least that breaks no word; a line of numbers is one word, apart from the head."""
+        if place not in self._measured:
+            from rich.cells import cell_len
+
+            head, *cells = (text.plain for text in self._texts(place))
+            lines = [line for text in (head, *cells) for line in text.split("\n")]
+            words = head.split()
+            for text in cells:
+                words += text.split("\n") if self._has_numbers(place) else text.split()
+            self._measured[place] = max(map(cell_len, lines)), max(map(cell_len, words), default=1)
+        return self._measured[place]
 
     def _readable(self, place: int) -> int:
         word = self._longest_word(place)
