@@ -13,8 +13,19 @@ from polyfed.core.method import parse
 from polyfed.core.privacy import departures
 from polyfed.core.server import Server
 from polyfed.core.workbench import ClientState
-from polyfed.errors import JoinError, OptionError
-from polyfed.methods.dp_fedavg import BELOW, CLIP, MEMORY, AddNoise, ClipUpdate, MoveClip, SayWhetherBelow, changes, length
+from polyfed.errors import Declined, JoinError, OptionError
+from polyfed.methods.dp_fedavg import (
+    BELOW,
+    CLIP,
+    MEMORY,
+    AddNoise,
+    ClipUpdate,
+    MoveClip,
+    SayWhetherBelow,
+    changes,
+    dp_fedavg,
+    length,
+)
 from polyfed.runs.checkpoint import digest
 from polyfed.runs.experiment import Experiment
 
@@ -48,6 +59,37 @@ def test_an_update_is_clipped_over_all_entries_together() -> None:
     assert "stem.1.running_mean" in found  # statistics are part of what is clipped
     client, entries = at_work(experiment, 1e6)
     torch.testing.assert_close(changes(client, uploading(experiment)(client, entries)), changes(client, entries))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_an_update_that_is_not_finite_counts_as_zero(value: float) -> None:
+    """A comparison with NaN is false: one such entry would let all others through unclipped."""
+    experiment = built(PLAIN)
+    client, entries = at_work(experiment, 0.5)
+    entries["stem.1.running_mean"][0] = value
+    assert length(changes(client, uploading(experiment)(client, entries))) == 0
+
+
+@pytest.mark.parametrize("clip", [math.nan, math.inf, 0.0, -1.0, 1e-7, 1e7])
+def test_a_clip_that_is_none_is_declined_by_the_client_and_refused_as_an_option(clip: float) -> None:
+    experiment = built("dp_fedavg(epsilon=8.0)")
+    client, entries = at_work(experiment, clip)
+    say = next(hook for hook in experiment.method.after_training if isinstance(hook, SayWhetherBelow))
+    for use in (lambda: uploading(experiment)(client, entries), lambda: say(client)):
+        with pytest.raises(Declined, match=r"of what the server sent, clip must lie between 1e-06 and 1e\+06"):
+            use()
+    with pytest.raises(OptionError, match="dp_fedavg: clip must lie between 1e-06 and"):
+        dp_fedavg(clip=clip)
+
+
+def test_a_clip_that_moves_stays_within_its_bounds() -> None:
+    experiment = built("dp_fedavg(epsilon=8.0)")
+    move = next(hook for hook in experiment.method.after_round if isinstance(hook, MoveClip))
+    for clip, below in ((1.01e-6, 0.5), (0.99e6, -0.5)):
+        experiment.server.memory[MEMORY] = {"clip": clip}
+        for _ in range(5):
+            move(experiment.server, {str(k): {BELOW: below} for k in range(2000)})
+        assert experiment.server.memory[MEMORY]["clip"] in (1e-6, 1e6)
 
 
 def test_noise_at_the_client_and_at_the_server_have_their_scales() -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.client import Client, answer, local_validation
-from polyfed.core.conversation import TRAINING
+from polyfed.core.conversation import TRAINING, Payload
 from polyfed.core.data_types import ClientData, Examples, Federation
+from polyfed.core.extras import problem_with_values
 from polyfed.core.load_methods import load_file
 from polyfed.core.losses import task_loss
 from polyfed.core.method import Method, as_method
@@ -120,7 +121,7 @@ class Node:
             self.spending(bench.method, ask["run"], int(ask["round"]), charges),
         )
         with threads(bench.settings.threads):
-            payload = answer(client, ask["what"], payload_of(wire_message))
+            payload = answer(client, ask["what"], sound(payload_of(wire_message)))
             self.require_charge(client, charges)
             validation = local_validation(client) if ask["what"] == "train" else None
         control: dict[str, Any] = {"ok": True, "loss": client.loss, "version": None, "restarted": restarted}
@@ -188,6 +189,14 @@ class Node:
             "tests": {domain: len(examples) for domain, examples in data.tests.items()},
             "validation": None if data.validation is None else len(data.validation),
         }
+
+
+def sound(payload: Payload) -> Payload:
+    """What the server sent, where its entries are finite; others could take a method's clip away, which is a comparison of numbers."""
+    for name, value in payload.entries.items():
+        if problem := problem_with_values(value):
+            raise BadMessage(f"entry {plain_text(name)} {problem}")
+    return payload
 
 
 def counts_of(examples: Examples, task: Task, classes: int) -> list[int]:

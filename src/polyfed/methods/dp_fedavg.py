@@ -17,6 +17,7 @@ zeros a client is below the clip, so its bit moves by 1, not by 1/2 as in the pa
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,11 +36,22 @@ from polyfed.core.reducers import Largest, Mean
 from polyfed.core.reply_checks import least
 from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
-from polyfed.errors import JoinError, OptionError
+from polyfed.errors import Declined, JoinError, OptionError
 from polyfed.layers.sample_gradients import gradient_samplers
 from polyfed.methods._shared.options import require_choice
 from polyfed.methods._shared.privacy_account import ACCOUNT, ACCOUNT_UPLOADS, Account, NoteSpent, RequireBudget, note_accounts
-from polyfed.methods._shared.privacy_budget import SYSTEM, Budget, Randomness, require_budget
+from polyfed.methods._shared.privacy_budget import (
+    LEAST_CLIP,
+    MOST_CLIP,
+    SYSTEM,
+    Budget,
+    Randomness,
+    clip_problem,
+    require_budget,
+    require_clip,
+)
+
+log = logging.getLogger("polyfed")
 
 MEMORY, CLIP, BELOW = "dp_fedavg", "dp_fedavg_clip", "dp_fedavg_below"
 LEARNING_RATE, SHARE_OF_NOISE = 0.2, 20
@@ -93,6 +105,22 @@ def length(update: Mapping[str, Tensor]) -> float:
     return math.sqrt(sum(float(value.double().square().sum()) for value in update.values()))
 
 
+def sent_clip(client: Client) -> float:
+    """S of this round, as the server sent it; what no clip can be is declined."""
+    clip = float(client.extras[CLIP])
+    if problem := clip_problem(clip):
+        raise Declined(f"Client {client.id} takes no part in round {client.round}: of what the server sent, {problem}.")
+    return clip
+
+
+def finite(client: Client, update: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The update, or zeros where it has no length: no noise would cover it, and to refuse would tell something of the data."""
+    if math.isfinite(length(update)):
+        return update
+    log.warning("Client %s, round %d: its update is not finite and counts as zero.", client.id, client.round)
+    return {name: torch.zeros_like(value) for name, value in update.items()}
+
+
 @dataclass(frozen=True)
 class ClipUpdate(Noise):
     """Clip the update of a client; add its noise, where clients do that."""
@@ -100,7 +128,7 @@ class ClipUpdate(Noise):
     stage = "clip"
 
     def __call__(self, client: Client, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        largest, update = float(client.extras[CLIP]), changes(client, entries)
+        largest, update = sent_clip(client), finite(client, changes(client, entries))
         factor = min(1.0, largest / max(length(update), 1e-30))
         chance = self.randomness(client, "update")
         spread = largest * self.on_update(client.rounds, 1) if self.at == "client" else 0.0
@@ -162,7 +190,7 @@ class SayWhetherBelow(Noise):
     def __call__(self, client: Client) -> dict[str, float]:
         live = client.bench.live
         update = changes(client, {name: live[name].detach() for name in client.phase.up if name in live})
-        below = 0.5 if length(update) <= float(client.extras[CLIP]) else -0.5
+        below = 0.5 if length(update) <= sent_clip(client) else -0.5
         if self.at == "client":
             spread = self.on_share(client.rounds, 1)
             below = float(self.randomness(client, "below").add_noise(torch.tensor(below, dtype=torch.float64), spread))
@@ -189,7 +217,8 @@ class MoveClip(Noise):
             spread = self.on_share(server.rounds, len(extras))
             total = float(self.at_server(server, "below").add_noise(torch.tensor(total, dtype=torch.float64), spread))
         share = min(max(total / len(extras) + 0.5, -1.0), 2.0)  # noise, or one bad client, must not throw the clip away
-        server.memory[MEMORY] = {"clip": self.clip(server) * math.exp(-LEARNING_RATE * (share - self.quantile))}
+        moved = self.clip(server) * math.exp(-LEARNING_RATE * (share - self.quantile))
+        server.memory[MEMORY] = {"clip": min(max(moved, LEAST_CLIP), MOST_CLIP)}
 
 
 def weigh_alike(_: Server, __: Reply) -> float:
@@ -237,10 +266,9 @@ def dp_fedavg(
     """
     require_budget("dp_fedavg", epsilon, delta, noise)
     require_choice("dp_fedavg", "noise_at", noise_at, ("server", "client"))
-    if not clip > 0 or not math.isfinite(clip) or not 0 < quantile < 1:
-        raise OptionError(
-            f"dp_fedavg: clip must be positive and quantile lie between 0 and 1, found clip={clip}, quantile={quantile}."
-        )
+    require_clip("dp_fedavg", clip)
+    if not 0 < quantile < 1:
+        raise OptionError(f"dp_fedavg: quantile must lie between 0 and 1, found {quantile}.")
     if isinstance(planned_rounds, bool) or not isinstance(planned_rounds, int) or planned_rounds < 0:
         raise OptionError(f"dp_fedavg: planned_rounds takes a number of rounds, or 0 for all, found {planned_rounds!r}.")
     account = (Budget(epsilon, delta), planned_rounds, noise, MEMORY, True)

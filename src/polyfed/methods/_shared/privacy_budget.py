@@ -31,6 +31,8 @@ TOLERANCE = 1e-3
 """How far below its budget a planned run may end, as a share of epsilon."""
 
 LEAST_NOISE, MOST_NOISE = 0.1, 1e6
+LEAST_CLIP, MOST_CLIP = 1e-6, 1e6
+"""Clips far from the numbers of a model: beyond these, single precision would round away what was clipped, or the noise."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,19 @@ class Randomness:
         return (
             self.secure.uniform(count) if self.source == SYSTEM else torch.rand(count, generator=self.stream, dtype=torch.float64)
         )
+
+
+def clip_problem(clip: object) -> str:
+    """Why a number cannot be a clip."""
+    if isinstance(clip, int | float) and not isinstance(clip, bool) and LEAST_CLIP <= clip <= MOST_CLIP:
+        return ""
+    return f"clip must lie between {LEAST_CLIP:g} and {MOST_CLIP:g}, found {clip!r}"
+
+
+def require_clip(part: str, clip: object) -> None:
+    """Refuse a clip that single precision cannot hold to."""
+    if problem := clip_problem(clip):
+        raise OptionError(f"{part}: {problem}.")
 
 
 def require_budget(part: str, epsilon: float, delta: float, noise: str) -> None:

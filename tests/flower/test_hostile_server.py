@@ -1,0 +1,63 @@
+"""A node against a server that means harm: what it sends and what it names cannot take the node's own promises away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
+pytest.importorskip("opacus", reason="needs the privacy extra: pip install 'polyfed[privacy]'")
+
+from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, over, tiny_data
+from polyfed.flower.backend import FlowerBackend
+from polyfed.flower.codec import ENTRIES, Encoder
+from polyfed.flower.node import build_node
+from polyfed.flower.wire_message import Block, WireMessage
+from polyfed.settings import Settings
+
+AT_CLIENTS = 'dp_fedavg(noise="system", noise_at="client", adaptive=False, clip=0.001)'
+BIG = {"data": TINY, "domain": "big"}
+
+
+@pytest.fixture(autouse=True)
+def tiny() -> Iterator[None]:
+    with tiny_data():
+        yield
+
+
+def settings_for(method: str, **changes: object) -> Settings:
+    return Settings(
+        **{"data": TINY, "model": TINY_MODEL, "method": method, "rounds": 2, "batch_size": 4, "local_steps": 3} | changes
+    )  # type: ignore[arg-type]
+
+
+def asked(settings: Settings, folder: Path, what: str = "train") -> WireMessage:
+    """What an honest server would ask the first client."""
+    configs = {number: {"data": TINY, "domain": name} for number, name in enumerate(("big", "middle", "small"), 10)}
+    experiment = over(FakeGrid(settings, folder / "grid", configs), settings)
+    assert isinstance(experiment.backend, FlowerBackend)
+    return experiment.backend.message_for(Encoder(), experiment.server.ask(what, ["big"]), "big")
+
+
+def with_entry(message: WireMessage, ending: str, value: float) -> WireMessage:
+    """The same question with one entry full of a value."""
+    blocks = {group: dict(own) for group, own in message.blocks.items()}
+    name = next(name for name in blocks[ENTRIES] if name.endswith(ending))
+    shape = blocks[ENTRIES][name].shape
+    blocks[ENTRIES][name] = Block("float32", shape, np.full(shape, value, dtype=np.float32).tobytes())
+    return WireMessage(message.control, blocks)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e20])
+def test_entries_that_are_not_finite_are_refused_before_training(tmp_path: Path, value: float) -> None:
+    """Training does not use running statistics, so the loss stays finite; the length of the update would be NaN."""
+    settings = settings_for(AT_CLIENTS)
+    node = build_node(settings, BIG, tmp_path / "node")
+    message = asked(settings, tmp_path)
+    found = node.answer(with_entry(message, "running_mean", value)).control
+    assert not found["ok"] and "cannot read what it was asked: entry stem.1.running_mean holds values" in found["problem"]
+    assert not list((tmp_path / "node").glob("privacy*")), "nothing was trained, so nothing is charged"
+    assert node.answer(message).control["ok"]
