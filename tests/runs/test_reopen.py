@@ -290,7 +290,7 @@ def test_a_run_over_flower_is_not_gone_on_with_here(images: Path, tmp_path: Path
         ("samples = [", "samples = [10000000000, "),
         ('input_type = "uint8"', 'input_type = "text"'),
         ("class_names = [", "class_names = 3\nrest = ["),
-        ("mean = [", 'mean = ["x", '),
+        ('input_type = "uint8"\nmean = [', 'input_type = "uint8"\nmean = ["x", '),
     ],
 )
 def test_a_damaged_outline_gets_one_sentence(polyfed: Command, images: Path, tmp_path: Path, damage: tuple[str, str]) -> None:

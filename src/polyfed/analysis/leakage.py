@@ -26,6 +26,7 @@ from polyfed.core.client import Client, predicted
 from polyfed.core.data_types import ClientData, Examples, Federation, in_batches, joined
 from polyfed.core.device import CPU, sent_to
 from polyfed.core.seeds import derive, generator
+from polyfed.data.recorded_inputs import RecordedInputs
 from polyfed.errors import DataError, SettingError
 from polyfed.runs.experiment import Experiment, already_dealt
 
@@ -172,7 +173,7 @@ def shadow_of(
     settings = dataclasses.replace(
         already_dealt(experiment.settings), seed=seed, selection="last", evaluate_every=0, backend="process"
     )
-    return Experiment(settings, federation, model=model)
+    return Experiment(settings, federation, model=model, recorded=RecordedInputs.of(federation))
 
 
 def likelihood_ratio(own: Tensor, inside: Tensor, shadows: Tensor) -> Tensor:

@@ -169,7 +169,8 @@ def other_data_set(experiment: Experiment, data: str, root: str | None) -> DataS
     height, width = input_shape(experiment)[1:]
     if is_own_data(data) and height == width:
         return own_data(data, size=height)
-    return build_data_set(data, dataclasses.replace(experiment.settings, data=data, root=root))
+    settings = dataclasses.replace(experiment.settings, data=data, root=root)
+    return build_data_set(data, settings, input_shape(experiment))
 
 
 def _part_of(domain: Domain, part: str) -> Examples:

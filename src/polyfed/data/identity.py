@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from polyfed.core.data_types import Federation
+from polyfed.data.recorded_inputs import RecordedInputs, shape_words
 
 LISTED_CLIENTS = 100
 """Up to this number of clients, the samples of each are recorded; of more only their digest."""
@@ -27,6 +28,7 @@ def identity_of(federation: Federation) -> dict[str, Any]:
         "unseen": sorted(federation.unseen),
         "test_sizes": federation.test_sizes(),
         "digest": _digest(federation),
+        **RecordedInputs.of(federation).as_plain(),
         **({"samples": samples} if len(samples) <= LISTED_CLIENTS else {}),
     }
 
@@ -52,6 +54,11 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     found = found or [f"{now[key]} {words} instead of {then[key]}" for key, words in COUNTED.items() if key in changed]
     if "unseen" in changed:
         found.append(f"unseen are {', '.join(now['unseen']) or 'none'} instead of {', '.join(then['unseen']) or 'none'}")
+    if "input_shape" in changed:
+        found.append(f"inputs are {shape_words(now['input_shape'])} instead of {shape_words(then['input_shape'])}")
+    for key in ("mean", "std"):
+        if key in changed:
+            found.append(f"channels are normalised by the {key} {now[key]} instead of {then[key]}")
     if not found and "source" in changed:
         found.append(f"they are {now['source']!r} instead of {then['source']!r}")
     if not found and "digest" in changed:

@@ -7,7 +7,7 @@ import dataclasses
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,8 +35,15 @@ from polyfed.runs.model_checks import check_entries, check_output, materialise, 
 from polyfed.settings import AUTO, Settings
 
 
-def build_data_set(data: Any, settings: Settings) -> DataSet:
-    """A data set from its name, a folder, a DataSet, or torch data sets by domain."""
+def build_data_set(data: Any, settings: Settings, recorded_shape: Sequence[int] | None = None) -> DataSet:
+    """A data set from its name, a folder, a DataSet, or torch data sets by domain.
+
+    Args:
+        data: the data.
+        settings: of the run.
+        recorded_shape: of the inputs of a run that is opened again: where it was not begun at the size that its weights want, images
+            are not read at that size now.
+    """
     if isinstance(data, DataSet):
         return data
     if isinstance(data, Mapping):
@@ -47,6 +54,8 @@ def build_data_set(data: Any, settings: Settings) -> DataSet:
         )
     text = str(data)
     images = images_of_weights(settings.model)
+    if images is not None and recorded_shape is not None and tuple(recorded_shape[-2:]) != (images.side, images.side):
+        images = None
     if is_own_data(text):
         sized = images is not None and "size" in options_of_own_data(text)
         return at_size_of_weights(own_data(text, size=images.side), settings) if sized and images is not None else own_data(text)
@@ -136,13 +145,13 @@ def _examples(part: Any) -> Examples:
     raise DataError(f"Cannot take examples from {type(part).__name__}: give a map-style torch data set or a pair of tensors.")
 
 
-def build_federation(data: Any, settings: Settings) -> Federation:
-    """A federation from data, the partition, and the domains left out."""
+def build_federation(data: Any, settings: Settings, recorded_shape: Sequence[int] | None = None) -> Federation:
+    """A federation from data, the partition, and the domains left out; ``recorded_shape`` is as for ``build_data_set``."""
     if isinstance(data, Federation):
         require_same(settings.task, data.task, data.name)
         check_labels(data)
         return data
-    dataset = build_data_set(data, settings)
+    dataset = build_data_set(data, settings, recorded_shape)
     require_same(settings.task, dataset.task, dataset.name)
     allow(code_in(model=dataset.default_model))  # a data set is made by code that runs here already, not by a file
     for domain in dataset.domains:

@@ -28,6 +28,7 @@ from polyfed.core.scored_clients import models_are_equal, scored_clients
 from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
 from polyfed.costs.totals import Costs, counted
+from polyfed.data.recorded_inputs import RecordedInputs
 from polyfed.errors import ModelError, RunFolderError, SettingError
 from polyfed.runs.assemble import build_bench, build_federation, normalised_for, notices, prepared_model, refuse_absent
 from polyfed.runs.checkpoint import Snapshot
@@ -52,7 +53,18 @@ class Experiment:
         method: str | Method | None = None,
         model: Any = None,
         backend: BackendFor = backend_for,
+        recorded: RecordedInputs | None = None,
     ) -> None:
+        """Make everything that the settings name.
+
+        Args:
+            settings: of the run.
+            data: as for ``polyfed.run``; default: what the settings name.
+            method: a method as text or value; default: what the settings name.
+            model: a module or a function that builds one; default: what the settings name.
+            backend: reaches the clients.
+            recorded: the inputs of a run that is opened again; they and its model stay as they were, whatever would be chosen today.
+        """
         if backend is backend_for:
             require_known(settings.backend)
         if settings.backend == "flower" and backend is backend_for:
@@ -64,18 +76,23 @@ class Experiment:
         self.given: list[str] = []
         self.objects: dict[str, str] = {}
         self.method = as_method(settings.method if method is None else method)
-        self.federation: Federation = build_federation(settings.data if data is None else data, settings)
+        self.federation: Federation = build_federation(
+            settings.data if data is None else data, settings, None if recorded is None else recorded.shape
+        )
+        if recorded is not None:
+            self.federation = recorded.put_into(self.federation)
         if self.method.population is not None:
             self.federation = self.method.population(self.federation)
         if settings.selection in BY_VALIDATION:
             require_validation(self.federation, settings.selection)
         self.settings = dataclasses.replace(rounds_from_budget(settings, self.federation), method=str(self.method))
-        if model is None:
+        if model is None and recorded is None:
             self.settings = with_one_model(self.settings, self.federation.default_model, [self.method])
         initial = None if settings.init is None else read_initial(settings.init)
         with threads(self.settings.threads):
             prepared = prepared_model(self.settings, self.method, self.federation, model, initial)
-            self.federation = normalised_for(prepared, self.federation)
+            if recorded is None:
+                self.federation = normalised_for(prepared, self.federation)
             self.bench: Workbench = build_bench(self.settings, self.method, self.federation, prepared)
         refuse_absent(self.settings, self.method, len(self.federation.clients))
         self.backend: Backend = backend(self.bench, self.federation.clients)

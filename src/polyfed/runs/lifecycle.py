@@ -170,7 +170,8 @@ def resume(
     folder.name_code(trust)
     given = dict(objects or {})
     folder.require_objects({"data": data, "method": method, "model": model, **{name: given.get(name) for name in OBJECTS}})
-    experiment = Experiment(settings, data, method, None if isinstance(model, str) else model, backend or backend_for)
+    model = None if isinstance(model, str) else model
+    experiment = Experiment(settings, data, method, model, backend or backend_for, folder.recorded_inputs())
     give(experiment, given)
     folder.require_data(identity_of(experiment.federation))
     experiment.backend.keep_in(folder.path)

@@ -12,6 +12,7 @@ from polyfed.backends.without_data import WithoutData
 from polyfed.core.data_types import Federation
 from polyfed.core.method import Method
 from polyfed.data.federation_summary import federation_from
+from polyfed.data.recorded_inputs import RecordedInputs
 from polyfed.errors import ModelError, RunFolderError
 from polyfed.models.model_text import images_of_weights
 from polyfed.models.weights import weights_left_out
@@ -71,10 +72,12 @@ def open_experiment(
         snapshot.clients = read_states(folder.path / NODES, snapshot.clients)
     with weights_left_out():
         if own_data:
-            experiment = Experiment(settings, None, method, model)
+            experiment = Experiment(settings, None, method, model, recorded=folder.recorded_inputs())
         else:
             settings = dataclasses.replace(settings, unseen=(), few_shot=0)
-            experiment = Experiment(settings, placeholder_federation(folder), method, model, without_data(at_nodes))
+            placeholders = placeholder_federation(folder)
+            recorded = RecordedInputs.of(placeholders)
+            experiment = Experiment(settings, placeholders, method, model, without_data(at_nodes), recorded)
     restore(experiment, snapshot, folder)
     return experiment
 

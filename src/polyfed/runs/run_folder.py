@@ -20,6 +20,7 @@ import tomli_w
 
 from polyfed.core.code_gate import NamedCode, allow, code_in, note
 from polyfed.data.identity import differences
+from polyfed.data.recorded_inputs import RecordedInputs
 from polyfed.errors import DataError, RunFolderError, SettingError, nearest
 from polyfed.runs.account_key import is_sealed, sealed
 from polyfed.runs.atomic_write import write_atomically
@@ -172,7 +173,22 @@ class RunFolder:
 
     def other_data(self, found: Mapping[str, Any]) -> list[str]:
         """In what the data found differ from those of the run, in words; ``found`` is what ``identity_of`` says."""
-        return differences(self.document().get("data", {}), found)
+        return differences(self.recorded_inputs_as_plain() | self.document().get("data", {}), found)
+
+    def recorded_inputs_as_plain(self) -> dict[str, Any]:
+        """What ``run.toml`` says of inputs, as plain values; nothing where it says nothing."""
+        recorded = self.recorded_inputs()
+        return {} if recorded is None else recorded.as_plain()
+
+    def recorded_inputs(self) -> RecordedInputs | None:
+        """The shape and normalisation of the inputs that the run was begun with; None where ``run.toml`` does not say."""
+        document = self.document()
+        try:
+            return RecordedInputs.read(document.get("outline") or document.get("data") or {})
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise RunFolderError(
+                f"{self.path / DOCUMENT} is damaged where it describes inputs ({type(error).__name__}: {error}). Put back a copy of the file."
+            ) from error
 
     def require_data(self, found: Mapping[str, Any]) -> None:
         """Refuse to go on with other data than the run was begun with."""
