@@ -129,6 +129,25 @@ def test_no_sample_weighs_more_than_the_clip() -> None:
     assert float(length) == pytest.approx(0.25, rel=1e-5)
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(("inputs", "losses"), [(1.0, 1e-26), (1e15, 1e-32), (1e-25, 1e30)])
+def test_no_gradient_is_too_small_or_too_large_to_be_clipped(name: str, inputs: float, losses: float) -> None:
+    """Squares in single precision vanish below 1e-22: a server chooses weights for that, and a clip that is smaller still."""
+    torch.manual_seed(0)
+    model = NETWORKS[name]()
+    x, y = inputs * torch.randn(6, 3, 8, 8), torch.arange(6) % 5
+
+    def wanted() -> Tensor:
+        return losses * F.cross_entropy(model(x), y, reduction="none")
+
+    whole = [torch.autograd.grad(wanted()[row], list(model.parameters())) for row in range(6)]
+    norms = torch.stack([torch.stack([g.double().square().sum() for g in each]).sum().sqrt() for each in whole])
+    found = clipped_gradients(model, wanted, float(norms.min()) / 100)
+    torch.testing.assert_close(found.norms.double(), norms, rtol=1e-2, atol=0.0)
+    length = torch.stack([g.double().square().sum() for g in found.gradients.values()]).sum().sqrt()
+    assert float(length) <= 1.01 * 6 * float(norms.min()) / 100
+
+
 def test_batch_norm_that_looks_at_the_batch_has_no_gradients_by_sample() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), *head(4 * 36))
     x, y = torch.randn(4, 3, 8, 8), torch.arange(4)

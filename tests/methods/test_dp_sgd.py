@@ -17,7 +17,7 @@ from polyfed.core.method import parse
 from polyfed.core.server import Server
 from polyfed.core.workbench import ClientState
 from polyfed.errors import JoinError, ModelError, OptionError, PolyfedError, SettingError
-from polyfed.methods.dp_sgd import MEMORY, NoisyGradient
+from polyfed.methods.dp_sgd import MEMORY, NoisyGradient, clipped, dp_sgd
 from polyfed.runs.checkpoint import digest
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.lifecycle import resume, train_run
@@ -285,6 +285,30 @@ def test_settings_that_do_not_fit_are_refused() -> None:
         built(FEDWON, backend="fused")
     with pytest.raises(SettingError, match="--compile off"):
         built(FEDWON, compile="on")
+
+
+@pytest.mark.parametrize("bad", [[3], [0, 1, 2, 3]])
+def test_samples_whose_gradient_is_not_finite_count_as_zero(bad: list[int]) -> None:
+    experiment = built(FEDWON, SIZES)
+    client = client_of(experiment)
+    client.receive(experiment.server.outgoing("one"))
+    x, y = (part.clone() for part in client.data.train.batch(slice(0, 4)))
+    x = client.bench.preparation.for_testing(x)
+    good = [row for row in range(4) if row not in bad]
+    wanted = clipped(client, client.step(0, x[good], y[good]), 1.0) if good else {}
+    x[bad, 0, 0, 0] = math.inf
+    step = client.step(0, x, y)
+    step.task_loss = torch.zeros(())
+    found = clipped(client, step, 1.0)
+    assert set(found) == set(wanted) and math.isfinite(float(step.task_loss))
+    for parameter, gradient in found.items():
+        torch.testing.assert_close(gradient, wanted[parameter])
+
+
+@pytest.mark.parametrize("clip", [1e-30, 1e7, 0.0, math.nan])
+def test_a_clip_beyond_single_precision_is_refused(clip: float) -> None:
+    with pytest.raises(OptionError, match="dp_sgd: clip must lie between 1e-06 and 1e\\+06"):
+        dp_sgd(clip=clip)
 
 
 # ------------------------------------------------------------------------------------------------------------ joined, digests

@@ -32,6 +32,9 @@ from polyfed.layers.ws_conv import WSConv2d
 Sampler: TypeAlias = Callable[[Any, Sequence[Tensor], Tensor], Mapping[Tensor, Tensor]]
 """From a layer, its inputs and the gradient of its output to something of each sample, by parameter."""
 
+MOST_POWER = 100
+"""Two to this power, and one over it, are numbers in single precision."""
+
 NEEDS_OPACUS = "Differential privacy needs opacus. Install it with: pip install 'polyfed[privacy]'"
 
 
@@ -69,10 +72,10 @@ def clipped_gradients(model: nn.Module, losses: Callable[[], Tensor], clip: floa
     tied = {parameter for parameter, count in uses.items() if count > 1}
     with torch.no_grad():
         whole = summed_samples(calls, slopes, tied)
-        squares = [square(whole[parameter]) for parameter in whole]
-        squares += [norm.square() for call, slope in zip(calls, slopes, strict=True) for norm in norms_of(call, slope, tied)]
-        norms = torch.stack([torch.zeros_like(values), *squares]).sum(0).sqrt()
-        factors = (clip / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
+        parts = [lengths(each) for each in whole.values()]
+        parts += [norm for call, slope in zip(calls, slopes, strict=True) for norm in norms_of(call, slope, tied)]
+        norms = lengths(torch.stack([torch.zeros_like(values), *parts]).T)
+        factors = factors_for(norms, clip)
     gradients = {parameter: torch.tensordot(factors.to(each.dtype), each, 1) for parameter, each in whole.items()}
     for call, slope in zip(calls, slopes, strict=True):
         own = [parameter for parameter in call.parameters if parameter not in tied]
@@ -81,6 +84,13 @@ def clipped_gradients(model: nn.Module, losses: Callable[[], Tensor], clip: floa
             found = torch.autograd.grad([call.edge], own, [scaled], retain_graph=True, allow_unused=True)
             gradients |= {parameter: value for parameter, value in zip(own, found, strict=True) if value is not None}
     return Clipped(values.detach(), norms, gradients)
+
+
+def factors_for(norms: Tensor, clip: float) -> Tensor:
+    """By what each sample is scaled. One whose norm is not finite, or for which a factor is too small to be exact, counts as zero."""
+    tiny = torch.finfo(norms.dtype).tiny
+    factors = (clip / norms.clamp_min(tiny)).clamp(max=1.0)
+    return torch.where(torch.isfinite(norms) & (factors >= tiny), factors, 0.0)
 
 
 def used(calls: Sequence[Call], losses: Tensor) -> tuple[list[Call], list[Tensor]]:
@@ -139,12 +149,24 @@ def norms_of(call: Call, slope: Tensor, tied: set[nn.Parameter]) -> list[Tensor]
     if tied.issuperset(call.parameters):
         return []
     every = gradient_sampler(call.layer)(call.layer, call.inputs, slope)
-    return [square(every[parameter]).sqrt() for parameter in call.parameters if parameter not in tied]
+    return [lengths(every[parameter]) for parameter in call.parameters if parameter not in tied]
 
 
-def square(each: Tensor) -> Tensor:
-    """The squared norm of each row."""
-    return each.flatten(1).square().sum(1)
+def scaled(each: Tensor) -> tuple[Tensor, Tensor]:
+    """Every sample over a power of two near its largest number, which loses no bit, and these powers.
+
+    Squares of what comes out neither vanish nor overflow. In single precision those of gradients below 1e-22 vanish, and whoever chooses the
+    weights chooses how large gradients are.
+    """
+    largest = torch.linalg.vector_norm(each.flatten(1), torch.inf, 1)
+    powers = torch.exp2(torch.frexp(largest).exponent.clamp(-MOST_POWER, MOST_POWER).to(each.dtype))
+    return each / powers.reshape(-1, *[1] * (each.dim() - 1)), powers
+
+
+def lengths(each: Tensor) -> Tensor:
+    """The norm of each sample."""
+    rows, powers = scaled(each)
+    return rows.flatten(1).square().sum(1).sqrt() * powers
 
 
 def gradient_sampler(layer: nn.Module) -> Sampler:
@@ -172,7 +194,16 @@ def norm_samplers() -> Mapping[type[nn.Module], Sampler]:
         from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
     except ImportError as error:
         raise MissingExtra(NEEDS_OPACUS) from error
-    return {**GradSampleModuleFastGradientClipping.NORM_SAMPLERS, nn.Conv2d: plain_norms, WSConv2d: standardised_norms}
+    known: Sampler = GradSampleModuleFastGradientClipping.NORM_SAMPLERS[nn.Linear]
+    return {nn.Linear: functools.partial(linear_norms, known), nn.Conv2d: plain_norms, WSConv2d: standardised_norms}
+
+
+def linear_norms(known: Sampler, layer: nn.Linear, inputs: Sequence[Tensor], slope: Tensor) -> dict[Tensor, Tensor]:
+    """The norm of each sample's gradient for a linear layer, by opacus' way on scaled numbers."""
+    seen, seen_powers = scaled(inputs[0].to(slope.dtype))
+    push, push_powers = scaled(slope)
+    found = known(layer, [seen], push)
+    return {p: norm * push_powers * (seen_powers if p is layer.weight else 1) for p, norm in found.items()}
 
 
 def by_vjp(layer: nn.Module, inputs: Sequence[Tensor], slope: Tensor) -> dict[Tensor, Tensor]:
@@ -231,9 +262,9 @@ def plain_norms(layer: nn.Conv2d, inputs: Sequence[Tensor], slope: Tensor) -> di
     if gram_is_cheaper(layer, seen.shape[-1]):
         found[layer.weight] = gram_squares(seen, by_place).sqrt().to(slope.dtype)
     else:
-        found[layer.weight] = square(by_place @ seen.transpose(-1, -2)).sqrt()
+        found[layer.weight] = lengths(by_place @ seen.transpose(-1, -2))
     if layer.bias is not None:
-        found[layer.bias] = square(by_place.sum(-1)).sqrt()
+        found[layer.bias] = lengths(by_place.sum(-1))
     return found
 
 
@@ -263,9 +294,9 @@ def standardised_norms(layer: WSConv2d, inputs: Sequence[Tensor], slope: Tensor)
         whole = by_place @ seen.transpose(-1, -2)
         dot = (whole * filters).sum(-1)
         rest = whole - whole.mean(-1, keepdim=True) - (dot * along)[..., None] * filters
-        found[layer.weight] = square(rest * scale[..., None]).sqrt()
+        found[layer.weight] = lengths(rest * scale[..., None])
     if layer.gain is not None:
-        found[layer.gain] = square(dot * factor).sqrt()
+        found[layer.gain] = lengths(dot * factor)
     if layer.bias is not None:
-        found[layer.bias] = square(by_place.sum(-1)).sqrt()
+        found[layer.bias] = lengths(by_place.sum(-1))
     return found

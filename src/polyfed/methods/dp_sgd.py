@@ -33,7 +33,7 @@ from polyfed.core.workbench import Workbench
 from polyfed.errors import JoinError, ModelError, OptionError, SettingError
 from polyfed.layers.sample_gradients import clipped_gradients, gradient_samplers
 from polyfed.methods._shared.privacy_account import ACCOUNT, ACCOUNT_UPLOADS, Account, NoteSpent, RequireBudget, note_accounts
-from polyfed.methods._shared.privacy_budget import SYSTEM, Budget, require_budget
+from polyfed.methods._shared.privacy_budget import SYSTEM, Budget, require_budget, require_clip
 
 MEMORY = "dp_sgd"
 TRIES = 4
@@ -100,7 +100,7 @@ class NoisyGradient(Account):
 
 
 def clipped(client: Client, step: Step, clip: float) -> Mapping[nn.Parameter, Tensor]:
-    """The sum of clipped gradients; the step gets its mean loss."""
+    """The sum of clipped gradients; samples without a finite one count as zero. The step gets the mean loss of the others."""
     bench = client.bench
 
     def each(logits: Tensor, label: Tensor) -> Tensor:
@@ -112,6 +112,13 @@ def clipped(client: Client, step: Step, clip: float) -> Mapping[nn.Parameter, Te
         return vmap(each)(step.logits, step.y)
 
     found = clipped_gradients(client.model, losses, clip)
+    finite = torch.isfinite(found.losses) & torch.isfinite(found.norms)
+    if not bool(finite.all()):
+        # Zero times infinity is no zero: such samples must not be in the sum at all. To refuse the batch would tell of them without noise.
+        step.x, step.y = step.x[finite], step.y[finite]
+        if not len(step.x):
+            return {}
+        found = clipped_gradients(client.model, losses, clip)
     step.task_loss = found.losses.mean()
     return found.gradients
 
@@ -229,8 +236,7 @@ def dp_sgd(epsilon: float = 8.0, delta: float = 1e-5, clip: float = 1.0, noise: 
         planned_rounds: rounds for which the budget must last, after which a client stops; 0: all rounds.
     """
     require_budget("dp_sgd", epsilon, delta, noise)
-    if not clip > 0 or not math.isfinite(clip):
-        raise OptionError(f"dp_sgd: clip must be a positive number, found {clip}.")
+    require_clip("dp_sgd", clip)
     if isinstance(planned_rounds, bool) or not isinstance(planned_rounds, int) or planned_rounds < 0:
         raise OptionError(f"dp_sgd: planned_rounds takes a number of rounds, or 0 for all, found {planned_rounds!r}.")
     account = (Budget(epsilon, delta), planned_rounds, noise, MEMORY)
