@@ -61,3 +61,22 @@ def test_entries_that_are_not_finite_are_refused_before_training(tmp_path: Path,
     assert not found["ok"] and "cannot read what it was asked: entry stem.1.running_mean holds values" in found["problem"]
     assert not list((tmp_path / "node").glob("privacy*")), "nothing was trained, so nothing is charged"
     assert node.answer(message).control["ok"]
+
+
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [
+        ("fedavg", "no noise that the server cannot take off"),
+        ("fedwon + dp_sgd", "no noise that the server cannot take off"),
+        ('dp_fedavg(noise="system")', "no noise that the server cannot take off"),
+        ('scaffold + dp_fedavg(noise="system", noise_at="client")', "which no noise covers"),
+    ],
+)
+@pytest.mark.parametrize("what", ["train", "evaluate"])
+def test_with_a_limit_nothing_is_done_that_the_account_cannot_count(tmp_path: Path, method: str, why: str, what: str) -> None:
+    settings = settings_for(method)
+    message = asked(settings, tmp_path, what)
+    limited = build_node(settings, {**BIG, "most-epsilon-in-all": 5.0}, tmp_path / "limited").answer(message).control
+    assert (limited["ok"], limited["kind"]) == (False, "declined")
+    assert "its own account limits epsilon over all runs (most-epsilon-in-all)" in limited["problem"] and why in limited["problem"]
+    assert build_node(settings, BIG, tmp_path / "free").answer(message).control["ok"]

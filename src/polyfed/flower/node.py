@@ -29,7 +29,7 @@ from polyfed.data.partition import federate
 from polyfed.errors import ClientFailure, DataError, Declined, NotFinite, PolyfedError, SettingError, StateLost, nearest
 from polyfed.flower.codec import Encoder, payload_of
 from polyfed.flower.descriptions import own_versions, plain_text, version_problem
-from polyfed.flower.node_account import NodeAccount, account_of, counts
+from polyfed.flower.node_account import EPSILON_KEY, NodeAccount, account_of, counts, uncounted
 from polyfed.flower.node_folders import home_of
 from polyfed.flower.run_config import read_settings, settings_text
 from polyfed.flower.wire_message import DECLINED, DESCRIBE, BadMessage, WireMessage, refusal
@@ -110,6 +110,7 @@ class Node:
             raise SettingError(f"This node is client {self.data.id}, but was asked as client {ask['client']}.")
         files = ClientStateFiles(self.home, ask["run"], self.data.id)
         state, restarted = self.starting_point(files, ask["start"], ask["purpose"])
+        self.require_countable()
         bench = self.workplace.bench(ask["facts"])
         charges: list[Charge] = []
         client = Client(
@@ -131,6 +132,16 @@ class Node:
             control |= {"version": ask["version"], "digest": files.store(ask["version"], client.state)}
             files.tidy(ask["needed"], ask["version"])
         return Encoder().encode(payload, control)
+
+    def require_countable(self) -> None:
+        """Where the node limits what it spends over all runs, decline a method that would spend without being counted."""
+        method, limited = self.workplace.method, self.account is not None and self.account.most_epsilon > 0
+        if limited and (problem := uncounted(method, self.workplace.settings)):
+            raise Declined(
+                f"Client {self.data.id} takes no part: its own account limits epsilon over all runs ({EPSILON_KEY}), and {problem}. "
+                'Use a method whose clients add the noise themselves, such as dp_sgd(noise="system") or '
+                'dp_fedavg(noise="system", noise_at="client"), to all that they send.'
+            )
 
     def spending(self, method: Method, run: str, round_number: int, charges: list[Charge]) -> Callable[[Charge], None] | None:
         """What writes charges to the node's own account; None: it has none, or the promise does not hold against the server."""

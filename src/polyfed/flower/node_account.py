@@ -17,11 +17,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from polyfed.core.method import Facts
-from polyfed.core.privacy import Charge
+from polyfed.core.method import Facts, Method
+from polyfed.core.privacy import Charge, uncovered
 from polyfed.errors import ClientFailure, DataError, Declined, SettingError
 from polyfed.methods._shared.privacy_budget import epsilon_of
 from polyfed.runs.audit_log import AuditLog, verified_lines
+from polyfed.settings import Settings
 
 FILE_KEY, EPSILON_KEY, DELTA_KEY = "privacy-account", "most-epsilon-in-all", "most-delta"
 """Keys of a node's configuration."""
@@ -73,6 +74,14 @@ class NodeAccount:
 def counts(facts: Facts) -> bool:
     """Whether a method's promise holds against the server, so that a node can count it: noise of its own, which nobody can repeat."""
     return facts.noise_at == "client" and facts.noise_from == "system"
+
+
+def uncounted(method: Method, settings: Settings) -> str:
+    """Why an account cannot count all that a method lets out; empty: it can."""
+    if not counts(method.facts):
+        return f"{method} adds no noise that the server cannot take off, so nothing could be counted"
+    rows = uncovered(method, settings)
+    return f"{method} also sends {rows[0].what}, which no noise covers ({rows[0].why})" if rows else ""
 
 
 def charges_in(lines: Iterable[Mapping[str, Any]]) -> list[Charge]:
