@@ -80,3 +80,13 @@ def test_with_a_limit_nothing_is_done_that_the_account_cannot_count(tmp_path: Pa
     assert (limited["ok"], limited["kind"]) == (False, "declined")
     assert "its own account limits epsilon over all runs (most-epsilon-in-all)" in limited["problem"] and why in limited["problem"]
     assert build_node(settings, BIG, tmp_path / "free").answer(message).control["ok"]
+
+
+def test_another_partition_does_not_open_another_account(tmp_path: Path) -> None:
+    """The server's partition decides what a client is called."""
+    nodes = [
+        build_node(settings_for(AT_CLIENTS, partition=partition), {**BIG, "most-epsilon-in-all": 5.0}, tmp_path)
+        for partition in ("domain", "domain_parts(parts=1, out_of=2)")
+    ]
+    assert len({node.data.id for node in nodes}) == 2
+    assert {node.account.path for node in nodes if node.account is not None} == {tmp_path / "privacy.jsonl"}

@@ -55,7 +55,7 @@ def grid_at(folder: Path, settings: Settings, limits: Mapping[str, Any] | None =
 
 
 def account_at(folder: Path, domain: str = "big") -> NodeAccount:
-    return account_of({}, folder / str(10 + DOMAINS.index(domain)), domain)
+    return account_of({}, folder / str(10 + DOMAINS.index(domain)))
 
 
 def spent_at(folder: Path, domain: str = "big") -> float:
@@ -139,7 +139,7 @@ def test_a_changed_account_and_one_that_cannot_be_written_spend_nothing(tmp_path
 @pytest.mark.parametrize("value", [-1.0, float("nan"), True, "8"])
 def test_a_limit_that_is_no_limit_is_refused(tmp_path: Path, value: object) -> None:
     with pytest.raises(SettingError, match="most-epsilon-in-all takes a positive number"):
-        account_of({"most-epsilon-in-all": value}, tmp_path, "pen")
+        account_of({"most-epsilon-in-all": value}, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -265,7 +265,7 @@ def build_node(settings: Settings, config: Mapping[str, Any], home: Path | None 
     clients = place.federation
     data = virtual_client(clients, int(config[PARTITION])) if place.simulated else clients.clients[0]
     home = home or home_of(config)
-    return Node(place, data, home, when_lost(config), None if place.simulated else account_of(config, home, data.id))
+    return Node(place, data, home, when_lost(config), None if place.simulated else account_of(config, home))
 
 
 def shared_workplace(settings: Settings) -> Workplace:

@@ -11,7 +11,6 @@ a clipped update by twice the clip.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from polyfed.settings import Settings
 FILE_KEY, EPSILON_KEY, DELTA_KEY = "privacy-account", "most-epsilon-in-all", "most-delta"
 """Keys of a node's configuration."""
 USUAL_DELTA = 1e-5
+USUAL_FILE = "privacy.jsonl"
 NO_LIMIT = 0.0
 SPENT = "spent"
 CLIENTS, SAMPLES = "clients", "samples"
@@ -106,9 +106,12 @@ def spent_by(charges: Iterable[Charge], delta: float) -> float:
     return epsilon_of(tuple((noise, rate, steps) for (noise, rate), steps in history.items()), delta)
 
 
-def account_of(config: Mapping[str, Any], home: Path, client: str) -> NodeAccount:
-    """The account that a node's configuration names, or the one of this client in the node's folder."""
-    usual = home / f"privacy-{hashlib.sha256(client.encode()).hexdigest()[:16]}.jsonl"
+def account_of(config: Mapping[str, Any], home: Path) -> NodeAccount:
+    """The account that a node's configuration names, or the one of its folder.
+
+    One for all that is trained from that folder: the name of a client comes from the partition, which the server chooses.
+    """
+    usual = home / USUAL_FILE
     most, delta = config.get(EPSILON_KEY, NO_LIMIT), config.get(DELTA_KEY, USUAL_DELTA)
     if not is_number(most) or not most >= 0 or not is_number(delta) or not 0 < delta < 1:
         raise SettingError(
