@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
-from polyfed.core.data_types import DataSet
+from helpers.flower_fakes import FakeGrid
+from polyfed.core.data_types import ArrayExamples, DataSet, Domain
+from polyfed.data.recorded_inputs import RecordedInputs
 from polyfed.data.registry import data_sets
+from polyfed.errors import SettingError
+from polyfed.flower.backend import FlowerBackend
 from polyfed.flower.node import PARTITION, Workplace
+from polyfed.flower.placeholder_federation import federation_of
+from polyfed.flower.roster import Roster
+from polyfed.flower.server_app import run_on_grid
+from polyfed.flower.transport import Transport
+from polyfed.flower.wire_message import BadMessage
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.lifecycle import train_run
 from polyfed.settings import Settings
 
 
@@ -38,8 +51,6 @@ def same_as_server(settings: Settings) -> Workplace:
 
 
 def test_the_variant_that_suits_the_method(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import dataclasses
-
     build = data_sets.build
 
     def with_another_model(text: str, **context: object) -> DataSet:
@@ -55,3 +66,59 @@ def test_images_as_the_weights_want_them(folder: Path) -> None:
     model = "efficientnet_lite0"
     place = same_as_server(Settings(data=f'image_folder(root="{folder}", size=32)', model=model, batch_size=4))
     assert place.made is not None and place.made.preparation.mean == (127 / 255,) * 3
+
+
+def small_set() -> DataSet:
+    def examples(count: int, seed: int) -> ArrayExamples:
+        stream = torch.Generator().manual_seed(seed)
+        images = torch.randint(0, 256, (count, 3, 8, 8), generator=stream, dtype=torch.uint8)
+        return ArrayExamples(images, torch.arange(count) % 2)
+
+    domains = tuple(Domain(name, examples(8, place), examples(4, place + 5)) for place, name in enumerate("ab"))
+    return DataSet("small", ("no", "yes"), domains, default_model="hfedf_cnn", source="made here")
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> Iterator[FakeGrid]:
+    """Two nodes with data of their own, whose default model has no batch norm, and a method that needs it."""
+    data_sets.add(small_set, "small_set")
+    settings = Settings(data="small_set", method="fedbn", rounds=2, batch_size=4, local_steps=1, checkpoint_every="1")
+    try:
+        yield FakeGrid(
+            settings, tmp_path / "nodes", {n: {"data": "small_set", "domain": domain} for n, domain in enumerate("ab", 10)}
+        )
+    finally:
+        del data_sets._records["small_set"]
+
+
+def test_a_run_whose_model_nobody_names_is_the_same_over_nodes_and_goes_on(grid: FakeGrid, tmp_path: Path) -> None:
+    config = {"out": str(tmp_path / "run"), "min-nodes": 2, "wait": 1.0}
+    found = run_on_grid(grid, grid.settings, config)  # type: ignore[arg-type]
+    expected = train_run(Experiment(grid.settings), None)
+    assert found.digest == expected.digest and found.experiment.settings.model == 'hfedf_cnn(norm="batch")'
+    assert run_on_grid(grid, grid.settings, config).digest == found.digest  # type: ignore[arg-type]
+    other = dataclasses.replace(grid.settings, model="hfedf_cnn")
+    with pytest.raises(SettingError, match=r"other settings \(model\)"):
+        run_on_grid(grid, other, config)  # type: ignore[arg-type]
+
+
+def test_nodes_normalise_as_the_folder_of_a_run_records(grid: FakeGrid) -> None:
+    settings = dataclasses.replace(grid.settings, model='hfedf_cnn(norm="batch")')
+    recorded = RecordedInputs((3, 8, 8), (0.3, 0.4, 0.5), (0.2, 0.2, 0.3))
+    expected = train_run(Experiment(settings, recorded=recorded), None)
+    roster = Roster(Transport(grid), timeout=5.0, patience=0.0)  # type: ignore[arg-type]
+    over_nodes = Experiment(
+        settings,
+        federation_of(roster.gather(2, 5.0)),
+        backend=lambda bench, clients: FlowerBackend(bench, clients, roster, 5.0),
+        recorded=recorded,
+    )
+    assert train_run(over_nodes, None).digest == expected.digest
+
+
+@pytest.mark.parametrize(
+    "facts", [{"mean": [0.5]}, {"mean": 1, "std": 1}, {"mean": [0.5], "std": [0.0]}, {"mean": [0.5] * 2, "std": [1.0] * 2}]
+)
+def test_a_normalisation_that_cannot_be_is_refused(grid: FakeGrid, facts: dict[str, object]) -> None:
+    with pytest.raises(BadMessage, match="normalise"):
+        Workplace(grid.settings, grid.configs[10]).bench({"rounds": 1, "class_counts": [8, 8], **facts})

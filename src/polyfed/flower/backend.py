@@ -64,7 +64,12 @@ class FlowerBackend(StagingBackend):
         self.number = 0
         self.reserved: dict[str, list[Mapping[str, ClientState]]] = {}
         counts = [bench.task.class_counts(client.train, bench.classes) for client in clients]
-        self.facts = {"rounds": bench.settings.rounds, "class_counts": [sum(column) for column in zip(*counts, strict=True)]}
+        self.facts = {
+            "rounds": bench.settings.rounds,
+            "class_counts": [sum(column) for column in zip(*counts, strict=True)],
+            "mean": list(bench.preparation.mean),
+            "std": list(bench.preparation.std),
+        }
 
     def outcomes(self, ask: Ask, clients: Sequence[str]) -> Iterator[Outcome]:
         nodes = self.roster.present(clients, insist=ask.attempt > 0)

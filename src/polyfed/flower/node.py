@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from polyfed.core.tasks.task import Task
 from polyfed.core.workbench import ClientState, Workbench
 from polyfed.data.federation_summary import input_type
 from polyfed.data.partition import federate
+from polyfed.data.recorded_inputs import RecordedInputs
 from polyfed.errors import ClientFailure, DataError, Declined, NotFinite, PolyfedError, SettingError, StateLost, nearest
 from polyfed.flower.codec import Encoder, payload_of
 from polyfed.flower.descriptions import own_versions, plain_text, version_problem
@@ -69,7 +71,8 @@ class Workplace:
             settings = with_one_model(settings, self.federation.default_model, [self.method])
             with threads(settings.threads):
                 model = prepared_model(settings, self.method, self.federation, None, self.initial)
-                self.made = build_bench(settings, self.method, normalised_for(model, self.federation), model)
+                federation = normalised_as_asked(normalised_for(model, self.federation), facts)
+                self.made = build_bench(settings, self.method, federation, model)
             self.made.loss = task_loss(settings.loss, self.federation.task, list(facts["class_counts"]))
             self.facts = text
         return self.made
@@ -208,6 +211,21 @@ def sound(payload: Payload) -> Payload:
         if problem := problem_with_values(value):
             raise BadMessage(f"entry {plain_text(name)} {problem}")
     return payload
+
+
+def normalised_as_asked(federation: Federation, facts: Mapping[str, Any]) -> Federation:
+    """The federation with images normalised as the server says: a run that goes on keeps what its folder records."""
+    if "mean" not in facts:
+        return federation
+    own = RecordedInputs.of(federation)
+    try:
+        mean, std = (tuple(map(float, facts[name])) for name in ("mean", "std"))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise BadMessage("the server does not say in numbers how images are normalised") from error
+    fits = len(mean) == len(std) and len(mean) in (1, own.shape[0], len(own.mean))
+    if not fits or not all(map(math.isfinite, (*mean, *std))) or min(std) <= 0:
+        raise BadMessage(f"the server normalises images of {own.shape[0]} channels by the mean {mean} and the spread {std}")
+    return dataclasses.replace(own, mean=mean, std=std).put_into(federation)
 
 
 def counts_of(examples: Examples, task: Task, classes: int) -> list[int]:

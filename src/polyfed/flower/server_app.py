@@ -42,6 +42,7 @@ from polyfed.flower.run_config import (
 from polyfed.flower.transport import Transport
 from polyfed.flower.unseen_data import unseen_at_server
 from polyfed.flower.waits import shorten_server
+from polyfed.runs.default_model import with_one_model
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder_names import default_name, free_folder
 from polyfed.runs.lifecycle import resume, train_run
@@ -107,7 +108,10 @@ def recorded(settings: Settings, federation: Federation, roster: Roster, config:
         return FlowerBackend(bench, clients, roster, timeout, leaves_newcomer)
 
     if holds_run(out):
-        refuse_other_settings(settings, RunFolder(out).settings(), out)
+        found = RunFolder(out).settings()
+        if found.model is not None:
+            settings = with_one_model(settings, federation.default_model, [as_method(settings.method)])
+        refuse_other_settings(settings, found, out)
         log.info("Going on with the run in %s.", Path(out).resolve())
         ended = resume(out, data=federation, notify=log.warning, backend=backend, load=settings.load, observers=[log_round])
     else:
