@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,10 +53,10 @@ def asked(folder: NodeFolder, tmp_path: Path) -> Asking:
         evaluation = Ask("evaluate", {"big": Payload(server.outgoing("big"), {"split": split})}, EVALUATION, 1)
         return backend.message_for(Encoder(), evaluation if split else server.ask("train", ["big"]), "big")
 
-    def ask(split: str = "", **policy: Any) -> dict[str, Any]:
+    def ask(split: str = "", settings: Settings = SETTINGS, **policy: Any) -> dict[str, Any]:
         Policy(data=TINY, domain="big", import_paths=(TINY_MODEL,), **policy).write(folder.policy)
         config = {"data": TINY, "domain": "big", "state": str(folder.state), "resident": False}
-        run_config = {SETTINGS_KEY: settings_text(SETTINGS), "min-nodes": 3}
+        run_config = {SETTINGS_KEY: settings_text(settings), "min-nodes": 3}
         context = Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config=run_config)  # type: ignore[arg-type]
         return dict(guarded_app.guarded(message(split), context).control)
 
@@ -81,3 +82,8 @@ def test_scores_are_told_only_of_data_that_the_policy_and_the_run_name(folder: N
     assert "validation scores are asked for, and the run does not choose" in asked("validation")["problem"]
     assert "test scores are asked for, and scores does not name them" in asked("test", scores=())["problem"]
     assert [line["event"] for line in lines_of(folder.audit)] == ["refused"] * 3
+
+
+def test_the_policys_least_samples_holds_for_what_the_partition_leaves(asked: Asking) -> None:
+    few = dataclasses.replace(SETTINGS, partition="domain_parts(parts=1, out_of=5)")
+    assert "it trains on 4 examples, least_samples is 8" in asked(settings=few)["problem"]

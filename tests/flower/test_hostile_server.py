@@ -12,10 +12,12 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed
 pytest.importorskip("opacus", reason="needs the privacy extra: pip install 'polyfed[privacy]'")
 
 from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, over, tiny_data
+from polyfed.errors import SettingError
 from polyfed.flower.backend import FlowerBackend
 from polyfed.flower.codec import ENTRIES, Encoder
+from polyfed.flower.descriptions import own_versions
 from polyfed.flower.node import build_node
-from polyfed.flower.wire_message import Block, WireMessage
+from polyfed.flower.wire_message import DESCRIBE, Block, WireMessage
 from polyfed.settings import Settings
 
 AT_CLIENTS = 'dp_fedavg(noise="system", noise_at="client", adaptive=False, clip=0.001)'
@@ -90,3 +92,17 @@ def test_another_partition_does_not_open_another_account(tmp_path: Path) -> None
     ]
     assert len({node.data.id for node in nodes}) == 2
     assert {node.account.path for node in nodes if node.account is not None} == {tmp_path / "privacy.jsonl"}
+
+
+@pytest.mark.parametrize("what", ["train", DESCRIBE])
+def test_a_partition_that_leaves_a_node_few_examples_is_declined(tmp_path: Path, what: str) -> None:
+    settings = settings_for("fedavg", partition="domain_parts(parts=1, out_of=5)", local_steps=None)
+    node = build_node(settings, {**BIG, "least-samples": 8}, tmp_path)
+    assert len(node.data.train) == 4
+    found = node.answer(WireMessage({"what": what, "versions": own_versions()})).control
+    assert (found["ok"], found["kind"]) == (False, "declined")
+    assert "it trains on 4 examples, least_samples is 8" in found["problem"]
+    whole = build_node(settings_for("fedavg"), {**BIG, "least-samples": 8}, tmp_path)
+    assert whole.answer(WireMessage({"what": DESCRIBE, "versions": own_versions()})).control["ok"]
+    with pytest.raises(SettingError, match="least-samples takes a whole number from 1"):
+        build_node(settings, {**BIG, "least-samples": 0}, tmp_path)

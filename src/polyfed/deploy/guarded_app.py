@@ -21,7 +21,7 @@ from polyfed.deploy.policy import Policy, Refused, refused
 from polyfed.errors import PolyfedError
 from polyfed.flower.client_app import answer, make_app
 from polyfed.flower.codec import extras_of
-from polyfed.flower.node_account import DELTA_KEY, EPSILON_KEY, FILE_KEY
+from polyfed.flower.node_account import DELTA_KEY, EPSILON_KEY, FILE_KEY, LEAST_SAMPLES_KEY
 from polyfed.flower.records import size_of
 from polyfed.flower.run_config import SETTINGS_KEY, read_settings, settings_from
 from polyfed.flower.wire_message import ACTION, DECLINED, DESCRIBE, BadMessage, WireMessage, refusal
@@ -67,7 +67,7 @@ def guarded(wire_message: WireMessage, context: Context) -> WireMessage:
         return refusal(sentence)
     # Where files lie on the server says nothing here, and must not point anywhere.
     context.run_config[SETTINGS_KEY] = json.dumps({**json.loads(str(context.run_config[SETTINGS_KEY])), "root": None})
-    context.node_config.update(account_limits(policy, folder))
+    context.node_config.update({LEAST_SAMPLES_KEY: policy.least_samples, **account_limits(policy, folder)})
     answered = what_may_leave(answer(wire_message, context), policy, wire_message.control.get("what") == DESCRIBE)
     if answered.control.get("kind") == DECLINED:
         AuditLog(folder.audit).write("refused", **about, why=answered.control["problem"])

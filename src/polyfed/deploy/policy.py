@@ -62,7 +62,10 @@ class Policy:
     class_counts: bool = limit(True, "whether the number of examples of each class may be told; false: only how many there are")
     most_rounds: int = limit(1000, "rounds that a run may have at most")
     least_clients: int = limit(2, "clients that a run must have at least, this one included")
-    least_samples: int = limit(8, "examples that must go into what leaves after training: steps times batch size")
+    least_samples: int = limit(
+        8,
+        "examples that must go into what leaves after training: steps times batch size, and those that the run's partition leaves this node",
+    )
     dp_required: bool = limit(
         False,
         "whether only methods with differential privacy are allowed: noise of this machine's own on all that they upload; "

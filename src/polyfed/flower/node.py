@@ -31,7 +31,7 @@ from polyfed.data.recorded_inputs import RecordedInputs
 from polyfed.errors import ClientFailure, DataError, Declined, NotFinite, PolyfedError, SettingError, StateLost, nearest
 from polyfed.flower.codec import Encoder, payload_of
 from polyfed.flower.descriptions import own_versions, plain_text, version_problem
-from polyfed.flower.node_account import EPSILON_KEY, NodeAccount, account_of, counts, uncounted
+from polyfed.flower.node_account import EPSILON_KEY, LEAST_SAMPLES_KEY, NodeAccount, account_of, counts, uncounted
 from polyfed.flower.node_folders import home_of
 from polyfed.flower.run_config import read_settings, settings_text
 from polyfed.flower.wire_message import DECLINED, DESCRIBE, BadMessage, WireMessage, refusal
@@ -82,14 +82,21 @@ class Node:
     """One client at its workplace."""
 
     def __init__(
-        self, workplace: Workplace, data: ClientData, home: Path, when_lost: str = REFUSE, account: NodeAccount | None = None
+        self,
+        workplace: Workplace,
+        data: ClientData,
+        home: Path,
+        when_lost: str = REFUSE,
+        account: NodeAccount | None = None,
+        least_samples: int = 1,
     ) -> None:
         self.workplace, self.data, self.home, self.when_lost = workplace, data, home, when_lost
-        self.account = account
+        self.account, self.least_samples = account, least_samples
 
     def answer(self, wire_message: WireMessage) -> WireMessage:
         """Answer an ask; what goes wrong here is said in the answer."""
         try:
+            self.require_samples()
             if wire_message.control.get("what") == DESCRIBE:
                 if problem := version_problem(wire_message.control.get("versions") or {}):
                     return refusal(f"The server cannot work with this node: {problem}.")
@@ -135,6 +142,14 @@ class Node:
             control |= {"version": ask["version"], "digest": files.store(ask["version"], client.state)}
             files.tidy(ask["needed"], ask["version"])
         return Encoder().encode(payload, control)
+
+    def require_samples(self) -> None:
+        """Decline where the server's partition leaves too little of the node's data: what leaves would be of single examples."""
+        if (found := len(self.data.train)) < self.least_samples:
+            raise Declined(
+                f"Client {self.data.id} takes no part: with the partition {plain_text(self.workplace.settings.partition)} it trains on {found} "
+                f"examples, least_samples is {self.least_samples}. Use a partition that leaves it more, such as domain."
+            )
 
     def require_countable(self) -> None:
         """Where the node limits what it spends over all runs, decline a method that would spend without being counted."""
@@ -283,12 +298,21 @@ def build_node(settings: Settings, config: Mapping[str, Any], home: Path | None 
     clients = place.federation
     data = virtual_client(clients, int(config[PARTITION])) if place.simulated else clients.clients[0]
     home = home or home_of(config)
-    return Node(place, data, home, when_lost(config), None if place.simulated else account_of(config, home))
+    account = None if place.simulated else account_of(config, home)
+    return Node(place, data, home, when_lost(config), account, least_samples(config))
 
 
 def shared_workplace(settings: Settings) -> Workplace:
     """The workplace of all virtual clients; the process that asks keeps it."""
     return _workplace(settings_text(settings), json.dumps({PARTITION: 0}))
+
+
+def least_samples(config: Mapping[str, Any]) -> int:
+    """How many training examples this node must have."""
+    wanted = config.get(LEAST_SAMPLES_KEY, 1)
+    if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
+        raise SettingError(f"--node-config: {LEAST_SAMPLES_KEY} takes a whole number from 1, found {wanted!r}.")
+    return wanted
 
 
 def when_lost(config: Mapping[str, Any]) -> str:

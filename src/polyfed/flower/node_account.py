@@ -24,6 +24,7 @@ from polyfed.runs.audit_log import AuditLog, verified_lines
 from polyfed.settings import Settings
 
 FILE_KEY, EPSILON_KEY, DELTA_KEY = "privacy-account", "most-epsilon-in-all", "most-delta"
+LEAST_SAMPLES_KEY = "least-samples"
 """Keys of a node's configuration."""
 USUAL_DELTA = 1e-5
 USUAL_FILE = "privacy.jsonl"
