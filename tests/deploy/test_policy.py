@@ -67,6 +67,13 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
         {"what": "ccst_collect"},
         "answer: ccst_collect are asked for, which no noise covers",
     ),
+    (
+        {"dp_required": True},
+        {"method": f"fedbn + {AT_CLIENTS}"},
+        {"what": "evaluate"},
+        "test scores are asked for, which no noise covers (of a model with layers that stay at clients and get no noise)",
+    ),
+    ({"scores": ()}, {"method": f"fedbn + {AT_CLIENTS}"}, {"what": "evaluate"}, "test scores are asked for, and scores"),
     ({"class_counts": False}, {"loss": "weighted_focal"}, {}, "class_counts is false"),
     ({}, {"local_steps": 1, "batch_size": 1}, {}, "least_samples is 8"),
     ({"dp_required": True}, {}, {}, "adds no noise to what leaves, and dp_required is true"),
@@ -90,6 +97,12 @@ def test_what_the_node_does_not_allow_is_refused_by_name(
 ) -> None:
     found = Policy(data="x", **policy).problems(Settings(**settings), {"min-nodes": 3}, {"what": "train", **ask}, ask.get("extras"))
     assert any(sentence in problem for problem in found), found
+
+
+@pytest.mark.parametrize("method", [AT_CLIENTS, PRIVATE, f"momentum + {AT_CLIENTS}", 'silobn + fedwon + dp_sgd(noise="system")'])
+def test_scores_of_models_that_noise_covers_are_told_under_dp_required(method: str) -> None:
+    asked = {"what": "evaluate", "purpose": "evaluation"}
+    assert Policy(data="x", dp_required=True).problems(Settings(method=method), {"min-nodes": 3}, asked) == []
 
 
 def test_what_it_allows_is_not_refused() -> None:

@@ -106,3 +106,11 @@ def test_a_partition_that_leaves_a_node_few_examples_is_declined(tmp_path: Path,
     assert whole.answer(WireMessage({"what": DESCRIBE, "versions": own_versions()})).control["ok"]
     with pytest.raises(SettingError, match="least-samples takes a whole number from 1"):
         build_node(settings, {**BIG, "least-samples": 0}, tmp_path)
+
+
+def test_with_a_limit_no_scores_of_layers_that_trained_without_noise_are_told(tmp_path: Path) -> None:
+    settings = settings_for(f"fedbn + {AT_CLIENTS}")
+    limited = build_node(settings, {**BIG, "most-epsilon-in-all": 100.0}, tmp_path / "limited")
+    assert limited.answer(asked(settings, tmp_path)).control["ok"]
+    found = limited.answer(asked(settings, tmp_path, "evaluate")).control
+    assert found["kind"] == "declined" and "layers that stay at clients and get no noise" in found["problem"]

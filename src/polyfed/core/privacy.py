@@ -8,10 +8,10 @@ weights, gradients and what the server sent, and what it makes of noisy values i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from polyfed.core.entries import COUNTER, STATISTIC
+from polyfed.core.entries import COUNTER, MOMENTUM, STATISTIC
 
 if TYPE_CHECKING:
     from polyfed.core.method import Method
@@ -127,7 +127,8 @@ def answered(method: Method, question: str, extras: Mapping[str, Any]) -> Depart
     if question == "entries":
         return _kept_layers(method)
     if question == "evaluate":
-        return _SCORES.get(str(extras.get("split", "test")))
+        split = str(extras.get("split", "test"))
+        return _test_scores(method) if split == "test" else _SCORES.get(split)
     return None
 
 
@@ -220,11 +221,26 @@ def _pooled(method: Method) -> Iterator[Departure]:
             yield Departure(what, part.name, "once", how, False, "the data themselves")
 
 
+TEST_DATA_ONLY = Departure(TEST_SCORES, "", "every evaluation", "aggregate", False, "of test data, which nothing is trained on")
+"""Scores that tell nothing of training data beyond what the server has sent itself, or noise covers."""
+
 _SCORES = {
-    "test": Departure(TEST_SCORES, "", "every evaluation", "aggregate", False, "of test data, which nothing is trained on"),
+    "test": TEST_DATA_ONLY,
     "validation": Departure(VALIDATION_SCORES, "", "every round", "aggregate", False, "of validation data, without noise"),
 }
 """By the data that a client is scored on."""
+
+
+def _test_scores(method: Method) -> Departure:
+    """Scores of a client's own layers tell of the data they were trained on, where the noise is only on what is uploaded."""
+    if method.facts.protects == "clients" and keeps_layers(method):
+        return replace(TEST_DATA_ONLY, why="of a model with layers that stay at clients and get no noise")
+    return TEST_DATA_ONLY
+
+
+def keeps_layers(method: Method) -> bool:
+    """Whether a rule lets entries of the model stay at clients."""
+    return any(rule.keep and rule.down is False and rule.select.kinds != {MOMENTUM} for rule in method.sharing)
 
 
 def _of_every_run(method: Method, settings: Settings) -> Iterator[Departure]:
@@ -234,7 +250,7 @@ def _of_every_run(method: Method, settings: Settings) -> Iterator[Departure]:
         yield Departure(TRAINING_LOSS, "", "every round", "aggregate", False, "a mean over samples, without noise")
     if settings.selection != "last":
         yield _SCORES["validation"]
-    yield _SCORES["test"]
+    yield _test_scores(method)
 
 
 def account_keys(method: Method) -> set[str]:

@@ -18,7 +18,16 @@ from polyfed.core.code_gate import names_function
 from polyfed.core.conversation import NEWCOMER
 from polyfed.core.losses import needs_class_counts
 from polyfed.core.method import Method, as_method
-from polyfed.core.privacy import KEPT_LAYERS, TEST_SCORES, TRAINING_LOSS, VALIDATION_SCORES, answered, departures, uncovered
+from polyfed.core.privacy import (
+    KEPT_LAYERS,
+    TEST_DATA_ONLY,
+    TEST_SCORES,
+    TRAINING_LOSS,
+    VALIDATION_SCORES,
+    answered,
+    departures,
+    uncovered,
+)
 from polyfed.deploy.private_files import write_private
 from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.flower.run_config import MIN_NODES
@@ -168,8 +177,8 @@ class Policy:
             yield f"{row.what} are asked for, and scores does not name them"
         if row.what == VALIDATION_SCORES and row not in departures(method, settings):
             yield f"{row.what} are asked for, and the run does not choose its round by them (selection is {settings.selection})"
-        # What a training lets out is judged with the method; test data are trained on by nobody.
-        if self.dp_required and question != "train" and row.what != TEST_SCORES and not row.covered:
+        # What a training lets out is judged with the method.
+        if self.dp_required and question != "train" and row != TEST_DATA_ONLY and not row.covered:
             yield f"{row.what} are asked for, which no noise covers ({row.why}), and dp_required is true"
 
     @property

@@ -29,7 +29,7 @@ from polyfed.data.federation_summary import input_type
 from polyfed.data.partition import federate
 from polyfed.data.recorded_inputs import RecordedInputs
 from polyfed.errors import ClientFailure, DataError, Declined, NotFinite, PolyfedError, SettingError, StateLost, nearest
-from polyfed.flower.codec import Encoder, payload_of
+from polyfed.flower.codec import Encoder, extras_of, payload_of
 from polyfed.flower.descriptions import own_versions, plain_text, version_problem
 from polyfed.flower.node_account import EPSILON_KEY, LEAST_SAMPLES_KEY, NodeAccount, account_of, counts, uncounted
 from polyfed.flower.node_folders import home_of
@@ -120,7 +120,7 @@ class Node:
             raise SettingError(f"This node is client {self.data.id}, but was asked as client {ask['client']}.")
         files = ClientStateFiles(self.home, ask["run"], self.data.id)
         state, restarted = self.starting_point(files, ask["start"], ask["purpose"])
-        self.require_countable()
+        self.require_countable(str(ask["what"]), extras_of(wire_message))
         bench = self.workplace.bench(ask["facts"])
         charges: list[Charge] = []
         client = Client(
@@ -151,10 +151,10 @@ class Node:
                 f"examples, least_samples is {self.least_samples}. Use a partition that leaves it more, such as domain."
             )
 
-    def require_countable(self) -> None:
+    def require_countable(self, question: str, extras: Mapping[str, Any]) -> None:
         """Where the node limits what it spends over all runs, decline a method that would spend without being counted."""
         method, limited = self.workplace.method, self.account is not None and self.account.most_epsilon > 0
-        if limited and (problem := uncounted(method, self.workplace.settings)):
+        if limited and (problem := uncounted(method, self.workplace.settings, question, extras)):
             raise Declined(
                 f"Client {self.data.id} takes no part: its own account limits epsilon over all runs ({EPSILON_KEY}), and {problem}. "
                 'Use a method whose clients add the noise themselves, such as dp_sgd(noise="system") or '

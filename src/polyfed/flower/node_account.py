@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.method import Facts, Method
-from polyfed.core.privacy import Charge, uncovered
+from polyfed.core.privacy import TEST_DATA_ONLY, Charge, answered, uncovered
 from polyfed.errors import ClientFailure, DataError, Declined, SettingError
 from polyfed.methods._shared.privacy_budget import epsilon_of
 from polyfed.runs.audit_log import AuditLog, verified_lines
@@ -77,11 +77,13 @@ def counts(facts: Facts) -> bool:
     return facts.noise_at == "client" and facts.noise_from == "system"
 
 
-def uncounted(method: Method, settings: Settings) -> str:
-    """Why an account cannot count all that a method lets out; empty: it can."""
+def uncounted(method: Method, settings: Settings, question: str, extras: Mapping[str, Any]) -> str:
+    """Why an account cannot count all that the answer to a question of a method lets out; empty: it can."""
     if not counts(method.facts):
         return f"{method} adds no noise that the server cannot take off, so nothing could be counted"
-    rows = uncovered(method, settings)
+    own = answered(method, question, extras)
+    asked = [own] if own is not None and question != "train" and not own.covered and own != TEST_DATA_ONLY else []
+    rows = [*uncovered(method, settings), *asked]
     return f"{method} also sends {rows[0].what}, which no noise covers ({rows[0].why})" if rows else ""
 
 
