@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
 pytest.importorskip("opacus", reason="needs the privacy extra: pip install 'polyfed[privacy]'")
@@ -14,7 +15,7 @@ pytest.importorskip("opacus", reason="needs the privacy extra: pip install 'poly
 from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, over, tiny_data
 from polyfed.errors import SettingError
 from polyfed.flower.backend import FlowerBackend
-from polyfed.flower.codec import ENTRIES, Encoder
+from polyfed.flower.codec import ENTRIES, Encoder, payload_of
 from polyfed.flower.descriptions import own_versions
 from polyfed.flower.node import build_node
 from polyfed.flower.wire_message import DESCRIBE, Block, WireMessage
@@ -114,3 +115,17 @@ def test_with_a_limit_no_scores_of_layers_that_trained_without_noise_are_told(tm
     assert limited.answer(asked(settings, tmp_path)).control["ok"]
     found = limited.answer(asked(settings, tmp_path, "evaluate")).control
     assert found["kind"] == "declined" and "layers that stay at clients and get no noise" in found["problem"]
+
+
+@pytest.mark.parametrize("method", [AT_CLIENTS, 'fedwon + dp_sgd(epsilon=4.0, noise="system")'])
+def test_training_that_diverges_is_answered_like_any_other(tmp_path: Path, method: str) -> None:
+    """Whether a loss is finite depends on the data, and a refusal has no noise."""
+    settings = settings_for(method, lr=1e30)
+    node = build_node(settings, BIG, tmp_path / "node")
+    message = with_entry(asked(settings, tmp_path), "head.weight", 1e15)
+    found = node.answer(message)
+    assert found.control["ok"] and found.control["loss"] is None
+    if method == AT_CLIENTS:
+        sent, moved = payload_of(message).entries, payload_of(found).entries
+        assert all(bool(torch.isfinite(value).all()) for value in moved.values())
+        assert float((moved["stem.0.weight"] - sent["stem.0.weight"]).abs().max()) < 1.0, "only noise"

@@ -69,7 +69,7 @@ class Facts:
         noise_at: who adds the noise of that promise.
         epsilon: the budget of that promise.
         delta: the probability with which that promise may fail.
-        withholds_loss: clients do not report their training loss.
+        withholds_loss: clients do not report their training loss, nor that it is not finite: its updates bound what such a loss does.
         noise_from: where the noise comes from: the run's seed (everybody who knows it can take the noise off again), or the system's generator.
     """
 
