@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,11 @@ NEEDS_BLOCKS = {"fixup"}
 """Methods that no variant of this network suits."""
 
 
-def examples(count: int, seed: int = 0) -> ArrayExamples:
+def examples(count: int, seed: int = 0, side: int = 8) -> ArrayExamples:
     stream = torch.Generator().manual_seed(seed)
-    return ArrayExamples(torch.randint(0, 256, (count, 3, 8, 8), generator=stream, dtype=torch.uint8), torch.arange(count) % 2)
+    return ArrayExamples(
+        torch.randint(0, 256, (count, 3, side, side), generator=stream, dtype=torch.uint8), torch.arange(count) % 2
+    )
 
 
 def data() -> DataSet:
@@ -33,8 +36,10 @@ def data() -> DataSet:
     return DataSet("two", ("no", "yes"), domains, default_model="hfedf_cnn")
 
 
-def federation() -> Federation:
-    clients = tuple(ClientData(name, (name,), examples(8), {name: examples(4, 1)}, examples(4, 2)) for name in ("a", "b"))
+def federation(side: int = 8) -> Federation:
+    clients = tuple(
+        ClientData(name, (name,), examples(8, 0, side), {name: examples(4, 1, side)}, examples(4, 2, side)) for name in ("a", "b")
+    )
     return Federation("two", ("no", "yes"), clients, default_model="hfedf_cnn")
 
 
@@ -66,6 +71,15 @@ def test_a_run_takes_the_variant_says_so_and_writes_it_down(tmp_path: Path) -> N
     assert any(f"has no batch norm, which fedbn needs: {VARIANT} is trained" in notice for notice in chosen.notices)
     plain = Experiment(Settings(method="fedavg", batch_size=4), federation(), backend=InProcess)
     assert plain.settings.model is None and not any("batch norm" in notice for notice in plain.notices)
+
+
+@pytest.mark.parametrize("default", ["lenet", 'lenet(norm="batch")', "hfedf_cnn( 'batch' )"])
+def test_a_default_model_that_has_batch_norm_stays_and_nothing_is_said(default: str) -> None:
+    has_it = dataclasses.replace(federation(side=16), default_model=default)
+    chosen = Experiment(Settings(method="fedbn", batch_size=4), has_it, backend=InProcess)
+    assert chosen.settings.model is None and chosen.notices == []
+    without = dataclasses.replace(has_it, default_model='lenet(norm="none")')
+    assert Experiment(Settings(method="fedbn", batch_size=4), without, backend=InProcess).settings.model == 'lenet(norm="batch")'
 
 
 def test_a_comparison_has_one_model_and_names_it(tmp_path: Path) -> None:

@@ -41,14 +41,21 @@ def lacks_options(text: str) -> bool:
 
 
 def with_batch_norm(text: str) -> str:
-    """The variant of a model that has batch norm, where its file names the option; else the text as it is.
+    """The variant of a model that has batch norm, where its file names the option and the text has another value; else the text as it is.
 
     >>> with_batch_norm("hfedf_cnn")
     'hfedf_cnn(norm="batch")'
+    >>> with_batch_norm("lenet")
+    'lenet'
     """
     name = text.split("(")[0].strip()
-    variant: Mapping[str, Option] = models.find(name).extra.get("batch_norm", {}) if name in models else {}
-    return write_call(read_call(text).name, written_options(text) | dict(variant)) if variant else text
+    if name not in models:
+        return text
+    record, written = models.find(name), written_options(text)
+    variant: Mapping[str, Option] = record.extra.get("batch_norm", {})
+    defaults = {key: record.signature.parameters[key].default for key in variant}
+    has_it = all((defaults | written)[key] == value for key, value in variant.items())
+    return text if has_it else write_call(read_call(text).name, written | dict(variant))
 
 
 def images_of_weights(text: str | None) -> ImagesOfWeights | None:
