@@ -15,6 +15,7 @@ from torch import nn
 
 from helpers.command_line import Command
 from polyfed.core.code_gate import names_function
+from polyfed.core.data_types import Preparation
 from polyfed.errors import ModelError, UnknownName
 from polyfed.models import models
 from polyfed.models.model_text import as_call, images_of_weights, with_absolute_weights, with_batch_norm
@@ -137,6 +138,23 @@ def test_grey_images_are_seen_as_if_all_channels_were_the_same(text: str) -> Non
         if hasattr(colour, "transform_input"):
             colour.transform_input = False  # type: ignore[assignment]
         torch.testing.assert_close(grey(x), colour(x.expand(-1, 3, -1, -1)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("text", "side"), [("torchvision:googlenet", 64), ("torchvision:inception_v3", 80)])
+def test_a_grey_photograph_gives_what_it_gives_in_colour(text: str, side: int) -> None:
+    """Also where a network changes its inputs in colour only: both see the pixels that their weights want."""
+    photograph = torch.randint(0, 256, (2, 1, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(4))
+    seen: list[torch.Tensor] = []
+    for channels in (1, 3):
+        torch.manual_seed(0)
+        with weights_left_out():
+            model = built(f"{text}(pretrained=True)", shape=(channels, side, side)).eval()
+        mean, std = model.normalisation  # type: ignore[misc]
+        first = next(layer for layer in model.modules() if isinstance(layer, nn.Conv2d))
+        first.register_forward_hook(lambda layer, inputs, output: seen.append(output))
+        with torch.no_grad():
+            model(Preparation(mean, std).for_testing(photograph.expand(-1, channels, -1, -1)))
+    torch.testing.assert_close(*seen, rtol=1e-4, atol=1e-5)
 
 
 def test_timm_sums_the_first_layer_of_weights_too(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def network(name: str, classes: int, input_shape: tuple[int, int, int], pretrain
         if are_read():
             found = _named_as_today(read_weights(weights, name)) if weights else _fetched(name, published.url)
             put_into(model, found, head_of(build, classes), name, weights or published.url)
-        model.normalisation = images_of(published).normalisation(channels)  # type: ignore[assignment]
+        model.normalisation = _normalisation(name, published, channels)  # type: ignore[assignment]
     if channels == 1:
         see_grey(model)
     return model
@@ -129,6 +129,14 @@ def images_of(published: Any) -> ImagesOfWeights:
     """The images that published weights want."""
     wanted = published.transforms()
     return ImagesOfWeights(int(wanted.crop_size[0]), tuple(wanted.mean), tuple(wanted.std))
+
+
+def _normalisation(name: str, published: Any, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and spread by which images with these channels are normalised for published weights."""
+    if name.partition(".")[0] in AUXILIARY and channels == 1:
+        # In colour the network itself turns ImageNet's normalisation into (x - 0.5) / 0.5; grey images get there directly.
+        return (0.5,), (0.5,)
+    return images_of(published).normalisation(channels)
 
 
 def _images(name: str, options: Mapping[str, Option]) -> ImagesOfWeights:
