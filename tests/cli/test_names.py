@@ -90,6 +90,8 @@ def test_show_says_all_of_a_recipe_and_of_an_experiment(polyfed: Command) -> Non
         assert words in " ".join(item.out.split()), words
     Path("mine.toml").write_text('title = "Mine"\n[settings]\ndata = "digits-mini"\n')
     assert polyfed("show", "mine.toml", "--json").json["settings"] == {"data": "digits-mini"}
+    shown = polyfed("show", "mine.toml")
+    assert "digits-mini" in shown.out and "polyfed cp" not in shown.out, "a file of one's own is not copied by its name"
     assert polyfed("show", "fedwon/table-1", "--json").json["state"] in item.out
 
 

@@ -162,6 +162,9 @@ def test_copies_are_the_users_own(tmp_path: Path, polyfed: Command) -> None:
     (tmp_path / "sub").mkdir()
     assert copy("digits-five/30-rounds-fedbn", "sub") == Path("sub/30-rounds-fedbn.toml")
     assert "--recipe sub/30-rounds-fedbn.toml --root" in command_of(Path("sub/30-rounds-fedbn.toml"))
+    assert copy("Digits_Five/30_Rounds_FedBN", "own.toml").read_text() == Path("sub/30-rounds-fedbn.toml").read_text().replace(
+        "sub/30-rounds-fedbn.toml", "own.toml"
+    )
     says(polyfed("cp", "dem"), "Did you mean demo?")
     says(polyfed("cp", "demo", "nowhere/x.toml"), "Cannot write nowhere/x.toml")
 

@@ -241,11 +241,13 @@ def copy(name: str, destination: str | None = None) -> Path:
     """Copy a shipped recipe for the user to own; its command then names the copy. Nothing is overwritten.
 
     Args:
-        name: the name of a shipped recipe.
+        name: the name of a shipped recipe; hyphens, underscores and case do not matter.
         destination: a file or a folder; default: the last part of the name, here.
     """
-    if name not in shipped_names():
+    shipped = same_name(name, shipped_names())
+    if shipped is None:
         raise SettingError(f"There is no recipe called {name!r}. {nearest(name, shipped_names())}")
+    name = shipped
     own = Path(name).name + SUFFIX
     target = Path(own) if destination is None else Path(destination)
     if target.is_dir():
