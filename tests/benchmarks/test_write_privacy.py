@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,16 +10,12 @@ from typing import Any
 import pytest
 
 from helpers.paths import ROOT
+from helpers.scripts import loaded
 
 
 @pytest.fixture(scope="module")
 def writer() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("write_privacy", ROOT / "benchmarks" / "write_privacy.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return loaded(ROOT / "benchmarks" / "write_privacy.py")
 
 
 def made(folder: Path, method: str, rows: list[dict[str, Any]], seconds: float, ended: bool = True) -> None:

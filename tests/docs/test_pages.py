@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 import os
 import re
 import shlex
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 from helpers.paths import DOCS, EXAMPLES, ROOT, SOURCE
+from helpers.scripts import loaded
 from polyfed.cli.completion import NAMES
 from polyfed.core.code_gate import allow, code_in
 from polyfed.core.load_methods import load_file
@@ -44,15 +44,6 @@ def named(path: Path) -> str:
 
 def code_blocks(page: Path, *languages: str) -> list[str]:
     return [match["body"] for match in FENCE.finditer(page.read_text(encoding="utf-8")) if match["language"] in languages]
-
-
-def loaded(file: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"docs_{file.stem}", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @functools.cache

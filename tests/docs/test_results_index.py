@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from types import ModuleType
 
 import pytest
 
 from helpers.paths import ROOT
+from helpers.scripts import loaded
 from polyfed.experiments.files import item_names
 
 PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
@@ -20,12 +19,7 @@ ORDER = re.compile(
 
 @pytest.fixture(scope="module")
 def index() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("results_index", ROOT / "docs" / "results_index.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return loaded(ROOT / "docs" / "results_index.py")
 
 
 def test_every_experiment_has_one_row_with_its_command() -> None:
