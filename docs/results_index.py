@@ -126,7 +126,7 @@ def numbers_of(item: PaperItem, many: list[Measured]) -> str:
     )
     if state_of(item) == NOT_YET:
         missing = item.missing or "; ".join(dict.fromkeys(part.missing for part in item.parts if part.missing))
-        return f"{shown}; cannot be run yet: {missing}"
+        return f"{shown}; `reproduce` has no runs of it yet" + (f" (it was left out for: {missing})" if missing else "")
     hours = [core_hours(planned_runs(cells_of(item, form), form).values()) for form in (Form(), Form(reduced=True))]
     full, reduced = ("?" if each is None else f"{each:,.1f}" if each >= 0.05 else "below 0.1" for each in hours)
     return f"{shown}; about {full} core-hours, reduced {reduced}"
