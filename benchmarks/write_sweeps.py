@@ -1,0 +1,59 @@
+"""Writes tables of finished sweeps into a page: what validation data chose for each method, and what the tests of the choice gave.
+
+python benchmarks/write_sweeps.py PAGE OUT
+
+Each block ``<!-- sweep: NAME -->`` ... ``<!-- end -->`` of PAGE gets the table of the sweep in OUT/NAME, the best mean first. Nothing is typed in.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+BLOCK = re.compile(r"(?P<start><!-- sweep: (?P<name>[\w/-]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
+HEAD = ("| method | chosen | validation, % | test: mean, % | worst domain, % | digests by seed |", "|---|---|---|---|---|---|")
+
+
+def percent(values: Sequence[float]) -> str:
+    """A mean, with the deviation over seeds where there are several."""
+    words = f"{100 * statistics.fmean(values):.1f}"
+    return f"{words} ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else words
+
+
+def row(found: dict[str, Any], seeds: int) -> str:
+    """One method; a problem stands where not all seeds could be run."""
+    chosen, tests = found["chosen"], found["tests"]
+    if chosen is None or not tests:
+        return f"| `{found['method']}` | – | – | – | – | {found['problem']} |"
+    values = ", ".join(f"{name} {value}" for name, value in chosen["values"].items())
+    scores = [percent([test["accuracy"][measure] for test in tests]) for measure in ("mean", "worst")]
+    digests = ", ".join(f"{test['seed']}: `{test['digest'][:12]}`" for test in tests)
+    short = f"; {len(tests)} of {seeds} seeds: {found['problem'].split('. ')[0]}" if found["problem"] else ""
+    return f"| `{found['method']}` | {values} | {100 * chosen['validation']:.1f} | {' | '.join(scores)} | {digests}{short} |"
+
+
+def mean_of(found: dict[str, Any]) -> float:
+    """By which rows are ordered: methods that failed with a seed come last."""
+    return -1.0 if found["problem"] or not found["tests"] else statistics.fmean(test["accuracy"]["mean"] for test in found["tests"])
+
+
+def table(folder: Path) -> str:
+    """A sweep in Markdown, with the commit that made it."""
+    found = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
+    rows = [row(one, len(found["final_seeds"])) for one in sorted(found["methods"], key=mean_of, reverse=True)]
+    return "\n".join([*HEAD, *rows, "", f"Commit `{found['made_with']['commit'][:7]}`.", ""])
+
+
+def write(page: Path, out: Path) -> None:
+    """Write every block of a page anew."""
+    text = BLOCK.sub(lambda block: block["start"] + table(out / block["name"]) + block["end"], page.read_text(encoding="utf-8"))
+    page.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]), Path(sys.argv[2]))
