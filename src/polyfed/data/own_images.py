@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -54,15 +54,16 @@ class OwnImage:
 
 @dataclass(frozen=True)
 class OwnOptions:
-    """How images of the user's own are split and prepared; the options of ``image_folder`` and ``manifest``."""
+    """How images of the user's own are split and prepared; the options of ``image_folder``, ``manifest`` and ``huggingface``."""
 
-    size: int
-    test_share: float
-    validation_share: float
-    seed: int
-    skip_unreadable: bool
-    augment: str
-    normalise: str
+    size: int = 64
+    test_share: float = 0.2
+    validation_share: float = 0.1
+    seed: int = 0
+    skip_unreadable: bool = False
+    augment: str = "none"
+    normalise: str = "half"
+    middle_square: bool = False
 
     def check(self, owner: str) -> None:
         """Refuse values that cannot be used, before files are looked for."""
@@ -74,6 +75,10 @@ class OwnOptions:
                 "the size must be at least 1, the seed 0 or larger, and the shares must leave something to train on."
             )
         preparation(self.normalise, self.augment)
+
+    def size_words(self) -> str:
+        """The size of images, and how they get it."""
+        return f"{self.size}x{self.size} pixels{' of the middle square' * self.middle_square}"
 
 
 @dataclass(frozen=True)
@@ -124,9 +129,14 @@ class OwnImages:
             DomainFiles(
                 domain=domain,
                 layout=self.layout,
-                recipe={"set": "own_images", "size": options.size, "rows": self.rows(images)},
+                recipe={
+                    "set": "own_images",
+                    "size": options.size,
+                    "square": options.middle_square,
+                    "rows": self.rows(images),
+                },
                 files=self.tree.identity([image.name for image in images]),
-                read=partial(self._read, images, options.size),
+                read=partial(self._read, images, options),
                 split=partial(split_rows, options),
                 skip_unreadable=options.skip_unreadable,
                 advice=f" To leave them out, write the data as: {self.written}, skip_unreadable=True).",
@@ -150,8 +160,9 @@ class OwnImages:
             arrays["group"] = np.array([numbers[name] for name in names], np.int64)
         return arrays
 
-    def _read(self, images: Sequence[OwnImage], size: int, unreadable: list[str]) -> Arrays:
-        x, readable = decode_all(self.tree, [image.name for image in images], size, unreadable)
+    def _read(self, images: Sequence[OwnImage], options: OwnOptions, unreadable: list[str]) -> Arrays:
+        names = [image.name for image in images]
+        x, readable = decode_all(self.tree, names, options.size, unreadable, options.middle_square)
         return {"x": x, "kept": readable, **{name: values[readable] for name, values in self.facts(images).items()}}
 
     def data_set(self, options: OwnOptions) -> DataSet:
@@ -165,9 +176,9 @@ class OwnImages:
             name=self.name,
             classes=self.classes,
             domains=domains,
-            preparation=preparation(options.normalise, options.augment),
+            preparation=replace(preparation(options.normalise, options.augment), middle_square=options.middle_square),
             default_model=USUAL_MODEL,
-            source=source_text(sources, domains, f"{options.size}x{options.size} pixels", f"seed {options.seed}", skipped),
+            source=source_text(sources, domains, options.size_words(), f"seed {options.seed}", skipped),
             notes=(*self.notes, *self.lacking(), *([f"{self.root}: {skipped}."] if "skipped" in skipped else [])),
         )
 

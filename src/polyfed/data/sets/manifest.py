@@ -30,6 +30,7 @@ def manifest(
     skip_unreadable: bool = False,
     augment: str = "none",
     normalise: str = "half",
+    middle_square: bool = False,
 ) -> DataSet:
     """The user's own images as a CSV, TSV or Parquet table lists them, with groups that no split tears apart.
 
@@ -47,8 +48,9 @@ def manifest(
         skip_unreadable: Leave unreadable images out and say how many, instead of refusing the table.
         augment: Augmentation of training batches.
         normalise: Normalisation.
+        middle_square: Cut the middle square out of each image, instead of changing its aspect ratio.
     """
-    options = OwnOptions(size, test_share, validation_share, seed, skip_unreadable, augment, normalise)
+    options = OwnOptions(size, test_share, validation_share, seed, skip_unreadable, augment, normalise, middle_square)
     options.check("manifest")
     return listed_in(Path(root).expanduser(), images).data_set(options)
 
