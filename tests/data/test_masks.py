@@ -88,7 +88,7 @@ def test_a_truncated_mask_is_named(tmp_path: Path) -> None:
     root = camvid_copy(tmp_path)
     broken = next((root / "CamVid" / "trainannot").glob("0006R0*"))
     broken.write_bytes(broken.read_bytes()[:40])
-    with pytest.raises(DataError, match=f"0006R0: 1 pairs cannot be read.*{broken.name}"):
+    with pytest.raises(DataError, match=f"0006R0: 1 pair cannot be read.*{broken.name}"):
         camvid(str(root), height=12)
 
 

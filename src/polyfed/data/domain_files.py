@@ -135,7 +135,8 @@ class DomainFiles:
         unreadable: list[str] = []
         arrays = self.read(unreadable)
         if unreadable and not self.skip_unreadable:
-            raise DataError(f"{self.domain}: {len(unreadable)} images cannot be read. {some_of(unreadable)}{self.advice}")
+            count = f"{len(unreadable)} image{'s' * (len(unreadable) != 1)}"
+            raise DataError(f"{self.domain}: {count} cannot be read. {some_of(unreadable)}{self.advice}")
         return arrays
 
 
