@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyfed.core.data_types import DataSet, Domain
+from polyfed.core.tasks.known import CLASSIFICATION, MULTILABEL, REGRESSION
+from polyfed.core.tasks.task import Task
 from polyfed.data.archives import FileTree
 from polyfed.data.augment import preparation
 from polyfed.data.cache import Arrays
@@ -30,7 +32,6 @@ SPLIT_WORDS = {
 }
 """What people call their splits."""
 NAMED_FILES = 5
-USUAL_MODEL = "small_cnn"
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class OwnImage:
         label: Its class.
         group: Whom or what it shows (a patient); no split tears a group apart. Empty where it stands for itself.
         split: train, validation or test; empty where polyfed shall split.
+        target: What is to be learnt of it, where that is not its class: a row of 0 and 1, or a number. Its label then says only of
+            what a random split takes equal shares.
     """
 
     name: str
@@ -50,6 +53,7 @@ class OwnImage:
     label: str
     group: str = ""
     split: str = ""
+    target: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,8 @@ class OwnImages:
         classes: All classes, in the order of their labels; a domain may lack some.
         notes: What users should know of the files, a sentence each.
         reader: How data of this kind are written with options, up to the first of them; empty: as a folder or a table.
+        task: What is learnt.
+        outputs: Names of labels or outputs, where the task has no classes.
     """
 
     root: Path
@@ -104,9 +110,11 @@ class OwnImages:
     classes: tuple[str, ...]
     notes: tuple[str, ...] = ()
     reader: str = ""
+    task: Task = CLASSIFICATION
+    outputs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if len(self.classes) < 2:
+        if self.task.class_labels and len(self.classes) < 2:
             raise DataError(f"{self.root} has one class only, {self.classes[0]}. Expected images of at least two classes.")
 
     @property
@@ -134,6 +142,7 @@ class OwnImages:
                     "size": options.size,
                     "square": options.middle_square,
                     "rows": self.rows(images),
+                    "targets": [image.target for image in images],
                 },
                 files=self.tree.identity([image.name for image in images]),
                 read=partial(self._read, images, options),
@@ -158,6 +167,10 @@ class OwnImages:
             names = [group or f"\0{position}" for position, group in enumerate(groups)]
             numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
             arrays["group"] = np.array([numbers[name] for name in names], np.int64)
+        if self.task is MULTILABEL:
+            arrays["target"] = np.array([image.target for image in images], np.bool_)
+        elif self.task is REGRESSION:
+            arrays["target"] = np.array([image.target[0] for image in images], np.float32)
         return arrays
 
     def _read(self, images: Sequence[OwnImage], options: OwnOptions, unreadable: list[str]) -> Arrays:
@@ -174,10 +187,11 @@ class OwnImages:
         skipped = self._skipped(sources) if options.skip_unreadable else ""
         return DataSet(
             name=self.name,
-            classes=self.classes,
+            classes=self.outputs or self.classes,
             domains=domains,
             preparation=replace(preparation(options.normalise, options.augment), middle_square=options.middle_square),
-            default_model=USUAL_MODEL,
+            default_model=self.task.default_model,
+            task=self.task,
             source=source_text(sources, domains, options.size_words(), f"seed {options.seed}", skipped),
             notes=(*self.notes, *self.lacking(), *([f"{self.root}: {skipped}."] if "skipped" in skipped else [])),
         )
@@ -185,7 +199,7 @@ class OwnImages:
     def lacking(self) -> list[str]:
         """One sentence that names the classes that domains lack; nothing where each has all."""
         lines = []
-        for domain, images in self.by_domain.items():
+        for domain, images in self.by_domain.items() if self.task.class_labels else ():
             absent = [
                 label for label in self.classes if label not in {image.label for image in images if image.split in ("", "train")}
             ]
@@ -201,11 +215,11 @@ class OwnImages:
 
     def _require_usable(self, domain: Domain) -> None:
         """Refuse a domain without test images, or one that lost a class with its unreadable images."""
-        parts = [part for part in (domain.train, domain.validation, domain.test) if part is not None]
+        parts = [part for part in (domain.train, domain.validation, domain.test) if part is not None and self.task.class_labels]
         left = {label for part in parts for label in part.labels.tolist()}
         there = {image.label for image in self.by_domain[domain.name]}
         lost = [name for label, name in enumerate(self.classes) if label not in left and name in there]
-        if lost:
+        if lost and self.task.class_labels:
             raise DataError(
                 f"{self.root}: no image of the class {', '.join(lost)} of the domain {domain.name} can be read. Replace them."
             )

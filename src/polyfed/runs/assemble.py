@@ -54,13 +54,14 @@ def build_data_set(data: Any, settings: Settings, recorded_shape: Sequence[int] 
         )
     text = str(data)
     images = images_of_weights(settings.model)
+    asked = {} if settings.task == AUTO else {"task": settings.task}
     if images is None or (recorded_shape is not None and tuple(recorded_shape[-2:]) != (images.side, images.side)):
-        return data_set_with(text, settings, {})
-    built = data_set_with(text, settings, {"size": images.side})
+        return data_set_with(text, settings, asked)
+    built = data_set_with(text, settings, {**asked, "size": images.side})
     return at_size_of_weights(built, settings) if "size" in open_options(text, settings) else built
 
 
-def data_set_with(text: str, settings: Settings, wanted: Mapping[str, int | bool]) -> DataSet:
+def data_set_with(text: str, settings: Settings, wanted: Mapping[str, int | bool | str]) -> DataSet:
     """A data set from its name, a folder or a table, with these values of options that it has and its text leaves open."""
     if "/" in text.split("(")[0] and not is_own_data(text):
         raise DataError(

@@ -32,7 +32,8 @@ def use_other_tests(experiment: Experiment, data: str, root: str | None, part: s
     """
     federation = experiment.federation
     inputs = ImageInputs.of(federation)
-    other = data_set_with(data, dataclasses.replace(experiment.settings, data=data, root=root), inputs.options())
+    wanted: dict[str, int | bool | str] = {**inputs.options(), "task": federation.task.name}
+    other = data_set_with(data, dataclasses.replace(experiment.settings, data=data, root=root), wanted)
     for note in other.notes:
         notify(note)
     if other.task.name != federation.task.name:

@@ -51,7 +51,7 @@ _NAME = re.compile(
 
 def find(root: Path, height: int = 256) -> Sequence[DomainSource]:
     """The cities under a folder, those of the training part first."""
-    packed = [
+    packed: list[FileTree] = [
         JoinedTree(root / place, trees)
         for place in PLACES
         if len(trees := existing_trees(root / place, ARCHIVE_NAMES)) == len(ARCHIVE_NAMES)
