@@ -168,6 +168,15 @@ def test_deep_images_keep_their_brightness_by_one_rule_for_a_domain(tmp_path):
     assert levels == {"twelve bits": [6, 62, 255], "shares": [26, 128, 255], "hounsfield": [0, 128, 255]}
 
 
+def test_shares_of_white_stay_bright_beside_images_of_sixteen_bits(tmp_path):
+    for label in CLASSES:
+        for number, level in enumerate((0.5, 1.0)):
+            grey(tmp_path / "both" / label / f"{number}.tif", np.full((8, 8), level, np.float32))
+        grey(tmp_path / "both" / label / "2.png", np.full((8, 8), 65535, np.uint16), "PNG")
+    (domain,) = image_folder(str(tmp_path), size=8, test_share=0.3, validation_share=0.0).domains
+    assert sorted({pixel[0] for pixel in (*colours(domain.train), *colours(domain.test))}) == [128, 255]
+
+
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "YCbCr"])
 def test_modes_become_rgb(tmp_path, mode):
     make(tmp_path, 4)

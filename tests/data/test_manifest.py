@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from polyfed.core.tasks.known import CLASSIFICATION, MULTILABEL, REGRESSION
 from polyfed.data.federate import federate
 from polyfed.data.own_data import is_own_data, own_data
 from polyfed.data.sets.manifest import manifest
-from polyfed.errors import DataError
+from polyfed.errors import DataError, OptionError
 
 PATIENTS = 12
 
@@ -129,3 +131,55 @@ def test_groups_of_numpy_are_those_of_the_rule(tmp_path):
     assert not len(grouped(labels, groups, 0.0, seed=0)[1])
     one_each = grouped(np.array([0, 0, 1, 1]), np.array([0, 0, 1, 1]), 0.5, seed=0)
     assert not len(one_each[1]), "a class with one group stays whole, where it can be learnt"
+
+
+def relabelled(tmp_path: Path, labels: list[str], name: str = "scans.csv") -> str:
+    """The table with these labels in turn."""
+    lines = [{**line, "label": labels[number % len(labels)]} for number, line in enumerate(rows(tmp_path))]
+    return table(tmp_path / name, lines)
+
+
+def test_several_labels_of_an_image(tmp_path):
+    data = own_data(relabelled(tmp_path, ["cold | cough", "cough", "fever|cold", ""]), size=8)
+    assert data.task is MULTILABEL and data.classes == ("cold", "cough", "fever")
+    for domain in data.domains:
+        assert not patients(domain.train) & patients(domain.test)
+        seen = {tuple(row) for part in (domain.train, domain.validation, domain.test) for row in part.labels.int().tolist()}
+        assert seen == {(1, 1, 0), (0, 1, 0), (1, 0, 1), (0, 0, 0)}
+
+
+def test_numbers_to_predict(tmp_path):
+    path = relabelled(tmp_path, ["1", "2.5", "-3e1"])
+    data = own_data(path, size=8)
+    assert data.task is REGRESSION and data.classes == ("value",) and not data.notes
+    x, y = data.domains[0].train.batch(slice(None))
+    assert y.dtype == torch.float32
+    by_number = {0: 1.0, 1: 2.5, 2: -30.0}  # the green of an image is its number, and labels come in turn
+    assert y.tolist() == [by_number[int(green)] for green in x[:, 1, 0, 0]]
+    assert own_data(relabelled(tmp_path, ["3", "5"], "whole.csv"), size=8).task is CLASSIFICATION
+    assert manifest(str(tmp_path / "whole.csv"), size=8, task="regression").task is REGRESSION
+    assert set(manifest(path, size=8, task="classification").classes) == {"-3e1", "1", "2.5"}
+
+
+def test_labels_that_a_task_does_not_take_are_named(tmp_path):
+    with pytest.raises(DataError, match=r"line 3: the label is 'tall', and regression takes numbers"):
+        manifest(relabelled(tmp_path, ["1.5", "tall"]), task="regression")
+    with pytest.raises(DataError, match=r"line 3: the label is nan, and regression takes finite numbers"):
+        manifest(relabelled(tmp_path, ["1.5", "nan"]))
+    with pytest.raises(DataError, match=r"line 3: no label"):
+        manifest(relabelled(tmp_path, ["1.5", ""]), task="regression")
+    with pytest.raises(OptionError, match="not for segmentation"):
+        manifest(relabelled(tmp_path, ["a", "b"]), task="segmentation")
+
+
+@pytest.mark.parametrize(
+    ("labels", "words", "measure"),
+    [(["a|b", "b", ""], (), "macro_f1"), (["1", "2", "9"], ("--task", "regression", "--lr", "0.001"), "r2")],
+)
+def test_a_run_on_a_table_of_another_task_is_scored_again_and_checked(polyfed, tmp_path, labels, words, measure):
+    path = relabelled(tmp_path, labels)
+    asked = ("--rounds", "1", "--local-steps", "2", "--batch-size", "8", "--out", "r", "-q", "--json")
+    found = polyfed("run", path, *words, *asked).json
+    assert found["metric"] == measure
+    assert polyfed("evaluate", "r", path, "-q", "--json").json["accuracy"] == found["accuracy"]
+    assert polyfed("data", "check", path).code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -88,21 +89,43 @@ def test_a_truncated_mask_is_named(tmp_path: Path) -> None:
     root = camvid_copy(tmp_path)
     broken = next((root / "CamVid" / "trainannot").glob("0006R0*"))
     broken.write_bytes(broken.read_bytes()[:40])
-    with pytest.raises(DataError, match=f"0006R0: 1 pairs cannot be read.*{broken.name}"):
+    with pytest.raises(DataError, match=f"0006R0: 1 pair cannot be read.*{broken.name}"):
         camvid(str(root), height=12)
 
 
-def test_cityscapes_has_one_client_for_each_city(tmp_path: Path) -> None:
+def cityscapes_copy(root: Path) -> Path:
+    """Four scenes of three cities, in the folders that the real ones lie in."""
     for part, city in (("train", "aachen"), ("train", "ulm"), ("val", "lindau")):
         for scene in range(4):
             stem = f"{city}_{scene:06d}_000019"
-            image = tmp_path / "leftImg8bit" / part / city / f"{stem}_leftImg8bit.png"
-            draw(image, tmp_path / "gtFine" / part / city / f"{stem}_gtFine_labelIds.png", scene, (8, 16), (7, 11, 5))
+            image = root / "leftImg8bit" / part / city / f"{stem}_leftImg8bit.png"
+            draw(image, root / "gtFine" / part / city / f"{stem}_gtFine_labelIds.png", scene, (8, 16), (7, 11, 5))
+    return root
+
+
+def test_cityscapes_is_read_from_its_archives_as_from_the_folder(tmp_path: Path) -> None:
+    folder = cityscapes_copy(tmp_path / "unpacked")
+    for name in ("leftImg8bit", "gtFine"):
+        shutil.make_archive(str(tmp_path / "archives" / f"{name}_trainvaltest"), "zip", folder, name)
+    packed, unpacked = (cityscapes(str(place), height=8).domains for place in (tmp_path / "archives", folder))
+    for one, other in zip(packed, unpacked, strict=True):
+        assert one.name == other.name
+        assert all(torch.equal(a, b) for a, b in zip(one.test.batch(slice(None)), other.test.batch(slice(None)), strict=True))
+    assert "zurich: nothing of this domain was found." in check("cityscapes", str(tmp_path / "archives")).problems
+    (tmp_path / "archives" / "gtFine_trainvaltest.zip").unlink()
+    with pytest.raises(DataError, match=r"Cityscapes was not found.*the folder holds leftImg8bit_trainvaltest\.zip"):
+        cityscapes(str(tmp_path / "archives"))
+
+
+def test_cityscapes_has_one_client_for_each_city(tmp_path: Path) -> None:
+    cityscapes_copy(tmp_path)
     found = cityscapes(str(tmp_path), height=8, crop=0)
     assert [domain.name for domain in found.domains] == ["aachen", "ulm", "lindau"] and len(found.classes) == 19
     _, y = found.domains[0].train.batch(slice(None))
     assert set(y.unique().tolist()) == {0, 2, IGNORED}, "ids 7 and 11 are road and building, 5 is left out"
     assert len(found.domain("lindau").train) == 0 and len(found.domain("lindau").test) == 4
+    with pytest.raises(DataError, match=r"clients without training data: lindau\..*--unseen NAME"):
+        polyfed.run(found, "fedbn", model="small_unet(width=2)", rounds=1)
     result = polyfed.run(found, "fedbn", model="small_unet(width=2)", rounds=1, batch_size=3, unseen=("lindau",), out=None)
     assert sorted(client.id for client in result.experiment.federation.clients) == ["aachen", "ulm"]
     assert set(result.table("mean_iou")["unseen"]) == {"lindau"}

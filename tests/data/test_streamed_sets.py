@@ -24,7 +24,7 @@ from polyfed.data.registry import data_sets
 from polyfed.data.sets import imagenet, tiny_imagenet
 from polyfed.errors import DataError
 from polyfed.runs.export import export_model
-from polyfed.runs.predictions import images_as_tensor
+from polyfed.runs.image_inputs import ImageInputs
 
 RANDOM = np.random.default_rng(0)
 
@@ -244,9 +244,9 @@ def test_predict_and_export_read_images_as_training_did(camelyon, tmp_path):
     polyfed.run(text, root=str(camelyon), model="small_cnn", rounds=1, local_steps=1, batch_size=4, out=tmp_path / "r")
     opened = polyfed.open_run(tmp_path / "r").experiment
     assert opened.federation.preparation.middle_square
-    read, problems = read_images([str(wide)], (3, 16, 16), opened.federation.preparation.middle_square)
+    read, problems = read_images([str(wide)], ImageInputs.of(opened.federation))
     assert not problems and torch.equal(read[str(wide)], expected)
-    assert not torch.equal(images_as_tensor(str(wide), (3, 16, 16))[0], expected), "stretched, it is another image"
+    assert not torch.equal(ImageInputs(3, 16, 16).tensor(str(wide))[0], expected), "stretched, it is another image"
     found = export_model(opened, "safetensors", tmp_path / "m.safetensors")
     assert json.loads(found.metadata["resized"]) == {"middle_square": True, "resampling": "bilinear"}
     answers = polyfed.open_run(tmp_path / "r").predict([wide])[0].probabilities

@@ -11,7 +11,9 @@ from torch import nn
 
 import polyfed
 from helpers.command_line import Command
+from helpers.networks import operated
 from polyfed.errors import MissingExtra, ModelError
+from polyfed.layers.ws_conv import WSConv2d
 from polyfed.models import models
 from polyfed.models.efficientnet_lite import published, renamed
 
@@ -61,6 +63,27 @@ def test_photographs_are_recognised() -> None:
         x = nn.functional.interpolate(photo, (224, 224), mode="bilinear", antialias=True)
         with torch.no_grad():
             assert int(model((x / 255 - mean) / std).argmax()) == expected, name
+
+
+@pytest.mark.parametrize("method", ["perxan", "gperxan", 'fedwon(init="keep")'])
+def test_methods_that_change_norms_start_from_its_statistics_and_change_its_answers(method: str) -> None:
+    model = with_published_head(64)
+    made = operated(copy.deepcopy(model), method).eval()
+    norms = [each for each in model.modules() if isinstance(each, nn.BatchNorm2d)]
+    own = [each for each in made.modules() if isinstance(each, nn.BatchNorm2d)]
+    if method.startswith("fedwon"):
+        kept = [each for each in made.modules() if isinstance(each, WSConv2d)]
+        assert not own and len(kept) == len(norms)
+        for convolution, norm in zip(kept, norms, strict=True):  # the convolutions have no bias of their own
+            assert norm.running_mean is not None and norm.running_var is not None and convolution.bias is not None
+            root = (norm.running_var + norm.eps).sqrt()
+            torch.testing.assert_close(convolution.bias, norm.bias - norm.weight * norm.running_mean / root, rtol=1e-4, atol=1e-4)
+    else:
+        for ours, norm in zip(own, norms, strict=True):
+            assert all(torch.equal(value, norm.state_dict()[name]) for name, value in ours.state_dict().items())
+    x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert not torch.allclose(made(x), model(x), atol=0.1)
 
 
 def test_it_has_plain_layers_and_the_published_number_of_parameters() -> None:

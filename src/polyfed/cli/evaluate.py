@@ -11,11 +11,10 @@ import typer
 from polyfed.cli.options import Device, Explain, Json, LoadElsewhere, ModelAgain, Quiet, Trust, Wide
 from polyfed.cli.output import View, busy, console, listen, print_json, print_table, table, warn
 from polyfed.cli.run import RunFolderPath, print_scores
-from polyfed.errors import DataError, SettingError, nearest
+from polyfed.errors import SettingError, nearest
 from polyfed.settings import CHOICES
 
 if TYPE_CHECKING:
-    from polyfed.core.data_types import DataSet, Domain, Examples
     from polyfed.core.evaluation import Row
     from polyfed.runs.experiment import Experiment
 
@@ -60,6 +59,7 @@ def evaluate(
     choices = _checked_choices(newcomer)
     check_options(data, root, part, split)
     with busy("Opening the run", quiet):
+        from polyfed.runs.other_data import use_other_tests
         from polyfed.runs.reopen import open_experiment
 
         experiment = open_experiment(
@@ -73,7 +73,7 @@ def evaluate(
             notify=warn,
         )
         if data is not None:
-            with_other_data(experiment, data, root, part or "test")
+            use_other_tests(experiment, data, root, part or "test", warn)
         seen = seen_rows(experiment, split)
         choices = choices or [experiment.settings.newcomer]
         unseen = {choice: newcomer_rows(experiment, choice) if split == "test" else [] for choice in choices}
@@ -138,69 +138,6 @@ def newcomer_rows(experiment: Experiment, choice: str) -> list[Row]:
 
     with threads(experiment.settings.threads):
         return [row for domain in experiment.federation.unseen for row in experiment.unseen_rows(domain, choice, in_detail=True)]
-
-
-def with_other_data(experiment: Experiment, data: str, root: str | None, part: str) -> None:
-    """Put other images in the place of the run's tests: its own domains for its clients, all others as unseen."""
-    other = other_data_set(experiment, data, root)
-    federation = experiment.federation
-    if len(other.classes) != len(federation.classes):
-        raise DataError(
-            f"{other.name} has {len(other.classes)} classes, but the run knows {len(federation.classes)}: {', '.join(federation.classes[:12])}."
-        )
-    if other.classes != federation.classes:
-        warn(f"The classes of {other.name} have other names than those of the run; they are matched in their order.")
-    readable = [client for client in federation.clients if experiment.backend.can_read(client.id)]
-    known = {domain for client in readable for domain in client.domains}
-    by_name = {domain.name: domain for domain in other.domains}
-    if any(domain in by_name and domain not in known for client in federation.clients for domain in client.domains):
-        warn("What the run's clients keep stayed at their nodes, so the newcomer's model is scored on their domains too.")
-    seen = {name: fitted(experiment, domain.test) for name, domain in by_name.items() if name in known}
-    unseen = {name: fitted(experiment, _part_of(domain, part)) for name, domain in by_name.items() if name not in known}
-    experiment.test_on(seen, unseen)
-
-
-def other_data_set(experiment: Experiment, data: str, root: str | None) -> DataSet:
-    """A data set by name, folder or table; files are read at the size of the run's inputs."""
-    from polyfed.data.own_data import is_own_data, own_data
-    from polyfed.runs.assemble import build_data_set
-    from polyfed.runs.predictions import input_shape
-
-    height, width = input_shape(experiment)[1:]
-    if is_own_data(data) and height == width:
-        return own_data(data, size=height)
-    settings = dataclasses.replace(experiment.settings, data=data, root=root)
-    return build_data_set(data, settings, input_shape(experiment))
-
-
-def _part_of(domain: Domain, part: str) -> Examples:
-    from polyfed.core.data_types import joined
-
-    if part == "test":
-        return domain.test
-    return joined(
-        [examples for examples in (domain.train, domain.validation, domain.test) if examples is not None and len(examples)]
-    )
-
-
-def fitted(experiment: Experiment, examples: Examples) -> Examples:
-    """The examples at the size of the run's inputs."""
-    import torch
-    from torch.nn.functional import interpolate
-
-    from polyfed.core.data_types import ArrayExamples
-    from polyfed.runs.predictions import input_shape
-
-    channels, height, width = input_shape(experiment)
-    x, y = examples.batch(slice(None))
-    if tuple(x.shape[1:]) == (channels, height, width):
-        return examples
-    if x.dim() != 4 or x.shape[1] != channels or x.dtype != torch.uint8:
-        raise DataError(
-            f"Inputs of shape {tuple(x.shape[1:])} and type {x.dtype} cannot be made to fit the run's {channels}x{height}x{width}."
-        )
-    resized = interpolate(x.float(), (height, width), mode="bilinear", antialias=True)
-    return ArrayExamples(resized.round().clamp(0, 255).to(torch.uint8), y)
 
 
 def summary_of(

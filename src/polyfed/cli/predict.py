@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from polyfed.core.tasks.task import Prediction
     from polyfed.runs.experiment import Experiment
+    from polyfed.runs.image_inputs import ImageInputs
 
 EXAMPLE = "Example: polyfed predict runs/digits-mini-fedbn-seed0 seven.png --client pen"
 
@@ -50,14 +51,14 @@ def predict(
     with busy("Opening the run", quiet):
         import torch
 
-        from polyfed.runs.predictions import input_shape, predicted
+        from polyfed.runs.image_inputs import ImageInputs
+        from polyfed.runs.predictions import predicted
         from polyfed.runs.reopen import open_experiment
 
         experiment = open_experiment(path, device=device or "auto", load=load or None, model=model, trust=trust, notify=warn)
         whose = model_words(experiment, client, newcomer)
         newcomer = newcomer or experiment.settings.newcomer
-        shape = input_shape(experiment)
-        read, problems = read_images(files, shape, experiment.federation.preparation.middle_square)
+        read, problems = read_images(files, ImageInputs.of(experiment.federation))
         scores = list(predicted(experiment, torch.stack(list(read.values())), client, newcomer)) if read else []
     for problem in problems:
         warn(problem)
@@ -94,15 +95,13 @@ def files_of(images: Sequence[str]) -> list[str]:
     return files
 
 
-def read_images(files: Sequence[str], shape: tuple[int, int, int], middle_square: bool) -> tuple[dict[str, Tensor], list[str]]:
+def read_images(files: Sequence[str], inputs: ImageInputs) -> tuple[dict[str, Tensor], list[str]]:
     """Images by file, and a sentence for each that cannot be read."""
-    from polyfed.runs.predictions import one_image
-
     read: dict[str, Tensor] = {}
     problems = []
     for file in files:
         try:
-            read[file] = one_image(file, shape, middle_square)
+            read[file] = inputs.one(file)
         except DataError as error:
             problems.append(str(error))
     return read, problems

@@ -264,7 +264,8 @@ class Federation:
         empty = [client.id for client in self.clients if len(client.train) == 0]
         if empty:
             raise DataError(
-                f"{self.name}: clients without training data: {', '.join(empty)}. Use fewer clients or another partition."
+                f"{self.name}: clients without training data: {', '.join(empty)}. Use fewer clients or another "
+                "partition, or leave domains that have none unseen (--unseen NAME)."
             )
 
     def __repr__(self) -> str:

@@ -163,6 +163,33 @@ class ZipTree:
         return identities([self.path])
 
 
+class JoinedTree:
+    """The files of several folders or archives that belong together, under names that differ."""
+
+    def __init__(self, path: Path, trees: Sequence[FileTree]) -> None:
+        self.path, self.trees = path, trees
+
+    @cached_property
+    def _tree_of(self) -> dict[str, FileTree]:
+        return {name: tree for tree in self.trees for name in tree.names}
+
+    @cached_property
+    def names(self) -> Sequence[str]:
+        """All plain files, sorted; hidden ones are left out."""
+        return sorted(self._tree_of)
+
+    def read(self, name: str) -> bytes:
+        """The content of a file."""
+        return self._tree_of[name].read(name)
+
+    def identity(self, names: Iterable[str]) -> list[FileIdentity]:
+        """What tells these files from others."""
+        by_tree: dict[FileTree, list[str]] = {}
+        for name in names:
+            by_tree.setdefault(self._tree_of[name], []).append(name)
+        return [one for tree, own in by_tree.items() for one in tree.identity(own)]
+
+
 def _counted(members: Iterable[T], path: Path) -> Iterator[T]:
     for number, member in enumerate(members):
         if number >= MOST_MEMBERS:

@@ -80,6 +80,7 @@ def check(name: str, root: str) -> CheckResult:
         else:
             problems += _wrong_counts(source, counts[source.domain], declaration)
     layouts = {source.domain: source.layout for source in sources}
+    problems += _missing_domains(declaration, layouts)
     notes = (*duplicates.leaks(), *duplicates.across_domains())
     return CheckResult(declaration.title, root, declaration.classes, layouts, counts, tuple(dict.fromkeys(problems)), notes)
 
@@ -102,6 +103,12 @@ def _wrong_archives(declaration: Declaration, root: Path) -> list[str]:
             if path.is_file() and (found := sha256_of(path)) != expected:
                 sentences.append(f"{path} is not the packed file of this name: its sha256 is {found}, expected {expected}.")
     return sentences
+
+
+def _missing_domains(declaration: Declaration, layouts: Mapping[str, str]) -> list[str]:
+    """A sentence for each domain that is expected in the layouts that were found, and of which there is nothing."""
+    expected = dict.fromkeys(domain for layout in layouts.values() for domain in declaration.expected.get(layout, {}))
+    return [f"{domain}: nothing of this domain was found." for domain in expected if domain not in layouts]
 
 
 def _wrong_counts(source: DomainSource, found: Mapping[str, tuple[int, ...]], declaration: Declaration) -> list[str]:

@@ -18,7 +18,7 @@ from polyfed.data.own_images import OwnImage, OwnImages, OwnOptions, split_rows
 from polyfed.data.sets.mask_folder import holds_masks
 from polyfed.errors import DataError
 
-USUAL = OwnOptions(64, 0.2, 0.1, 0, True, "none", "half")
+USUAL = OwnOptions(skip_unreadable=True)
 """The splits that are looked at are those of a run without options."""
 
 

@@ -79,8 +79,8 @@ class DomainFiles:
         layout: The layout it was found in.
         recipe: Everything besides the files that decides the arrays.
         files: What the arrays are made from.
-        read: Decodes now: ``x`` (n, 3, height, width), ``y`` (n,), perhaps ``group`` (n,) and ``kept`` (positions of the
-            readable images); adds a sentence to its argument for each image that cannot be read.
+        read: Decodes now: ``x`` (n, 3, height, width), ``y`` (n,), perhaps ``target`` (what is learnt, where that is not ``y``),
+            ``group`` (n,) and ``kept`` (positions of the readable images); adds a sentence to its argument for each image that cannot be read.
         split: From these arrays to the rows of each split.
         problems: What is already known to be wrong, a sentence each.
         skip_unreadable: Leave unreadable images out instead of refusing the domain.
@@ -104,7 +104,7 @@ class DomainFiles:
     def load(self) -> Domain:
         """The domain, with its images memory-mapped."""
         arrays = self.arrays()
-        x, y = torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"])
+        x, y = torch.from_numpy(arrays["x"]), torch.from_numpy(arrays.get("target", arrays["y"]))
         splits = {
             split: RowExamples(x, y, torch.from_numpy(rows))
             for split, rows in self.split(arrays).items()
@@ -135,7 +135,8 @@ class DomainFiles:
         unreadable: list[str] = []
         arrays = self.read(unreadable)
         if unreadable and not self.skip_unreadable:
-            raise DataError(f"{self.domain}: {len(unreadable)} images cannot be read. {some_of(unreadable)}{self.advice}")
+            count = f"{len(unreadable)} image{'s' * (len(unreadable) != 1)}"
+            raise DataError(f"{self.domain}: {count} cannot be read. {some_of(unreadable)}{self.advice}")
         return arrays
 
 

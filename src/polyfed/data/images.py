@@ -2,7 +2,8 @@
 
 Images are turned as their EXIF tag says. Grey, palette, CMYK and other modes become RGB; transparency is dropped. *Deep*
 images, which have more than 8 bits or are floating-point, are scaled to 8 bits by one rule for all that are read together
-(those of a domain), so that their brightnesses stay comparable; see ``deep_range``.
+(those of a domain), so that their brightnesses stay comparable; see ``deep_range``. Files of whole numbers and files of floating-point
+ones are apart: their values have other units.
 """
 
 from __future__ import annotations
@@ -116,11 +117,12 @@ def decode_all(
     """
     images = np.empty((len(names), 3, size, size), np.uint8)
     readable: list[int] = []
-    deep = DeepImages()
+    whole, floating = DeepImages(), DeepImages()
     for position, name in enumerate(names):
         try:
             image = decoded(tree.read(name), name)
             if image.mode in DEEP_MODES:
+                deep = floating if image.mode == "F" else whole
                 deep.add(len(readable), _deep_values(image, name), size, middle_square)
             else:
                 images[len(readable)] = np.asarray(fitted(_rgb(image, name), size, middle_square)).transpose(2, 0, 1)
@@ -128,7 +130,8 @@ def decode_all(
             unreadable.append(str(error))
         else:
             readable.append(position)
-    deep.write(images)
+    whole.write(images)
+    floating.write(images)
     return images[: len(readable)], np.array(readable, np.int64)
 
 

@@ -105,7 +105,8 @@ class MaskFiles:
         unreadable: list[str] = []
         arrays = self.read(unreadable)
         if unreadable:
-            raise DataError(f"{self.domain}: {len(unreadable)} pairs cannot be read. {some_of(unreadable)}")
+            count = f"{len(unreadable)} pair{'s' * (len(unreadable) != 1)}"
+            raise DataError(f"{self.domain}: {count} cannot be read. {some_of(unreadable)}")
         return arrays
 
 

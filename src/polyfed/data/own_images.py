@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyfed.core.data_types import DataSet, Domain
+from polyfed.core.tasks.known import CLASSIFICATION, MULTILABEL, REGRESSION
+from polyfed.core.tasks.task import Task
 from polyfed.data.archives import FileTree
 from polyfed.data.augment import preparation
 from polyfed.data.cache import Arrays
@@ -30,7 +32,6 @@ SPLIT_WORDS = {
 }
 """What people call their splits."""
 NAMED_FILES = 5
-USUAL_MODEL = "small_cnn"
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class OwnImage:
         label: Its class.
         group: Whom or what it shows (a patient); no split tears a group apart. Empty where it stands for itself.
         split: train, validation or test; empty where polyfed shall split.
+        target: What is to be learnt of it, where that is not its class: a row of 0 and 1, or a number. Its label then says only of
+            what a random split takes equal shares.
     """
 
     name: str
@@ -50,19 +53,21 @@ class OwnImage:
     label: str
     group: str = ""
     split: str = ""
+    target: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class OwnOptions:
-    """How images of the user's own are split and prepared; the options of ``image_folder`` and ``manifest``."""
+    """How images of the user's own are split and prepared; the options of ``image_folder``, ``manifest`` and ``huggingface``."""
 
-    size: int
-    test_share: float
-    validation_share: float
-    seed: int
-    skip_unreadable: bool
-    augment: str
-    normalise: str
+    size: int = 64
+    test_share: float = 0.2
+    validation_share: float = 0.1
+    seed: int = 0
+    skip_unreadable: bool = False
+    augment: str = "none"
+    normalise: str = "half"
+    middle_square: bool = False
 
     def check(self, owner: str) -> None:
         """Refuse values that cannot be used, before files are looked for."""
@@ -74,6 +79,10 @@ class OwnOptions:
                 "the size must be at least 1, the seed 0 or larger, and the shares must leave something to train on."
             )
         preparation(self.normalise, self.augment)
+
+    def size_words(self) -> str:
+        """The size of images, and how they get it."""
+        return f"{self.size}x{self.size} pixels{' of the middle square' * self.middle_square}"
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,8 @@ class OwnImages:
         classes: All classes, in the order of their labels; a domain may lack some.
         notes: What users should know of the files, a sentence each.
         reader: How data of this kind are written with options, up to the first of them; empty: as a folder or a table.
+        task: What is learnt.
+        outputs: Names of labels or outputs, where the task has no classes.
     """
 
     root: Path
@@ -99,9 +110,11 @@ class OwnImages:
     classes: tuple[str, ...]
     notes: tuple[str, ...] = ()
     reader: str = ""
+    task: Task = CLASSIFICATION
+    outputs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if len(self.classes) < 2:
+        if self.task.class_labels and len(self.classes) < 2:
             raise DataError(f"{self.root} has one class only, {self.classes[0]}. Expected images of at least two classes.")
 
     @property
@@ -124,9 +137,15 @@ class OwnImages:
             DomainFiles(
                 domain=domain,
                 layout=self.layout,
-                recipe={"set": "own_images", "size": options.size, "rows": self.rows(images)},
+                recipe={
+                    "set": "own_images",
+                    "size": options.size,
+                    "square": options.middle_square,
+                    "rows": self.rows(images),
+                    "targets": [image.target for image in images],
+                },
                 files=self.tree.identity([image.name for image in images]),
-                read=partial(self._read, images, options.size),
+                read=partial(self._read, images, options),
                 split=partial(split_rows, options),
                 skip_unreadable=options.skip_unreadable,
                 advice=f" To leave them out, write the data as: {self.written}, skip_unreadable=True).",
@@ -148,10 +167,15 @@ class OwnImages:
             names = [group or f"\0{position}" for position, group in enumerate(groups)]
             numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
             arrays["group"] = np.array([numbers[name] for name in names], np.int64)
+        if self.task is MULTILABEL:
+            arrays["target"] = np.array([image.target for image in images], np.bool_)
+        elif self.task is REGRESSION:
+            arrays["target"] = np.array([image.target[0] for image in images], np.float32)
         return arrays
 
-    def _read(self, images: Sequence[OwnImage], size: int, unreadable: list[str]) -> Arrays:
-        x, readable = decode_all(self.tree, [image.name for image in images], size, unreadable)
+    def _read(self, images: Sequence[OwnImage], options: OwnOptions, unreadable: list[str]) -> Arrays:
+        names = [image.name for image in images]
+        x, readable = decode_all(self.tree, names, options.size, unreadable, options.middle_square)
         return {"x": x, "kept": readable, **{name: values[readable] for name, values in self.facts(images).items()}}
 
     def data_set(self, options: OwnOptions) -> DataSet:
@@ -163,18 +187,19 @@ class OwnImages:
         skipped = self._skipped(sources) if options.skip_unreadable else ""
         return DataSet(
             name=self.name,
-            classes=self.classes,
+            classes=self.outputs or self.classes,
             domains=domains,
-            preparation=preparation(options.normalise, options.augment),
-            default_model=USUAL_MODEL,
-            source=source_text(sources, domains, f"{options.size}x{options.size} pixels", f"seed {options.seed}", skipped),
+            preparation=replace(preparation(options.normalise, options.augment), middle_square=options.middle_square),
+            default_model=self.task.default_model,
+            task=self.task,
+            source=source_text(sources, domains, options.size_words(), f"seed {options.seed}", skipped),
             notes=(*self.notes, *self.lacking(), *([f"{self.root}: {skipped}."] if "skipped" in skipped else [])),
         )
 
     def lacking(self) -> list[str]:
         """One sentence that names the classes that domains lack; nothing where each has all."""
         lines = []
-        for domain, images in self.by_domain.items():
+        for domain, images in self.by_domain.items() if self.task.class_labels else ():
             absent = [
                 label for label in self.classes if label not in {image.label for image in images if image.split in ("", "train")}
             ]
@@ -190,11 +215,11 @@ class OwnImages:
 
     def _require_usable(self, domain: Domain) -> None:
         """Refuse a domain without test images, or one that lost a class with its unreadable images."""
-        parts = [part for part in (domain.train, domain.validation, domain.test) if part is not None]
+        parts = [part for part in (domain.train, domain.validation, domain.test) if part is not None and self.task.class_labels]
         left = {label for part in parts for label in part.labels.tolist()}
         there = {image.label for image in self.by_domain[domain.name]}
         lost = [name for label, name in enumerate(self.classes) if label not in left and name in there]
-        if lost:
+        if lost and self.task.class_labels:
             raise DataError(
                 f"{self.root}: no image of the class {', '.join(lost)} of the domain {domain.name} can be read. Replace them."
             )

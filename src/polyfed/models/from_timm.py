@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import getproxies
 
+import torch
 from torch import Tensor, nn
 
 from polyfed.errors import MissingExtra, ModelError, UnknownName, nearest
 from polyfed.models import models
 from polyfed.models.weights import COUNTER, ImagesOfWeights, are_read, read_weights
 from polyfed.text import Option
+
+SECONDS_TO_ANSWER = 20.0
+"""How long a hub may take to say anything at all."""
 
 
 def timm(classes: int, input_shape: tuple[int, int, int], name: str, pretrained: bool = False, weights: str = "") -> nn.Module:
@@ -37,7 +39,9 @@ def timm(classes: int, input_shape: tuple[int, int, int], name: str, pretrained:
         asked["img_size"] = input_shape[1:]  # vision transformers are made for one image size and must be told another
     if weights and are_read():
         state = read_weights(weights, name)
-        require_entries(state, library.create_model(name.partition(".")[0]), settings, name, weights)
+        with torch.random.fork_rng(devices=[]):  # so that the head is drawn as with weights from the hub
+            whole = library.create_model(name.partition(".")[0])
+        require_entries(state, whole, settings, name, weights)
         # timm itself fits the first layer to the channels, and position embeddings to the image size.
         asked["pretrained_cfg_overlay"] = {"state_dict": state, "custom_load": False}
     with hub_asked_once() if pretrained and not weights and are_read() else nullcontext("") as unreachable:
@@ -76,7 +80,7 @@ def require_entries(state: Mapping[str, Tensor], model: nn.Module, settings: Any
 
 @contextmanager
 def hub_asked_once() -> Iterator[str]:
-    """Let a hub whose name is not known here be asked for what it left in its cache only: it would be called for a minute.
+    """Let a hub that does not answer be asked for what it left in its cache only: it would be called for a minute.
 
     Yields:
         Why the hub cannot be reached; empty where it may be.
@@ -86,21 +90,24 @@ def hub_asked_once() -> Iterator[str]:
     except ImportError:  # timm says itself what it lacks
         yield ""
         return
-    before, host = constants.HF_HUB_OFFLINE, urlsplit(constants.ENDPOINT).hostname or ""
-    known = before or bool(getproxies()) or _is_known(host)
-    constants.HF_HUB_OFFLINE = before or not known
+    before = constants.HF_HUB_OFFLINE
+    silence = "" if before else _silence(constants.ENDPOINT)
+    constants.HF_HUB_OFFLINE = before or bool(silence)
     try:
-        yield "" if known else f"{host} cannot be reached, and they are not in its cache here"
+        yield silence
     finally:
         constants.HF_HUB_OFFLINE = before
 
 
-def _is_known(host: str) -> bool:
+def _silence(hub: str) -> str:
+    """Why a hub does not answer; empty where it does, whatever it says."""
+    from huggingface_hub import get_session
+
     try:
-        socket.getaddrinfo(host, None)
-    except OSError:
-        return False
-    return True
+        get_session().head(hub, timeout=SECONDS_TO_ANSWER)
+    except Exception as error:  # the hub's library decides which client this is, and each client has errors of its own
+        return f"{urlsplit(hub).hostname} cannot be reached ({_first_line(error)}), and they are not in its cache here"
+    return ""
 
 
 def _library() -> Any:

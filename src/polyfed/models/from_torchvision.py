@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import re
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +26,8 @@ AUXILIARY = ("googlenet", "inception_v3")
 """Networks with more heads in training, which are left out, and with a change of inputs that their weights want."""
 OF_ONE_SIZE = {"vit": "image_size", "maxvit": "input_size"}
 """Networks that are built for one size of images, and what the size is called."""
+SECONDS_OF_SILENCE = 30.0
+"""How long a server may say nothing before a download is given up."""
 
 
 def resnet18(classes: int, input_shape: tuple[int, int, int], pretrained: bool = False, weights: str = "") -> nn.Module:
@@ -166,17 +172,33 @@ def _fetched(name: str, url: str) -> dict[str, Tensor]:
     """Weights from torch's cache, downloaded into it if need be."""
     place = Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[-1]
     try:
-        loaded: dict[str, Tensor] = torch.hub.load_state_dict_from_url(url, progress=False, check_hash=True, weights_only=True)
-    except (OSError, HTTPException) as error:
+        with hub_kept_short():
+            loaded: dict[str, Tensor] = torch.hub.load_state_dict_from_url(url, progress=False, check_hash=True, weights_only=True)
+    except (OSError, HTTPException, RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        if place.exists():
+            raise ModelError(
+                f"{name}: the pretrained weights at {place} are damaged or not those of {url}. Remove the file and try again."
+            ) from error
+        if isinstance(error, HTTPError):
+            error.close()  # it is the answer too, and holds the connection
+        why = "what came is not the published file" if isinstance(error, RuntimeError) else error
         raise ModelError(
-            f"{name}: the pretrained weights could not be fetched from {url} ({error}). "
+            f"{name}: the pretrained weights could not be fetched from {url} ({why}). "
             f'Connect to the network, or put that file at {place}, or name it with weights="FILE", or use pretrained=False.'
         ) from error
-    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        raise ModelError(
-            f"{name}: the pretrained weights at {place} are damaged or not those of {url}. Remove the file and try again."
-        ) from error
     return _named_as_today(loaded)
+
+
+@contextmanager
+def hub_kept_short() -> Iterator[None]:
+    """Without torch's own words on standard output, and with an end to waiting: torch sets none."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(SECONDS_OF_SILENCE)
+    try:
+        with redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 def _named_as_today(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

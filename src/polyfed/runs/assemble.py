@@ -54,33 +54,41 @@ def build_data_set(data: Any, settings: Settings, recorded_shape: Sequence[int] 
         )
     text = str(data)
     images = images_of_weights(settings.model)
-    if images is not None and recorded_shape is not None and tuple(recorded_shape[-2:]) != (images.side, images.side):
-        images = None
-    if is_own_data(text):
-        sized = images is not None and "size" in options_of_own_data(text)
-        return at_size_of_weights(own_data(text, size=images.side), settings) if sized and images is not None else own_data(text)
-    if "/" in text.split("(")[0]:
+    asked = {} if settings.task == AUTO else {"task": settings.task}
+    if images is None or (recorded_shape is not None and tuple(recorded_shape[-2:]) != (images.side, images.side)):
+        return data_set_with(text, settings, asked)
+    built = data_set_with(text, settings, {**asked, "size": images.side})
+    return at_size_of_weights(built, settings) if "size" in open_options(text, settings) else built
+
+
+def data_set_with(text: str, settings: Settings, wanted: Mapping[str, int | bool | str]) -> DataSet:
+    """A data set from its name, a folder or a table, with these values of options that it has and its text leaves open."""
+    if "/" in text.split("(")[0] and not is_own_data(text):
         raise DataError(
             f"There is no folder or table {text}. Data are a name (polyfed ls data), a folder root/<domain>/<class>/*, or a table "
             "of images (.csv, .tsv, .parquet)."
         )
-    context: dict[str, Any] = {} if settings.root is None else {"root": settings.root}
+    given = {name: value for name, value in wanted.items() if name in open_options(text, settings)}
+    if is_own_data(text):
+        return own_data(text, **given)
     try:
-        if images is not None and has_free_size(text, context):
-            return at_size_of_weights(data_sets.build(text, **context, size=images.side), settings)
-        return data_sets.build(text, **context)
+        return data_sets.build(text, **_root(settings), **given)
     except UnknownName as error:
         raise UnknownName(f"{error} A folder root/<domain>/<class>/* works too.") from error
 
 
-def has_free_size(text: str, context: Collection[str]) -> bool:
-    """Whether the text of a data set leaves the size of its images open."""
+def open_options(text: str, settings: Settings) -> Collection[str]:
+    """The options of data that their text says nothing of."""
+    if is_own_data(text):
+        return options_of_own_data(text)
     name = text.split("(")[0].strip()
-    return (
-        name in data_sets
-        and "size" in data_sets.find(name).signature.parameters
-        and "size" not in data_sets.options_in(text, context)
-    )
+    if name not in data_sets:
+        return ()
+    return set(data_sets.find(name).signature.parameters) - set(data_sets.options_in(text, _root(settings)))
+
+
+def _root(settings: Settings) -> dict[str, str]:
+    return {} if settings.root is None else {"root": settings.root}
 
 
 def at_size_of_weights(data: DataSet, settings: Settings) -> DataSet:

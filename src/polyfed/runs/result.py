@@ -21,7 +21,8 @@ from polyfed.runs.answers_file import Answers
 from polyfed.runs.checkpoint import joint_digest
 from polyfed.runs.figures import dots_figure
 from polyfed.runs.headline import BASELINE, domains_of, headline, warnings
-from polyfed.runs.predictions import client_words, images_as_tensor, input_shape, predicted
+from polyfed.runs.image_inputs import ImageInputs
+from polyfed.runs.predictions import client_words, predicted
 
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment
@@ -93,9 +94,9 @@ class Result:
                 to fit the run's inputs as its own images were: the middle square cut out or not, then resized.
             client: whose own model answers; default: the newcomer's.
         """
-        task, prepared = self.experiment.federation.task, self.experiment.federation.preparation
-        tensor = images_as_tensor(images, input_shape(self.experiment), prepared.middle_square)
-        return [task.answer(row, self.classes) for row in predicted(self.experiment, tensor, client)]
+        federation = self.experiment.federation
+        tensor = ImageInputs.of(federation).tensor(images)
+        return [federation.task.answer(row, self.classes) for row in predicted(self.experiment, tensor, client)]
 
     def plot(self) -> Any:
         """The headline measure by domain as a matplotlib figure, with the share of the most frequent class where it is accuracy."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polyfed.data.archives import FileTree, existing_trees
+from polyfed.data.archives import FileTree, JoinedTree, existing_trees
 from polyfed.data.declaration import normalise_option, registered
 from polyfed.data.domain_files import DomainSource
 from polyfed.data.mask_files import MaskDeclaration, MaskFiles, crop_options, height_option
@@ -37,7 +37,10 @@ TRAINING = {
     **{"ulm": 95, "weimar": 142, "zurich": 122},
 }
 VALIDATION = {"frankfurt": 267, "lindau": 59, "munster": 174}
+SIZES = {city: {"all": count} for city, count in {**TRAINING, **VALIDATION}.items()}
 FOLDER = "folder with leftImg8bit/{train,val}/<city>/*_leftImg8bit.png and gtFine/{train,val}/<city>/*_gtFine_labelIds.png"
+ARCHIVES = "archives leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip, as they were downloaded"
+ARCHIVE_NAMES = ("leftImg8bit_trainvaltest.zip", "gtFine_trainvaltest.zip")
 PLACES = ("cityscapes", "Cityscapes", ".")
 ASPECT = 2
 TEST_SHARE = 0.1
@@ -48,12 +51,16 @@ _NAME = re.compile(
 
 def find(root: Path, height: int = 256) -> Sequence[DomainSource]:
     """The cities under a folder, those of the training part first."""
-    for tree in existing_trees(root, PLACES):
-        pairs = pairs_by_city(tree)
-        if pairs:
-            return [
-                _city(tree, city, found, height) for city, found in sorted(pairs.items(), key=lambda item: _order(item[0], item[1]))
-            ]
+    packed: list[FileTree] = [
+        JoinedTree(root / place, trees)
+        for place in PLACES
+        if len(trees := existing_trees(root / place, ARCHIVE_NAMES)) == len(ARCHIVE_NAMES)
+    ]
+    for layout, trees in ((FOLDER, existing_trees(root, PLACES)), (ARCHIVES, packed)):
+        for tree in trees:
+            pairs = sorted(pairs_by_city(tree).items(), key=lambda item: _order(*item))
+            if pairs:
+                return [_city(tree, layout, city, found, height) for city, found in pairs]
     return ()
 
 
@@ -67,10 +74,10 @@ def is_validation(pairs: Sequence[tuple[str, str]]) -> bool:
     return found is not None and found[2] == "val"
 
 
-def _city(tree: FileTree, city: str, pairs: Sequence[tuple[str, str]], height: int) -> MaskFiles:
+def _city(tree: FileTree, layout: str, city: str, pairs: Sequence[tuple[str, str]], height: int) -> MaskFiles:
     ready = pairs[0][1].endswith("labelTrainIds.png")
     meaning = {label: label for label in range(len(CLASSES))} if ready else CLASS_OF_ID
-    return MaskFiles(city, FOLDER, tree, pairs, (height, ASPECT * height), meaning, split)
+    return MaskFiles(city, layout, tree, pairs, (height, ASPECT * height), meaning, split)
 
 
 def pairs_by_city(tree: FileTree) -> dict[str, list[tuple[str, str]]]:
@@ -109,15 +116,15 @@ CITYSCAPES = MaskDeclaration(
     splits="the last tenth of each training city for testing; the authors' validation cities are for testing only",
     terms="for non-commercial use, after registration at cityscapes-dataset.com; it may not be passed on",
     citation="Cordts et al. 2016",
-    layouts=(FOLDER,),
-    expected={FOLDER: {city: {"all": count} for city, count in {**TRAINING, **VALIDATION}.items()}},
+    layouts=(FOLDER, ARCHIVES),
+    expected={FOLDER: SIZES, ARCHIVES: SIZES},
     default_model="deeplabv3plus",
     options=(
         height_option(256, "Height of the images, half of their width: 1024 as published, which FixBN tests at."),
         *crop_options(192),
         normalise_option("imagenet"),
     ),
-    page="https://www.cityscapes-dataset.com/downloads/: register, then leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip, unpacked",
+    page="https://www.cityscapes-dataset.com/downloads/: register, then leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip (as they are, or unpacked)",
     find=find,
     side=256,
 )

@@ -33,6 +33,7 @@ def huggingface(
     skip_unreadable: bool = False,
     augment: str = "none",
     normalise: str = "half",
+    middle_square: bool = False,
 ) -> DataSet:
     """Images of a copy that Hugging Face's ``datasets`` wrote to disk: a folder of ``save_to_disk``, or of the hub's Parquet files.
 
@@ -52,8 +53,9 @@ def huggingface(
         skip_unreadable: Leave unreadable images out and say how many, instead of refusing the copy.
         augment: Augmentation of training batches.
         normalise: Normalisation.
+        middle_square: Cut the middle square out of each image, instead of changing its aspect ratio.
     """
-    options = OwnOptions(size, test_share, validation_share, seed, skip_unreadable, augment, normalise)
+    options = OwnOptions(size, test_share, validation_share, seed, skip_unreadable, augment, normalise, middle_square)
     options.check("huggingface")
     return copied_in(Path(root).expanduser(), image, label, domain, group).data_set(options)
 

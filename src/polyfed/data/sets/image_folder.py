@@ -28,14 +28,16 @@ def image_folder(
     skip_unreadable: bool = False,
     augment: str = "none",
     normalise: str = "half",
+    middle_square: bool = False,
 ) -> DataSet:
     """The user's own images in ``root/<domain>/<class>/*`` (jpg, png, bmp, gif, webp, tif).
 
     Classes are the union of all class folders, empty ones too. A domain may lack classes. If there are ``root/train`` and
     ``root/test`` with domains in them, they are the splits (and ``root/validation``, if there, a third); otherwise
     each domain is split by class, from the sorted file names and the seed alone. Images are turned as their EXIF tag says and
-    resized to a square, whatever their aspect ratio; of a moving image the first frame counts. Images of more than 8 bits are
-    scaled by one rule for each domain (``polyfed.data.images.deep_range``).
+    resized to a square, whatever their aspect ratio, or cut to their middle square first (``middle_square``); of a moving image
+    the first frame counts. Images of more than 8 bits are scaled by one rule for each domain
+    (``polyfed.data.images.deep_range``).
 
     Args:
         root: The folder.
@@ -46,8 +48,9 @@ def image_folder(
         skip_unreadable: Leave unreadable images out and say how many, instead of refusing the folder.
         augment: Augmentation of training batches.
         normalise: Normalisation.
+        middle_square: Cut the middle square out of each image, instead of changing its aspect ratio.
     """
-    options = OwnOptions(size, test_share, validation_share, seed, skip_unreadable, augment, normalise)
+    options = OwnOptions(size, test_share, validation_share, seed, skip_unreadable, augment, normalise, middle_square)
     options.check("image_folder")
     return found_in(Path(root).expanduser()).data_set(options)
 

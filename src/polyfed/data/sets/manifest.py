@@ -10,11 +10,15 @@ from typing import Any
 
 from polyfed.core.data_types import DataSet
 from polyfed.data.archives import FolderTree
+from polyfed.data.label_column import read_labels
 from polyfed.data.own_images import SPLIT_WORDS, OwnImage, OwnImages, OwnOptions, first_of
 from polyfed.data.registry import data_sets
 from polyfed.errors import DataError
+from polyfed.settings import AUTO
 
 NEEDED, OPTIONAL = ("path", "domain", "label"), ("group", "split")
+FILLED = ("path", "domain")
+"""Columns that have a value in every line; an image may have none of several labels."""
 SUFFIXES = (".csv", ".tsv", ".parquet")
 LAYOUT = "table of path, domain, label"
 Line = Mapping[str, str]
@@ -30,12 +34,17 @@ def manifest(
     skip_unreadable: bool = False,
     augment: str = "none",
     normalise: str = "half",
+    middle_square: bool = False,
+    task: str = AUTO,
 ) -> DataSet:
     """The user's own images as a CSV, TSV or Parquet table lists them, with groups that no split tears apart.
 
     The columns ``path``, ``domain`` and ``label`` are needed. ``group`` says whom an image shows (a patient): all images of a
     group of a domain are in one split. ``split`` (train, validation, test) says where an image belongs; without it each domain is
     split by class. Parquet needs the extra ``polyfed[parquet]``.
+
+    Labels are classes. ``cat|dog`` are two labels of one image, so the task is multi-label; numbers of which one has a fraction
+    are to be predicted, so it is regression. ``task`` (on the command line ``--task``) says otherwise.
 
     Args:
         root: The table.
@@ -47,19 +56,23 @@ def manifest(
         skip_unreadable: Leave unreadable images out and say how many, instead of refusing the table.
         augment: Augmentation of training batches.
         normalise: Normalisation.
+        middle_square: Cut the middle square out of each image, instead of changing its aspect ratio.
+        task: What the labels are for: classification, multilabel, regression, or auto.
     """
-    options = OwnOptions(size, test_share, validation_share, seed, skip_unreadable, augment, normalise)
+    options = OwnOptions(size, test_share, validation_share, seed, skip_unreadable, augment, normalise, middle_square)
     options.check("manifest")
-    return listed_in(Path(root).expanduser(), images).data_set(options)
+    return listed_in(Path(root).expanduser(), images, task).data_set(options)
 
 
-def listed_in(table: Path, images: str = "") -> OwnImages:
+def listed_in(table: Path, images: str = "", task: str = AUTO) -> OwnImages:
     """The images of a table."""
     lines = read_table(table)
     folder = Path(images).expanduser() if images else table.parent
+    labels = read_labels([line["label"] for line in lines], task, str(table))
+    targets = labels.targets or [()] * len(lines)
     listed = [
-        OwnImage(line["path"], line["domain"], line["label"], line["group"], _split(table, number, line["split"]))
-        for number, line in enumerate(lines, 2)
+        OwnImage(line["path"], line["domain"], stratum, line["group"], _split(table, number, line["split"]), target)
+        for number, (line, stratum, target) in enumerate(zip(lines, labels.strata, targets, strict=True), 2)
     ]
     _require_sound(table, folder, listed)
     return OwnImages(
@@ -68,7 +81,9 @@ def listed_in(table: Path, images: str = "") -> OwnImages:
         tree=FolderTree(folder),
         layout=LAYOUT + "".join(f", {column}" for column in OPTIONAL if any(line[column] for line in lines)),
         images=listed,
-        classes=tuple(sorted({image.label for image in listed}, key=_in_order)),
+        classes=labels.names if labels.task.class_labels else tuple(dict.fromkeys(labels.strata)),
+        task=labels.task,
+        outputs=labels.names,
     )
 
 
@@ -82,7 +97,7 @@ def read_table(table: Path) -> list[Line]:
     if absent:
         raise DataError(f"{table} has the columns {', '.join(lines[0])}; it lacks {', '.join(absent)}.")
     for number, line in enumerate(lines, 2):
-        blank = [column for column in NEEDED if not line.get(column)]
+        blank = [column for column in FILLED if not line.get(column)]
         if blank:
             raise DataError(f"{table}, line {number}: no {', '.join(blank)}.")
     return [{column: line.get(column, "") for column in (*NEEDED, *OPTIONAL)} for line in lines]
@@ -119,11 +134,6 @@ def _split(table: Path, number: int, word: str) -> str:
     if word and word.lower() not in SPLIT_WORDS:
         raise DataError(f"{table}, line {number}: the split is {word!r}; it must be train, validation or test.")
     return SPLIT_WORDS.get(word.lower(), "")
-
-
-def _in_order(label: str) -> tuple[int, str]:
-    """Labels that are numbers come in the order of numbers."""
-    return (int(label), "") if label.isdecimal() else (0, label)
 
 
 def _require_sound(table: Path, folder: Path, images: Sequence[OwnImage]) -> None:
