@@ -25,7 +25,9 @@ def test_a_grid_chooses_then_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     grid = loaded(BENCHMARKS / "hfedf_grid.py")
     monkeypatch.setattr(grid, "SETTINGS", TINY)
     monkeypatch.setattr(
-        grid, "GRID", (Axis("hfedf.head_init", ("default", "initial")), Axis("hfedf.server_eps", (1e-8,)), Axis("hfedf.trunk_rate", (1.0,)))
+        grid,
+        "GRID",
+        (Axis("hfedf.head_init", ("default", "initial")), Axis("hfedf.server_eps", (1e-8,)), Axis("hfedf.trunk_rate", (1.0,))),
     )
     command = ["hfedf_grid.py", "none", "--out", str(tmp_path), "--rounds", "2", "--seeds", "1", "--targets", "pen"]
     monkeypatch.setattr(sys, "argv", command)

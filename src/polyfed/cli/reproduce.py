@@ -95,7 +95,7 @@ def print_reproduction(found: Reproduction, view: View) -> None:
     """The paper's tables with ours, what differs, and where the page is."""
     from rich.markup import escape
 
-    from polyfed.experiments.page import sentences, verdicts
+    from polyfed.experiments.page import analysis_sentences, sentences, verdicts
     from polyfed.experiments.tables import LEGEND, Footnotes, shown_tables
 
     out, footnotes = console(), Footnotes()
@@ -108,7 +108,7 @@ def print_reproduction(found: Reproduction, view: View) -> None:
             shown.add_row(*map(escape, line))
         print_table(made.name, shown, view)
     print_footnotes("Each cell: published / ours (difference).", [LEGEND, *footnotes.lines()], view)
-    for sentence in verdicts(found):
+    for sentence in [*analysis_sentences(found), *verdicts(found)]:
         out.print(escape(sentence))
     for problem in dict.fromkeys(found.problems.values()):
         warn(problem)

@@ -17,6 +17,7 @@ from polyfed.experiments.published import Published
 from polyfed.recipes import layered
 from polyfed.runs.folder_names import data_slug, slug
 from polyfed.settings import Settings, setting_names
+from polyfed.text import read_call
 
 NOT_IN_NAME = ("seed", "root", "workers", "checkpoint_every", "metric")
 LEFT_OUT = "not in the reduced form"
@@ -50,6 +51,7 @@ class Cell:
         seeds: how many seeds.
         why_not: why nothing is run for it.
         notes: how its setting differs from the paper's.
+        stands_in: whether the reduced form runs it on other data than the paper's.
     """
 
     item: PaperItem
@@ -61,6 +63,7 @@ class Cell:
     seeds: int
     why_not: str = ""
     notes: tuple[str, ...] = ()
+    stands_in: bool = False
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -94,7 +97,8 @@ def _cells_of_row(item: PaperItem, part: Part, row: Row, form: Form) -> Iterator
         notes = [part.differs[key] for key in ("all", column.name, row.name) if key in part.differs]
         notes += _changes(item, part, row, column, form) if settings is not None else []
         seeds = form.seeds or (int(reduced.get("seeds", 1)) if form.reduced else item.seeds)
-        yield Cell(item, part, row, column, published, settings, seeds, why, tuple(notes))
+        other = settings is not None and read_call(settings.data).name != read_call(str(_full(part, row, column)["data"])).name
+        yield Cell(item, part, row, column, published, settings, seeds, why, tuple(notes), other)
 
 
 def _why_not(part: Part, row: Row, column: Column, published: Published, form: Form, reduced: Mapping[str, Any]) -> str:
@@ -118,9 +122,14 @@ def _left_out(row: Row, column: Column, reduced: Mapping[str, Any]) -> bool:
     return bool(kept_columns) and not {column.name, *column.mean} & set(kept_columns or ())
 
 
+def _full(part: Part, row: Row, column: Column) -> dict[str, Any]:
+    """The settings of a cell in the paper's form."""
+    return layered(part.settings, row.settings, column.settings)
+
+
 def settings_of(item: PaperItem, part: Part, row: Row, column: Column, form: Form) -> Settings:
     """The settings of a cell's runs."""
-    full = layered(part.settings, row.settings, column.settings)
+    full = _full(part, row, column)
     return _made(tuple(sorted(layered(full, _reduction(item, part, full) if form.reduced else {}, form.changes).items())))
 
 
@@ -141,7 +150,7 @@ def _reduction(item: PaperItem, part: Part, full: Mapping[str, Any]) -> dict[str
 
 def _changes(item: PaperItem, part: Part, row: Row, column: Column, form: Form) -> list[str]:
     """What the reduced form and the user changed, in words."""
-    full = layered(part.settings, row.settings, column.settings)
+    full = _full(part, row, column)
     notes = []
     for words, changes in (
         ("reduced", _reduction(item, part, full) if form.reduced else {}),
@@ -196,10 +205,23 @@ def sources_of(cell: Cell, form: Form) -> list[Cell]:
         return [_over(cell, each, whole, len(kept) < len(cell.column.over)) for each in kept]
     if not cell.column.mean:
         return [cell]
-    row = [each for each in _cells_of_row(cell.item, cell.part, cell.row, whole) if each.column.name in cell.column.mean]
+    row = [each for name in cell.column.mean for each in _named_cells(cell, name, whole)]
     found = [each for each in row if each.why_not != LEFT_OUT]
     note = (f"reduced: mean over {', '.join(each.column.name for each in found)} only",) if len(found) < len(row) else ()
-    return [dataclasses.replace(each, notes=(*each.notes, *note)) for each in found]
+    sources = [source for each in found for source in sources_of(each, form)]
+    return [dataclasses.replace(each, notes=(*each.notes, *note)) for each in sources]
+
+
+def _named_cells(cell: Cell, name: str, form: Form) -> list[Cell]:
+    """The cell of the same row in a column of this part, or of another one: ``part, column``. Means of means have as many columns each."""
+    return [
+        each
+        for part in cell.item.parts
+        for row in part.rows
+        if row.name == cell.row.name
+        for each in _cells_of_row(cell.item, part, row, form)
+        if name == (each.column.name if part.name == cell.part.name else f"{part.name}, {each.column.name}")
+    ]
 
 
 def _over(cell: Cell, more: Mapping[str, Any], form: Form, shortened: bool) -> Cell:
