@@ -84,6 +84,13 @@ def test_cells_have_ours_beside_theirs(found: Reproduction) -> None:
     assert ("unseen", "FedAvg", "S") not in states
 
 
+def test_columns_that_are_not_asked_for_are_not_run() -> None:
+    item = item_from("tiny/figure-1", TINY)
+    form = Form(only=("FedAvg",), columns=("S",))
+    asked = {cell.column.name for cell in cells_of(item, form) if not cell.why_not}
+    assert asked == {"S"} and [run.settings.unseen for run in planned_runs(cells_of(item, form), form).values()] == [("street",)]
+
+
 def test_a_mean_is_that_of_its_columns_and_shares_their_runs() -> None:
     item = item_from("tiny/table-1", TINY.replace('FedAvg = "1.0 2.0 -"', 'FedAvg = "1.0 2.0 1.5"'))
     form = Form(seeds=1)
@@ -162,6 +169,7 @@ def test_the_command(polyfed: Command, monkeypatch: pytest.MonkeyPatch, tmp_path
         assert {run["how"].split(";")[0] for run in measured} == {"measured", "speed of the network"}
         says(polyfed("reproduce", "tiny/figure-2"), "no experiment 'tiny/figure-2'", "Did you mean tiny/figure-1?")
         says(polyfed("reproduce", "tiny/figure-1", "--only", "FedBM"), "no method 'FedBM'", "FedBN")
+        says(polyfed("reproduce", "tiny/figure-1", "--column", "pan"), "no column 'pan'", "pen")
         says(polyfed("reproduce", "--all"), "--all is for --estimate")
         says(polyfed("reproduce"), "Name an experiment")
     finally:

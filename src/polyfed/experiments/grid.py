@@ -25,7 +25,7 @@ LEFT_OUT = "not in the reduced form"
 
 @dataclass(frozen=True)
 class Form:
-    """What is asked for of an experiment: in full or reduced, which methods, how many seeds, and settings that win over all others.
+    """What is asked for of an experiment: in full or reduced, which methods and columns, how many seeds, and settings that win over all others.
 
     ``planned`` also counts cells that cannot be run yet: for estimates.
     """
@@ -35,6 +35,12 @@ class Form:
     seeds: int | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
     planned: bool = False
+    columns: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> Form:
+        """The same with every method and column: for what a cell is made from."""
+        return dataclasses.replace(self, only=(), columns=())
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,7 @@ class Cell:
 def cells_of(item: PaperItem, form: Form) -> list[Cell]:
     """Every cell of an experiment, row by row."""
     check_only(item, form.only)
+    check_columns(item, form.columns)
     return [cell for part in item.parts for row in part.rows for cell in _cells_of_row(item, part, row, form)]
 
 
@@ -84,6 +91,14 @@ def check_only(item: PaperItem, only: Sequence[str]) -> None:
     for name in only:
         if name.casefold() not in {each.casefold() for each in known}:
             raise SettingError(f"{item.name} has no method {name!r}. {nearest(name, list(known))}")
+
+
+def check_columns(item: PaperItem, columns: Sequence[str]) -> None:
+    """Refuse the name of a column that the experiment does not have."""
+    known = list(dict.fromkeys(column.name for part in item.parts for column in part.columns))
+    for name in columns:
+        if name not in known:
+            raise SettingError(f"{item.name} has no column {name!r}. {nearest(name, known)}")
 
 
 def _cells_of_row(item: PaperItem, part: Part, row: Row, form: Form) -> Iterator[Cell]:
@@ -107,7 +122,7 @@ def _why_not(part: Part, row: Row, column: Column, published: Published, form: F
     if (part.missing or row.missing) and not form.planned:
         return f"not yet: {part.missing or row.missing}"
     names = {row.name.casefold(), str(row.settings.get("method", "")).casefold()}
-    if form.only and not names & {name.casefold() for name in form.only}:
+    if (form.only and not names & {name.casefold() for name in form.only}) or (form.columns and column.name not in form.columns):
         return "not asked for"
     if form.reduced and _left_out(row, column, reduced):
         return LEFT_OUT
@@ -178,7 +193,7 @@ def _referred(item: PaperItem, own: Part, row: Row, column: Column, published: P
     if not published.exists:
         return Cell(item, own, row, column, published, None, 1, published.text)
     other = read_item(column.of)
-    plain = dataclasses.replace(form, only=())
+    plain = form.whole
     for part in other.parts:
         for its_row in part.rows:
             if its_row.name == row.name:
@@ -188,9 +203,10 @@ def _referred(item: PaperItem, own: Part, row: Row, column: Column, published: P
                     if cell.column.name == (column.column or column.name)
                 ]
                 if found:
-                    asked = not form.only or {row.name.casefold(), str(its_row.settings.get("method", "")).casefold()} & {
+                    asked: object = not form.only or {row.name.casefold(), str(its_row.settings.get("method", "")).casefold()} & {
                         name.casefold() for name in form.only
                     }
+                    asked = asked and (not form.columns or column.name in form.columns)
                     why = found[0].why_not if asked else "not asked for"
                     return dataclasses.replace(found[0], published=published, why_not=why)
     raise SettingError(f"{column.of} has no cell in row {row.name!r} and column {column.column or column.name!r}.")
@@ -198,7 +214,7 @@ def _referred(item: PaperItem, own: Part, row: Row, column: Column, published: P
 
 def sources_of(cell: Cell, form: Form) -> list[Cell]:
     """The cells that a mean is taken over, in the reduced form those that it has; the cell itself where it is no mean."""
-    whole = dataclasses.replace(form, only=())
+    whole = form.whole
     if cell.column.over:
         targets = {**cell.item.reduced, **cell.part.reduced}.get("targets") if form.reduced else None
         kept = [each for each in cell.column.over if not targets or set(each.get("unseen", ())) & set(targets)]

@@ -18,7 +18,7 @@ from polyfed.runs.atomic_write import write_atomically
 HTML_STYLE = (
     "body{max-width:70rem;margin:2rem auto;padding:0 1rem;font:16px/1.5 system-ui,sans-serif;color:#1c2024;background:#fff}"
     "table{border-collapse:collapse;font-size:.9rem}th,td{padding:.3rem .6rem;border-bottom:1px solid #dde1e6;text-align:left}"
-    "figure{display:inline-block;width:22rem;max-width:100%;margin:.5rem 1rem .5rem 0}figure.png{width:auto;display:block}img{max-width:100%}pre,code{font-size:.86rem}.scroll{overflow-x:auto}.swatch{vertical-align:middle}"
+    "figure{display:inline-block;width:22rem;max-width:100%;margin:.5rem 1rem .5rem 0}figure.png{width:auto;display:block}img,svg{max-width:100%}pre{overflow-x:auto}p{overflow-wrap:anywhere}pre,code{font-size:.86rem}.scroll{overflow-x:auto}.swatch{vertical-align:middle}"
 )
 
 
@@ -26,6 +26,7 @@ def command_of(item: PaperItem, form: Form) -> str:
     """The command that makes this page again; the folder of the data is the reader's own."""
     words = ["polyfed", "reproduce", item.name, *(["--reduced"] if form.reduced else [])]
     words += [word for name in form.only for word in ("--only", name)]
+    words += [word for name in form.columns for word in ("--column", name)]
     words += ["--seeds", str(form.seeds)] if form.seeds is not None else []
     words += [word for name, value in form.changes.items() if name != "root" for word in ("--set", f"{name}={value}")]
     return shlex.join(words) + " --root DATA"
@@ -70,6 +71,14 @@ def verdicts(found: Reproduction) -> list[str]:
     return [str(one) for one in checked_orders(found)]
 
 
+def problem_sentences(found: Reproduction) -> list[str]:
+    """What kept runs from being trained, once for all runs that it is true of."""
+    runs: dict[str, list[str]] = {}
+    for name, problem in found.problems.items():
+        runs.setdefault(problem, []).append(name)
+    return [f"{', '.join(names)}: {problem}" for problem, names in runs.items()]
+
+
 def analysis_sentences(found: Reproduction) -> list[str]:
     """What the analyses of the runs found, and to which runs they do not apply."""
     told = []
@@ -92,7 +101,7 @@ def _markdown(found: Reproduction, tables: list[ShownTable], footnotes: Footnote
     lines += [line for name, title in drawn for line in (f"![{title}]({name})", "")]
     lines += ["## Command, runs, versions", "", f"`{command_of(item, found.form)}`", ""]
     lines += [_line(("run", "seed", "digest", "made with")), "|---|---|---|---|", *map(_line, _runs(found)), ""]
-    lines += [f"* {name}: {problem}" for name, problem in found.problems.items()]
+    lines += [f"* {sentence}" for sentence in problem_sentences(found)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -126,7 +135,7 @@ def _html(found: Reproduction, tables: list[ShownTable], footnotes: Footnotes, c
     )
     body += [charts, Markup("<h2>Command, runs, versions</h2><pre>{}</pre>").format(command_of(item, found.form))]
     body.append(_html_table(["run", "seed", "digest", "made with"], [[cell.strip("`") for cell in row] for row in _runs(found)]))
-    body += [Markup("<p>{}: {}</p>").format(name, problem) for name, problem in found.problems.items()]
+    body += [Markup("<p>{}</p>").format(sentence) for sentence in problem_sentences(found)]
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><meta http-equiv="Content-Security-Policy" content="{policy}">'

@@ -301,8 +301,7 @@ def _difference(cell: Cell, made: Reproduction, states: Mapping[str, str]) -> Ou
             f"{cell.item.name}: there is no row {cell.column.minus!r} to subtract. {nearest(cell.column.minus, names)}"
         )
     own = dataclasses.replace(cell, column=dataclasses.replace(cell.column, minus=""))
-    plain = dataclasses.replace(made.form, only=())
-    theirs = dataclasses.replace(own, row=other, settings=settings_of(cell.item, cell.part, other, cell.column, plain))
+    theirs = dataclasses.replace(own, row=other, settings=settings_of(cell.item, cell.part, other, cell.column, made.form))
     high, low = outcome_of(own, made, states), outcome_of(theirs, made, states)
     if not high.values or not low.values:
         return Outcome(cell, {}, high.state or low.state)
