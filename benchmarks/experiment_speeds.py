@@ -1,6 +1,6 @@
 """Measures what the networks of the papers cost by example and by step, and writes src/polyfed/experiments/speeds.toml.
 
-Run: python benchmarks/experiment_speeds.py        (one thread; three minutes)
+Run: python benchmarks/experiment_speeds.py [NETWORK...]        (one thread; three minutes; networks that are not named stay as they are)
 
 Processor time of a training step (forward, backward, SGD) is taken at two batch sizes; the straight line through them gives the cost of
 an example and of a step.
@@ -9,6 +9,7 @@ an example and of a step.
 from __future__ import annotations
 
 import re
+import sys
 import time
 from pathlib import Path
 
@@ -30,15 +31,18 @@ NETWORKS = {
     "resnet50": (96, 7),
     "densenet121": (96, 2),
     "hfedf_cnn": (32, 7),
+    "deeplabv3plus": (128, 11),
 }
 """Side of the images, and classes."""
 SMALL, LARGE = 4, 32
 LEAST_SECONDS = 1.5
 
 
-def step_seconds(model: nn.Module, side: int, classes: int, batch: int) -> float:
+def step_seconds(model: nn.Module, side: int, batch: int) -> float:
     """Processor time of one training step, the mean over some."""
-    x, y = torch.randn(batch, 3, side, side), torch.randint(classes, (batch,))
+    x = torch.randn(batch, 3, side, side)
+    with torch.no_grad():
+        y = model(x).argmax(dim=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def step() -> None:
@@ -58,15 +62,16 @@ def main() -> None:
     """Measure every network and rewrite the file below its comment."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    head = FILE.read_text().split("\n[")[0].rstrip()
-    tables = []
-    for name, (side, classes) in NETWORKS.items():
+    head, *before = FILE.read_text().split("\n[")
+    known = {text.partition("]")[0]: f"[{text.rstrip()}" for text in before}
+    for name in sys.argv[1:] or NETWORKS:
+        side, classes = NETWORKS[name]
         model = models.build(name, classes=classes, input_shape=(3, side, side)).train()
-        small, large = (step_seconds(model, side, classes, batch) for batch in (SMALL, LARGE))
+        small, large = (step_seconds(model, side, batch) for batch in (SMALL, LARGE))
         example = max((large - small) / (LARGE - SMALL), 0.0)
-        tables.append(f"[{name}]\nexample = {example:.6f}\nstep = {max(small - SMALL * example, 0.0):.6f}\nside = {side}")
-        print(re.sub("\n", "  ", tables[-1]), flush=True)
-    FILE.write_text("\n\n".join([head, *tables]) + "\n")
+        known[name] = f"[{name}]\nexample = {example:.6f}\nstep = {max(small - SMALL * example, 0.0):.6f}\nside = {side}"
+        print(re.sub("\n", "  ", known[name]), flush=True)
+    FILE.write_text("\n\n".join([head.rstrip(), *known.values()]) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from polyfed.experiments.budget import core_hours
 from polyfed.experiments.claims import orders_of, published_orders
 from polyfed.experiments.files import PaperItem, item_names, read_item
 from polyfed.experiments.grid import Form, cells_of, planned_runs
-from polyfed.experiments.listing import NOT_YET, state_of
 from polyfed.reports.method_tables import table
 
 PAGES = Path(__file__).parent / "results"
@@ -124,9 +123,6 @@ def numbers_of(item: PaperItem, many: list[Measured]) -> str:
         if item.is_figure
         else "published: see its table"
     )
-    if state_of(item) == NOT_YET:
-        missing = item.missing or "; ".join(dict.fromkeys(part.missing for part in item.parts if part.missing))
-        return f"{shown}; `reproduce` has no runs of it yet" + (f" (it was left out for: {missing})" if missing else "")
     hours = [core_hours(planned_runs(cells_of(item, form), form).values()) for form in (Form(), Form(reduced=True))]
     full, reduced = ("?" if each is None else f"{each:,.1f}" if each >= 0.05 else "below 0.1" for each in hours)
     return f"{shown}; about {full} core-hours, reduced {reduced}"

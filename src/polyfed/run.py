@@ -416,6 +416,7 @@ def reproduce(
     *,
     reduced: bool = False,
     only: str | Sequence[str] = (),
+    columns: str | Sequence[str] = (),
     seeds: int | None = None,
     out: str | Path = "runs/reproduce",
     watcher: Watcher | None = None,
@@ -428,6 +429,7 @@ def reproduce(
         root: the folder of the data sets' files; cells whose data are not there say "no data".
         reduced: the form that fits a laptop, with fewer rounds, smaller images and one seed, as the experiment's file says.
         only: names of methods, as the table or the text form has them; the others are left out.
+        columns: names of columns, as the table heads them; the others are left out.
         seeds: runs of each cell; default: as the paper, or as the reduced form says.
         out: folder of runs and pages. Finished runs in it are reused, stopped ones resumed, also by other experiments with the same runs.
         watcher: hears of every run, round and notice; default: a progress bar in notebooks, nobody elsewhere.
@@ -444,7 +446,8 @@ def reproduce(
     from polyfed.experiments.page import write_page
     from polyfed.experiments.reproduction import reproduce_item
 
-    form = Form(reduced, (only,) if isinstance(only, str) else tuple(only), seeds, settings)
+    rows, heads = ((names,) if isinstance(names, str) else tuple(names) for names in (only, columns))
+    form = Form(reduced, rows, seeds, settings, columns=heads)
     found = reproduce_item(read_item(experiment), form, root, out, watcher)
     write_page(found)
     return found

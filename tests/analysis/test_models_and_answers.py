@@ -34,7 +34,8 @@ def test_equal_models_have_equal_features_and_negated_weights_opposite_ones() ->
     assert cosines["big", "middle"] == pytest.approx(1) and cosines["big", SERVER] == pytest.approx(1)
     assert cosines["big", "small"] == cosines["middle", "small"] == pytest.approx(-1)
     assert found.mean(with_server=True) == pytest.approx((1 + 1 - 1) / 3)
-    assert set(found.maps) == {"big", "middle", "small", "new"} and found.maps["big"]["small"].shape == (8, 8)
+    assert set(found.maps) == {"stem.0"} and set(found.maps["stem.0"]) == {"big", "middle", "small", "new"}
+    assert found.maps["stem.0"]["big"]["small"].shape == (8, 8)
 
 
 def test_features_after_local_training_differ() -> None:

@@ -84,3 +84,18 @@ def test_the_client_that_strays_farthest_is_named() -> None:
     ]
     found = noted(lines)
     assert found.largest_deviation("weight") == ("c", pytest.approx(0.5 - 1 / 3))
+
+
+def test_how_far_clients_end_apart_by_hand() -> None:
+    lines = [
+        {"round": number, "view": "noted", "client": client, "weight": weight, "embedding": place}
+        for number, client, weight, place in (
+            (1, "a", 0.9, [9.0, 0.0]),
+            (1, "b", 0.1, [0.0, 0.0]),
+            (2, "a", 0.6, [3.0, 0.0]),
+            (2, "b", 0.4, [0.0, 4.0]),
+        )
+    ]
+    found = noted(lines)
+    assert found.largest_deviation("weight")[1] == pytest.approx(0.4) and found.last_deviation("weight") == pytest.approx(0.1)
+    assert found.apart() == pytest.approx(5.0)

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from helpers.paths import ROOT
+from polyfed.analysis.kinds import KINDS as KINDS_OF_ANALYSES
 from polyfed.core.method import parse
 from polyfed.experiments.claims import published_orders
 from polyfed.experiments.figures import KINDS
-from polyfed.experiments.files import SHIPPED, PaperItem, item_names, read_item
+from polyfed.experiments.files import SHIPPED, PaperItem, Part, item_names, read_item
 from polyfed.experiments.grid import Form, cells_of, planned_runs, settings_of
-from polyfed.experiments.listing import IN_PART, NOT_YET, READY, experiment_rows, state_of
+from polyfed.experiments.listing import IN_PART, READY, experiment_rows, state_of
 from polyfed.experiments.published import Published, read_cell
 from polyfed.recipes.checks import Findings, check_data, check_texts
 from polyfed.settings import Settings
@@ -225,10 +226,33 @@ def test_the_reduced_form_is_smaller_and_has_runs_wherever_the_full_form_has() -
         assert sum(run.seeds for run in reduced.values()) <= sum(run.seeds for run in full.values()), name
 
 
-def test_states_are_those_of_the_audit() -> None:
+def test_nothing_waits_for_polyfed_but_one_row() -> None:
+    """What cannot be run on every machine says why: files or weights that are not shipped, and one pair of parts that does not join."""
     states = {name: state_of(read_item(name)) for name in item_names()}
-    assert Counter(states.values()) == {READY: 46, IN_PART: 14, NOT_YET: 23}
-    assert states["fedwon/table-1"] == IN_PART and states["fedwon/table-3"] == READY and states["gperxan/table-3"] == NOT_YET
+    assert Counter(states.values()) == {READY: 75, IN_PART: 8}
+    waiting = {
+        cell.why_not for name in item_names() for cell in cells_of(read_item(name), Form()) if cell.why_not.startswith("not yet")
+    }
+    assert waiting == {"not yet: FixBN of one pooled client: central and fixbn do not join"}
+
+
+ANALYSED = [(name, part) for name in item_names() for part in read_item(name).parts if part.analysis is not None]
+
+
+@pytest.mark.parametrize(("name", "part"), ANALYSED, ids=[f"{name} {part.name}".strip() for name, part in ANALYSED])
+def test_an_analysis_is_one_that_there_is_and_its_columns_read_its_numbers(name: str, part: Part) -> None:
+    assert part.analysis is not None and part.analysis.kind in KINDS_OF_ANALYSES and part.analysis.figures
+    assert all(column.number for column in part.columns), "a score under the name of an analysis would be mislabelled"
+    assert read_item(name).figure, "an analysis is a figure of the paper"
+
+
+def test_only_analyses_have_numbers_and_rows_that_are_subtracted_exist() -> None:
+    assert len({name for name, _ in ANALYSED}) == 11
+    for name in item_names():
+        for part in read_item(name).parts:
+            for column in part.columns:
+                assert not column.number or part.analysis is not None, (name, column)
+                assert not column.minus or column.minus in {row.name for row in part.rows}, (name, column)
 
 
 def test_the_list_has_83_rows_with_cost_data_and_state(tmp_path: Path) -> None:
@@ -236,5 +260,5 @@ def test_the_list_has_83_rows_with_cost_data_and_state(tmp_path: Path) -> None:
     assert [row["name"] for row in rows] == item_names()
     for row in rows:
         assert row["data"] and row["runs"] > 0 and 0 < row["core_hours_reduced"] < row["core_hours_full"], row
-        assert row["core_hours_reduced"] < 3 or row["state"] == NOT_YET, row
+        assert row["core_hours_reduced"] < 3, row
         assert bool(row["missing"]) == (row["state"] != READY) and not row["data_here"]

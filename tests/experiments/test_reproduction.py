@@ -84,6 +84,13 @@ def test_cells_have_ours_beside_theirs(found: Reproduction) -> None:
     assert ("unseen", "FedAvg", "S") not in states
 
 
+def test_columns_that_are_not_asked_for_are_not_run() -> None:
+    item = item_from("tiny/figure-1", TINY)
+    form = Form(only=("FedAvg",), columns=("S",))
+    asked = {cell.column.name for cell in cells_of(item, form) if not cell.why_not}
+    assert asked == {"S"} and [run.settings.unseen for run in planned_runs(cells_of(item, form), form).values()] == [("street",)]
+
+
 def test_a_mean_is_that_of_its_columns_and_shares_their_runs() -> None:
     item = item_from("tiny/table-1", TINY.replace('FedAvg = "1.0 2.0 -"', 'FedAvg = "1.0 2.0 1.5"'))
     form = Form(seeds=1)
@@ -162,6 +169,7 @@ def test_the_command(polyfed: Command, monkeypatch: pytest.MonkeyPatch, tmp_path
         assert {run["how"].split(";")[0] for run in measured} == {"measured", "speed of the network"}
         says(polyfed("reproduce", "tiny/figure-2"), "no experiment 'tiny/figure-2'", "Did you mean tiny/figure-1?")
         says(polyfed("reproduce", "tiny/figure-1", "--only", "FedBM"), "no method 'FedBM'", "FedBN")
+        says(polyfed("reproduce", "tiny/figure-1", "--column", "pan"), "no column 'pan'", "pen")
         says(polyfed("reproduce", "--all"), "--all is for --estimate")
         says(polyfed("reproduce"), "Name an experiment")
     finally:
@@ -181,3 +189,81 @@ def test_files_that_cannot_be_read_say_where() -> None:
 
 def test_json_holds_every_cell(found: Reproduction) -> None:
     assert len(json.loads(json.dumps(found.as_json()))["cells"]) == len(found.outcomes) == 4 + 6 + 3
+
+
+LOOKED_INTO = """\
+title = "Looked into"
+paper = "Tiny"
+item = "Figure 2"
+claim = "FedBN's models differ more."
+orders = ["models, apart: FedBN > FedAvg"]
+measure = "deviation over clients"
+figure = "analysis"
+seeds = 2
+
+[settings]
+data = "digits-five"
+rounds = 2
+batch_size = 20
+
+[reduced]
+data = "digits-mini(per_domain=40)"
+rounds = 1
+
+[methods]
+FedAvg = { method = "fedavg" }
+FedBN = { method = "fedbn" }
+
+[[part]]
+name = "models"
+analysis = { kind = "model-spread", figures = ["spread"] }
+unit = "number"
+columns = [{ name = "apart", number = "as tested" }]
+rows = { FedAvg = "n/a", FedBN = "0.5" }
+
+[[part]]
+name = "scores"
+columns = [{ name = "accuracy", read = "mean" }, { name = "gain", read = "mean", minus = "FedAvg" }]
+rows = { FedAvg = "50.0 -", FedBN = "60.0 10.0" }
+
+[[part]]
+name = "both"
+columns = [{ name = "mean", mean = ["scores, accuracy"] }]
+rows = { FedBN = "60.0" }
+"""
+
+
+@pytest.fixture(scope="module")
+def looked_into(folder: Path) -> Reproduction:
+    return reproduce_item(item_from("tiny/figure-2", LOOKED_INTO), Form(reduced=True, seeds=2), out=folder)
+
+
+def test_an_analysis_fills_cells_and_pictures(looked_into: Reproduction) -> None:
+    cells = {(one.cell.part.name, one.cell.row.name): one for one in looked_into.outcomes if one.cell.column.name == "apart"}
+    assert cells["models", "FedAvg"].values == {0: 0.0, 1: 0.0}, "all clients of FedAvg have the server's model"
+    deviations = cells["models", "FedBN"].values
+    rows = [row for row in looked_into.analyses["models"].found.tables["spread"] if row["run"] == "FedBN, seed 1"]  # type: ignore[union-attr]
+    tested = [row["deviation"] for row in rows if row["models"] == "as tested"]
+    assert deviations[1] == pytest.approx(sum(tested) / len(tested)) and deviations[0] > 0
+    page = write_page(looked_into)
+    text, html = page.read_text(), page.with_suffix(".html").read_text()
+    (drawn,) = page.parent.glob("figure-2-reduced-*.png")
+    assert drawn.read_bytes().startswith(b"\x89PNG") and f"]({drawn.name})" in text
+    assert 'src="data:image/png;base64,' in html and "img-src data:" in html
+    assert "Differences between clients' models. " in text and "models, apart: FedBN > FedAvg: holds here" in text
+    assert looked_into.as_json()["analyses"][0]["kind"] == "model-spread"
+
+
+def test_a_gain_is_the_difference_of_two_rows_and_a_mean_may_be_of_another_part(looked_into: Reproduction) -> None:
+    cells = {(one.cell.part.name, one.cell.row.name, one.cell.column.name): one for one in looked_into.outcomes}
+    ours, theirs, gain = (
+        cells["scores", *place].values for place in (("FedBN", "accuracy"), ("FedAvg", "accuracy"), ("FedBN", "gain"))
+    )
+    assert gain == {seed: pytest.approx(ours[seed] - theirs[seed]) for seed in (0, 1)}
+    assert cells["both", "FedBN", "mean"].values == ours
+
+
+def test_numbers_of_data_that_stand_in_have_no_difference_to_the_published_ones(looked_into: Reproduction) -> None:
+    one = next(one for one in looked_into.outcomes if one.cell.part.name == "scores" and one.cell.row.name == "FedAvg")
+    assert one.mean is not None and one.difference is None
+    assert "data digits-mini(per_domain=40) (paper: digits-five)" in one.notes[0]

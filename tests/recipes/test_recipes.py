@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from polyfed.data.registry import data_sets
 from polyfed.errors import SettingError
 from polyfed.experiments.files import read_item
 from polyfed.experiments.grid import Form, cells_of
-from polyfed.recipes import SHIPPED, command_of, copy, find, layered, read, shipped_names
+from polyfed.recipes import command_of, copy, layered, read, shipped_names
 from polyfed.recipes.checks import problems_with
+from polyfed.recipes.grids import SHIPPED, recipes_in
 from polyfed.runs.experiment import rounds_from_budget
 from polyfed.settings import Settings
 
@@ -49,14 +51,15 @@ def test_shipped_recipes_are_sound_without_data(name: str) -> None:
     assert problems_with(name) == []
     recipe = read(name)
     assert recipe.title and "root" not in recipe.values
-    first = recipe.file.read_text().splitlines()[0]
+    first = recipe.text.splitlines()[0]
     assert first.startswith(f"# polyfed run --recipe {name}")
-    assert command_of(recipe.file) == first.removeprefix("# ")
+    assert command_of(recipe.text) == first.removeprefix("# ")
 
 
 def test_shipped_recipes_hold_no_machine_path_and_their_folder_is_the_package() -> None:
     assert {"demo", "digits-five/30-rounds-fedbn", "pacs/30-rounds-photo-fedavg"} <= set(shipped_names())
-    assert all(str(Path.home()) not in find(name).read_text() and "/work" not in find(name).read_text() for name in shipped_names())
+    for file in SHIPPED.rglob("*.toml"):
+        assert str(Path.home()) not in file.read_text() and "/work" not in file.read_text()
     assert (SHIPPED.parent.parent / "settings.py").is_file()
 
 
@@ -152,6 +155,29 @@ def test_fixed_epochs_become_the_papers_rounds() -> None:
     assert rounds_from_budget(settings, federate(data, settings.partition)).rounds == 640
 
 
+def test_a_grid_is_every_combination_of_its_axes() -> None:
+    document = tomllib.loads("""
+        names = "set/{target}-{method}"
+        title = "{label} without {target}"
+        note = "Short. {more}"
+        settings = { data = "digits-mini", lr = 0.1 }
+        grid.target = { pen = { unseen = ["pen"] }, post = { unseen = ["post"] } }
+        grid.method = { plain = { label = "FedAvg", method = "fedavg" }, fast = { label = "FedBN", method = "fedbn", lr = 0.4, more = "Tuned." } }
+    """)
+    found = {name: tomllib.loads(text) for name, text in recipes_in(document).items()}
+    assert list(found) == ["set/pen-plain", "set/pen-fast", "set/post-plain", "set/post-fast"]
+    assert found["set/post-fast"] == {
+        "title": "FedBN without post",
+        "note": "Short. Tuned.",
+        "settings": {"data": "digits-mini", "lr": 0.4, "unseen": ["post"], "method": "fedbn"},
+    }
+    assert found["set/pen-plain"]["note"] == "Short." and found["set/pen-plain"]["settings"]["lr"] == 0.1
+
+
+def test_near_equal_recipes_are_grids() -> None:
+    assert len(list(SHIPPED.rglob("*.toml"))) < 10 and len(shipped_names()) > 70
+
+
 def test_copies_are_the_users_own(tmp_path: Path, polyfed: Command) -> None:
     done = polyfed("cp", "demo")
     assert done.code == 0 and "polyfed run --recipe demo.toml" in done.out
@@ -161,7 +187,7 @@ def test_copies_are_the_users_own(tmp_path: Path, polyfed: Command) -> None:
     assert (tmp_path / "demo.toml").read_text() == "mine"
     (tmp_path / "sub").mkdir()
     assert copy("digits-five/30-rounds-fedbn", "sub") == Path("sub/30-rounds-fedbn.toml")
-    assert "--recipe sub/30-rounds-fedbn.toml --root" in command_of(Path("sub/30-rounds-fedbn.toml"))
+    assert "--recipe sub/30-rounds-fedbn.toml --root" in command_of(Path("sub/30-rounds-fedbn.toml").read_text())
     assert copy("Digits_Five/30_Rounds_FedBN", "own.toml").read_text() == Path("sub/30-rounds-fedbn.toml").read_text().replace(
         "sub/30-rounds-fedbn.toml", "own.toml"
     )

@@ -61,7 +61,7 @@ def kinds_named(names: Sequence[str]) -> list[str]:
 
 
 def analyse_runs(
-    runs: Sequence[str | Path | Result],
+    runs: Sequence[str | Path | Result] | Mapping[str, str | Path | Result],
     kinds: Sequence[str] = (),
     how: Mapping[str, Any] | None = None,
     notify: Callable[[str], None] = print,
@@ -71,7 +71,7 @@ def analyse_runs(
     """Analyse runs: each is opened once, measured for every kind, and closed.
 
     Args:
-        runs: run folders, or results.
+        runs: run folders, or results; by label, or labelled here.
         kinds: names of kinds; default: all.
         how: how folders are opened (``root``, ``load``, ``device``, ``model``, ``trust``).
         notify: called with a sentence for each damaged file.

@@ -89,9 +89,8 @@ def distance_lines(distances: Rows) -> Any:
     return figure
 
 
-def channel_curves(found: NormStatistics, label: str) -> Any:
-    """Mean and variance by channel, of the first and the last batch norm, after local training."""
-    layers = list(dict.fromkeys([found.layers[0], found.layers[-1]]))
+def channel_curves(found: NormStatistics, label: str, layers: Sequence[str]) -> Any:
+    """Mean and variance by channel of some batch norms, after local training."""
     figure = empty_figure(3.6 * len(layers), 3.8)
     axes = figure.subplots(2, len(layers), squeeze=False)
     for column, layer in enumerate(layers):
@@ -170,18 +169,36 @@ def _same_range(axes: Sequence[Any]) -> None:
 
 def maps(found: Mapping[str, Features]) -> Any:
     """The feature maps of one image of each domain after the last layer, by model; of the first runs."""
-    shown = list(found.items())[:2]
-    domains = list(shown[0][1].maps)[:3]
-    names = list(next(iter(shown[0][1].maps.values())))[-6:]
-    rows = [(label, one, domain) for label, one in shown for domain in domains]
+    shown = list(found.items())[:4]
+    rows = []
+    for label, one in shown:
+        layer = list(one.maps)[-1]
+        for domain in list(one.images)[:3]:
+            rows.append((domain if len(shown) == 1 else f"{_short(label, 16)}\n{domain}", one, layer, domain))
+    return _map_rows(rows)
+
+
+def maps_of_layers(found: Mapping[str, Features]) -> Any:
+    """The feature maps of one image after each layer, by model; of the first runs."""
+    rows = []
+    for label, one in list(found.items())[:4]:
+        for layer in one.maps:
+            name = _short(layer, 16)
+            rows.append((name if len(found) == 1 else f"{_short(label, 16)}\n{name}", one, layer, next(iter(one.images))))
+    return _map_rows(rows)
+
+
+def _map_rows(rows: Sequence[tuple[str, Features, str, str]]) -> Any:
+    """A row for each image and layer: its words, the image, and its map in each model, the server's last."""
+    names = list(rows[0][1].maps[rows[0][2]][rows[0][3]])[-6:]
     figure = empty_figure(1.1 * (len(names) + 1), 1.15 * len(rows) + 0.3)
     axes = figure.subplots(len(rows), len(names) + 1, squeeze=False)
-    for row, (label, one, domain) in enumerate(rows):
+    for row, (words, one, layer, domain) in enumerate(rows):
         image = one.images[domain]
         axes[row][0].imshow(image.permute(1, 2, 0).squeeze(-1).numpy() if image.dim() == 3 else image.reshape(1, -1), cmap="gray")
-        axes[row][0].set_ylabel(domain if len(shown) == 1 else f"{_short(label, 16)}\n{domain}", fontsize=6)
+        axes[row][0].set_ylabel(words, fontsize=6)
         for column, name in enumerate(names, 1):
-            axes[row][column].imshow(one.maps[domain][name].numpy(), cmap="viridis", aspect="auto")
+            axes[row][column].imshow(one.maps[layer][domain][name].numpy(), cmap="viridis", aspect="auto")
             if row == 0:
                 axes[row][column].set_title(_short(name, 14), fontsize=SMALL)
     axes[0][0].set_title("image", fontsize=SMALL)
@@ -255,6 +272,44 @@ def _paths(axes: Any, name: str, by_client: Mapping[str, Mapping[int, Sequence[f
     if flat:
         _whole_rounds(axes)
     axes.set_ylabel(name if flat else "second dimension", fontsize=8)
+
+
+def noted_bars(found: Mapping[str, Noted]) -> Any:
+    """The first noted number of every client in its last round, a group of bars for each run."""
+    figure = empty_figure(max(3.4, 1.5 * len(found) + 1.2), 2.8)
+    axes = figure.add_subplot()
+    for group, one in enumerate(found.values()):
+        for name in list(one.numbers)[:1]:
+            last = one.last(name)
+            width = 0.8 / len(last)
+            for place, (client, (_, value)) in enumerate(last.items()):
+                x = group + (place - (len(last) - 1) / 2) * width
+                axes.bar(x, value, 0.9 * width, color=_colour(place))
+                axes.text(x, value, _short(client, 14), rotation=90, ha="center", va="top", fontsize=6, color="white")
+            axes.hlines(1 / len(last), group - 0.45, group + 0.45, colors="0.4", linestyles="dotted")
+            axes.set_ylabel(f"{name.replace('_', ' ')}, last round", fontsize=8)
+    axes.set_xticks(range(len(found)), [_short(label, 24) for label in found], fontsize=SMALL)
+    return figure
+
+
+def embeddings(found: Mapping[str, Noted]) -> Any:
+    """Where clients' embeddings ended, a line for each run: their first dimension across, the second, where there is one, upwards."""
+    figure = empty_figure(4.6, 0.7 * len(found) + 1.2)
+    axes = figure.subplots(len(found), 1, squeeze=False, sharex=True)
+    for row, (label, one) in enumerate(found.items()):
+        for by_client in list(one.vectors.values())[:1]:
+            for place, (client, by_round) in enumerate(by_client.items()):
+                x, *rest = by_round[max(by_round)]
+                y = rest[0] if rest else 0.0
+                axes[row][0].plot([x], [y], MARKERS[place % len(MARKERS)], color=_colour(place), markersize=6)
+                axes[row][0].annotate(
+                    _short(client, 14), (x, y), fontsize=6, xytext=(0, 6), textcoords="offset points", ha="center"
+                )
+        axes[row][0].set_ylabel(_short(label, 18), fontsize=SMALL, rotation=0, ha="right", va="center")
+        axes[row][0].set_yticks([])
+        axes[row][0].margins(x=0.1, y=1.0)
+    axes[-1][0].set_xlabel("embedding, first dimension", fontsize=8)
+    return figure
 
 
 def histograms(found: Mapping[str, list[Confidence]]) -> Any:

@@ -41,12 +41,12 @@ class Features:
 
     Attributes:
         pairs: every layer and pair of models; the server comes last in a pair.
-        maps: by domain and model, the map of one image after the last layer: the mean of absolute values over channels.
+        maps: by layer, domain and model, the map of one image: the mean of absolute values over channels.
         images: that image by domain, as it is stored.
     """
 
     pairs: Sequence[Similarity]
-    maps: Mapping[str, Mapping[str, Tensor]]
+    maps: Mapping[str, Mapping[str, Mapping[str, Tensor]]]
     images: Mapping[str, Tensor]
 
     def mean(self, with_server: bool, layer: str | None = None) -> float:
@@ -73,7 +73,7 @@ def feature_similarity(
     watched = list(layers) or default_layers(experiment)
     by_domain = images_by_domain(experiment, images)
     sums: dict[tuple[str, str, str], list[float]] = {}
-    maps: dict[str, dict[str, Tensor]] = {}
+    maps: dict[str, dict[str, dict[str, Tensor]]] = {layer: {} for layer in watched}
     with threads(experiment.settings.threads):
         for domain, stored in by_domain.items():
             for start in range(0, len(stored), CHUNK):
@@ -84,8 +84,8 @@ def feature_similarity(
                         cosines = nn.functional.cosine_similarity(seen[one][layer].flatten(1), seen[other][layer].flatten(1))
                         sums.setdefault((layer, one, other), []).extend(cosines.tolist())
                 if start == 0:
-                    last = watched[-1]
-                    maps[domain] = {name: _drawn(seen[name][last][0]) for name in models}
+                    for layer in watched:
+                        maps[layer][domain] = {name: _drawn(seen[name][layer][0]) for name in models}
     pairs = [
         Similarity(*names, statistics.fmean(values)) for names, values in sorted(sums.items(), key=lambda i: _order(i[0], watched))
     ]

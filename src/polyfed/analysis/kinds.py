@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,7 @@ class Analysis:
         sentence: what was found, with numbers.
         tables: every number, by the name of the table; each row one flat mapping.
         figures: matplotlib figures by name.
+        numbers: the few numbers that sum it up, by name and then by the label of the run.
     """
 
     kind: str
@@ -41,10 +43,17 @@ class Analysis:
     sentence: str
     tables: Mapping[str, Rows]
     figures: Mapping[str, Any] = field(repr=False)
+    numbers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the pictures."""
-        return {"kind": self.kind, "title": self.title, "sentence": self.sentence, "tables": dict(self.tables)}
+        return {
+            "kind": self.kind,
+            "title": self.title,
+            "sentence": self.sentence,
+            "numbers": {name: dict(by_run) for name, by_run in self.numbers.items()},
+            "tables": dict(self.tables),
+        }
 
     def _repr_html_(self) -> str:
         from html import escape
@@ -74,6 +83,12 @@ class Kind:
     needs_data: bool = True
 
 
+def _mean(values: Iterable[float]) -> float:
+    """The mean; not a number where there are none."""
+    known = list(values)
+    return statistics.fmean(known) if known else math.nan
+
+
 def _percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
@@ -84,6 +99,11 @@ def _each(found: Mapping[str, Any], words: Callable[[Any], str]) -> str:
         text = words(next(iter(found.values())))
         return f"{text[0].upper()}{text[1:]}."
     return "; ".join(f"{label}: {words(one)}" for label, one in found.items()) + "."
+
+
+def _by_run(found: Mapping[str, Any], **numbers: Callable[[Any], float]) -> dict[str, dict[str, float]]:
+    """Numbers of every run; blanks of their names are written as underscores."""
+    return {name.replace("_", " "): {label: number(one) for label, one in found.items()} for name, number in numbers.items()}
 
 
 # ------------------------------------------------------------------------------------------------------------ gradient bias
@@ -123,7 +143,9 @@ def _present_bias(kind: Kind, name: str, found: Mapping[str, list[GradientBias]]
         return text + "".join(f", {_percent(one.bias)} with {one.norm}" for one in many[1:])
 
     figure = drawings.bias_bars(rows)
-    return Analysis(name, kind.title, _each(found, words), {"bias": rows, "layers": layers, "clients": clients}, {"bias": figure})
+    numbers = _by_run(found, bias=lambda many: many[0].bias, dealt_at_random=lambda many: many[0].shuffled)
+    tables = {"bias": rows, "layers": layers, "clients": clients}
+    return Analysis(name, kind.title, _each(found, words), tables, {"bias": figure}, numbers)
 
 
 # -------------------------------------------------------------------------------------------------------- norm statistics
@@ -153,9 +175,19 @@ def _present_statistics(kind: Kind, name: str, found: Mapping[str, tuple[NormSta
             f"and {most.other} at {most.layer} ({most.shift:.2f}); after local training, running means lie {trained.mean_shift():.2f} apart"
         )
 
-    first = next(iter(found.values()))
-    figures = {"distance": drawings.distance_lines(distances), "channels": drawings.channel_curves(first[1], next(iter(found)))}
-    return Analysis(name, kind.title, _each(found, words), {"distances": distances, "channels": channels}, figures)
+    label, (_, first) = next(iter(found.items()))
+    figures = {
+        "distance": drawings.distance_lines(distances),
+        "channels": drawings.channel_curves(first, label, first.layers[-2:]),
+        "channels of all layers": drawings.channel_curves(first, label, first.layers),
+    }
+    numbers = _by_run(
+        found,
+        images_of_clients=lambda both: both[0].mean_shift(),
+        client_and_client=lambda both: both[1].mean_shift(),
+        client_and_server=lambda both: both[1].mean_shift(with_server=True),
+    )
+    return Analysis(name, kind.title, _each(found, words), {"distances": distances, "channels": channels}, figures, numbers)
 
 
 # ------------------------------------------------------------------------------------------------------------------- drift
@@ -178,7 +210,16 @@ def _present_drift(kind: Kind, name: str, found: Mapping[str, Drift]) -> Analysi
             f"{most} ended farthest from them ({far[most]:.3g})"
         )
 
-    return Analysis(name, kind.title, _each(found, words), {"drift": rows}, {"drift": drawings.drift_curves(found)})
+    def last(by_client: Mapping[str, Mapping[int, float]]) -> float:
+        return _mean(values[max(values)] for values in by_client.values() if values)
+
+    numbers = _by_run(
+        found,
+        change=lambda one: one.change[max(one.change)],
+        distance=lambda one: last(one.distance),
+        variance=lambda one: last(one.variance),
+    )
+    return Analysis(name, kind.title, _each(found, words), {"drift": rows}, {"drift": drawings.drift_curves(found)}, numbers)
 
 
 # ---------------------------------------------------------------------------------------------------------------- features
@@ -191,8 +232,13 @@ def _present_features(kind: Kind, name: str, found: Mapping[str, Features]) -> A
         layer = one.pairs[-1].layer
         return f"after {layer}, feature maps of two clients have cosine {one.mean(False):.3f}, of a client and the server {one.mean(True):.3f}"
 
-    figures = {"similarity": drawings.similarity_bars(found), "maps": drawings.maps(found)}
-    return Analysis(name, kind.title, _each(found, words), {"similarity": rows}, figures)
+    figures = {
+        "similarity": drawings.similarity_bars(found),
+        "maps": drawings.maps(found),
+        "maps of all layers": drawings.maps_of_layers(found),
+    }
+    numbers = _by_run(found, client_and_client=lambda one: one.mean(False), client_and_server=lambda one: one.mean(True))
+    return Analysis(name, kind.title, _each(found, words), {"similarity": rows}, figures, numbers)
 
 
 # ------------------------------------------------------------------------------------------------------------ model spread
@@ -221,7 +267,12 @@ def _present_spread(kind: Kind, name: str, found: Mapping[str, dict[str, list[En
             )
         return "; ".join(parts)
 
-    return Analysis(name, kind.title, _each(found, words), {"spread": rows}, {"spread": drawings.spread_lines(rows)})
+    numbers = _by_run(
+        found,
+        as_tested=lambda both: _mean(one.deviation for one in both["as tested"]),
+        after_local_training=lambda both: _mean(one.deviation for one in both["after local training"]),
+    )
+    return Analysis(name, kind.title, _each(found, words), {"spread": rows}, {"spread": drawings.spread_lines(rows)}, numbers)
 
 
 # --------------------------------------------------------------------------------------------------------------- alignment
@@ -255,9 +306,16 @@ def _present_noted(kind: Kind, name: str, found: Mapping[str, Noted]) -> Analysi
             parts.append(f"the embedding of {most} moved most ({moved[most]:.3g})")
         return "; ".join(parts) or "one round was noted"
 
-    return Analysis(
-        name, kind.title, _each(found, words), {"numbers": rows, "vectors": vectors}, {"rounds": drawings.noted_curves(found)}
+    numbers = _by_run(
+        found,
+        farthest_from_the_mean=lambda one: max((one.largest_deviation(what)[1] for what in one.numbers), default=math.nan),
+        farthest_in_the_last_round=lambda one: max((one.last_deviation(what) for what in one.numbers), default=math.nan),
+        embeddings_apart=Noted.apart,
     )
+    figures = {"rounds": drawings.noted_curves(found), "last round": drawings.noted_bars(found)}
+    if any(one.vectors for one in found.values()):
+        figures["embeddings"] = drawings.embeddings(found)
+    return Analysis(name, kind.title, _each(found, words), {"numbers": rows, "vectors": vectors}, figures, numbers)
 
 
 # -------------------------------------------------------------------------------------------------------------- confidence
@@ -293,9 +351,13 @@ def _present_confidence(kind: Kind, name: str, found: Mapping[str, list[Confiden
             parts.append(f"mean confidence on {view} domains: {', '.join(both)}")
         return "; ".join(parts)
 
-    return Analysis(
-        name, kind.title, _each(found, words), {"means": rows, "histogram": bins}, {"confidence": drawings.histograms(found)}
-    )
+    numbers: dict[str, dict[str, float]] = {}
+    for label, many in found.items():
+        for one in many:
+            if one.count:
+                numbers.setdefault(f"{one.view}, {'right' if one.right else 'wrong'}", {})[label] = one.mean
+    tables = {"means": rows, "histogram": bins}
+    return Analysis(name, kind.title, _each(found, words), tables, {"confidence": drawings.histograms(found)}, numbers)
 
 
 # -------------------------------------------------------------------------------------------------------------------- t-SNE
@@ -312,9 +374,9 @@ def _present_map(kind: Kind, name: str, found: Mapping[str, TsneMap]) -> Analysi
     def words(one: TsneMap) -> str:
         return f"silhouette of the features by class {one.by_class:.2f}, by domain {one.by_domain:.2f}"
 
-    return Analysis(
-        name, kind.title, _each(found, words), {"places": rows, "silhouette": apart}, {"map": drawings.tsne_maps(found)}
-    )
+    numbers = _by_run(found, by_class=lambda one: one.by_class, by_domain=lambda one: one.by_domain)
+    tables = {"places": rows, "silhouette": apart}
+    return Analysis(name, kind.title, _each(found, words), tables, {"map": drawings.tsne_maps(found)}, numbers)
 
 
 # -------------------------------------------------------------------------------------------------------------------- grid
@@ -368,7 +430,12 @@ def _present_union(kind: Kind, name: str, found: Mapping[str, dict[str, dict[str
         gain = sum(both["union"] - both["averaged"] for both in domains.values()) / len(domains)
         return f"statistics of all data together instead of averaged ones change mean accuracy by {100 * gain:+.1f} points"
 
-    return Analysis(name, kind.title, _each(found, words), {"accuracy": rows}, {"accuracy": drawings.union_bars(rows)})
+    numbers = _by_run(
+        found,
+        averaged=lambda domains: _mean(both["averaged"] for both in domains.values()),
+        union=lambda domains: _mean(both["union"] for both in domains.values()),
+    )
+    return Analysis(name, kind.title, _each(found, words), {"accuracy": rows}, {"accuracy": drawings.union_bars(rows)}, numbers)
 
 
 KINDS: Mapping[str, Kind] = {

@@ -76,9 +76,12 @@ class NormStatistics:
             for one, other in combinations(owners, 2)
         ]
 
-    def mean_shift(self) -> float:
-        """The mean shift between two clients, over layers and pairs: one number for how far the domains lie apart; 0 for one client."""
-        found = [one.shift for one in self.distances() if SERVER not in (one.one, one.other)]
+    def mean_shift(self, with_server: bool = False) -> float:
+        """The mean shift between two clients, or between a client and the server, over layers and pairs; 0 for one client.
+
+        Between clients it is one number for how far the domains lie apart.
+        """
+        found = [one.shift for one in self.distances() if (SERVER in (one.one, one.other)) == with_server]
         return sum(found) / len(found) if found else 0.0
 
     def rows(self) -> list[dict[str, Any]]:

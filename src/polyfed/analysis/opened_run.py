@@ -112,9 +112,14 @@ class OpenedRun:
 
 
 def opened(
-    runs: Sequence[str | Path | Result], how: Mapping[str, Any], notify: Callable[[str], None], reads_data: bool = True
+    runs: Sequence[str | Path | Result] | Mapping[str, str | Path | Result],
+    how: Mapping[str, Any],
+    notify: Callable[[str], None],
+    reads_data: bool = True,
 ) -> list[OpenedRun]:
-    """The runs, each with a label of its own: its method, with the seed or the folder where that is not enough."""
+    """The runs, each with a label of its own: the one it was given, or its method, with the seed or the folder where that is not enough."""
+    if isinstance(runs, Mapping):
+        return [OpenedRun(run, label, how, notify, reads_data) for label, run in runs.items()]
     found = [OpenedRun(run, "", how, notify, reads_data) for run in runs]
     for name in (_method, _method_and_seed, _folder_name):
         labels = [name(run) for run in found]

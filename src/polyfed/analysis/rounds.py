@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 from polyfed.errors import RunFolderError
@@ -84,6 +86,19 @@ class Noted:
         }
         client = max(strayed, key=lambda who: strayed[who])
         return client, strayed[client]
+
+    def last_deviation(self, name: str) -> float:
+        """How far a client's number strays from the others' mean in the last round, at most."""
+        return max(abs(value - self.mean(name, number)) for number, value in self.last(name).values())
+
+    def last(self, name: str) -> dict[str, tuple[int, float]]:
+        """Each client's last round and number."""
+        return {client: (max(one), one[max(one)]) for client, one in self.numbers[name].items()}
+
+    def apart(self) -> float:
+        """The largest distance between two clients' last vectors; not a number where none were noted."""
+        ends = [[by_round[max(by_round)] for by_round in by_client.values()] for by_client in self.vectors.values()]
+        return max((math.dist(one, other) for vectors in ends for one, other in combinations(vectors, 2)), default=math.nan)
 
     def mean(self, name: str, number: int) -> float:
         """The mean over clients in one round."""

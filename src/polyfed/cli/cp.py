@@ -20,4 +20,4 @@ def cp(
 ) -> None:
     """Copy a recipe that comes with polyfed, to change it; a file that exists is left as it is."""
     made = copy(name, destination)
-    print(f"{made} is yours. Run it with: {command_of(made)}")
+    print(f"{made} is yours. Run it with: {command_of(made.read_text(encoding='utf-8'))}")

@@ -47,6 +47,10 @@ def reproduce(
         list[str] | None,
         typer.Option("--only", metavar="METHOD", help="Only this method, as the table or the text form names it; may be repeated."),
     ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option("--column", metavar="NAME", help="Only this column, as the table heads it; may be repeated."),
+    ] = None,
     seeds: Annotated[
         int | None, typer.Option("--seeds", metavar="N", min=1, help="Runs of each cell; default: as the paper.")
     ] = None,
@@ -67,7 +71,7 @@ def reproduce(
     from polyfed.experiments.grid import Form
 
     settings = dict(read_change(text) for text in changes or ()) | ({} if workers is None else {"workers": workers})
-    form = Form(reduced, tuple(only or ()), seeds, settings)
+    form = Form(reduced, tuple(only or ()), seeds, settings, columns=tuple(column or ()))
     if every:
         if not estimate or experiment is not None:
             raise SettingError(
@@ -83,7 +87,15 @@ def reproduce(
         return
     with runs_bar(quiet) as watcher, stoppable("the same command goes on from here; finished runs are kept."):
         found = reproduce_experiment(
-            experiment, root, reduced=reduced, only=form.only, seeds=seeds, out=out, watcher=watcher, **settings
+            experiment,
+            root,
+            reduced=reduced,
+            only=form.only,
+            columns=form.columns,
+            seeds=seeds,
+            out=out,
+            watcher=watcher,
+            **settings,
         )
     if not quiet:
         print_reproduction(found, View(wide, explain))
@@ -95,7 +107,7 @@ def print_reproduction(found: Reproduction, view: View) -> None:
     """The paper's tables with ours, what differs, and where the page is."""
     from rich.markup import escape
 
-    from polyfed.experiments.page import sentences, verdicts
+    from polyfed.experiments.page import analysis_sentences, sentences, verdicts
     from polyfed.experiments.tables import LEGEND, Footnotes, shown_tables
 
     out, footnotes = console(), Footnotes()
@@ -108,7 +120,7 @@ def print_reproduction(found: Reproduction, view: View) -> None:
             shown.add_row(*map(escape, line))
         print_table(made.name, shown, view)
     print_footnotes("Each cell: published / ours (difference).", [LEGEND, *footnotes.lines()], view)
-    for sentence in verdicts(found):
+    for sentence in [*analysis_sentences(found), *verdicts(found)]:
         out.print(escape(sentence))
     for problem in dict.fromkeys(found.problems.values()):
         warn(problem)

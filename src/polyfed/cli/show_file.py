@@ -30,7 +30,8 @@ def file_names() -> list[str]:
 def file_called(name: str) -> ShownFile | None:
     """The recipe or experiment that a name stands for; also a recipe of the user's own, by its path."""
     from polyfed.experiments.files import item_names
-    from polyfed.recipes import SUFFIX, shipped_names
+    from polyfed.recipes import shipped_names
+    from polyfed.recipes.grids import SUFFIX
 
     if name.endswith(SUFFIX) and Path(name).is_file():
         return ShownFile(RECIPES, name)
@@ -64,7 +65,7 @@ def recipe_json(name: str) -> dict[str, Any]:
         "about": dict(recipe.about),
         "settings": dict(recipe.values),
         "methods": {text: dict(own) for text, own in recipe.methods.items()},
-        "command": command_of(recipe.file),
+        "command": command_of(recipe.text),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable
@@ -30,7 +31,7 @@ class Order:
 class Checked:
     """An order, with the numbers it was checked against; ``holds`` is None where one of them is missing.
 
-    ``doubt`` says what keeps the numbers from carrying it: one seed, or a difference within the deviations over seeds.
+    ``doubt`` says what keeps the numbers from carrying it: the reduced form, one seed, or a difference within the deviations over seeds.
     """
 
     order: Order
@@ -91,7 +92,8 @@ def checked_orders(found: Reproduction) -> list[Checked]:
         one = ours[part, row, column]
         return None if one.mean is None else (one.mean, math.nan if one.spread is None else one.spread)
 
-    return [check(order, find) for order in orders_of(found.item)]
+    checked = [check(order, find) for order in orders_of(found.item)]
+    return [dataclasses.replace(one, doubt=f", reduced form{one.doubt}") for one in checked] if found.form.reduced else checked
 
 
 def check(order: Order, find: Find) -> Checked:

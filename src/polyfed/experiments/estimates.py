@@ -24,11 +24,11 @@ def estimate_item(item: PaperItem, form: Form, root: str | None, watcher: Watche
         form = dataclasses.replace(form, changes={**form.changes, "root": root})
     runs = planned_runs(cells_of(item, form), form)
     absent = data_problems(runs)
-    for number, run in enumerate(runs.values(), 1):
+    for number, (folder, run) in enumerate(runs.items(), 1):
         watcher.begin(run.words, number, len(runs))
         settings = dataclasses.asdict(run.settings)
         seconds, how = core_seconds(run.settings), "speed of the network; no data here"
-        if run.settings.data not in absent:
+        if folder not in absent:
             data, method, model = (settings.pop(name) for name in ("data", "method", "model"))
             try:
                 seconds, how = estimate_run(data, method, model, SECONDS, **settings).cpu_seconds, "measured"

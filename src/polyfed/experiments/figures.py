@@ -1,18 +1,23 @@
-"""Pictures of reproduced figures in the form of the paper's: curves over rounds, lines over a value, bars, heat maps; as SVG files."""
+"""Pictures of reproduced figures in the form of the paper's: curves over rounds, lines over a value, bars, heat maps, analyses of models."""
 
 from __future__ import annotations
 
+import io
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from polyfed.experiments.files import UNITS, Part
+from polyfed.errors import SettingError, nearest
+from polyfed.experiments.files import UNITS, AskedAnalysis, Part
 from polyfed.experiments.grid import PlannedRun
 from polyfed.experiments.reproduction import Outcome, Reproduction, score
 from polyfed.reports.charts import COLOURS, Bar, Series, bars, heat_map, line_chart, swatch, ticks
+from polyfed.runs.figures import as_image
 
-CURVES, LINES, BARS, HEAT_MAP = KINDS = ("curves", "lines", "bars", "heat map")
+CURVES, LINES, BARS, HEAT_MAP, ANALYSIS = KINDS = ("curves", "lines", "bars", "heat map", "analysis")
+DOTS_PER_INCH = 110
 PALETTE = ("#0072b2", "#d55e00", "#00855f", "#b4518d", "#8a6d00", "#3a9bd9", "#3d3d3d", "#8c3b2e")
 STYLE = (
     "text{fill:#5b6570;font:11px system-ui,sans-serif}.label{fill:#1c2024}.grid{stroke:#dde1e6;fill:none}.axis{stroke:#5b6570;fill:none}"
@@ -21,22 +26,58 @@ STYLE = (
 )
 
 
-def pictures(found: Reproduction) -> Iterator[tuple[str, Markup, list[tuple[str, Markup]]]]:
-    """A title, a picture and its legend for each chart that has something to show."""
-    kind = found.item.figure
+Chart = tuple[str, Markup, list[tuple[str, Markup]]]
+"""A title, a picture in SVG and its legend."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture of a page: what a page in HTML shows, and the file beside a page in Markdown."""
+
+    title: str
+    html: Markup
+    file: bytes
+    suffix: str
+    legend: Sequence[tuple[str, Markup]] = ()
+
+
+def pictures(found: Reproduction) -> Iterator[Picture]:
+    """Every picture that has something to show."""
     before = 0
     for part in found.item.parts:
         count = len(part.rows) * len(part.columns)
         outcomes = found.outcomes[before : before + count]
         before += count
-        if kind == CURVES:
-            yield from _curves(found, part, outcomes)
-        elif kind == LINES:
-            yield from _lines(found, part, outcomes)
-        elif kind == BARS:
-            yield from _bars(part, outcomes)
-        elif kind == HEAT_MAP:
-            yield from _heat_map(part, outcomes)
+        if part.analysis is not None:
+            yield from _analysed(found, part, part.analysis)
+            continue
+        for title, svg, legend in _charts(found, part, outcomes):
+            yield Picture(title, svg, standalone(svg).encode(), ".svg", legend)
+
+
+def _charts(found: Reproduction, part: Part, outcomes: Sequence[Outcome]) -> Iterator[Chart]:
+    kind = found.item.figure
+    if kind == CURVES:
+        yield from _curves(found, part, outcomes)
+    elif kind == LINES:
+        yield from _lines(found, part, outcomes)
+    elif kind == BARS:
+        yield from _bars(part, outcomes)
+    elif kind == HEAT_MAP:
+        yield from _heat_map(part, outcomes)
+
+
+def _analysed(found: Reproduction, part: Part, asked: AskedAnalysis) -> Iterator[Picture]:
+    """The pictures of a part's analysis that its file names."""
+    made = found.analyses[part.name].found
+    for name in asked.figures if made is not None else ():
+        assert made is not None
+        if name not in made.figures:
+            raise SettingError(f"{found.item.name}: {asked.kind} has no picture {name!r}. {nearest(name, list(made.figures))}")
+        file = io.BytesIO()
+        made.figures[name].savefig(file, format="png", dpi=DOTS_PER_INCH)
+        title = ", ".join(filter(None, (part.name, made.title, name)))
+        yield Picture(title, Markup(as_image(made.figures[name], DOTS_PER_INCH, title)), file.getvalue(), ".png")
 
 
 def standalone(svg: Markup) -> str:
@@ -56,7 +97,7 @@ def _title(part: Part, column: str = "") -> str:
     return ", ".join(filter(None, (part.name, column)))
 
 
-def _curves(found: Reproduction, part: Part, outcomes: Sequence[Outcome]) -> Iterator[tuple[str, Markup, list[tuple[str, Markup]]]]:
+def _curves(found: Reproduction, part: Part, outcomes: Sequence[Outcome]) -> Iterator[Chart]:
     """Scores over rounds, a chart for each column."""
     for place, column in enumerate(part.columns):
         series = []
@@ -72,7 +113,7 @@ def _curves(found: Reproduction, part: Part, outcomes: Sequence[Outcome]) -> Ite
         yield from _chart(part, column.name, series, "round")
 
 
-def _lines(found: Reproduction, part: Part, outcomes: Sequence[Outcome]) -> Iterator[tuple[str, Markup, list[tuple[str, Markup]]]]:
+def _lines(found: Reproduction, part: Part, outcomes: Sequence[Outcome]) -> Iterator[Chart]:
     """Scores over the columns, a line for each row."""
     width = len(part.columns)
     series = []
@@ -83,7 +124,7 @@ def _lines(found: Reproduction, part: Part, outcomes: Sequence[Outcome]) -> Iter
     yield from _chart(part, "", series, found.item.x or "column")
 
 
-def _chart(part: Part, column: str, series: Sequence[Series], x: str) -> Iterator[tuple[str, Markup, list[tuple[str, Markup]]]]:
+def _chart(part: Part, column: str, series: Sequence[Series], x: str) -> Iterator[Chart]:
     points = [point for one in series for point in one.points]
     if points:
         xs, ys = [place for place, _ in points], [value for _, value in points]
@@ -95,7 +136,7 @@ def _chart(part: Part, column: str, series: Sequence[Series], x: str) -> Iterato
         yield title, svg, _legend(part)
 
 
-def _bars(part: Part, outcomes: Sequence[Outcome]) -> Iterator[tuple[str, Markup, list[tuple[str, Markup]]]]:
+def _bars(part: Part, outcomes: Sequence[Outcome]) -> Iterator[Chart]:
     """A bar for each row, a chart for each column."""
     width = len(part.columns)
     for place, column in enumerate(part.columns):
@@ -111,7 +152,7 @@ def _bars(part: Part, outcomes: Sequence[Outcome]) -> Iterator[tuple[str, Markup
             yield title, bars(rows, title, end, lambda value: f"{value:g}"), []
 
 
-def _heat_map(part: Part, outcomes: Sequence[Outcome]) -> Iterator[tuple[str, Markup, list[tuple[str, Markup]]]]:
+def _heat_map(part: Part, outcomes: Sequence[Outcome]) -> Iterator[Chart]:
     width = len(part.columns)
     values = [[one.mean for one in outcomes[number * width : (number + 1) * width]] for number in range(len(part.rows))]
     if any(value is not None for line in values for value in line):

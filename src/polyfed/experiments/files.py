@@ -33,12 +33,14 @@ OF_PART = (
     "differs",
     "score",
     "unit",
+    "analysis",
 )
 OF_ROW = ("published", "missing", "like")
-OF_COLUMN = ("name", "read", "mean", "over", "of", "column", "x")
+OF_COLUMN = ("name", "read", "mean", "over", "of", "column", "x", "number", "minus")
+OF_ANALYSIS = ("kind", "figures")
 OF_REDUCED = ("seeds", "columns", "rows", "targets")
-UNITS: Mapping[str, tuple[float, int]] = {"percent": (100.0, 1), "fraction": (1.0, 2)}
-"""What a score between 0 and 1 is multiplied by, and how many digits are written."""
+UNITS: Mapping[str, tuple[float, int]] = {"percent": (100.0, 1), "fraction": (1.0, 2), "number": (1.0, 4)}
+"""What a score between 0 and 1 is multiplied by, and how many digits are written; a number is written as it is."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Column:
         of: another experiment whose cells it shows, those of the rows of the same names.
         column: the column there.
         x: its place on the horizontal axis of a figure.
+        number: a number of the part's analysis, by its name there, which is read instead of a score.
+        minus: the row whose cell is subtracted.
         settings: of its runs.
     """
 
@@ -63,7 +67,17 @@ class Column:
     of: str = ""
     column: str = ""
     x: float | None = None
+    number: str = ""
+    minus: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AskedAnalysis:
+    """The analysis of a part's runs: its kind, and those of its pictures that the page shows."""
+
+    kind: str
+    figures: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -89,7 +103,8 @@ class Part:
         missing: what is missing to run it; empty where nothing is.
         differs: how its settings differ from the paper's: for a column or a row by its name, for all cells under "all".
         score: which score is read.
-        unit: percent or fraction.
+        unit: percent, fraction or number.
+        analysis: what is looked into in its finished runs, where the paper's figure is no table of scores.
     """
 
     name: str
@@ -101,6 +116,7 @@ class Part:
     differs: Mapping[str, str] = field(default_factory=dict)
     score: str = "accuracy"
     unit: str = "percent"
+    analysis: AskedAnalysis | None = None
 
 
 @dataclass(frozen=True)
@@ -208,7 +224,13 @@ def _part(where: str, written: Mapping[str, Any], document: Mapping[str, Any]) -
         differs={**(base.differs if base else {}), **({"all": differs} if isinstance(differs, str) else differs)},
         score=str(written.get("score", base.score if base else "accuracy")),
         unit=str(written.get("unit", base.unit if base else "percent")),
+        analysis=_analysis(where, written["analysis"]) if "analysis" in written else base.analysis if base else None,
     )
+
+
+def _analysis(where: str, written: Mapping[str, Any]) -> AskedAnalysis:
+    _refuse(f"{where}, analysis", written, OF_ANALYSIS)
+    return AskedAnalysis(str(written["kind"]), tuple(written["figures"]))
 
 
 def _reduced_like(base: Part | None, own: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,6 +261,8 @@ def _column(written: Any) -> Column:
         str(written.get("of", "")),
         str(written.get("column", "")),
         written.get("x"),
+        str(written.get("number", "")),
+        str(written.get("minus", "")),
         settings,
     )
 

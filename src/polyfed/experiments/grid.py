@@ -17,6 +17,7 @@ from polyfed.experiments.published import Published
 from polyfed.recipes import layered
 from polyfed.runs.folder_names import data_slug, slug
 from polyfed.settings import Settings, setting_names
+from polyfed.text import read_call
 
 NOT_IN_NAME = ("seed", "root", "workers", "checkpoint_every", "metric")
 LEFT_OUT = "not in the reduced form"
@@ -24,7 +25,7 @@ LEFT_OUT = "not in the reduced form"
 
 @dataclass(frozen=True)
 class Form:
-    """What is asked for of an experiment: in full or reduced, which methods, how many seeds, and settings that win over all others.
+    """What is asked for of an experiment: in full or reduced, which methods and columns, how many seeds, and settings that win over all others.
 
     ``planned`` also counts cells that cannot be run yet: for estimates.
     """
@@ -34,6 +35,12 @@ class Form:
     seeds: int | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
     planned: bool = False
+    columns: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> Form:
+        """The same with every method and column: for what a cell is made from."""
+        return dataclasses.replace(self, only=(), columns=())
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,7 @@ class Cell:
         seeds: how many seeds.
         why_not: why nothing is run for it.
         notes: how its setting differs from the paper's.
+        stands_in: whether the reduced form runs it on other data than the paper's.
     """
 
     item: PaperItem
@@ -61,6 +69,7 @@ class Cell:
     seeds: int
     why_not: str = ""
     notes: tuple[str, ...] = ()
+    stands_in: bool = False
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -71,6 +80,7 @@ class Cell:
 def cells_of(item: PaperItem, form: Form) -> list[Cell]:
     """Every cell of an experiment, row by row."""
     check_only(item, form.only)
+    check_columns(item, form.columns)
     return [cell for part in item.parts for row in part.rows for cell in _cells_of_row(item, part, row, form)]
 
 
@@ -81,6 +91,14 @@ def check_only(item: PaperItem, only: Sequence[str]) -> None:
     for name in only:
         if name.casefold() not in {each.casefold() for each in known}:
             raise SettingError(f"{item.name} has no method {name!r}. {nearest(name, list(known))}")
+
+
+def check_columns(item: PaperItem, columns: Sequence[str]) -> None:
+    """Refuse the name of a column that the experiment does not have."""
+    known = list(dict.fromkeys(column.name for part in item.parts for column in part.columns))
+    for name in columns:
+        if name not in known:
+            raise SettingError(f"{item.name} has no column {name!r}. {nearest(name, known)}")
 
 
 def _cells_of_row(item: PaperItem, part: Part, row: Row, form: Form) -> Iterator[Cell]:
@@ -94,7 +112,8 @@ def _cells_of_row(item: PaperItem, part: Part, row: Row, form: Form) -> Iterator
         notes = [part.differs[key] for key in ("all", column.name, row.name) if key in part.differs]
         notes += _changes(item, part, row, column, form) if settings is not None else []
         seeds = form.seeds or (int(reduced.get("seeds", 1)) if form.reduced else item.seeds)
-        yield Cell(item, part, row, column, published, settings, seeds, why, tuple(notes))
+        other = settings is not None and read_call(settings.data).name != read_call(str(_full(part, row, column)["data"])).name
+        yield Cell(item, part, row, column, published, settings, seeds, why, tuple(notes), other)
 
 
 def _why_not(part: Part, row: Row, column: Column, published: Published, form: Form, reduced: Mapping[str, Any]) -> str:
@@ -103,7 +122,7 @@ def _why_not(part: Part, row: Row, column: Column, published: Published, form: F
     if (part.missing or row.missing) and not form.planned:
         return f"not yet: {part.missing or row.missing}"
     names = {row.name.casefold(), str(row.settings.get("method", "")).casefold()}
-    if form.only and not names & {name.casefold() for name in form.only}:
+    if (form.only and not names & {name.casefold() for name in form.only}) or (form.columns and column.name not in form.columns):
         return "not asked for"
     if form.reduced and _left_out(row, column, reduced):
         return LEFT_OUT
@@ -118,9 +137,14 @@ def _left_out(row: Row, column: Column, reduced: Mapping[str, Any]) -> bool:
     return bool(kept_columns) and not {column.name, *column.mean} & set(kept_columns or ())
 
 
+def _full(part: Part, row: Row, column: Column) -> dict[str, Any]:
+    """The settings of a cell in the paper's form."""
+    return layered(part.settings, row.settings, column.settings)
+
+
 def settings_of(item: PaperItem, part: Part, row: Row, column: Column, form: Form) -> Settings:
     """The settings of a cell's runs."""
-    full = layered(part.settings, row.settings, column.settings)
+    full = _full(part, row, column)
     return _made(tuple(sorted(layered(full, _reduction(item, part, full) if form.reduced else {}, form.changes).items())))
 
 
@@ -141,7 +165,7 @@ def _reduction(item: PaperItem, part: Part, full: Mapping[str, Any]) -> dict[str
 
 def _changes(item: PaperItem, part: Part, row: Row, column: Column, form: Form) -> list[str]:
     """What the reduced form and the user changed, in words."""
-    full = layered(part.settings, row.settings, column.settings)
+    full = _full(part, row, column)
     notes = []
     for words, changes in (
         ("reduced", _reduction(item, part, full) if form.reduced else {}),
@@ -169,7 +193,7 @@ def _referred(item: PaperItem, own: Part, row: Row, column: Column, published: P
     if not published.exists:
         return Cell(item, own, row, column, published, None, 1, published.text)
     other = read_item(column.of)
-    plain = dataclasses.replace(form, only=())
+    plain = form.whole
     for part in other.parts:
         for its_row in part.rows:
             if its_row.name == row.name:
@@ -179,9 +203,10 @@ def _referred(item: PaperItem, own: Part, row: Row, column: Column, published: P
                     if cell.column.name == (column.column or column.name)
                 ]
                 if found:
-                    asked = not form.only or {row.name.casefold(), str(its_row.settings.get("method", "")).casefold()} & {
+                    asked: object = not form.only or {row.name.casefold(), str(its_row.settings.get("method", "")).casefold()} & {
                         name.casefold() for name in form.only
                     }
+                    asked = asked and (not form.columns or column.name in form.columns)
                     why = found[0].why_not if asked else "not asked for"
                     return dataclasses.replace(found[0], published=published, why_not=why)
     raise SettingError(f"{column.of} has no cell in row {row.name!r} and column {column.column or column.name!r}.")
@@ -189,17 +214,30 @@ def _referred(item: PaperItem, own: Part, row: Row, column: Column, published: P
 
 def sources_of(cell: Cell, form: Form) -> list[Cell]:
     """The cells that a mean is taken over, in the reduced form those that it has; the cell itself where it is no mean."""
-    whole = dataclasses.replace(form, only=())
+    whole = form.whole
     if cell.column.over:
         targets = {**cell.item.reduced, **cell.part.reduced}.get("targets") if form.reduced else None
         kept = [each for each in cell.column.over if not targets or set(each.get("unseen", ())) & set(targets)]
         return [_over(cell, each, whole, len(kept) < len(cell.column.over)) for each in kept]
     if not cell.column.mean:
         return [cell]
-    row = [each for each in _cells_of_row(cell.item, cell.part, cell.row, whole) if each.column.name in cell.column.mean]
+    row = [each for name in cell.column.mean for each in _named_cells(cell, name, whole)]
     found = [each for each in row if each.why_not != LEFT_OUT]
     note = (f"reduced: mean over {', '.join(each.column.name for each in found)} only",) if len(found) < len(row) else ()
-    return [dataclasses.replace(each, notes=(*each.notes, *note)) for each in found]
+    sources = [source for each in found for source in sources_of(each, form)]
+    return [dataclasses.replace(each, notes=(*each.notes, *note)) for each in sources]
+
+
+def _named_cells(cell: Cell, name: str, form: Form) -> list[Cell]:
+    """The cell of the same row in a column of this part, or of another one: ``part, column``. Means of means have as many columns each."""
+    return [
+        each
+        for part in cell.item.parts
+        for row in part.rows
+        if row.name == cell.row.name
+        for each in _cells_of_row(cell.item, part, row, form)
+        if name == (each.column.name if part.name == cell.part.name else f"{part.name}, {each.column.name}")
+    ]
 
 
 def _over(cell: Cell, more: Mapping[str, Any], form: Form, shortened: bool) -> Cell:

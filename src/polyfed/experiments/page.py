@@ -8,7 +8,7 @@ from pathlib import Path
 from markupsafe import Markup, escape
 
 from polyfed.experiments.claims import checked_orders
-from polyfed.experiments.figures import STYLE, pictures, standalone
+from polyfed.experiments.figures import STYLE, pictures
 from polyfed.experiments.files import PaperItem
 from polyfed.experiments.grid import Form
 from polyfed.experiments.reproduction import Reproduction
@@ -18,7 +18,7 @@ from polyfed.runs.atomic_write import write_atomically
 HTML_STYLE = (
     "body{max-width:70rem;margin:2rem auto;padding:0 1rem;font:16px/1.5 system-ui,sans-serif;color:#1c2024;background:#fff}"
     "table{border-collapse:collapse;font-size:.9rem}th,td{padding:.3rem .6rem;border-bottom:1px solid #dde1e6;text-align:left}"
-    "figure{display:inline-block;width:22rem;margin:.5rem 1rem .5rem 0}pre,code{font-size:.86rem}.scroll{overflow-x:auto}.swatch{vertical-align:middle}"
+    "figure{display:inline-block;width:22rem;max-width:100%;margin:.5rem 1rem .5rem 0}figure.png{width:auto;display:block}img,svg{max-width:100%}pre{overflow-x:auto}p{overflow-wrap:anywhere}pre,code{font-size:.86rem}.scroll{overflow-x:auto}.swatch{vertical-align:middle}"
 )
 
 
@@ -26,6 +26,7 @@ def command_of(item: PaperItem, form: Form) -> str:
     """The command that makes this page again; the folder of the data is the reader's own."""
     words = ["polyfed", "reproduce", item.name, *(["--reduced"] if form.reduced else [])]
     words += [word for name in form.only for word in ("--only", name)]
+    words += [word for name in form.columns for word in ("--column", name)]
     words += ["--seeds", str(form.seeds)] if form.seeds is not None else []
     words += [word for name, value in form.changes.items() if name != "root" for word in ("--set", f"{name}={value}")]
     return shlex.join(words) + " --root DATA"
@@ -35,20 +36,20 @@ def write_page(found: Reproduction) -> Path:
     """Write both pages and the pictures; the Markdown file is returned."""
     page = found.page
     page.parent.mkdir(parents=True, exist_ok=True)
-    drawn = list(pictures(found))
-    names = [f"{page.stem}-{number}.svg" for number in range(1, len(drawn) + 1)]
-    for name, (_, svg, _) in zip(names, drawn, strict=True):
-        write_atomically(page.parent / name, standalone(svg).encode())
+    drawn = {f"{page.stem}-{number}{one.suffix}": one for number, one in enumerate(pictures(found), 1)}
+    for name, one in drawn.items():
+        write_atomically(page.parent / name, one.file)
     footnotes = Footnotes()
     tables = shown_tables(found, footnotes)
-    write_atomically(
-        page, _markdown(found, tables, footnotes, list(zip(names, (title for title, _, _ in drawn), strict=True))).encode()
-    )
+    write_atomically(page, _markdown(found, tables, footnotes, [(name, one.title) for name, one in drawn.items()]).encode())
     charts = [
-        Markup("<figure><figcaption>{}</figcaption>{}{}</figure>").format(
-            title, svg, Markup("").join(Markup("<div>{} {}</div>").format(sample, name) for name, sample in legend)
+        Markup('<figure class="{}"><figcaption>{}</figcaption>{}{}</figure>').format(
+            one.suffix.strip("."),
+            one.title,
+            one.html,
+            Markup("").join(Markup("<div>{} {}</div>").format(sample, name) for name, sample in one.legend),
         )
-        for title, svg, legend in drawn
+        for one in drawn.values()
     ]
     write_atomically(page.with_suffix(".html"), _html(found, tables, footnotes, Markup("").join(charts)).encode())
     return page
@@ -70,6 +71,24 @@ def verdicts(found: Reproduction) -> list[str]:
     return [str(one) for one in checked_orders(found)]
 
 
+def problem_sentences(found: Reproduction) -> list[str]:
+    """What kept runs from being trained, once for all runs that it is true of."""
+    runs: dict[str, list[str]] = {}
+    for name, problem in found.problems.items():
+        runs.setdefault(problem, []).append(name)
+    return [f"{', '.join(names)}: {problem}" for problem, names in runs.items()]
+
+
+def analysis_sentences(found: Reproduction) -> list[str]:
+    """What the analyses of the runs found, and to which runs they do not apply."""
+    told = []
+    for name, one in found.analyses.items():
+        start = f"{name}: " if name else ""
+        told += [f"{start}{one.found.title}. {one.found.sentence}"] if one.found is not None else []
+        told += [f"{start}{reason}" for reason in one.skipped]
+    return told
+
+
 def _markdown(found: Reproduction, tables: list[ShownTable], footnotes: Footnotes, drawn: list[tuple[str, str]]) -> str:
     item = found.item
     lines = [f"# {item.paper}, {item.item}: {item.title}", "", *(f"{each}\n" for each in sentences(found)), LEGEND, ""]
@@ -77,11 +96,12 @@ def _markdown(found: Reproduction, tables: list[ShownTable], footnotes: Footnote
         lines += [f"## {table.name}", ""] if table.name else []
         lines += [_line(table.head), "|" + "---|" * len(table.head), *(_line(cells) for cells in table.lines), ""]
     lines += [*(f"{each}\n" for each in footnotes.lines())]
+    lines += [*(f"{each}\n" for each in analysis_sentences(found))]
     lines += ["## Orders that the claim names", "", *(f"* {each}" for each in verdicts(found)), ""] if item.orders else []
     lines += [line for name, title in drawn for line in (f"![{title}]({name})", "")]
     lines += ["## Command, runs, versions", "", f"`{command_of(item, found.form)}`", ""]
     lines += [_line(("run", "seed", "digest", "made with")), "|---|---|---|---|", *map(_line, _runs(found)), ""]
-    lines += [f"* {name}: {problem}" for name, problem in found.problems.items()]
+    lines += [f"* {sentence}" for sentence in problem_sentences(found)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -107,7 +127,7 @@ def _html(found: Reproduction, tables: list[ShownTable], footnotes: Footnotes, c
     for table in tables:
         body.append(Markup("<h2>{}</h2>").format(table.name) if table.name else Markup(""))
         body.append(_html_table(table.head, table.lines))
-    body += [Markup("<p>{}</p>").format(each) for each in footnotes.lines()]
+    body += [Markup("<p>{}</p>").format(each) for each in [*footnotes.lines(), *analysis_sentences(found)]]
     body += (
         [Markup("<h2>Orders that the claim names</h2>"), *(Markup("<p>{}</p>").format(each) for each in verdicts(found))]
         if item.orders
@@ -115,10 +135,10 @@ def _html(found: Reproduction, tables: list[ShownTable], footnotes: Footnotes, c
     )
     body += [charts, Markup("<h2>Command, runs, versions</h2><pre>{}</pre>").format(command_of(item, found.form))]
     body.append(_html_table(["run", "seed", "digest", "made with"], [[cell.strip("`") for cell in row] for row in _runs(found)]))
-    body += [Markup("<p>{}: {}</p>").format(name, problem) for name, problem in found.problems.items()]
-    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    body += [Markup("<p>{}</p>").format(sentence) for sentence in problem_sentences(found)]
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><meta http-equiv="Content-Security-Policy" content="{policy}">'
         f"<title>{escape(title)}</title><style>{HTML_STYLE}{STYLE}</style></head><body>{Markup('').join(body)}</body></html>\n"
     )
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polyfed.core.data_types import DataSet
 from polyfed.core.evaluation import Row
-from polyfed.errors import DataError, PolyfedError, UnknownName
+from polyfed.errors import DataError, PolyfedError, SettingError, UnknownName, nearest
+from polyfed.experiments.analyses import PartAnalysis, analyse_part
 from polyfed.experiments.files import UNITS, PaperItem
-from polyfed.experiments.grid import Cell, Form, PlannedRun, cells_of, planned_runs, sources_of
-from polyfed.runs.assemble import build_data_set
+from polyfed.experiments.grid import Cell, Form, PlannedRun, cells_of, planned_runs, settings_of, sources_of
+from polyfed.runs.assemble import build_data_set, build_federation
 from polyfed.runs.compare import ComparedRuns
 from polyfed.runs.notebook_bar import default_watcher
 from polyfed.runs.result import Result, accuracy_table
@@ -25,14 +28,14 @@ if TYPE_CHECKING:
     from polyfed.core.server import Server
 
 FOLDER = "runs/reproduce"
-NO_DATA, NOT_RUN, FAILED = "no data", "not run", "failed"
+NO_DATA, NOT_RUN, FAILED, NOT_MEASURED = "no data", "not run", "failed", "not measured"
 MADE = " (made)"
 """Ends the name of a domain that is made by a recipe here, in the place of published files."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a finished run scored: its rows, those of every scored round, and where it is."""
+    """What a finished run scored: its rows, those of every scored round, where it is, and which packed files it was trained on."""
 
     seed: int
     rows: Sequence[Row]
@@ -40,6 +43,7 @@ class Trained:
     digest: str
     path: str
     made_with: Mapping[str, Any]
+    data: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,9 +74,9 @@ class Outcome:
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the published number."""
+        """Ours minus the published number; None where ours is of other data than the paper's."""
         value = self.cell.published.value
-        return None if value is None or self.mean is None else self.mean - value
+        return None if value is None or self.mean is None or self.cell.stands_in else self.mean - value
 
     def words(self) -> str:
         """Ours, as the paper would write it."""
@@ -93,6 +97,7 @@ class Reproduction:
     trained: dict[str, list[Trained]] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
     folder: Path = Path(FOLDER)
+    analyses: dict[str, PartAnalysis] = field(default_factory=dict)
 
     @property
     def page(self) -> Path:
@@ -120,6 +125,7 @@ class Reproduction:
                 }
                 for one in self.outcomes
             ],
+            "analyses": [{"part": name, **one.found.as_json()} for name, one in self.analyses.items() if one.found is not None],
             "problems": self.problems,
             "page": str(self.page),
         }
@@ -147,7 +153,7 @@ def reproduce_item(
     cells = cells_of(item, form)
     made = Reproduction(item, form, [], planned_runs(cells, form), folder=folder)
     without_data = data_problems(made.runs)
-    todo = {name: run for name, run in made.runs.items() if run.settings.data not in without_data}
+    todo = {name: run for name, run in made.runs.items() if name not in without_data}
     total, before = sum(run.seeds for run in todo.values()), 0
     for name, run in todo.items():
         try:
@@ -156,26 +162,46 @@ def reproduce_item(
             made.problems[name] = str(error)
             heard.notice(f"{run.words} ({run.settings.method}) is given up: {error}")
         before += run.seeds
-    states = {name: NO_DATA for name, run in made.runs.items() if run.settings.data in without_data}
-    states |= dict.fromkeys(made.problems, FAILED)
-    made.problems |= {name: without_data[made.runs[name].settings.data] for name, state in states.items() if state == NO_DATA}
-    made.outcomes = [outcome_of(cell, form, made.trained, states) for cell in cells]
+    states = dict.fromkeys(made.problems, FAILED) | dict.fromkeys(without_data, NO_DATA)
+    made.problems |= without_data
+    for part in item.parts:
+        if part.analysis is not None:
+            own = [cell for cell in cells if cell.part.name == part.name]
+            finished = {name: {one.seed: Path(one.path) for one in many} for name, many in made.trained.items()}
+            made.analyses[part.name] = analyse_part(part, own, finished, form.changes.get("root"), heard.notice)
+    made.outcomes = [outcome_of(cell, made, states) for cell in cells]
     return made
 
 
 def data_problems(runs: Mapping[str, PlannedRun]) -> dict[str, str]:
-    """Data that are not on this machine, and what was looked for."""
+    """Runs whose data are not on this machine, and what was looked for."""
     problems: dict[str, str] = {}
-    for run in {run.settings.data: run for run in runs.values()}.values():
+    looked: dict[str, DataSet | str] = {}
+    for name, run in runs.items():
+        text = run.settings.data
+        if text not in looked:
+            looked[text] = _found_data(run)
+        found = looked[text]
+        if isinstance(found, str):
+            problems[name] = found
+            continue
         try:
-            build_data_set(run.settings.data, run.settings)
-        except (DataError, UnknownName) as error:
-            problems[run.settings.data] = str(error)
-        except PolyfedError as error:
-            if run.settings.root is not None:
-                raise
-            problems[run.settings.data] = f"No --root was given: {error}"
+            build_federation(found, run.settings)
+        except DataError as error:
+            problems[name] = str(error)
     return problems
+
+
+def _found_data(run: PlannedRun) -> DataSet | str:
+    """The data of a run, or a sentence that says what was looked for."""
+    try:
+        return build_data_set(run.settings.data, run.settings)
+    except (DataError, UnknownName) as error:
+        return str(error)
+    except PolyfedError as error:
+        if run.settings.root is not None:
+            raise
+        return f"No --root was given: {error}"
 
 
 class _Offset(Watcher):
@@ -214,11 +240,28 @@ def _read(result: Result) -> Trained:
         if line["view"] in ("seen", "unseen") and "count" in line:
             by_round.setdefault(int(line["round"]), []).append(Row(line["view"], line["client"], line["domain"], line))
     made_with = folder.document().get("made_with", {})
-    return Trained(result.experiment.settings.seed, result.rows, by_round, result.digest, path, made_with)
+    seed, source = result.experiment.settings.seed, result.experiment.federation.source
+    return Trained(seed, result.rows, by_round, result.digest, path, made_with, packed_files(source))
 
 
-def outcome_of(cell: Cell, form: Form, trained: Mapping[str, Sequence[Trained]], states: Mapping[str, str]) -> Outcome:
+def packed_files(source: str) -> str:
+    """The packed files that data came from, which are smaller than the published ones; empty for others.
+
+    >>> (
+    ...     packed_files("packed vlcs_mini96.tar (187 images), stratified 70/30: LabelMe 53/12/12"),
+    ...     packed_files("folder PACS/: photo 1/1/1"),
+    ... )
+    ('packed vlcs_mini96.tar (187 images)', '')
+    """
+    found = re.match(r"packed [^(:,]+(?:\([^)]*\))?", source)
+    return found[0].strip() if found else ""
+
+
+def outcome_of(cell: Cell, made: Reproduction, states: Mapping[str, str]) -> Outcome:
     """A cell with our number, or why there is none."""
+    if cell.column.minus and not cell.why_not:
+        return _difference(cell, made, states)
+    form, trained = made.form, made.trained
     if cell.why_not:
         state = cell.why_not.split(":")[0]
         return Outcome(cell, {}, state, (cell.why_not,) if state == "not yet" else ())
@@ -231,10 +274,14 @@ def outcome_of(cell: Cell, form: Form, trained: Mapping[str, Sequence[Trained]],
         name = PlannedRun(source.settings, source.seeds, "").folder
         if name not in trained:
             return Outcome(cell, {}, states.get(name, NOT_RUN))
-        found, made = score(source, {one.seed: one.rows for one in trained[name]})
+        if source.column.number:
+            found, is_made = made.analyses[source.part.name].values(source.column.number, name), False
+        else:
+            found, is_made = score(source, {one.seed: one.rows for one in trained[name]})
         if not found:
-            return Outcome(cell, {}, NO_DATA)
-        notes |= dict.fromkeys([f"{source.column.read}{MADE}: made by a recipe here, not the published files"] if made else [])
+            return Outcome(cell, {}, NOT_MEASURED if source.column.number else NO_DATA)
+        notes |= dict.fromkeys([f"{source.column.read}{MADE}: made by a recipe here, not the published files"] if is_made else [])
+        notes |= dict.fromkeys(f"data: {one.data}" for one in trained[name] if one.data)
         values.append(found)
     if not values:
         return Outcome(cell, {}, NOT_RUN)
@@ -243,6 +290,23 @@ def outcome_of(cell: Cell, form: Form, trained: Mapping[str, Sequence[Trained]],
     if len(means) != cell.item.seeds:
         notes[f"{len(means)} seed{'s' * (len(means) != 1)} (paper: {cell.item.seeds})"] = None
     return Outcome(cell, means, "", tuple(notes))
+
+
+def _difference(cell: Cell, made: Reproduction, states: Mapping[str, str]) -> Outcome:
+    """A cell that is one row's number minus another's: seed by seed, of the same column."""
+    other = next((row for row in cell.part.rows if row.name == cell.column.minus), None)
+    if other is None:
+        names = [row.name for row in cell.part.rows]
+        raise SettingError(
+            f"{cell.item.name}: there is no row {cell.column.minus!r} to subtract. {nearest(cell.column.minus, names)}"
+        )
+    own = dataclasses.replace(cell, column=dataclasses.replace(cell.column, minus=""))
+    theirs = dataclasses.replace(own, row=other, settings=settings_of(cell.item, cell.part, other, cell.column, made.form))
+    high, low = outcome_of(own, made, states), outcome_of(theirs, made, states)
+    if not high.values or not low.values:
+        return Outcome(cell, {}, high.state or low.state)
+    both = {seed: value - low.values[seed] for seed, value in high.values.items() if seed in low.values}
+    return Outcome(cell, both, "", high.notes)
 
 
 def score(cell: Cell, rows: Mapping[int, Sequence[Row]]) -> tuple[dict[int, float], bool]:

@@ -3,7 +3,7 @@
 A recipe opens with a comment holding the command that runs it. At its top level it may say ``title``, ``paper``, ``table``, ``note``
 and ``expects`` (published numbers); the table ``[settings]`` holds fields of ``Settings``. The table ``[methods]`` holds what
 ``polyfed compare`` and ``polyfed sweep`` compare: methods by their texts, each with settings of its own (``fedbn = {}``,
-``fedwon = { lr = 0.2 }``). The ``run.toml`` of a run can be read too.
+``fedwon = { lr = 0.2 }``). The ``run.toml`` of a run can be read too. Shipped recipes that are nearly equal are one file (``grids.py``).
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from typing import Any
 
 from polyfed.core.code_gate import allow, code_in, note
 from polyfed.errors import SettingError, nearest, same_name
+from polyfed.recipes.grids import SUFFIX, shipped_texts
 from polyfed.runs.account_key import is_sealed
 from polyfed.runs.candidates import checked
 from polyfed.settings import Settings, setting_names
 
-SHIPPED = Path(__file__).parent / "shipped"
-SUFFIX = ".toml"
 SENTENCES = ("title", "paper", "table", "note")
 NUMBERS = "expects"
 SETTINGS = "settings"
@@ -48,14 +47,14 @@ class Recipe:
 
     Attributes:
         name: what it is called: the name of a shipped recipe, or the file.
-        file: where it is.
+        text: its TOML.
         about: its sentences and published numbers.
         values: its settings, lists as tuples.
         methods: what it compares: settings of their own by the texts of methods.
     """
 
     name: str
-    file: Path
+    text: str
     about: Mapping[str, Any]
     values: Mapping[str, Any]
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -68,17 +67,29 @@ class Recipe:
 
 def shipped_names() -> list[str]:
     """The names of the recipes inside the package."""
-    return sorted(file.relative_to(SHIPPED).with_suffix("").as_posix() for file in SHIPPED.rglob(f"*{SUFFIX}"))
+    return sorted(shipped_texts())
 
 
-def find(text: str) -> Path:
-    """The file of a recipe: one that exists, or one that is shipped under this name."""
+@dataclass(frozen=True)
+class Found:
+    """A recipe as it was found: the bytes of a file, or those that are shipped under a name."""
+
+    place: str
+    content: bytes
+    shipped: bool
+
+
+def find(text: str) -> Found:
+    """A recipe: a file that exists, or what is shipped under this name."""
     path = Path(text)
     if path.is_file():
-        return path
+        try:
+            return Found(str(path), path.read_bytes(), shipped=False)
+        except OSError as error:
+            raise SettingError(f"{text}: It cannot be read: {error}.") from error
     shipped = same_name(text, shipped_names())
     if shipped is not None:
-        return SHIPPED / f"{shipped}{SUFFIX}"
+        return Found(shipped, shipped_texts()[shipped].encode(), shipped=True)
     if path.suffix == SUFFIX:
         raise SettingError(f"There is no file {text}. Recipes of polyfed's own are named without {SUFFIX} (polyfed ls recipes).")
     raise SettingError(f"There is no file {text} and no recipe of that name. {nearest(text.lower(), shipped_names())}")
@@ -86,12 +97,12 @@ def find(text: str) -> Path:
 
 def read(text: str) -> Recipe:
     """Read a recipe; what is wrong with its form is said all at once."""
-    file = find(text)
-    document, problems = parsed(file)
-    if problems := problems or form_problems(file, document):
+    content = find(text).content
+    document, problems = parsed(content)
+    if problems := problems or form_problems(content.decode(), document):
         raise SettingError(f"{text}: {' '.join(map(str, problems))}")
     about = {key: value for key, value in document.items() if key in (*SENTENCES, NUMBERS)}
-    return Recipe(text, file, about, plain_values(document[SETTINGS]), methods_in(document))
+    return Recipe(text, content.decode(), about, plain_values(document[SETTINGS]), methods_in(document))
 
 
 def name_code(text: str, values: Mapping[str, Any], trust: bool = False) -> None:
@@ -99,35 +110,34 @@ def name_code(text: str, values: Mapping[str, Any], trust: bool = False) -> None
 
     A file that the user wrote by hand looks like one that came from somebody else, so it needs to be trusted, or its code named again.
     """
-    file = find(text)
+    found = find(text)
     load, model = values.get("load"), values.get("model")
     files = [item for item in load if isinstance(item, str)] if isinstance(load, list | tuple) else []
     code = code_in(files, model if isinstance(model, str) else None)
-    if trust or (code and (file.is_relative_to(SHIPPED) or is_sealed(file.read_bytes()))):
+    if trust or (code and (found.shipped or is_sealed(found.content))):
         allow(code)
     else:
-        note(code, str(file))
+        note(code, found.place)
 
 
-def parsed(file: Path) -> tuple[dict[str, Any], list[Problem]]:
-    """The document in a file, or what keeps it from being read."""
+def parsed(content: bytes) -> tuple[dict[str, Any], list[Problem]]:
+    """The document in a recipe, or what keeps it from being read."""
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8")), []
+        return tomllib.loads(content.decode("utf-8")), []
     except tomllib.TOMLDecodeError as error:
         found = re.search(r" \(at line (\d+), column \d+\)", str(error))
         sentence = str(error) if found is None else str(error).replace(found.group(), "")
         return {}, [Problem(f"This is not TOML: {sentence}.", int(found.group(1)) if found else None)]
     except RecursionError:
         return {}, [Problem("It cannot be read: its values are nested too deep.")]
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         return {}, [Problem(f"It cannot be read: {error}.")]
 
 
-def form_problems(file: Path, document: Mapping[str, Any]) -> list[Problem]:
+def form_problems(text: str, document: Mapping[str, Any]) -> list[Problem]:
     """Everything wrong with the keys and values of a document that could be read, except for what texts mean."""
     if not document:
         return [Problem("It is empty; write settings in a table [settings].")]
-    text = file.read_text(encoding="utf-8")
     of_a_run = "made_with" in document
     problems = [] if of_a_run else [Problem(sentence, line_of(text, key)) for key, sentence in _about_problems(document)]
     values = document.get(SETTINGS)
@@ -252,7 +262,7 @@ def copy(name: str, destination: str | None = None) -> Path:
     target = Path(own) if destination is None else Path(destination)
     if target.is_dir():
         target = target / own
-    text = (SHIPPED / f"{name}{SUFFIX}").read_text(encoding="utf-8").replace(f"--recipe {name}", f"--recipe {target}")
+    text = shipped_texts()[name].replace(f"--recipe {name}", f"--recipe {target}")
     try:
         with target.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -263,9 +273,9 @@ def copy(name: str, destination: str | None = None) -> Path:
     return target
 
 
-def command_of(file: Path) -> str:
-    """The command in a recipe's first comment; empty where there is none."""
-    for line in file.read_text(encoding="utf-8").splitlines():
+def command_of(text: str) -> str:
+    """The command in the first comment of a recipe's text; empty where there is none."""
+    for line in text.splitlines():
         if line.startswith("#") and "polyfed run" in line:
             return line.lstrip("# ").strip()
         if line.strip() and not line.startswith("#"):

@@ -43,15 +43,15 @@ def problems_with(text: str, trust: bool = False) -> list[Problem]:
         text: the file or name.
         trust: run the files of methods that the recipe names.
     """
-    file = find(text)
-    document, problems = parsed(file)
+    found_as = find(text)
+    document, problems = parsed(found_as.content)
     if problems:
         return problems
-    problems = form_problems(file, document)
+    content = found_as.content.decode()
+    problems = form_problems(content, document)
     written = document.get(SETTINGS)
     if not isinstance(written, Mapping):
         return problems
-    content = file.read_text(encoding="utf-8")
     sound, unsound = usable(written)
     name_code(text, written, trust)
     found = Findings(lambda key: line_of(content, key), {key for key, _ in unsound})
