@@ -29,7 +29,8 @@ from flwr.supercore.runtime import RuntimeHttpClient
 import polyfed.flower.node  # noqa: F401 - imported now, so that what is forked need not
 from polyfed.flower import resident
 from polyfed.flower.direct_http import send_directly
-from polyfed.flower.lean_objects import lean_chunks
+from polyfed.flower.lean_objects import lean_arrays
+from polyfed.flower.local_objects import use_objects
 
 log = logging.getLogger("polyfed")
 PAUSE = 0.1
@@ -38,7 +39,8 @@ PAUSE = 0.1
 def run(address: str, secret: bytes | None = None) -> None:
     """Work for the node with this address until it is ended; ``secret`` is that of its Runtime, where it asks for one."""
     send_directly()
-    lean_chunks()
+    lean_arrays()
+    use_objects(clientapp, address)
     # Nobody waits for the processes that are forked.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     client = RuntimeHttpClient.from_server_address(

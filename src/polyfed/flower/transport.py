@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from polyfed.flower.records import records_of
-from polyfed.flower.wire_message import ACTION, WireMessage
+from polyfed.flower.wire_message import ACTION, BadMessage, WireMessage
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.25
 GRACE = 60.0
+MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
+"""What Flower raises while it puts a message together whose parts a node wrote; none of them is an error of the network."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,11 @@ class Transport:
         """Raise when no answer can come any more."""
 
     def wait(self, sent: Sent) -> Message | None:
-        """The answer to a message; None when there is none in time."""
+        """The answer to a message; None when there is none in time; ``BadMessage`` when it cannot be put together."""
         pause = SHORTEST_PAUSE
         while sent.id:
             self.check()
-            for message in self.grid.pull_messages([sent.id]):
+            for message in self.pulled(sent.id):
                 if message.metadata.reply_to_message_id == sent.id:
                     return message
             if time.monotonic() >= sent.deadline:
@@ -59,3 +61,10 @@ class Transport:
             time.sleep(pause)
             pause = min(pause * 1.5, LONGEST_PAUSE)
         return None
+
+    def pulled(self, message_id: str) -> Iterable[Message]:
+        """Fetch the answer to a message, where there is one."""
+        try:
+            return self.grid.pull_messages([message_id])
+        except MALFORMED as error:
+            raise BadMessage(f"its answer cannot be put together ({type(error).__name__})") from error

@@ -1,0 +1,164 @@
+"""What a SuperNode and its ClientApps give each other, over a unix socket instead of HTTP.
+
+A model passes between the two in chunks of 5 MB, both ways, on one machine. Over HTTP each chunk is taken apart into pieces of 64 kB, each
+of which wakes up all layers of a web server. The socket lies in a folder that only this account may enter. Where a SuperNode has none,
+as Flower's own, its ClientApps use HTTP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import socket
+import socketserver
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError, ObjectUnavailableError
+from flwr.supercore.utils import get_flwr_home
+
+from polyfed.flower.private_sockets import socket_in
+from polyfed.flower.wire_message import LENGTH
+
+log = logging.getLogger("polyfed")
+
+Pull, Push = Callable[[str], bytes], Callable[[str, bytes], None]
+LONGEST_HEAD = 4096
+
+
+def place_of(address: str) -> Path:
+    """The socket of the SuperNode with this address of its Runtime."""
+    home = get_flwr_home()
+    name = hashlib.sha256(f"{home.resolve()} {address}".encode()).hexdigest()[:16]
+    return socket_in(home / "polyfed", f"{name}.sock")
+
+
+def send(connection: socket.socket, head: dict[str, Any], content: bytes = b"") -> None:
+    """Send a few plain values, and bytes."""
+    text = json.dumps({**head, "size": len(content)}).encode()
+    connection.sendall(len(text).to_bytes(LENGTH, "little") + text)
+    connection.sendall(content)
+
+
+def receive(connection: socket.socket) -> tuple[dict[str, Any], bytes]:
+    """What the other side sent."""
+    length = int.from_bytes(_exactly(connection, LENGTH), "little")
+    if length > LONGEST_HEAD:
+        raise ValueError(f"a head of {length} bytes")
+    head: dict[str, Any] = json.loads(_exactly(connection, length))
+    return head, _exactly(connection, int(head["size"]))
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    # As bytes, which Flower stores as they are. They come at once, unless a signal cuts the wait short.
+    pieces: list[bytes] = []
+    while count:
+        pieces.append(connection.recv(count, socket.MSG_WAITALL))
+        if not pieces[-1]:
+            raise ConnectionResetError("the other side ended in the middle of an object")
+        count -= len(pieces[-1])
+    return b"".join(pieces)
+
+
+# -------------------------------------------------------------------------------------------------------- the SuperNode
+def offer_objects(program: ModuleType) -> None:
+    """Let the SuperNode that Flower's program starts in this process offer its objects on a socket too."""
+    before = program.start_client_internal
+
+    def started(*, state_factory: Any, runtime_api_address: str, **others: Any) -> None:
+        serve(place_of(runtime_api_address), state_factory.state())
+        before(state_factory=state_factory, runtime_api_address=runtime_api_address, **others)
+
+    vars(program).update(start_client_internal=started)
+
+
+def serve(place: Path, state: Any) -> socketserver.ThreadingUnixStreamServer:
+    """Pass objects of a SuperNode's state on, in threads, until the process ends."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with contextlib.suppress(ConnectionError):
+                send(self.request, *answer(state, *receive(self.request)))
+
+    place.unlink(missing_ok=True)
+    server = socketserver.ThreadingUnixStreamServer(str(place), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+def answer(state: Any, head: dict[str, Any], content: bytes) -> tuple[dict[str, Any], bytes]:
+    """Store an object, or find one: the same calls that the Runtime makes."""
+    if "session" in head:
+        return {"stored": state.store_object(head["run"], head["session"], head["object"], content)}, b""
+    found = state.get_object(head["run"], head["object"])
+    return {"found": found is not None}, found or b""
+
+
+# ------------------------------------------------------------------------------------------------------- the ClientApp
+def use_objects(clientapp: ModuleType, address: str) -> None:
+    """Let ClientApps that Flower's module runs in this process use the socket of their SuperNode, where it has one."""
+    place = place_of(address)
+    pull_before, push_before = clientapp.make_pull_object_fn_protobuf, clientapp.make_push_object_fn_protobuf
+
+    def pulling(call: Any, node: Node, run_id: int) -> Pull:
+        return pull_from(place, run_id) if is_offered(place) else pull_before(call, node, run_id)
+
+    def pushing(call: Any, node: Node, run_id: int, session_id: str) -> Push:
+        return push_to(place, run_id, session_id) if is_offered(place) else push_before(call, node, run_id, session_id)
+
+    vars(clientapp).update(make_pull_object_fn_protobuf=pulling, make_push_object_fn_protobuf=pushing)
+
+
+def is_offered(place: Path) -> bool:
+    """Whether a SuperNode listens there; the socket of one that was killed is still there."""
+    try:
+        connected(place).close()
+    except OSError:
+        return False
+    return True
+
+
+def connected(place: Path) -> socket.socket:
+    """A connection to a SuperNode."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(str(place))
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def pull_from(place: Path, run: int) -> Pull:
+    """What fetches an object; errors are those of Flower's own."""
+
+    def pull(object_id: str) -> bytes:
+        with connected(place) as connection:
+            send(connection, {"run": run, "object": object_id})
+            head, content = receive(connection)
+        if not head["found"]:
+            raise ObjectPullError(object_id, "the object could not be found.")
+        if not content:
+            raise ObjectUnavailableError(object_id)
+        return content
+
+    return pull
+
+
+def push_to(place: Path, run: int, session: str) -> Push:
+    """What stores an object; errors are those of Flower's own."""
+
+    def push(object_id: str, content: bytes) -> None:
+        with connected(place) as connection:
+            send(connection, {"run": run, "object": object_id, "session": session}, content)
+            if not receive(connection)[0]["stored"]:
+                raise ObjectPushError(object_id, run, session)
+
+    return push
