@@ -1,8 +1,9 @@
 """What a SuperNode and its ClientApps give each other, over a unix socket instead of HTTP.
 
 A model passes between the two in chunks of 5 MB, both ways, on one machine. Over HTTP each chunk is taken apart into pieces of 64 kB, each
-of which wakes up all layers of a web server. The socket lies in a folder that only this account may enter. Where a SuperNode has none,
-as Flower's own, its ClientApps use HTTP.
+of which wakes up all layers of a web server; a chunk that is not there yet is asked for again after 1, 2, 4 and 8 s; and who runs
+ClientApps asks for work many times a second. Over the socket, who asks is answered when there is something. It lies in a folder that
+only this account may enter. Where a SuperNode has none, as Flower's own, HTTP is used.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import logging
 import socket
 import socketserver
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from flwr.proto.node_pb2 import Node
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError, ObjectUnavailableError
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 from flwr.supercore.utils import get_flwr_home
 
 from polyfed.flower.private_sockets import socket_in
@@ -30,6 +32,10 @@ log = logging.getLogger("polyfed")
 
 Pull, Push = Callable[[str], bytes], Callable[[str, bytes], None]
 LONGEST_HEAD = 4096
+LOOK_AGAIN = 0.02
+"""Seconds between two looks into the SuperNode's own memory for an object that is still on its way."""
+LONGEST_WAIT = 5.0
+"""Seconds after which who waits for work is told to look in any case."""
 
 
 def place_of(address: str) -> Path:
@@ -72,19 +78,33 @@ def offer_objects(program: ModuleType) -> None:
     before = program.start_client_internal
 
     def started(*, state_factory: Any, runtime_api_address: str, **others: Any) -> None:
-        serve(place_of(runtime_api_address), state_factory.state())
+        state = state_factory.state()
+        serve(place_of(runtime_api_address), state, counted_tasks(state))
         before(state_factory=state_factory, runtime_api_address=runtime_api_address, **others)
 
     vars(program).update(start_client_internal=started)
 
 
-def serve(place: Path, state: Any) -> socketserver.ThreadingUnixStreamServer:
-    """Pass objects of a SuperNode's state on, in threads, until the process ends."""
+def counted_tasks(state: Any) -> threading.Semaphore:
+    """A semaphore that counts the tasks that the SuperNode makes from now on."""
+    made, before = threading.Semaphore(0), state.create_task
+
+    def create_task(*words: Any, **named: Any) -> Any:
+        task = before(*words, **named)
+        made.release()
+        return task
+
+    state.create_task = create_task
+    return made
+
+
+def serve(place: Path, state: Any, tasks: threading.Semaphore) -> socketserver.ThreadingUnixStreamServer:
+    """Answer what is asked of a SuperNode's state, in threads, until the process ends."""
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
             with contextlib.suppress(ConnectionError):
-                send(self.request, *answer(state, *receive(self.request)))
+                send(self.request, *answer(state, tasks, *receive(self.request)))
 
     place.unlink(missing_ok=True)
     server = socketserver.ThreadingUnixStreamServer(str(place), Handler)
@@ -93,11 +113,14 @@ def serve(place: Path, state: Any) -> socketserver.ThreadingUnixStreamServer:
     return server
 
 
-def answer(state: Any, head: dict[str, Any], content: bytes) -> tuple[dict[str, Any], bytes]:
-    """Store an object, or find one: the same calls that the Runtime makes."""
+def answer(state: Any, tasks: threading.Semaphore, head: dict[str, Any], content: bytes) -> tuple[dict[str, Any], bytes]:
+    """Wait for a task, store an object, or find one: the same calls that the Runtime makes."""
+    if "object" not in head:
+        return {"task": tasks.acquire(timeout=LONGEST_WAIT)}, b""
     if "session" in head:
         return {"stored": state.store_object(head["run"], head["session"], head["object"], content)}, b""
-    found = state.get_object(head["run"], head["object"])
+    while (found := state.get_object(head["run"], head["object"])) == b"":
+        time.sleep(LOOK_AGAIN)
     return {"found": found is not None}, found or b""
 
 
@@ -114,6 +137,16 @@ def use_objects(clientapp: ModuleType, address: str) -> None:
         return push_to(place, run_id, session_id) if is_offered(place) else push_before(call, node, run_id, session_id)
 
     vars(clientapp).update(make_pull_object_fn_protobuf=pulling, make_push_object_fn_protobuf=pushing)
+
+
+def waiting_for_work(address: str) -> socket.socket | None:
+    """A connection that can be read from when there may be work; None where the SuperNode has no socket."""
+    try:
+        connection = connected(place_of(address))
+        send(connection, {})
+    except OSError:
+        return None
+    return connection
 
 
 def is_offered(place: Path) -> bool:
@@ -145,8 +178,6 @@ def pull_from(place: Path, run: int) -> Pull:
             head, content = receive(connection)
         if not head["found"]:
             raise ObjectPullError(object_id, "the object could not be found.")
-        if not content:
-            raise ObjectUnavailableError(object_id)
         return content
 
     return pull
