@@ -25,6 +25,7 @@ from helpers.flower_runs import LISTED, NODES, SMALL, SUPERNODE, Site, digest_in
 from helpers.lying_executor import DESCRIPTION, LIES, REFUSAL
 from helpers.paths import TESTS
 from polyfed.core.code_gate import allow, code_in
+from polyfed.flower.descriptions import own_versions
 from polyfed.flower.records import records_of, wire_message_of
 from polyfed.flower.server_app import run_on_grid
 from polyfed.flower.wire_message import WireMessage
@@ -100,21 +101,26 @@ def test_a_duplicate_name_is_left_out_and_a_node_that_names_code_too(site: Site)
 
 def test_not_finite_replies_are_dropped_and_names_lose_their_control_characters(site: Site) -> None:
     refusal = {"ok": False, "kind": "not_finite", "problem": "the loss became \x1b[31mnan"}
-    ended = run(site, settings_for("fedavg"), post={REFUSAL: refusal}, print=describing(source="ward\x1b[2J\x07 7"))
+    ended = run(site, settings_for("fedavg"), post={REFUSAL: refusal}, print=describing(client="pr\x1b[2J\x07int"))
+    assert "Client pr[2Jint: print, " in ended.log
     for number in (1, 2):
         assert f"Round {number}: client post is dropped: the loss became [31mnan" in ended.log
-    assert "\x1b" not in ended.log and "\x07" not in ended.log
-    expected = in_process(dataclasses.replace(ALL, method="fedavg"), lost={(1, "post"), (2, "post")})
-    assert digest_in(ended.log) == expected.digest
+        assert (
+            f"Round {number}: client pr[2Jint is dropped: This node is client print, but was asked as client pr[2Jint" in ended.log
+        )
+    assert "\x1b[2J" not in ended.log and "\x07" not in ended.log
+    assert digest_in(ended.log) == in_process(settings_for("fedavg")).digest
 
 
 def test_bounds_hold_against_a_node_that_claims_many_samples_and_sends_a_large_update(site: Site, tmp_path: Path) -> None:
-    """A million claimed samples bring half of the weights, and an update of any size its largest norm: as over fakes, to the bit."""
+    """The other liar has another version. A million claimed samples bring half of the weights, and an update of any size its largest norm: as over fakes, to the bit."""
     settings = settings_for('fedavg + faulty(client="post", round=1, what="large")', dataclasses.replace(ALL, rounds=1))
     bounded = dataclasses.replace(settings, max_weight_share=0.5, max_update_norm=0.5)
-    boast = counts(10**6)
-    ended = run(site, bounded, post=boast)
-    expected = over_fakes(bounded, boast, tmp_path)
+    lies = {"post": counts(10**6), "print": describing(versions={**own_versions(), "polyfed": "9.9"})}
+    ended = run(site, bounded, **lies)
+    (said,) = left_out(ended.log)
+    assert "it has another version of polyfed 9.9" in said
+    expected = over_fakes(bounded, lies["post"], tmp_path)
     assert digest_in(ended.log) == expected.digest
     assert re.search(r"the update of client post has the norm \S+ and is scaled to 0.5", ended.log)
     server = expected.experiment.server
