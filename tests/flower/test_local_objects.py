@@ -115,6 +115,20 @@ def test_who_waits_long_looks_in_any_case(state: NodeState, monkeypatch: pytest.
         assert receive(waiting)[0]["task"] is False
 
 
+def test_a_side_that_has_answered_and_gone_is_no_error() -> None:
+    """It came out only now and then: who asks sent the empty rest of its question when the answer was there already."""
+
+    class Gone:
+        sent = b""
+
+        def sendall(self, data: bytes) -> None:
+            if self.sent:
+                raise BrokenPipeError
+            self.sent += data
+
+    local_objects.send(Gone(), {"run": RUN, "object": NAME})  # type: ignore[arg-type]
+
+
 def test_content_that_is_not_what_its_id_says_is_not_stored(state: NodeState, place: Path) -> None:
     with pytest.raises(ObjectPushError):
         push_to(place, RUN, session(state))(NAME, CONTENT[:-1] + b"x")

@@ -49,7 +49,9 @@ def send(connection: socket.socket, head: dict[str, Any], content: bytes = b"") 
     """Send a few plain values, and bytes."""
     text = json.dumps({**head, "size": len(content)}).encode()
     connection.sendall(len(text).to_bytes(LENGTH, "little") + text)
-    connection.sendall(content)
+    # Who got all of a question may have answered it and gone: to send nothing would be an error then.
+    if content:
+        connection.sendall(content)
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], bytes]:
