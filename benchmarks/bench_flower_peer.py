@@ -141,8 +141,9 @@ def main() -> None:
     options = parser.parse_args()
     # A polite kill unwinds the blocks that end the processes; by itself it would not.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    sides = {side.name: side for side in SIDES}
     for payload in options.payloads:
-        measure(payload, [side for side in SIDES if side.name in options.sides], options.rounds, options.turns, options.out)
+        measure(payload, [sides[name] for name in options.sides], options.rounds, options.turns, options.out)
     options.out.with_suffix(TEXT.suffix).write_text(document(read(options.out)))
 
 
