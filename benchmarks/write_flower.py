@@ -202,7 +202,7 @@ LOWERED = (
     "* A SuperNode of polyfed's and its executor pass models over a unix socket instead of HTTP. A ClientApp starts before its model has arrived,",
     "  and Flower's asks again after 1, 2, 4 and 8 s; over the socket it is answered when the model is there. The executor waits for work there",
     "  instead of asking ten times a second, each time with a request.",
-    "* Arrays are put together in one copy instead of three, and chunks are sent in one copy instead of three.",
+    "* Arrays are put together in one copy instead of two, and chunks are sent in one copy instead of two.",
     "* `python -m polyfed.flower.supernode` takes the place of `flower-supernode`: a SuperNode of flwr 1.41 that found no message sleeps 3 s and",
     "  looks right after it has replied, looks for its app's reply every 0.5 s, and waits about 1 s before it asks again for a part of a message",
     "  that is still on its way. None of these has a setting; here they are 0.5 s, 0.05 s and 0.1 s.",

@@ -9,13 +9,17 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
-from flwr.app import Array
+import torch
+from flwr.app import Array, RecordDict
 from flwr.app.message import array as arrays
 from flwr.app.message.arraychunk import ArrayChunk
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
+from polyfed.core.conversation import Payload
+from polyfed.flower.codec import Encoder, payload_of
 from polyfed.flower.lean_objects import lean_arrays
+from polyfed.flower.records import records_of, wire_message_of
 
 DATA = bytes(range(256)) * 8
 CHUNK = 700
@@ -62,11 +66,15 @@ def test_chunks_that_are_equal_travel_once_and_arrive_as_often_as_they_were() ->
     assert isinstance(array, Array) and array.data == bytes(3 * CHUNK)
 
 
-def test_what_arrives_may_be_written_to() -> None:
+def test_a_whole_message_arrives_as_it_was_sent() -> None:
     lean_arrays()
-    name, parts = contents(DATA)
-    array = inflate_object_from_contents(name, parts)
-    assert isinstance(array, Array) and isinstance(array.data, bytearray)
+    (content,) = records_of([Encoder().encode(Payload({"w": torch.arange(1000.0)}), {"round": 3})])
+    parts = {name: part.deflate() for name, part in get_all_nested_objects(content).items()}
+    again = inflate_object_from_contents(content.object_id, parts)
+    assert isinstance(again, RecordDict)
+    wire_message = wire_message_of(again)
+    assert wire_message.control["round"] == 3
+    assert torch.equal(payload_of(wire_message).entries["w"], torch.arange(1000.0))
 
 
 def test_ids_of_chunks_are_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:

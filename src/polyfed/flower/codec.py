@@ -66,20 +66,12 @@ def tensor_of(block: Block) -> Tensor:
     _require_little_endian()
     if not block.data:
         return torch.empty(block.shape, dtype=dtype)
-    raw = torch.frombuffer(_own(block.data), dtype=torch.uint8)
+    # What came over a socket is a buffer of its own; what lies in a message is shared and must not be written to.
+    own = block.data if isinstance(block.data, bytearray) else bytearray(block.data)
+    raw = torch.frombuffer(own, dtype=torch.uint8)
     if dtype is torch.bool and bool((raw > 1).any()):
         raise BadMessage("a truth value is neither 0 nor 1")
-    if raw.data_ptr() % dtype.itemsize:
-        # In a packed array it may lie behind a tensor of smaller numbers.
-        raw = raw.clone()
     return raw.view(dtype).reshape(block.shape)
-
-
-def _own(data: bytes | bytearray | memoryview) -> bytearray | memoryview:
-    """Bytes that may be written to: those that arrived belong to nobody else (``lean_objects.py``), others are shared and copied."""
-    if isinstance(data, bytearray) or (isinstance(data, memoryview) and isinstance(data.obj, bytearray)):
-        return data
-    return bytearray(data)
 
 
 def payload_of(wire_message: WireMessage) -> Payload:

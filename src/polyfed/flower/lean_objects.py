@@ -2,7 +2,7 @@
 
 An array travels in chunks of 5 MB. Flower copies and hashes each chunk again whenever its id is asked for, two or three times a message,
 copies it twice more when it is sent and once when it arrives, and joins chunks in two copies of the whole array. Chunks never change, so
-their ids may be remembered, and a view of what arrived is enough; an array needs one copy, which is nobody else's.
+their ids may be remembered, and a view of what arrived is enough; an array needs one copy.
 """
 
 from __future__ import annotations
@@ -53,12 +53,11 @@ def lean_arrays() -> bool:
         chunks = [ids[number] for number in told["arraychunk_ids"]]
         if set(chunks) != set(children or {}):
             raise ValueError("An array does not have the chunks that it names.")
-        array = cls(dtype=told["dtype"], shape=tuple(told["shape"]), stype=told["stype"], data=b"")
-        array.data = bytearray().join(children[name].data for name in chunks)  # type: ignore[assignment]
-        return array
+        data = b"".join(children[name].data for name in chunks)
+        return cls(dtype=told["dtype"], shape=tuple(told["shape"]), stype=told["stype"], data=data)
 
-    vars_of = {"object_id": property(chunk_id), "deflate": chunk_sent, "inflate": classmethod(chunk_arrived)}
-    for name, value in vars_of.items():
+    changes = {"object_id": property(chunk_id), "deflate": chunk_sent, "inflate": classmethod(chunk_arrived)}
+    for name, value in changes.items():
         setattr(ArrayChunk, name, value)
     Array.inflate = classmethod(array_arrived)  # type: ignore[assignment]
     return True
