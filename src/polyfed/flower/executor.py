@@ -15,6 +15,7 @@ import logging
 import os
 import select
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -69,7 +70,8 @@ def wishes_until_work(address: str, wanted: int) -> Iterator[Path]:
     work = waiting_for_work(address)
     with work or contextlib.nullcontext():
         while True:
-            ready, _, _ = select.select([wanted, work] if work else [wanted], [], [], None if work else PAUSE)
+            ends: list[int | socket.socket] = [wanted, work] if work else [wanted]
+            ready, _, _ = select.select(ends, [], [], None if work else PAUSE)
             if wanted in ready:
                 yield from map(Path, os.read(wanted, select.PIPE_BUF).decode().splitlines())
             if work in ready or not work:

@@ -30,7 +30,7 @@ def lean_arrays() -> bool:
         return False
 
     def head(chunk: ArrayChunk) -> bytes:
-        return f"{ArrayChunk.__qualname__}  {len(chunk.data)}".encode() + HEAD_BODY_DIVIDER
+        return f"{ArrayChunk.__qualname__}  {len(chunk.data)}".encode() + bytes(HEAD_BODY_DIVIDER)
 
     def chunk_id(chunk: ArrayChunk) -> str:
         if "_object_id" not in chunk.__dict__:
@@ -59,5 +59,5 @@ def lean_arrays() -> bool:
     changes = {"object_id": property(chunk_id), "deflate": chunk_sent, "inflate": classmethod(chunk_arrived)}
     for name, value in changes.items():
         setattr(ArrayChunk, name, value)
-    Array.inflate = classmethod(array_arrived)  # type: ignore[assignment]
+    Array.inflate = classmethod(array_arrived)
     return True

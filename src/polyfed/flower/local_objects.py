@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
@@ -30,7 +30,8 @@ from polyfed.flower.wire_message import LENGTH
 
 log = logging.getLogger("polyfed")
 
-Pull, Push = Callable[[str], bytes], Callable[[str, bytes], None]
+Pull: TypeAlias = Callable[[str], bytes]
+Push: TypeAlias = Callable[[str, bytes], None]
 LONGEST_HEAD = 4096
 LOOK_AGAIN = 0.02
 """Seconds between two looks into the SuperNode's own memory for an object that is still on its way."""
@@ -130,7 +131,8 @@ def answer(state: Any, tasks: threading.Semaphore, head: dict[str, Any], content
 def use_objects(clientapp: ModuleType, address: str) -> None:
     """Let ClientApps that Flower's module runs in this process use the socket of their SuperNode, where it has one."""
     place = place_of(address)
-    pull_before, push_before = clientapp.make_pull_object_fn_protobuf, clientapp.make_push_object_fn_protobuf
+    pull_before: Callable[[Any, Node, int], Pull] = clientapp.make_pull_object_fn_protobuf
+    push_before: Callable[[Any, Node, int, str], Push] = clientapp.make_push_object_fn_protobuf
 
     def pulling(call: Any, node: Node, run_id: int) -> Pull:
         return pull_from(place, run_id) if is_offered(place) else pull_before(call, node, run_id)

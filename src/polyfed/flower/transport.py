@@ -65,6 +65,7 @@ class Transport:
     def pulled(self, message_id: str) -> Iterable[Message]:
         """Fetch the answer to a message, where there is one."""
         try:
-            return self.grid.pull_messages([message_id])
+            found: Iterable[Message] = self.grid.pull_messages([message_id])
         except MALFORMED as error:
             raise BadMessage(f"its answer cannot be put together ({type(error).__name__})") from error
+        return found
