@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,10 @@ from helpers.deployed import DATA, DOMAINS, LONG, Deployed, on_loopback
 from helpers.flower_harness import end, free_port
 from helpers.flower_runs import digest_in, in_process
 from helpers.processes import gone
+from polyfed.deploy.authority import read_certificate
+from polyfed.deploy.node_folder import NodeFolder
+from polyfed.deploy.server_folder import ServerFolder
+from polyfed.flower.certificates import SERVER_CERTIFICATE
 from polyfed.runs.audit_log import verify
 from polyfed.settings import Settings
 
@@ -102,6 +108,41 @@ def test_a_node_that_is_killed_comes_back_by_itself_when_it_is_started_again(her
     again.wait_for("Connected to", LONG)
     here.join("node-2", "two", DOMAINS[1])
     assert server.wait(LONG) == 0, server.log
+
+
+AN_ODD_DAY = """
+import sys, time
+import polyfed.deploy.authority as authority
+from polyfed.__main__ import main
+usual = time.time
+time.time = lambda: usual() + 12.0
+authority.RENEWED_BEFORE = 2.0
+sys.argv[0] = "polyfed"
+main()
+"""
+"""The command polyfed, twelve seconds ahead, on a day on which every certificate ends soon."""
+
+
+def test_a_node_renews_its_certificate_says_that_its_clock_is_off_and_trains(here: Deployed) -> None:
+    server = here.serve("fedbn", 2)
+    here.join("node-1", "one", DOMAINS[0])
+    words = ["join", str(here.kit("node-2")), "--data", DATA, "--domain", DOMAINS[1]]
+    node = here.start("node-2", "two", words, [sys.executable, "-c", AN_ODD_DAY])
+    node.wait_for("The certificate was renewed.", LONG)
+    assert "This machine's clock is 12 s ahead of the server's." in node.log
+    assert server.wait(LONG) == 0, server.log
+    for event in ("certificate renewed", "clock is off"):
+        here.audited(here.folder / "node-2/audit.jsonl", {"event": event})
+    assert "node-2: enrolled" in here.polyfed("nodes", "list")
+
+
+def test_certificates_that_processes_read_once_outlast_them(here: Deployed) -> None:
+    """Those of the SuperLink and of a node's forwarder, on loopback; the others are renewed while their processes run."""
+    here.serve("fedbn", 2)
+    here.join("node-1", "one", DOMAINS[0])
+    in_five_years = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=5 * 365)
+    for folder in (ServerFolder(here.server_folder).link_certificates, NodeFolder(here.folder / "node-1").local_certificates):
+        assert read_certificate(folder / SERVER_CERTIFICATE).not_valid_after_utc > in_five_years
 
 
 @pytest.mark.skipif(not namespaces.usable(), reason="needs ip netns, and root")

@@ -23,7 +23,9 @@ from polyfed.flower import descriptions
 from polyfed.flower.descriptions import MOST_SAMPLES, Description, own_versions, plain_text
 from polyfed.flower.node import build_node
 from polyfed.flower.records import records_of, wire_message_of
+from polyfed.flower.roster import Roster
 from polyfed.flower.server_app import run_on_grid
+from polyfed.flower.transport import Transport
 from polyfed.flower.wire_message import DESCRIBE, BadMessage, WireMessage
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.lifecycle import train_run
@@ -161,6 +163,45 @@ def test_a_node_that_says_its_loss_is_not_finite_does_not_end_the_others_run(
         found = run(tmp_path, meddle)
     assert found.experiment.server.round == 1
     assert "Round 1: client small is dropped: the loss became [31mnan" in caplog.messages
+
+
+def test_an_answer_that_flower_cannot_put_together_leaves_only_its_node_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node writes the parts of its answers itself: an array without the chunks that it names is an error of Flower's when it is pulled."""
+    pull = FakeGrid.pull_messages
+
+    def pulled(grid: FakeGrid, message_ids: list[str]) -> list[Message]:
+        found = pull(grid, message_ids)
+        if any(message.metadata.src_node_id == ODD and message.metadata.message_type.startswith("train") for message in found):
+            raise IndexError("list index out of range")
+        return found
+
+    monkeypatch.setattr(FakeGrid, "pull_messages", pulled)
+    with caplog.at_level(logging.WARNING, "polyfed"):
+        found = run(tmp_path, honest)
+    assert found.experiment.server.round == 1
+    assert "Round 1: client small is dropped: its answer cannot be put together (IndexError)." in caplog.messages
+
+
+def test_where_the_run_names_no_model_a_node_that_names_code_or_another_model_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its name sorts first, and the first node's word counted for all."""
+    nameless = dataclasses.replace(SMALL, model=None)
+
+    def meddle(asked: Message, answered: Message) -> Message:
+        told = copy.deepcopy(dict(wire_message_of(answered.content).control))
+        if "description" in told:
+            told["description"]["default_model"] = "os:getcwd" if asked.metadata.dst_node_id == ODD else "small_cnn"
+            answered.content = records_of([WireMessage(told)])[0]
+        return answered
+
+    grid = FakeGrid(nameless, tmp_path / "nodes", CONFIGS, meddle)
+    with caplog.at_level(logging.WARNING, "polyfed"):
+        nodes = Roster(Transport(grid), own_model=True).gather(2, 1.0)  # type: ignore[arg-type]
+    assert [node.client for node in nodes] == ["big", "middle"]
+    assert any("those of small a model by the name of code, which nodes may not name" in text for text in caplog.messages)
 
 
 def test_a_description_is_exactly_what_the_node_wrote(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 from polyfed.errors import ClientFailure
 from polyfed.flower import resident
 from polyfed.flower.descriptions import own_versions
+from polyfed.flower.private_sockets import LONGEST_PATH
 from polyfed.flower.wire_message import DESCRIBE, WireMessage
 from polyfed.settings import Settings
 
@@ -84,12 +85,12 @@ def test_only_this_user_reaches_it(tmp_path: Path) -> None:
 def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 4711)
     with pytest.raises(ClientFailure, match="belongs to somebody else"):
-        resident.private(tmp_path / "resident")
+        resident.socket_path(SETTINGS, {"state": str(tmp_path)})
 
 
 def test_a_long_path_does_not_hinder_it(tmp_path: Path) -> None:
     address = resident.socket_path(SETTINGS, {"state": str(tmp_path / ("x" * 120))})
-    assert len(str(address)) <= resident.LONGEST_SOCKET_PATH
+    assert len(str(address)) <= LONGEST_PATH
 
 
 def test_other_settings_or_nodes_have_processes_of_their_own(tmp_path: Path) -> None:

@@ -34,6 +34,13 @@ def test_the_server_asks_again_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     assert grid.pull_objects.keywords["initial_backoff"] == 0.1
 
 
+def test_clientapps_ask_again_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    clientapp = importlib.import_module(waits.CLIENTAPP)
+    monkeypatch.setattr(clientapp, "pull_and_inflate_object_from_tree", clientapp.pull_and_inflate_object_from_tree)
+    assert waits.shorten_clientapp()
+    assert clientapp.pull_and_inflate_object_from_tree.keywords == {"initial_backoff": 0.1, "backoff_cap": 0.5}
+
+
 def test_another_release_keeps_its_own_waits(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(waits, "NODE", "flwr.no_such_module")
     with caplog.at_level(logging.INFO, "polyfed"):

@@ -67,9 +67,11 @@ class Deployed:
     def host(self) -> str:
         return self.machines["server"].address
 
-    def start(self, name: str, machine: str, words: Sequence[str]) -> Process:
-        """Start ``polyfed`` on a machine."""
-        command = self.machines[machine].command([str(PROGRAMS / "polyfed"), *words])
+    def start(
+        self, name: str, machine: str, words: Sequence[str], program: Sequence[str] = (str(PROGRAMS / "polyfed"),)
+    ) -> Process:
+        """Start ``polyfed``, or another program that takes its words, on a machine."""
+        command = self.machines[machine].command([*program, *words])
         process = logged_process(name, command, self.folder / f"{name}.log", variables(), self.folder)
         self.processes.append(process)
         return process

@@ -83,6 +83,7 @@ class Fault:
         first = next(iter(entries))
         wrong = {
             "nan": {first: torch.full_like(entries[first], torch.nan)},
+            "large": {first: torch.full_like(entries[first], 1e6)},
             "shape": {first: torch.zeros(2, 2)},
             "extra": {"surprise": torch.zeros(2)},
             "huge": {"surprise": torch.zeros(96 * 1024 * 1024, dtype=torch.uint8)},

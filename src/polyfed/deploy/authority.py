@@ -36,6 +36,8 @@ from polyfed.flower.certificates import (
 AUTHORITY_DAYS, CERTIFICATE_DAYS = 3650, 90
 RENEWED_BEFORE = 1 / 3
 """A certificate is renewed when this share of its time is left."""
+LOOPBACK_DAYS = AUTHORITY_DAYS
+"""Certificates that never leave a machine: the processes that use them read them once, and may run for years."""
 
 
 class BadRequest(ValueError):

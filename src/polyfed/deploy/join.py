@@ -17,7 +17,7 @@ from pathlib import Path
 
 import tomli_w
 
-from polyfed.deploy.authority import kept_authority, kept_server
+from polyfed.deploy.authority import LOOPBACK_DAYS, kept_authority, kept_server
 from polyfed.deploy.enrol_client import Unreachable, clock_problem, enrol, hello, own_context, renewed
 from polyfed.deploy.forwarder import Forwarder, server_context
 from polyfed.deploy.kit import Kit
@@ -69,7 +69,7 @@ class Node:
     def forwarder(self) -> Forwarder:
         """The forwarder between the SuperNode and the server."""
         certificates = self.folder.local_certificates
-        kept_server(certificates, kept_authority(certificates, "polyfed node on loopback"), [])
+        kept_server(certificates, kept_authority(certificates, "polyfed node on loopback"), [], LOOPBACK_DAYS)
         audit = AuditLog(self.folder.audit)
         return Forwarder(
             server_context(certificates / SERVER_CERTIFICATE, certificates / SERVER_KEY),

@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 
-from polyfed.deploy.authority import kept_authority, kept_server
+from polyfed.deploy.authority import LOOPBACK_DAYS, kept_authority, kept_server
 from polyfed.deploy.control import Control
 from polyfed.deploy.enrolment import Enrolment, Service
 from polyfed.deploy.front import Front, nginx, reload
@@ -166,7 +166,7 @@ class Server:
         self.authority = kept_authority(folder.certificates, f"polyfed at {wanted.host}"[:64])
         kept_server(folder.certificates, self.authority, [wanted.host])
         link_authority = kept_authority(folder.link_certificates, "polyfed SuperLink on loopback")
-        kept_server(folder.link_certificates, link_authority, [])
+        kept_server(folder.link_certificates, link_authority, [], LOOPBACK_DAYS)
         self.link_port = free_port()
         self.service = Service(Enrolment(folder.path, self.authority, self.audit, self.let_in_and_wait), folder.front_secret)
         self.front = Front(

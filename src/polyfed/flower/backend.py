@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from flwr.app import Message, MessageType
+from flwr.app import MessageType
 
 from polyfed.backends.base import Outcome, StagingBackend
 from polyfed.core.conversation import EVALUATION, TRAINING, Ask
@@ -23,6 +23,7 @@ from polyfed.errors import DataError
 from polyfed.flower.codec import Encoder, payload_of
 from polyfed.flower.records import size_of
 from polyfed.flower.roster import Roster, read_answer, reason_in
+from polyfed.flower.transport import Sent
 from polyfed.flower.wire_message import BadMessage, WireMessage
 from polyfed.runs.client_state_files import version_name
 
@@ -80,8 +81,7 @@ class FlowerBackend(StagingBackend):
         sent = self.roster.transport.send(messages, CATEGORIES.get(ask.purpose, MessageType.QUERY), str(ask.round), self.timeout)
         del messages, encoder
         for client, node in nodes.items():
-            message = self.roster.transport.wait(sent[node])
-            yield self.read(message, client, node, versions[client], bounds[client])
+            yield self.read(sent[node], client, versions[client], bounds[client])
 
     def message_for(self, encoder: Encoder, ask: Ask, client: str) -> WireMessage:
         """The message of an ask to one client."""
@@ -101,12 +101,13 @@ class FlowerBackend(StagingBackend):
         }
         return encoder.encode(ask.payloads[client], control)
 
-    def read(self, message: Message | None, client: str, node: int, version: str, bound: int) -> Outcome:
+    def read(self, sent: Sent, client: str, version: str, bound: int) -> Outcome:
         """What came of the question at one client; whatever is wrong with an answer leaves only this client out."""
         try:
+            message = self.roster.transport.wait(sent)
             if message is not None and message.has_content() and (size := size_of(message.content)) > bound:
                 raise BadMessage(f"its answer is {size} bytes large, at most {bound} were expected")
-            return self.outcome(read_answer(message, node, self.timeout), client, version)
+            return self.outcome(read_answer(message, sent.node, self.timeout), client, version)
         except BadMessage as error:
             return Outcome(client, None, ClientState(), problem=f"{error}.")
 

@@ -189,11 +189,15 @@ def _mapping(value: object, what: str, read: Callable[[object, str], T], most: i
 
 
 # ------------------------------------------------------------------------------------------------------ nodes together
-def those_that_fit(nodes: Mapping[int, Description]) -> tuple[dict[int, Description], dict[int, str]]:
+def those_that_fit(nodes: Mapping[int, Description], own_model: bool = False) -> tuple[dict[int, Description], dict[int, str]]:
     """The nodes that can train one model, and why the others are left out.
 
     Of nodes with the same name the first one counts. Where data differ, those stay that most nodes agree with; without a majority
     nobody can say who is odd.
+
+    Args:
+        nodes: by their numbers.
+        own_model: whether the run trains the data's own model, so that nodes must agree on it as well.
     """
     fit: dict[int, Description] = {}
     problems: dict[int, str] = {}
@@ -205,29 +209,33 @@ def those_that_fit(nodes: Mapping[int, Description]) -> tuple[dict[int, Descript
             )
         else:
             fit[node] = described
-    usual = usual_kind(list(fit.values()))
+    usual = usual_kind(list(fit.values()), own_model)
     for node, described in list(fit.items()):
-        if why := difference(usual, described):
+        if why := difference(usual, described, own_model):
             problems[node] = why
             del fit[node]
     return fit, problems
 
 
-def usual_kind(nodes: Sequence[Description]) -> Description:
+def usual_kind(nodes: Sequence[Description], own_model: bool = False) -> Description:
     """The first of the nodes whose data most others share; an error where two kinds are equally frequent."""
-    kinds = Counter(map(_kind, nodes))
+    kinds = Counter(_kind(node, own_model) for node in nodes)
     ranked = kinds.most_common(2)
-    first = {_kind(node): node for node in reversed(nodes)}
+    first = {_kind(node, own_model): node for node in reversed(nodes)}
     if len(ranked) > 1 and ranked[0][1] == ranked[1][1]:
-        raise DataError(difference(first[ranked[0][0]], first[ranked[1][0]]))
+        raise DataError(difference(first[ranked[0][0]], first[ranked[1][0]], own_model))
     return first[ranked[0][0]]
 
 
-def _kind(node: Description) -> tuple[object, ...]:
+def _kind(node: Description, own_model: bool) -> tuple[object, ...]:
+    return (*_data_kind(node), node.default_model if own_model else "")
+
+
+def _data_kind(node: Description) -> tuple[object, ...]:
     return node.task, node.classes, node.input_shape, node.input_type, node.mean, node.std
 
 
-def difference(usual: Description, other: Description) -> str:
+def difference(usual: Description, other: Description, own_model: bool = False) -> str:
     """In what the data of a node differ from the usual; empty where they do not."""
     if other.task != usual.task:
         return f"{usual.client} has data for {usual.task}, {other.client} for {other.task}. All nodes need the same task."
@@ -241,12 +249,25 @@ def difference(usual: Description, other: Description) -> str:
             f"Inputs of {usual.client} have the shape {usual.input_shape}, those of {other.client} {other.input_shape}. "
             "All nodes need the same."
         )
-    if _kind(other) != _kind(usual):
+    if _data_kind(other) != _data_kind(usual):
         return (
             f"{usual.client} scales its inputs by mean {usual.mean} and deviation {usual.std} ({usual.input_type}), {other.client} "
             f"by {other.mean} and {other.std} ({other.input_type}). All nodes need the same normalisation."
         )
+    if own_model and other.default_model != usual.default_model:
+        return (
+            f"The data of {usual.client} bring {_shown_model(usual)}, those of {other.client} {_shown_model(other)}. "
+            "All nodes need the same where the run names no model."
+        )
     return ""
+
+
+def _shown_model(node: Description) -> str:
+    return (
+        f"the model {node.default_model}"
+        if node.default_model
+        else "a model by the name of code, which nodes may not name to the server"
+    )
 
 
 def _few(names: Sequence[str]) -> str:

@@ -10,13 +10,15 @@ and model. It stays a single thread, so that forking is safe, and talks to the n
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
 import signal
+import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import flwr.supernode.runtime.run_clientapp as clientapp
@@ -29,16 +31,21 @@ from flwr.supercore.runtime import RuntimeHttpClient
 import polyfed.flower.node  # noqa: F401 - imported now, so that what is forked need not
 from polyfed.flower import resident
 from polyfed.flower.direct_http import send_directly
-from polyfed.flower.lean_objects import lean_chunks
+from polyfed.flower.lean_objects import lean_arrays
+from polyfed.flower.local_objects import use_objects, waiting_for_work
+from polyfed.flower.waits import shorten_clientapp
 
 log = logging.getLogger("polyfed")
 PAUSE = 0.1
+"""Seconds between two looks for work, where the SuperNode does not say when there is some."""
 
 
 def run(address: str, secret: bytes | None = None) -> None:
     """Work for the node with this address until it is ended; ``secret`` is that of its Runtime, where it asks for one."""
     send_directly()
-    lean_chunks()
+    lean_arrays()
+    use_objects(clientapp, address)
+    shorten_clientapp()
     # Nobody waits for the processes that are forked.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     client = RuntimeHttpClient.from_server_address(
@@ -54,10 +61,21 @@ def run(address: str, secret: bytes | None = None) -> None:
         acquired = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
         if acquired.HasField("task") and acquired.token:
             forked(lambda token=acquired.token: answer(address, token, wish))  # type: ignore[misc]
-        ready, _, _ = select.select([wanted], [], [], PAUSE)
-        if ready:
-            for line in os.read(wanted, select.PIPE_BUF).decode().splitlines():
-                forked(lambda place=line: reside(Path(place)))  # type: ignore[misc]
+        for place in wishes_until_work(address, wanted):
+            forked(lambda place=place: reside(place))  # type: ignore[misc]
+
+
+def wishes_until_work(address: str, wanted: int) -> Iterator[Path]:
+    """Return when there may be work; meanwhile, the places of resident processes that ClientApps wish for."""
+    work = waiting_for_work(address)
+    with work or contextlib.nullcontext():
+        while True:
+            ends: list[int | socket.socket] = [wanted, work] if work else [wanted]
+            ready, _, _ = select.select(ends, [], [], None if work else PAUSE)
+            if wanted in ready:
+                yield from map(Path, os.read(wanted, select.PIPE_BUF).decode().splitlines())
+            if work in ready or not work:
+                return
 
 
 def with_secret(secret: bytes | None) -> list[SuperExecAuthHttpInterceptor]:

@@ -1,38 +1,63 @@
-"""Flower's array chunks without the work that Flower 1.41 does on them several times over.
+"""Flower's arrays and their chunks without the copies that Flower 1.41 makes of them.
 
 An array travels in chunks of 5 MB. Flower copies and hashes each chunk again whenever its id is asked for, two or three times a message,
-and copies it once more when it arrives. Chunks never change, so their ids may be remembered, and a view of what arrived is enough.
+copies it twice more when it is sent and once when it arrives, and joins chunks in two copies of the whole array. Chunks never change, so
+their ids may be remembered, and a view of what arrived is enough; an array needs one copy.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from typing import Any
 
 log = logging.getLogger("polyfed")
 
+LONGEST_HEAD = 256
+"""Bytes: a chunk has no children, so its head is its type and its length."""
 
-def lean_chunks() -> bool:
-    """Remember the ids of chunks in this process, and do not copy those that arrive; False where this release has others."""
+
+def lean_arrays() -> bool:
+    """Handle arrays in this process with fewer copies; False where this release of Flower has others."""
     try:
-        from flwr.app.message import arraychunk
-        from flwr.supercore.inflatable.inflatable_object import HEAD_BODY_DIVIDER
-
-        chunk, _ = arraychunk.ArrayChunk, arraychunk.get_object_body
-    except (ImportError, AttributeError):
+        from flwr.app.message.array import Array
+        from flwr.app.message.arraychunk import ArrayChunk
+        from flwr.supercore.constant import HEAD_BODY_DIVIDER
+        from flwr.supercore.inflatable.inflatable_object import get_object_body, get_object_children_ids_from_object_content
+    except ImportError:
         log.info("This release of Flower has no array chunks as in 1.41: it handles them in its own way.")
         return False
 
-    def body(content: bytes, cls: type[Any]) -> memoryview:
-        head, found, _ = bytes(memoryview(content)[:LONGEST_HEAD]).partition(HEAD_BODY_DIVIDER)
-        if not found or head.split(b" ")[0] != cls.__qualname__.encode():
+    def head(chunk: ArrayChunk) -> bytes:
+        return f"{ArrayChunk.__qualname__}  {len(chunk.data)}".encode() + bytes(HEAD_BODY_DIVIDER)
+
+    def chunk_id(chunk: ArrayChunk) -> str:
+        if "_object_id" not in chunk.__dict__:
+            found = hashlib.sha256(head(chunk))
+            found.update(chunk.data)
+            chunk.__dict__["_object_id"] = found.hexdigest()
+        return str(chunk.__dict__["_object_id"])
+
+    def chunk_sent(chunk: ArrayChunk) -> bytes:
+        return b"".join((head(chunk), chunk.data))
+
+    def chunk_arrived(cls: type[ArrayChunk], content: bytes, children: Any = None) -> ArrayChunk:
+        first, found, _ = bytes(memoryview(content)[:LONGEST_HEAD]).partition(HEAD_BODY_DIVIDER)
+        if children or not found or first.split(b" ")[0] != cls.__qualname__.encode():
             raise ValueError(f"A {cls.__qualname__} was expected.")
-        return memoryview(content)[len(head) + len(HEAD_BODY_DIVIDER) :]
+        return cls(memoryview(content)[len(first) + len(HEAD_BODY_DIVIDER) :])
 
-    chunk.is_dirty = property(lambda self: False)
-    vars(arraychunk).update(get_object_body=body)
+    def array_arrived(cls: type[Array], content: bytes, children: Any = None) -> Array:
+        told, ids = json.loads(get_object_body(content, cls)), get_object_children_ids_from_object_content(content)
+        chunks = [ids[number] for number in told["arraychunk_ids"]]
+        if set(chunks) != set(children or {}):
+            raise ValueError("An array does not have the chunks that it names.")
+        data = b"".join(children[name].data for name in chunks)
+        return cls(dtype=told["dtype"], shape=tuple(told["shape"]), stype=told["stype"], data=data)
+
+    changes = {"object_id": property(chunk_id), "deflate": chunk_sent, "inflate": classmethod(chunk_arrived)}
+    for name, value in changes.items():
+        setattr(ArrayChunk, name, value)
+    Array.inflate = classmethod(array_arrived)
     return True
-
-
-LONGEST_HEAD = 256
-"""Bytes: a chunk has no children, so its head is its type and its length."""

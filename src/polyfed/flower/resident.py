@@ -13,10 +13,8 @@ import json
 import logging
 import os
 import socket
-import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -25,6 +23,7 @@ from typing import Any
 
 from polyfed.errors import ClientFailure
 from polyfed.flower.node_folders import home_of
+from polyfed.flower.private_sockets import socket_in
 from polyfed.flower.run_config import read_settings
 from polyfed.flower.wire_message import BadMessage, WireMessage, receive, refusal, send
 
@@ -33,7 +32,6 @@ log = logging.getLogger("polyfed")
 IDLE_MINUTES = 15.0
 START_LIMIT = 180.0
 TRIES = 2
-LONGEST_SOCKET_PATH = 100
 LOOK_EVERY = 2.0
 SETTINGS, CONFIG, WATCHED, IDLE, PATHS = "settings", "config", "watched", "idle", "paths"
 STARTED: list[subprocess.Popen[bytes]] = []
@@ -118,21 +116,7 @@ def socket_path(settings: str, config: Mapping[str, Any]) -> Path:
     """Where the resident process for these settings and this node listens."""
     key = json.dumps([settings, sorted(config.items()), sys.version, os.environ.get("FLWR_HOME", "")], default=str)
     name = f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.sock"
-    folder = home_of(config) / "resident"
-    if len(str(folder / name).encode()) > LONGEST_SOCKET_PATH:
-        folder = Path(tempfile.gettempdir()) / f"polyfed-{os.getuid()}"
-    return private(folder) / name
-
-
-def private(folder: Path) -> Path:
-    """A folder that only this user may enter."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    found = folder.stat()
-    if found.st_uid != os.getuid():
-        raise ClientFailure(f"{folder} belongs to somebody else. Name another folder with --node-config 'state=\"DIR\"'.")
-    if stat.S_IMODE(found.st_mode) != 0o700:
-        folder.chmod(0o700)
-    return folder
+    return socket_in(home_of(config) / "resident", name)
 
 
 def log_path(address: Path) -> Path:

@@ -29,11 +29,13 @@ class Roster:
         transport: how nodes are reached.
         timeout: seconds a node may take to describe itself.
         patience: seconds to wait for a node that has gone.
+        own_model: whether the run trains the data's own model, on which nodes must agree then.
     """
 
     transport: Transport
     timeout: float = 300.0
     patience: float = 120.0
+    own_model: bool = False
     nodes: dict[str, int] = field(default_factory=dict)
     described: dict[str, Description] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
@@ -48,7 +50,7 @@ class Roster:
             wanted: clients that are waited for as well, where a run goes on; then no others take part.
         """
         found, problems = self._await(least, limit, wanted)
-        found, odd = those_that_fit(found) if found else (found, {})
+        found, odd = those_that_fit(found, self.own_model) if found else (found, {})
         problems |= odd
         self.refused |= set(odd)
         for node, problem in problems.items():

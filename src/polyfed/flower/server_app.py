@@ -22,7 +22,7 @@ from polyfed.core.workbench import Workbench
 from polyfed.errors import SettingError
 from polyfed.flower.backend import FlowerBackend
 from polyfed.flower.direct_http import send_over_grid_directly
-from polyfed.flower.lean_objects import lean_chunks
+from polyfed.flower.lean_objects import lean_arrays
 from polyfed.flower.placeholder_federation import federation_of
 from polyfed.flower.resident import end_when_gone, process_mark
 from polyfed.flower.roster import Roster
@@ -70,7 +70,7 @@ def prepare(grid: Grid) -> None:
     """Make this process ready for a run: its log, shorter waits, faster exchanges, and an end when who started it has gone."""
     show_log()
     shorten_server()
-    lean_chunks()
+    lean_arrays()
     send_over_grid_directly(grid)
     # Flower interrupts a ServerApp whose parent has gone, but one that waits for its threads does not hear that, and holds its run folder.
     end_when_gone(process_mark(os.getppid()), "The process that started this run")
@@ -84,7 +84,12 @@ def run_on_grid(grid: Grid, settings: Settings, config: Mapping[str, object]) ->
         raise SettingError(f"{settings.method} brings the data of all clients together; over Flower they stay where they are.")
     settings = dataclasses.replace(settings, backend="flower")
     refuse_unused(settings)
-    roster = Roster(Transport(grid), timeout=number(config, DESCRIBE_TIMEOUT), patience=number(config, PATIENCE))
+    roster = Roster(
+        Transport(grid),
+        timeout=number(config, DESCRIBE_TIMEOUT),
+        patience=number(config, PATIENCE),
+        own_model=settings.model is None,
+    )
     out = str(config.get(OUT, ""))
     nodes = roster.gather(max(1, int(number(config, MIN_NODES))), number(config, WAIT), clients_before(out))
     for node in nodes:

@@ -7,9 +7,10 @@ It takes the options of ``flower-supernode`` and runs Flower's own program.
 
 from __future__ import annotations
 
-from flwr.supernode.cli.flower_supernode import flower_supernode
+import importlib
 
 from polyfed.flower.direct_http import send_directly
+from polyfed.flower.local_objects import offer_objects
 from polyfed.flower.waits import shorten_node
 
 
@@ -17,7 +18,10 @@ def main() -> None:
     """A SuperNode."""
     shorten_node()
     send_directly()
-    flower_supernode()
+    # By its name: in flwr.supernode.cli a function of the same name hides the module.
+    program = importlib.import_module("flwr.supernode.cli.flower_supernode")
+    offer_objects(program)
+    program.flower_supernode()
 
 
 if __name__ == "__main__":

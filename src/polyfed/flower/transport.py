@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from polyfed.flower.records import records_of
-from polyfed.flower.wire_message import ACTION, WireMessage
+from polyfed.flower.wire_message import ACTION, BadMessage, WireMessage
 
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.25
+SHORTEST_PAUSE, LONGEST_PAUSE, SHARE = 0.05, 1.0, 0.05
+"""Seconds between two looks for an answer, each a request to the SuperLink: a share of the time waited so far, within bounds."""
 GRACE = 60.0
+MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
+"""What Flower raises while it puts a message together whose parts a node wrote; none of them is an error of the network."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +50,22 @@ class Transport:
         """Raise when no answer can come any more."""
 
     def wait(self, sent: Sent) -> Message | None:
-        """The answer to a message; None when there is none in time."""
-        pause = SHORTEST_PAUSE
+        """The answer to a message; None when there is none in time; ``BadMessage`` when it cannot be put together."""
+        begin = time.monotonic()
         while sent.id:
             self.check()
-            for message in self.grid.pull_messages([sent.id]):
+            for message in self.pulled(sent.id):
                 if message.metadata.reply_to_message_id == sent.id:
                     return message
-            if time.monotonic() >= sent.deadline:
+            if (now := time.monotonic()) >= sent.deadline:
                 return None
-            time.sleep(pause)
-            pause = min(pause * 1.5, LONGEST_PAUSE)
+            time.sleep(min(max(SHORTEST_PAUSE, SHARE * (now - begin)), LONGEST_PAUSE))
         return None
+
+    def pulled(self, message_id: str) -> Iterable[Message]:
+        """Fetch the answer to a message, where there is one."""
+        try:
+            found: Iterable[Message] = self.grid.pull_messages([message_id])
+        except MALFORMED as error:
+            raise BadMessage(f"its answer cannot be put together ({type(error).__name__})") from error
+        return found

@@ -17,6 +17,7 @@ from typing import Any
 log = logging.getLogger("polyfed")
 
 NODE, SERVER = "flwr.supernode.start_client_internal", "flwr.superlink.grid.http_grid"
+CLIENTAPP = "flwr.supernode.runtime.run_clientapp"
 LOOK_FOR_MESSAGES = 0.5
 """Seconds between a node's questions to the server; each is a request over the network."""
 LOOK_FOR_REPLIES = 0.05
@@ -40,6 +41,11 @@ class ShorterSleep:
 def shorten_node() -> bool:
     """Shorten the waits of the SuperNode that runs in this process; False where this release of Flower has others."""
     return _replaced(NODE, "time", lambda _: ShorterSleep()) and _replaced(NODE, "pull_objects", _sooner)
+
+
+def shorten_clientapp() -> bool:
+    """Shorten the waits of ClientApps that run in this process: they start before their message has arrived."""
+    return _replaced(CLIENTAPP, "pull_and_inflate_object_from_tree", _sooner)
 
 
 def shorten_server() -> bool:

@@ -1,0 +1,147 @@
+"""The server distrusts nodes, with real processes: three honest nodes and two that lie, over one SuperLink.
+
+``tests/flower/test_distrust.py`` has more lies, told in one process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
+pytest.importorskip("cryptography", reason="needs the flower extra: pip install 'polyfed[flower]'")
+
+from flwr.app import Message
+
+from helpers.flower_fakes import FakeGrid
+from helpers.flower_harness import Ended, Trial
+from helpers.flower_runs import LISTED, NODES, SMALL, SUPERNODE, Site, digest_in, in_process, settings_for
+from helpers.lying_executor import DESCRIPTION, LIES, REFUSAL
+from helpers.paths import TESTS
+from polyfed.core.code_gate import allow, code_in
+from polyfed.flower.descriptions import own_versions
+from polyfed.flower.records import records_of, wire_message_of
+from polyfed.flower.server_app import run_on_grid
+from polyfed.flower.wire_message import WireMessage
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.result import Result
+from polyfed.settings import Settings
+
+pytestmark = [pytest.mark.flower, pytest.mark.slow]
+
+LIARS = ("post", "print")
+CLASSES = 10
+ALL = dataclasses.replace(SMALL, unseen=())
+"""The settings of runs in process in which the liars' domains take part too."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("liars")
+    configs = [f'domain="{name}" state="{folder / "state" / name}" code="{LISTED}"' for name in (*NODES, *LIARS)]
+    command = ("python", "-m", "helpers.lying_executor")
+    with Trial(folder, configs, {"PYTHONPATH": str(TESTS)}, command, SUPERNODE) as trial:
+        yield Site(trial, folder)
+
+
+def run(site: Site, settings: Settings, **lies: dict[str, Any]) -> Ended:
+    """A run in which the liars tell these lies."""
+    for name in LIARS:
+        file = site.folder / "state" / name / LIES
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(lies.get(name, {})))
+    ended = site.run(dataclasses.replace(settings, unseen=()))
+    assert ended.status == "finished:completed", ended.log
+    return ended
+
+
+def describing(**values: Any) -> dict[str, Any]:
+    return {DESCRIPTION: values}
+
+
+def left_out(log: str) -> list[str]:
+    """What the server says of nodes that it leaves out, in alphabetical order."""
+    return sorted(line.split("cannot take part: ")[1] for line in log.splitlines() if "cannot take part: " in line)
+
+
+def counts(number: int) -> dict[str, Any]:
+    """A description of so many examples, all of one class."""
+    return describing(class_counts=[number, *[0] * (CLASSES - 1)], samples=number)
+
+
+def test_another_class_list_and_zero_samples_are_left_out_by_name(site: Site) -> None:
+    ended = run(site, settings_for("fedbn"), post=describing(classes=[f"x{n}" for n in range(CLASSES)]), print=counts(0))
+    said = left_out(ended.log)
+    assert len(said) == 2 and "it has no training examples" in "".join(said), said
+    assert "post has x0, x1, x2, x3, x4, ... (10). All nodes need the same classes in the same order." in "".join(said)
+    assert digest_in(ended.log) == in_process(settings_for("fedbn")).digest
+
+
+def test_counts_of_1e12_and_2e7_samples_are_left_out_by_name(site: Site) -> None:
+    ended = run(site, settings_for("fedbn"), post=counts(10**12), print=counts(2 * 10**7))
+    said = left_out(ended.log)
+    assert ["found 1000000000000" in text or "found 20000000" in text for text in said] == [True, True], said
+    assert digest_in(ended.log) == in_process(settings_for("fedbn")).digest
+
+
+def test_a_duplicate_name_is_left_out_and_a_node_that_names_code_too(site: Site) -> None:
+    """``os:getcwd`` was imported and called; its name sorts first, and the first node's word counted for the model."""
+    ended = run(site, settings_for("fedbn"), post=describing(client="pen"), print=describing(client="a", default_model="os:getcwd"))
+    said = left_out(ended.log)
+    assert len(said) == 2
+    assert any("Two nodes call themselves pen; the second is left out" in text for text in said), said
+    assert any("those of a a model by the name of code, which nodes may not name to the server" in text for text in said), said
+
+
+def test_not_finite_replies_are_dropped_and_names_lose_their_control_characters(site: Site) -> None:
+    refusal = {"ok": False, "kind": "not_finite", "problem": "the loss became \x1b[31mnan"}
+    ended = run(site, settings_for("fedavg"), post={REFUSAL: refusal}, print=describing(client="pr\x1b[2J\x07int"))
+    assert "Client pr[2Jint: print, " in ended.log
+    for number in (1, 2):
+        assert f"Round {number}: client post is dropped: the loss became [31mnan" in ended.log
+        assert (
+            f"Round {number}: client pr[2Jint is dropped: This node is client print, but was asked as client pr[2Jint" in ended.log
+        )
+    assert "\x1b[2J" not in ended.log and "\x07" not in ended.log
+    assert digest_in(ended.log) == in_process(settings_for("fedavg")).digest
+
+
+def test_bounds_hold_against_a_node_that_claims_many_samples_and_sends_a_large_update(site: Site, tmp_path: Path) -> None:
+    """The other liar has another version. A million claimed samples bring half of the weights, and an update of any size its largest norm: as over fakes, to the bit."""
+    settings = settings_for('fedavg + faulty(client="post", round=1, what="large")', dataclasses.replace(ALL, rounds=1))
+    bounded = dataclasses.replace(settings, max_weight_share=0.5, max_update_norm=0.5)
+    lies = {"post": counts(10**6), "print": describing(versions={**own_versions(), "polyfed": "9.9"})}
+    ended = run(site, bounded, **lies)
+    (said,) = left_out(ended.log)
+    assert "it has another version of polyfed 9.9" in said
+    expected = over_fakes(bounded, lies["post"], tmp_path)
+    assert digest_in(ended.log) == expected.digest
+    assert re.search(r"the update of client post has the norm \S+ and is scaled to 0.5", ended.log)
+    server = expected.experiment.server
+    weights = server.usual_weights(server.ids)
+    assert weights["post"] == sum(weights.values()) / 2
+    start = Experiment(bounded).server.state
+    moved = sum(float((server.state[name].double() - start[name].double()).square().sum()) for name in start)
+    assert 0 < moved <= 0.5**2
+
+
+def over_fakes(settings: Settings, boast: dict[str, Any], folder: Path) -> Result:
+    """The same run over a Grid in this process, with the same lie."""
+
+    def meddle(asked: Message, answered: Message) -> Message:
+        told = dict(wire_message_of(answered.content).control)
+        if told.get(DESCRIPTION, {}).get("client") == "post":
+            answered.content = records_of([WireMessage({**told, DESCRIPTION: {**told[DESCRIPTION], **boast[DESCRIPTION]}})])[0]
+        return answered
+
+    allow(code_in(load=settings.load))
+    grid = FakeGrid(
+        settings, folder / "nodes", {number: {"domain": name} for number, name in enumerate((*NODES, *LIARS), 1)}, meddle
+    )
+    return run_on_grid(grid, settings, {"out": str(folder / "run"), "min-nodes": 5, "wait": 1.0})  # type: ignore[arg-type]
