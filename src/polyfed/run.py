@@ -164,7 +164,7 @@ def sweep(
     )
 
 
-def doctor(data: Any = "digits-mini", model: Model = None, **settings: Any) -> Diagnosis:
+def doctor(data: Any = "digits-mini", model: Model = None, aggregates_only: bool = False, **settings: Any) -> Diagnosis:
     """Whether batch norm will hurt a federation, and what to use instead, told from a few steps at each client.
 
     No test image is read, and nothing is written.
@@ -172,6 +172,7 @@ def doctor(data: Any = "digits-mini", model: Model = None, **settings: Any) -> D
     Args:
         data: as for ``polyfed.run``.
         model: as for ``polyfed.run``.
+        aggregates_only: see only sums of each client, as over Flower; what needs images in one place is left out.
         settings: any field of ``polyfed.Settings``; ``batch_size``, ``clients_per_round`` and ``partition`` matter most.
 
     Returns:
@@ -183,7 +184,7 @@ def doctor(data: Any = "digits-mini", model: Model = None, **settings: Any) -> D
     """
     from polyfed.diagnosis.examine import examine
 
-    return examine(data, model, **settings)
+    return examine(data, model, aggregates_only, **settings)
 
 
 def estimate(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from helpers.command_line import Command
 from polyfed.cli.fitted_table import FittedTable
 from polyfed.cli.output import View, print_footnotes, print_table
+from polyfed.experiments import files
 
 WIDTH = 80
 METHODS = "fedavg; fedbn + agc(clip=1.28); fixbn(freeze_at=0.5) with lr=0.1, weight_decay=0.001"
@@ -116,6 +117,77 @@ def test_the_doctor_fits(at: At, images: Path) -> None:
     assert "(1 more column: --wide)" in narrow and "known" in broad
     assert narrow.count("More: --explain.") == 1
     assert "known: the lowest and highest of polyfed's reference federations." in broad
+
+
+def test_a_sweep_fits(at: At) -> None:
+    """The second call reads the trials of the first, so both print the same numbers."""
+    data = (
+        "sweep",
+        "digits-mini(per_domain=20)",
+        "--methods",
+        "fedavg; fedbn + agc(clip=1.28)",
+        "--model",
+        "lenet",
+        "--rounds",
+        "1",
+    )
+    grid = ("--lr", "0.01,0.1", "--set-grid", "momentum=0.0,0.9", "--set-grid", "weight-decay=0.0,0.001", "--out", "out")
+    narrow, broad = at(WIDTH, *data, *grid), at(1000, *data, *grid, "--wide", "--explain")
+    fits(narrow, broad)
+    search, _, tests = narrow.partition("tests of the chosen settings")
+    head = next(line.split() for line in search.splitlines() if line.strip().startswith("method"))
+    assert head[0] == "method" and head[-3:] == ["validation", "%", "chosen"] and search.count("<--") == 2
+    assert "mean" in tests and "worst" in tests
+    assert narrow.count("More: --explain.") == 1 and "no test set was read for it" in broad
+
+
+def test_a_narrower_sweep_leaves_searched_settings_out(at: At) -> None:
+    data = ("sweep", "digits-mini(per_domain=20)", "--methods", "fedavg", "--model", "lenet", "--rounds", "1")
+    narrow = at(30, *data, "--lr", "0.01", "--set-grid", "weight-decay=0.0", "--out", "out").partition("tests of the")[0]
+    assert "1 more column: --wide" in " ".join(narrow.split()) and "weight_decay" not in narrow
+    assert all(len(line.rstrip()) <= 30 for line in narrow.splitlines() if "more column" not in line)
+
+
+WIDE_EXPERIMENT = """\
+title = "A comparison with many columns and a title that needs more than a line of eighty columns"
+paper = "A paper with a name"
+item = "Table 1"
+claim = "FedBN is above FedAvg."
+measure = "accuracy, percent"
+seeds = 1
+[settings]
+data = "digits-mini(per_domain=20)"
+model = "lenet"
+rounds = 1
+[methods]
+"FedAvg as published" = { method = "fedavg" }
+[[part]]
+name = "seen"
+columns = ["pen", "photo", "post", "print", "street", { name = "avg", read = "mean" }]
+rows = { "FedAvg as published" = "90.12±1.00 91.12±1.00 92.12±1.00 93.12±1.00 94.12±1.00 92.12±1.00" }
+"""
+
+
+@pytest.fixture
+def wide_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    folder = tmp_path / "experiments" / "wide"
+    folder.mkdir(parents=True)
+    (folder / "table-1.toml").write_text(WIDE_EXPERIMENT)
+    monkeypatch.setattr(files, "SHIPPED", folder.parent)
+    files.read_item.cache_clear()
+    yield
+    files.read_item.cache_clear()
+
+
+@pytest.mark.usefixtures("wide_experiment")
+def test_a_reproduced_table_fits_and_keeps_its_average(at: At) -> None:
+    words = ("reproduce", "wide/table-1", "--out", "out")
+    narrow, broad = at(WIDTH, *words), at(1000, *words, "--wide", "--explain")
+    fits(narrow, broad)
+    assert "more columns: --wide" in narrow and "more column" not in broad
+    head = next(line.split() for line in narrow.splitlines() if "avg" in line)
+    assert head[-1] == "avg" and "street" not in head and "street" in broad
+    assert "Each cell: published / ours (difference). More: --explain." in narrow
 
 
 def made() -> FittedTable:

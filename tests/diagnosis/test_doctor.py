@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import polyfed as package
 from helpers.command_line import Command
-from polyfed.core.data_types import ArrayExamples, ClientData, DataSet, Federation
+from helpers.handwriting import federation, handwriting
 from polyfed.core.method import parse
-from polyfed.data.registry import data_sets
 from polyfed.diagnosis.advice import FINE, advise
 from polyfed.diagnosis.examine import Diagnosis
 from polyfed.diagnosis.findings import Finding, findings
@@ -24,43 +22,6 @@ from polyfed.diagnosis.patient import drawn, shuffled
 from polyfed.settings import Settings
 
 MODEL = "small_cnn(width=8)"
-
-
-class Untouchable:
-    """Test examples that end the test when anything of them is read."""
-
-    def __len__(self) -> int:
-        return 50
-
-    @property
-    def labels(self) -> Tensor:
-        self.fail()
-
-    def batch(self, indices: object) -> tuple[Tensor, Tensor]:
-        self.fail()
-
-    def subset(self, indices: object) -> Untouchable:
-        self.fail()
-
-    def fail(self) -> NoReturn:
-        raise AssertionError("the doctor read test data")
-
-
-@functools.cache
-def handwriting() -> DataSet:
-    data = data_sets.build("digits-mini")
-    return replace(data, domains=tuple(replace(domain, test=Untouchable()) for domain in data.domains))
-
-
-def federation(inverted: int | None) -> Federation:
-    """Five clients with handwriting of one domain; one of them may have its colours inverted."""
-    x, y = handwriting().domain("pen").train.batch(slice(None))
-    clients = []
-    for place, part in enumerate(torch.randperm(len(y), generator=torch.Generator().manual_seed(3)).chunk(5)):
-        images = 255 - x[part] if place == inverted else x[part]
-        clients.append(ClientData(f"c{place}", ("pen",), ArrayExamples(images, y[part]), {"pen": Untouchable()}))
-    data = handwriting()
-    return Federation("five clients", data.classes, tuple(clients), {"new": Untouchable()}, preparation=data.preparation)
 
 
 @functools.cache

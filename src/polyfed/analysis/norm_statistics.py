@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from polyfed.analysis.local_models import State, require_data, server_state, states_after_training, states_as_tested
-from polyfed.core.batch_norm import BatchNorm, estimate_statistics
+from polyfed.core.batch_norm import estimate_statistics, layers_with_statistics
 from polyfed.core.data_types import Examples
 from polyfed.core.seeds import generator
 from polyfed.errors import ModelError, SettingError, nearest
@@ -122,7 +122,7 @@ def norm_statistics(
     """
     if source not in SOURCES:
         raise SettingError(f"source cannot be {source!r}. {nearest(source, SOURCES)}")
-    layers = [path for path, module in experiment.bench.model.named_modules() if _keeps_statistics(module)]
+    layers = layers_with_statistics(experiment.bench.model)
     if not layers:
         raise ModelError(f"{type(experiment.bench.model).__name__} under {experiment.method} has no batch-norm statistics.")
     found: Iterable[tuple[str, State]]
@@ -135,10 +135,6 @@ def norm_statistics(
     with threads(experiment.settings.threads):
         by_owner = {owner: _read(state, layers) for owner, state in found}
         return NormStatistics(source, {**by_owner, SERVER: _read(server_state(experiment), layers)})
-
-
-def _keeps_statistics(module: torch.nn.Module) -> bool:
-    return isinstance(module, BatchNorm) and module.running_mean is not None
 
 
 def _read(state: State, layers: list[str]) -> dict[str, Statistics]:

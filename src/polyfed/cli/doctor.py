@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from polyfed.cli.guard import stoppable
 from polyfed.cli.options import Changes, Data, Explain, Json, Quiet, Recipe, Trust, Wide, arguments, chosen_settings, with_settings
@@ -27,6 +29,9 @@ def doctor(
     trust: Trust = False,
     wide: Wide = False,
     explain: Explain = False,
+    aggregates_only: Annotated[
+        bool, typer.Option("--aggregates-only", help="See only sums of each client, as a real federation would tell them.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -34,7 +39,7 @@ def doctor(
     listen(quiet)
     settings = chosen_settings(data, values, changes, recipe, trust=trust)
     with busy("Taking a few steps at each client", quiet), stoppable("nothing was written."):
-        found = examine_data(**arguments(settings))
+        found = examine_data(**arguments(settings), aggregates_only=aggregates_only)
     if not quiet:
         print_diagnosis(found, View(wide, explain))
     if as_json:
@@ -56,12 +61,18 @@ def print_diagnosis(found: Diagnosis, view: View) -> None:
         )
     print_table(f"{found.data}: {measures.looked_at} of {measures.clients} clients looked at", shown, view)
     only = ", ".join(one.name for one in found.findings if not one.everywhere)
+    worked_out = ", worked out from sums of each client" if measures.aggregates_only else ""
     meanings = (
-        "times chance: compared with the same images dealt to clients at random.",
+        f"times chance: compared with the same images dealt to clients at random{worked_out}.",
         "known: the lowest and highest of polyfed's reference federations.",
-        f"Only a simulation can compute: {only or 'nothing'}; a real federation could compute the rest from aggregates of each client.",
+        ""
+        if measures.aggregates_only
+        else f"Only a simulation can compute: {only or 'nothing'}; a real federation computes the rest from sums of each client "
+        "(--aggregates-only; polyfed serve --doctor).",
     )
     print_footnotes("times chance: next to the same images dealt at random.", meanings, view)
+    for name, why in found.left_out.items():
+        out.print(f"{escape(name)} is left out: {escape(why)}.")
     advice = found.advice
     out.print(f"\n[bold]{escape(advice.verdict)}[/bold]: use [bold]{escape(advice.method)}[/bold], or {escape(advice.runner_up)}.")
     for reason in advice.reasons:

@@ -17,6 +17,11 @@ def batch_norms_of(model: nn.Module) -> list[BatchNorm]:
     return [module for module in model.modules() if isinstance(module, BatchNorm)]
 
 
+def layers_with_statistics(model: nn.Module) -> list[str]:
+    """The paths of all batch norms that keep running statistics, in the order of the model."""
+    return [path for path, module in model.named_modules() if isinstance(module, BatchNorm) and module.running_mean is not None]
+
+
 @torch.no_grad()
 def estimate_statistics(
     model: nn.Module, batches: Iterable[Tensor], average: Average, forward: Callable[[Tensor], object] | None = None

@@ -107,3 +107,8 @@ def forward_with_features(bench: Workbench, x: Tensor) -> tuple[Tensor, Tensor]:
     finally:
         hook.remove()
     return logits, caught[-1]
+
+
+def features_or_outputs(bench: Workbench, x: Tensor) -> Tensor:
+    """A flat vector for each input: the input of the head, or, where the head is in doubt, what the model gives."""
+    return (bench.model(x) if bench.head is None else forward_with_features(bench, x)[1]).flatten(1)

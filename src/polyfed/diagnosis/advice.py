@@ -34,7 +34,7 @@ def advise(found: Mapping[str, Finding]) -> Advice:
         return name in found and found[name].is_large
 
     reasons = tuple(one.sentence for one in found.values() if one.is_large)
-    if "gradient bias" not in found:
+    if "statistics" not in found:
         why = "The model has no batch norm, so there is nothing of it to hurt."
         return Advice("the model has no batch norm", "fedavg", "fedavg + fedprox(mu=0.01)", (why, *reasons))
     if large("smallest batch"):

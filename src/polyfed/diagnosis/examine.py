@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from polyfed.core.data_types import Federation
 from polyfed.diagnosis.advice import Advice, advise
-from polyfed.diagnosis.findings import Finding, findings
+from polyfed.diagnosis.aggregates import measured_from_aggregates
+from polyfed.diagnosis.findings import Finding, findings, left_out
 from polyfed.diagnosis.measures import Measures, measured
 from polyfed.diagnosis.patient import drawn, untested
 from polyfed.errors import PolyfedError
@@ -55,6 +57,11 @@ class Diagnosis:
         return [name for one in self.findings for name in one.details.get("apart", ())]
 
     @property
+    def left_out(self) -> dict[str, str]:
+        """Findings that there cannot be here, each with the reason."""
+        return left_out(self.measures)
+
+    @property
     def cost_words(self) -> str:
         """What the recommended method costs."""
         if self.cost is None:
@@ -76,6 +83,8 @@ class Diagnosis:
                 "reasons": self.advice.reasons,
                 "apart": self.apart,
                 "findings": [one.as_json() for one in self.findings],
+                "aggregates_only": self.measures.aggregates_only,
+                "left_out": self.left_out,
                 "clients": self.measures.clients,
                 "clients_looked_at": self.measures.looked_at,
                 "cost": None
@@ -92,21 +101,26 @@ class Diagnosis:
         lines = [f"{one.name:<15} {one.value:8.2f} {one.unit:<16} {one.sentence}" for one in self.findings]
         advice = self.advice
         told = [f"{advice.verdict}: use {advice.method} (runner-up: {advice.runner_up})", *advice.reasons, self.cost_words]
-        return "\n".join(
-            [f"{self.data}, {self.measures.looked_at} of {self.measures.clients} clients", *lines, *told, self.command]
-        )
+        lines += [f"{name:<15} left out: {why}." for name, why in self.left_out.items()]
+        title = f"{self.data}, {self.measures.looked_at} of {self.measures.clients} clients"
+        return "\n".join([title, *lines, *told, *([self.command] if self.command else [])])
 
 
-def examine(data: Any, model: Any = None, **values: Any) -> Diagnosis:
+def examine(data: Any, model: Any = None, aggregates_only: bool = False, **values: Any) -> Diagnosis:
     """What ``polyfed.doctor`` does."""
     settings = settings_given(data, model, values)
     begun = time.process_time()
     federation = untested(data if not isinstance(data, str | Path) else settings.data, settings)
     named = None if isinstance(model, str) else model
-    measures = measured(federation, named, settings)
+    measures = (measured_from_aggregates if aggregates_only else measured)(federation, named, settings)
+    return concluded(measures, federation, named, settings, begun)
+
+
+def concluded(measures: Measures, federation: Federation, model: Any, settings: Settings, begun: float) -> Diagnosis:
+    """Findings and advice from what was measured; ``begun`` is when looking began, in CPU seconds of this process."""
     found = findings(measures)
     advice = advise({one.name: one for one in found})
-    cost = cost_of(advice.method, federation, named, settings)
+    cost = cost_of(advice.method, federation, model, settings)
     return Diagnosis(settings.data, advice, found, measures, cost, command_for(settings, advice), time.process_time() - begun)
 
 

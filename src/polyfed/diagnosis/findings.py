@@ -11,6 +11,9 @@ from typing import Any
 from polyfed.diagnosis.known import APART, BIAS, DOMAINS, KNOWN, LABELS, NAMED, SELDOM, SHIFT, TINY_BATCH
 from polyfed.diagnosis.measures import Measures
 
+NEEDS_SIMULATION = "needs a simulation: it pools images"
+KEPT = "fewer than two clients tell their numbers of images by class"
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -72,9 +75,19 @@ def clients_apart(measures: Measures) -> list[str]:
 
 def findings(measures: Measures) -> list[Finding]:
     """Everything that was found, in the order in which it is told."""
-    about_norm = [statistics_finding(measures), bias_finding(measures)] if measures.batch_norms else []
-    others = [label_finding, domain_finding, batch_finding, sampling_finding, size_finding]
-    return [*about_norm, *(make(measures) for make in others)]
+    missing = left_out(measures)
+    about_norm = {"statistics": statistics_finding, "gradient bias": bias_finding} if measures.batch_norms else {}
+    about_data = {"label skew": label_finding, "domains": domain_finding}
+    others = {"smallest batch": batch_finding, "sampling": sampling_finding, "model": size_finding}
+    return [make(measures) for name, make in {**about_norm, **about_data, **others}.items() if name not in missing]
+
+
+def left_out(measures: Measures) -> dict[str, str]:
+    """Findings that there cannot be here, each with the reason: clients told sums only, or not all of them."""
+    if not measures.aggregates_only:
+        return {}
+    pooled = {"gradient bias": NEEDS_SIMULATION} if measures.batch_norms else {}
+    return pooled | (dict.fromkeys(("label skew", "domains"), KEPT) if math.isnan(measures.label_skew) else {})
 
 
 def statistics_finding(measures: Measures) -> Finding:
@@ -115,11 +128,11 @@ def label_finding(measures: Measures) -> Finding:
 def domain_finding(measures: Measures) -> Finding:
     """Distance of domains in feature space."""
     if math.isnan(measures.domains):
-        return Finding("domains", math.nan, "times chance", False, "No class has enough images at two clients to compare.", False)
+        return Finding("domains", math.nan, "times chance", False, "No class has enough images at two clients to compare.", True)
     value = ratio(measures.domains, measures.domains_by_chance)
     large = value > DOMAINS
     sentence = "Images of one class look different at different clients." if large else "Images of one class look alike everywhere."
-    return Finding("domains", value, "times chance", large, sentence, False)
+    return Finding("domains", value, "times chance", large, sentence, True)
 
 
 def batch_finding(measures: Measures) -> Finding:

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from polyfed.analysis.gradient_bias import gradient_bias, gradient_bias_of
-from polyfed.analysis.norm_statistics import SERVER, NormStatistics, norm_statistics
+from polyfed.analysis.norm_statistics import SERVER, Distance, NormStatistics, norm_statistics
 from polyfed.backends.in_process import InProcess
 from polyfed.core.data_types import Federation
 from polyfed.core.seeds import generator
+from polyfed.core.workbench import features_or_outputs
 from polyfed.diagnosis.patient import drawn, shuffled
-from polyfed.runs.experiment import Experiment, threads
+from polyfed.runs.experiment import Experiment, already_dealt, threads
 from polyfed.settings import Settings, with_changes
 
 STEPS = 5
@@ -42,7 +43,7 @@ class Measures:
         sampled: clients that take part in a round.
         batch_size: as it was set.
         smallest_batch: the fewest images that a client's training batch may hold.
-        label_skew: total variation between a client's labels and everybody's, averaged over the clients looked at.
+        label_skew: total variation between a client's labels and everybody's, averaged; NaN where clients keep their labels to themselves.
         batch_norms: batch norms of the model.
         shift: distance of a client's batch-norm statistics to those of the others, over layers, in standard deviations.
         shift_by_chance: the same of shuffled clients, averaged.
@@ -54,6 +55,7 @@ class Measures:
         domains_by_chance: the same with the owners shuffled inside each class.
         parameters: numbers of the model.
         entries: bytes of all entries.
+        aggregates_only: whether all this is from sums that clients told, and ``bias`` and ``other_bias`` are missing.
     """
 
     clients: int
@@ -74,6 +76,7 @@ class Measures:
     bias: float = math.nan
     bias_by_chance: float = math.nan
     other_bias: Mapping[str, float] = field(default_factory=dict)
+    aggregates_only: bool = False
 
 
 def measured(federation: Federation, model: Any, settings: Settings) -> Measures:
@@ -81,23 +84,15 @@ def measured(federation: Federation, model: Any, settings: Settings) -> Measures
     federation.task.require_class_labels("The doctor")
     few = drawn(federation, settings.seed)
     trained = warmed_up(few, model, settings)
-    batch_norms = len(trained.bench.batch_norms)
     features, labels, owners = features_of(trained)
     common: dict[str, Any] = {
-        "clients": len(federation.clients),
+        **outlines(trained, federation, settings),
         "looked_at": len(few.clients),
-        "images": {client.id: len(client.train) for client in federation.clients},
-        "sampled": settings.sampled(len(federation.clients)),
-        "batch_size": settings.batch_size,
-        "smallest_batch": min(smallest_batch(len(client.train), settings) for client in federation.clients),
         "label_skew": label_skew([client.train.labels for client in federation.clients], len(federation.classes)),
-        "batch_norms": batch_norms,
-        "parameters": sum(parameter.numel() for parameter in trained.bench.model.parameters()),
-        "entries": sum(value.numel() * value.element_size() for value in trained.bench.initial.values()),
         "domains": class_distance(features, labels, owners),
         "domains_by_chance": class_distance(features, labels, shuffled_in_classes(labels, owners, settings.seed)),
     }
-    if not batch_norms:
+    if not trained.bench.batch_norms:
         return Measures(**common)
     by_client = norm_statistics(trained)
     bias = gradient_bias_of(trained, draws=DRAWS)
@@ -126,18 +121,35 @@ def warmed_up(few: Federation, model: Any, settings: Settings) -> Experiment:
 
 
 def _experiment(few: Federation, model: Any, settings: Settings) -> Experiment:
-    dealt = {"partition": "domain", "unseen": (), "few_shot": 0, "unseen_part": "test", "root": None}
+    return Experiment(already_dealt(with_changes(settings, warm_up("fedavg"))), few, None, model, backend=InProcess)
+
+
+def warm_up(method: str) -> dict[str, Any]:
+    """The settings that the doctor changes, to take a few steps at each client."""
     plain = {"selection": "last", "clients_per_round": None, "backend": "process", "workers": "1", "compile": "off", "drop": 0.0}
-    changes = {
-        **dealt,
+    return {
         **plain,
-        "method": "fedavg",
+        "method": method,
         "rounds": ROUNDS,
         "total_epochs": None,
         "local_steps": STEPS,
         "evaluate_every": 0,
     }
-    return Experiment(with_changes(settings, changes), few, None, model, backend=InProcess)
+
+
+def outlines(experiment: Experiment, federation: Federation, settings: Settings) -> dict[str, Any]:
+    """What needs no look at images: sizes of clients, batches and the model."""
+    bench = experiment.bench
+    return {
+        "clients": len(federation.clients),
+        "images": {client.id: len(client.train) for client in federation.clients},
+        "sampled": settings.sampled(len(federation.clients)),
+        "batch_size": settings.batch_size,
+        "smallest_batch": min(smallest_batch(len(client.train), settings) for client in federation.clients),
+        "batch_norms": len(bench.batch_norms),
+        "parameters": sum(parameter.numel() for parameter in bench.model.parameters()),
+        "entries": sum(value.numel() * value.element_size() for value in bench.initial.values()),
+    }
 
 
 def on_other_data(trained: Experiment, few: Federation, model: Any, settings: Settings) -> Experiment:
@@ -158,7 +170,12 @@ def smallest_batch(images: int, settings: Settings) -> int:
 
 def label_skew(labels: Sequence[Tensor], classes: int) -> float:
     """Total variation between each client's labels and everybody's, averaged: 0 for equal ones, towards 1 for one class each."""
-    counts = torch.stack([torch.bincount(own, minlength=classes).double() for own in labels])
+    return skew_of_counts([torch.bincount(own, minlength=classes) for own in labels])
+
+
+def skew_of_counts(by_client: Sequence[Tensor]) -> float:
+    """The same from each client's numbers of labels by class."""
+    counts = torch.stack([own.double() for own in by_client])
     shares, everybody = counts / counts.sum(1, keepdim=True), counts.sum(0) / counts.sum()
     return float((shares - everybody).abs().sum(1).mean() / 2)
 
@@ -166,13 +183,16 @@ def label_skew(labels: Sequence[Tensor], classes: int) -> float:
 def shift_of_clients(found: NormStatistics) -> dict[str, float]:
     """How far each client's statistics lie from those of the others: the median over the others of the mean over layers."""
     pairs: dict[tuple[str, str], list[float]] = {}
-    for one in found.distances():
-        if SERVER not in (one.one, one.other):
-            pairs.setdefault((one.one, one.other), []).append(one.shift)
+    for one in between_clients(found):
+        pairs.setdefault((one.one, one.other), []).append(one.shift)
     means = {pair: statistics.fmean(values) for pair, values in pairs.items()}
-    owners = [owner for owner in found.by_owner if owner != SERVER]
+    return to_the_others(means, [owner for owner in found.by_owner if owner != SERVER])
+
+
+def to_the_others(pairs: Mapping[tuple[str, str], float], owners: Sequence[str]) -> dict[str, float]:
+    """The median distance of each owner to the others; 0 for one that is alone."""
     return {
-        owner: statistics.median([value for pair, value in means.items() if owner in pair]) if len(owners) > 1 else 0.0
+        owner: statistics.median([value for pair, value in pairs.items() if owner in pair]) if len(owners) > 1 else 0.0
         for owner in owners
     }
 
@@ -180,34 +200,31 @@ def shift_of_clients(found: NormStatistics) -> dict[str, float]:
 def shift_of_layers(found: NormStatistics) -> dict[str, float]:
     """The mean distance between two clients, layer by layer."""
     layers: dict[str, list[float]] = {}
-    for one in found.distances():
-        if SERVER not in (one.one, one.other):
-            layers.setdefault(one.layer, []).append(one.shift)
+    for one in between_clients(found):
+        layers.setdefault(one.layer, []).append(one.shift)
     return {layer: statistics.fmean(values) for layer, values in layers.items()}
+
+
+def between_clients(found: NormStatistics) -> list[Distance]:
+    """Distances of two clients, without those to the server."""
+    return [one for one in found.distances() if SERVER not in (one.one, one.other)]
 
 
 @torch.no_grad()
 def features_of(experiment: Experiment) -> tuple[Tensor, Tensor, Tensor]:
     """The input of the head for every image, with labels and owners; where no head is known, what the model gives."""
-    bench, caught = experiment.bench, list[Tensor]()
-    head = bench.model.get_submodule(bench.head) if bench.head else None
-    hook = None if head is None else head.register_forward_pre_hook(lambda _, given: caught.append(given[0].flatten(1)))
-    labels, owners = [], []
+    bench = experiment.bench
+    features, labels, owners = [], [], []
     bench.load(experiment.server.state)
     # With the running statistics of all clients: those of a client's own batch would hide how it differs.
     bench.model.eval()
-    try:
-        with threads(experiment.settings.threads):
-            for place, client in enumerate(experiment.federation.clients):
-                x, y = client.train.batch(slice(None))
-                given = bench.model(bench.preparation.for_testing(x.to(bench.device)))
-                caught.extend([] if head is not None else [given.flatten(1)])
-                labels.append(y)
-                owners.append(torch.full((len(y),), place))
-    finally:
-        if hook is not None:
-            hook.remove()
-    return torch.cat([one.cpu().double() for one in caught]), torch.cat(labels), torch.cat(owners)
+    with threads(experiment.settings.threads):
+        for place, client in enumerate(experiment.federation.clients):
+            x, y = client.train.batch(slice(None))
+            features.append(features_or_outputs(bench, bench.preparation.for_testing(x.to(bench.device))).cpu().double())
+            labels.append(y)
+            owners.append(torch.full((len(y),), place))
+    return torch.cat(features), torch.cat(labels), torch.cat(owners)
 
 
 def class_distance(features: Tensor, labels: Tensor, owners: Tensor) -> float:

@@ -12,7 +12,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from polyfed.backends.base import Backend
-from polyfed.backends.choose import refuse_unused
+from polyfed.backends.choose import BackendFor, refuse_unused
 from polyfed.core.data_types import ClientData, Federation
 from polyfed.core.load_methods import load_file
 from polyfed.core.method import as_method
@@ -78,6 +78,11 @@ def prepare(grid: Grid) -> None:
 
 def run_on_grid(grid: Grid, settings: Settings, config: Mapping[str, object]) -> Result:
     """Train over a Grid; where the run folder holds a run, that run goes on."""
+    return recorded(*gathered(grid, settings, config), config)
+
+
+def gathered(grid: Grid, settings: Settings, config: Mapping[str, object]) -> tuple[Settings, Federation, Roster]:
+    """The nodes of a run once enough of them have described themselves: its settings, placeholders for their data, and who they are."""
     for file in settings.load:
         load_file(file)
     if as_method(settings.method).population is not None:
@@ -102,16 +107,13 @@ def run_on_grid(grid: Grid, settings: Settings, config: Mapping[str, object]) ->
             f"The data of {nodes[0].client} bring a model by the name of code, and nodes may not name code to the server. Name the model "
             "in the app: polyfed deploy init DIR --recipe NAME --set model=NAME"
         )
-    return recorded(settings, federation, roster, config)
+    return settings, federation, roster
 
 
 def recorded(settings: Settings, federation: Federation, roster: Roster, config: Mapping[str, object]) -> Result:
     """Train and write a run folder, or go on with the run that is in it."""
-    out, timeout, leaves_newcomer = str(config.get(OUT, "")), number(config, TIMEOUT), switch(config, NEWCOMER)
-
-    def backend(bench: Workbench, clients: Collection[ClientData]) -> Backend:
-        return FlowerBackend(bench, clients, roster, timeout, leaves_newcomer)
-
+    out, leaves_newcomer = str(config.get(OUT, "")), switch(config, NEWCOMER)
+    backend = reaching(roster, config)
     if holds_run(out):
         found = RunFolder(out).settings()
         if found.model is not None:
@@ -131,6 +133,16 @@ def recorded(settings: Settings, federation: Federation, roster: Roster, config:
             "Layers stayed at the nodes, so there is no model for newcomers. --run-config 'newcomer-model=true' lets the server ask for them."
         )
     return ended
+
+
+def reaching(roster: Roster, config: Mapping[str, object]) -> BackendFor:
+    """Makes the backend that reaches these nodes."""
+    timeout, leaves_newcomer = number(config, TIMEOUT), switch(config, NEWCOMER)
+
+    def backend(bench: Workbench, clients: Collection[ClientData]) -> Backend:
+        return FlowerBackend(bench, clients, roster, timeout, leaves_newcomer)
+
+    return backend
 
 
 def holds_run(out: str) -> bool:
