@@ -100,9 +100,11 @@ def python_of(library: Library) -> str:
 
 
 def checked(command: Sequence[str], trouble: str, **more: str) -> None:
-    ended = subprocess.run(
-        command, env={**os.environ, "OMP_NUM_THREADS": "1", **more}, capture_output=True, text=True, timeout=LIMIT, check=False
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **more}
+    try:
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
+    except subprocess.TimeoutExpired as late:
+        raise CannotRun(f"{trouble}: not done after {LIMIT} seconds") from late
     if ended.returncode != 0:
         said = (ended.stderr or ended.stdout).strip().splitlines() or ["it says nothing"]
         raise CannotRun(f"{trouble}: {said[-1]}")
@@ -125,7 +127,9 @@ def told(way: Way) -> dict[str, Any]:
 
 
 def commit() -> str:
-    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def tables(data: Mapping[str, Any]) -> str:

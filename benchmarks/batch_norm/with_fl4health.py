@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import socket
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,20 @@ def be_client(kind: str, client: int, address: str) -> None:
     start_client(server_address=address, client=KINDS[kind](client).to_client(), insecure=True)
 
 
+def start_clients(kind: str, port: int) -> None:
+    """Start the clients once the server listens: they do not wait for it."""
+    while not listens(port):
+        time.sleep(0.2)
+    spawned = multiprocessing.get_context("spawn")
+    for client in SAMPLES:
+        spawned.Process(target=be_client, args=(kind, client, f"127.0.0.1:{port}")).start()
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as place:
+        return place.connect_ex(("127.0.0.1", port)) == 0
+
+
 def config_of_round(server_round: int) -> dict[str, Any]:
     return {"current_server_round": server_round, "local_epochs": 1, "batch_size": BATCH}
 
@@ -70,11 +86,9 @@ def names_exchanged(kind: str) -> list[str]:
 def main(kind: str) -> None:
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{place.getsockname()[1]}"
-    spawned = multiprocessing.get_context("spawn")
-    clients = [spawned.Process(target=be_client, args=(kind, client, address), daemon=True) for client in SAMPLES]
-    for process in clients:
-        process.start()
+        port = place.getsockname()[1]
+    address = f"127.0.0.1:{port}"
+    threading.Thread(target=start_clients, args=(kind, port), daemon=True).start()
     strategy = BasicFedAvg(
         fraction_evaluate=0.0,
         min_fit_clients=len(SAMPLES),
@@ -85,8 +99,6 @@ def main(kind: str) -> None:
     start_server(server=server, server_address=address, config=ServerConfig(num_rounds=ROUNDS))
     values = parameters_to_ndarrays(server.parameters)
     write("server", {name: value.tolist() for name, value in zip(names_exchanged(kind), values, strict=True)})
-    for process in clients:
-        process.join(60)
 
 
 if __name__ == "__main__":
