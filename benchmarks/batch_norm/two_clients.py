@@ -70,7 +70,7 @@ def after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None
         note(*at_work.pop())
 
 
-register_optimizer_step_post_hook(after_step)
+watching = register_optimizer_step_post_hook(after_step)
 
 
 def note(who: int | str, model: nn.Module) -> None:
