@@ -106,7 +106,8 @@ def section(analysis: Analysis, runs: str) -> str:
     """One kind: what it shows, what was found, the command, the pictures."""
     pictures = "\n\n".join(f"![{words}](gallery/{name})" for name, words in drawn(analysis))
     what = wrapped(f"{KINDS[analysis.kind].what} Here: {runs}.")
-    return f"## {analysis.title}\n\n{what}\n\n{wrapped(analysis.sentence)}\n\n    polyfed analyse RUN... --kind {analysis.kind}\n\n{pictures}\n"
+    command = f"```sh\npolyfed analyse RUN... --kind {analysis.kind}\n```"
+    return f"## {analysis.title}\n\n{what}\n\n{wrapped(analysis.sentence)}\n\n{command}\n\n{pictures}\n"
 
 
 def page(sections: Sequence[str]) -> str:

@@ -161,14 +161,14 @@ def slots_table() -> str:
     return table(("slot", "side", "meaning", "two parts joined", "stages, in order", "named by `uses`"), rows)
 
 
-def results_index() -> str:
-    """The claims of the papers, and what the results pages say of them."""
+def results_module() -> Any:
+    """docs/results_index.py."""
     spec = importlib.util.spec_from_file_location("results_index", ROOT / "docs" / "results_index.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    return str(module.index_table())
+    return module
 
 
 def linked_from(page: Path) -> method_tables.Link:
@@ -235,7 +235,8 @@ BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "settings": lambda _, __: settings_table(),
     "list": lambda _, about: listing(about),
     "file": lambda _, about: shown_file(about),
-    "results-index": lambda _, __: results_index(),
+    "results-index": lambda _, __: str(results_module().index_table()),
+    "results-summary": lambda _, about: str(results_module().summary_table(about)),
     "own-method": lambda _, __: shown_file("examples/own_method.py"),
 }
 

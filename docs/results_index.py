@@ -136,3 +136,17 @@ def index_table() -> str:
         item, many = read_item(name), answers.get(name, [])
         rows.append([name, item.claim, verdict_of(item, many), numbers_of(item, many), f"`polyfed reproduce {name} --root DATA`"])
     return table(("experiment", "published claim", "here", "numbers", "command"), rows)
+
+
+def summary_table(folder: str) -> str:
+    """How many of the orders that papers claim hold on each page of results; ``folder`` leads to the pages."""
+    pages: dict[str, dict[str, str]] = {}
+    for many in measured().values():
+        for one in many:
+            pages.setdefault(one.page, {})[one.order] = one.verdict
+    rows = []
+    for page, verdicts in pages.items():
+        title = (PAGES / page).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        counts = [sum(verdict == wanted for verdict in verdicts.values()) for wanted in (HOLDS, DOES_NOT, UNDECIDED)]
+        rows.append([f"[{title}]({folder}/{page})", *map(str, counts)])
+    return table(("measured on", "orders of methods that papers claim: hold here", "do not hold", "cannot be told apart"), rows)

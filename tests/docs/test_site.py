@@ -101,10 +101,10 @@ def test_the_navigation_has_what_a_reader_looks_for(site: Path) -> None:
     assert {
         "tutorials/first-run.html",
         "tutorials/hospital-images.html",
-        "own-method.html",
-        "deploy.html",
+        "tutorials/own-method.html",
+        "tutorials/three-nodes.html",
         "tutorials/read-a-report.html",
-        "doctor.html",
+        "tutorials/choose-with-the-doctor.html",
     } <= tutorials
 
 
