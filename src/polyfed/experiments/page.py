@@ -134,7 +134,9 @@ def _html(found: Reproduction, tables: list[ShownTable], footnotes: Footnotes, c
         else []
     )
     body += [charts, Markup("<h2>Command, runs, versions</h2><pre>{}</pre>").format(command_of(item, found.form))]
-    body.append(_html_table(["run", "seed", "digest", "made with"], [[cell.strip("`") for cell in row] for row in _runs(found)]))
+    body.append(
+        _html_table(["run", "seed", "digest", "made with"], [[cell.replace("`", "") for cell in row] for row in _runs(found)])
+    )
     body += [Markup("<p>{}</p>").format(sentence) for sentence in problem_sentences(found)]
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     return (
