@@ -202,6 +202,8 @@ LOWERED = (
     "* A SuperNode of polyfed's and its executor pass models over a unix socket instead of HTTP. A ClientApp starts before its model has arrived,",
     "  and Flower's asks again after 1, 2, 4 and 8 s; over the socket it is answered when the model is there. The executor waits for work there",
     "  instead of asking ten times a second, each time with a request.",
+    "* Memory that a message took is kept for the next, as `polyfed run` does: page by page from the kernel, putting together what came",
+    "  costs 2.4 ms of processor a MB, with kept pages 0.5 (100 MB in chunks of 5 MB, joined and made a tensor, load 23).",
     "* Arrays are put together in one copy instead of two, and chunks are sent in one copy instead of two.",
     "* `python -m polyfed.flower.supernode` takes the place of `flower-supernode`: a SuperNode of flwr 1.41 that found no message sleeps 3 s and",
     "  looks right after it has replied, looks for its app's reply every 0.5 s, and waits about 1 s before it asks again for a part of a message",

@@ -113,7 +113,10 @@ def test_not_finite_replies_are_dropped_and_names_lose_their_control_characters(
 
 
 def test_bounds_hold_against_a_node_that_claims_many_samples_and_sends_a_large_update(site: Site, tmp_path: Path) -> None:
-    """The other liar has another version. A million claimed samples bring half of the weights, and an update of any size its largest norm: as over fakes, to the bit."""
+    """A million claimed samples bring half of the weights, and an update of any size its largest norm: as over fakes, to the bit.
+
+    The other liar has another version of polyfed, and is left out.
+    """
     settings = settings_for('fedavg + faulty(client="post", round=1, what="large")', dataclasses.replace(ALL, rounds=1))
     bounded = dataclasses.replace(settings, max_weight_share=0.5, max_update_norm=0.5)
     lies = {"post": counts(10**6), "print": describing(versions={**own_versions(), "polyfed": "9.9"})}
@@ -141,7 +144,6 @@ def over_fakes(settings: Settings, boast: dict[str, Any], folder: Path) -> Resul
         return answered
 
     allow(code_in(load=settings.load))
-    grid = FakeGrid(
-        settings, folder / "nodes", {number: {"domain": name} for number, name in enumerate((*NODES, *LIARS), 1)}, meddle
-    )
-    return run_on_grid(grid, settings, {"out": str(folder / "run"), "min-nodes": 5, "wait": 1.0})  # type: ignore[arg-type]
+    configs = {number: {"domain": name} for number, name in enumerate((*NODES, "post"), 1)}
+    grid = FakeGrid(settings, folder / "nodes", configs, meddle)
+    return run_on_grid(grid, settings, {"out": str(folder / "run"), "min-nodes": len(configs), "wait": 1.0})  # type: ignore[arg-type]

@@ -29,6 +29,7 @@ from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 
 import polyfed.flower.node  # noqa: F401 - imported now, so that what is forked need not
+from polyfed.costs.malloc import keep_freed_pages
 from polyfed.flower import resident
 from polyfed.flower.direct_http import send_directly
 from polyfed.flower.lean_objects import lean_arrays
@@ -42,6 +43,8 @@ PAUSE = 0.1
 
 def run(address: str, secret: bytes | None = None) -> None:
     """Work for the node with this address until it is ended; ``secret`` is that of its Runtime, where it asks for one."""
+    # What is forked has inherited it.
+    keep_freed_pages()
     send_directly()
     lean_arrays()
     use_objects(clientapp, address)

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from polyfed.costs.malloc import keep_freed_pages
 from polyfed.errors import ClientFailure
 from polyfed.flower.node_folders import home_of
 from polyfed.flower.private_sockets import socket_in
@@ -209,6 +210,7 @@ def is_there(mark: str) -> bool:
 def main() -> None:
     """The resident process."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    keep_freed_pages()
     take_paths(Path(sys.argv[1]))
     serve(Path(sys.argv[1]))
 

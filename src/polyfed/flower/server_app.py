@@ -19,6 +19,7 @@ from polyfed.core.method import as_method
 from polyfed.core.metrics import MEASURES
 from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
+from polyfed.costs.malloc import keep_freed_pages
 from polyfed.errors import SettingError
 from polyfed.flower.backend import FlowerBackend
 from polyfed.flower.direct_http import send_over_grid_directly
@@ -69,6 +70,7 @@ def main(grid: Grid, context: Context) -> None:
 def prepare(grid: Grid) -> None:
     """Make this process ready for a run: its log, shorter waits, faster exchanges, and an end when who started it has gone."""
     show_log()
+    keep_freed_pages()
     shorten_server()
     lean_arrays()
     send_over_grid_directly(grid)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 
+from polyfed.costs.malloc import keep_freed_pages
 from polyfed.flower.direct_http import send_directly
 from polyfed.flower.local_objects import offer_objects
 from polyfed.flower.waits import shorten_node
@@ -16,6 +17,7 @@ from polyfed.flower.waits import shorten_node
 
 def main() -> None:
     """A SuperNode."""
+    keep_freed_pages()
     shorten_node()
     send_directly()
     # By its name: in flwr.supernode.cli a function of the same name hides the module.
