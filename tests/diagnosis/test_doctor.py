@@ -12,6 +12,7 @@ import torch
 import polyfed as package
 from helpers.command_line import Command
 from helpers.handwriting import federation, handwriting
+from helpers.scenes import squares
 from polyfed.core.method import parse
 from polyfed.diagnosis.advice import FINE, advise
 from polyfed.diagnosis.examine import Diagnosis
@@ -42,6 +43,14 @@ def test_the_client_with_inverted_colours_is_named() -> None:
     assert found.finding("gradient bias").value > 3 and found.finding("domains").is_large
     details = found.finding("gradient bias").details
     assert details["batch norm"] > details["by chance"] > max(details[n] for n in ("group norm", "frozen statistics", "no norm"))
+
+
+def test_examples_without_a_class_each_leave_out_what_needs_classes() -> None:
+    found = package.doctor(squares(), batch_size=8)
+    names = [one.name for one in found.findings]
+    assert names == ["statistics", "gradient bias", "smallest batch", "sampling", "model"]
+    assert found.left_out == dict.fromkeys(("label skew", "domains"), "examples of this task have no class each")
+    assert found.finding("statistics").is_large and found.advice.method == "fedbn"
 
 
 def test_every_finding_has_a_number_a_range_and_a_sentence() -> None:

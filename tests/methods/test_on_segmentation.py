@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import polyfed
-from polyfed.core.data_types import ArrayExamples, DataSet, Domain
-from polyfed.core.tasks.known import SEGMENTATION
-from polyfed.core.tasks.segmentation import IGNORED
+from helpers.scenes import squares
+from polyfed.core.data_types import DataSet
 from polyfed.errors import SettingError
 
 METHODS = (
@@ -29,19 +28,7 @@ METHODS = (
 
 @pytest.fixture(scope="module")
 def scenes() -> DataSet:
-    """Two domains of bright squares on dark ground, with a frame of pixels without a class."""
-
-    def part(count: int, shift: int, seed: int) -> ArrayExamples:
-        draw = torch.Generator().manual_seed(seed)
-        x, y = torch.randint(shift, shift + 60, (count, 3, 16, 16), generator=draw), torch.zeros(count, 16, 16)
-        for place, corner in enumerate(torch.randint(2, 8, (count, 2), generator=draw).tolist()):
-            x[place, :, corner[0] : corner[0] + 6, corner[1] : corner[1] + 6] += 120
-            y[place, corner[0] : corner[0] + 6, corner[1] : corner[1] + 6] = 1
-        y[:, 0] = IGNORED
-        return ArrayExamples(x.to(torch.uint8), y.to(torch.uint8))
-
-    domains = tuple(Domain(name, part(8, shift, shift), part(4, shift, shift + 1)) for name, shift in (("night", 0), ("day", 60)))
-    return DataSet("squares", ("ground", "square"), domains, default_model="small_unet(width=4)", task=SEGMENTATION)
+    return squares()
 
 
 @pytest.mark.parametrize("method", METHODS)

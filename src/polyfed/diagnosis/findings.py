@@ -13,6 +13,7 @@ from polyfed.diagnosis.measures import Measures
 
 NEEDS_SIMULATION = "needs a simulation: it pools images"
 KEPT = "fewer than two clients tell their numbers of images by class"
+NO_CLASS = "examples of this task have no class each"
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,10 @@ def findings(measures: Measures) -> list[Finding]:
 
 
 def left_out(measures: Measures) -> dict[str, str]:
-    """Findings that there cannot be here, each with the reason: clients told sums only, or not all of them."""
-    if not measures.aggregates_only:
-        return {}
-    pooled = {"gradient bias": NEEDS_SIMULATION} if measures.batch_norms else {}
-    return pooled | (dict.fromkeys(("label skew", "domains"), KEPT) if math.isnan(measures.label_skew) else {})
+    """Findings that there cannot be here, each with the reason: clients told sums only, or not all of them, or there are no classes."""
+    pooled = {"gradient bias": NEEDS_SIMULATION} if measures.aggregates_only and measures.batch_norms else {}
+    why = KEPT if measures.aggregates_only else NO_CLASS
+    return pooled | (dict.fromkeys(("label skew", "domains"), why) if math.isnan(measures.label_skew) else {})
 
 
 def statistics_finding(measures: Measures) -> Finding:

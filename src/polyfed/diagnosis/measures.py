@@ -30,6 +30,8 @@ LEAST_OF_A_CLASS = 4
 """Images of a class at each of two clients, for their features to be compared."""
 OTHER_NORMS = {"group norm": "fedavg + group_norm", "no norm": "fedavg + no_norm"}
 FROZEN = "frozen statistics"
+NO_CLASSES = dict.fromkeys(("label_skew", "domains", "domains_by_chance"), math.nan)
+"""Where examples have no class each: masks, several labels, numbers."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class Measures:
         sampled: clients that take part in a round.
         batch_size: as it was set.
         smallest_batch: the fewest images that a client's training batch may hold.
-        label_skew: total variation between a client's labels and everybody's, averaged; NaN where clients keep their labels to themselves.
+        label_skew: total variation between a client's labels and everybody's, averaged; NaN where clients keep their labels to themselves,
+            or examples have no class each.
         batch_norms: batch norms of the model.
         shift: distance of a client's batch-norm statistics to those of the others, over layers, in standard deviations.
         shift_by_chance: the same of shuffled clients, averaged.
@@ -81,16 +84,12 @@ class Measures:
 
 def measured(federation: Federation, model: Any, settings: Settings) -> Measures:
     """Measure a federation whose tests are out of reach."""
-    federation.task.require_class_labels("The doctor")
     few = drawn(federation, settings.seed)
     trained = warmed_up(few, model, settings)
-    features, labels, owners = features_of(trained)
     common: dict[str, Any] = {
         **outlines(trained, federation, settings),
         "looked_at": len(few.clients),
-        "label_skew": label_skew([client.train.labels for client in federation.clients], len(federation.classes)),
-        "domains": class_distance(features, labels, owners),
-        "domains_by_chance": class_distance(features, labels, shuffled_in_classes(labels, owners, settings.seed)),
+        **(about_classes(trained, federation, settings) if federation.task.class_labels else NO_CLASSES),
     }
     if not trained.bench.batch_norms:
         return Measures(**common)
@@ -111,6 +110,16 @@ def measured(federation: Federation, model: Any, settings: Settings) -> Measures
         bias_by_chance=bias.shuffled,
         other_bias={FROZEN: frozen.bias, **{one.norm: one.bias for one in others}},
     )
+
+
+def about_classes(trained: Experiment, federation: Federation, settings: Settings) -> dict[str, float]:
+    """How labels, and images of one class, differ between clients."""
+    features, labels, owners = features_of(trained)
+    return {
+        "label_skew": label_skew([client.train.labels for client in federation.clients], len(federation.classes)),
+        "domains": class_distance(features, labels, owners),
+        "domains_by_chance": class_distance(features, labels, shuffled_in_classes(labels, owners, settings.seed)),
+    }
 
 
 def warmed_up(few: Federation, model: Any, settings: Settings) -> Experiment:
