@@ -106,7 +106,7 @@ def test_the_doctor_looks_at_the_nodes_and_then_the_same_nodes_train(here: Deplo
     """Its numbers are those of the doctor in process, to the bit; the nodes stay, and the folder serves a run after it."""
     server = here.serve("fedavg", 3, "--doctor")
     nodes = [here.join(node, machine, domain, wait=False) for node, machine, domain in NODES]
-    assert server.wait(LONG) == 0, server.log
+    assert server.wait(3 * LONG) == 0, server.log
     told = json.loads((here.server_folder / "doctor/diagnosis.json").read_text())
     alike = polyfed.doctor(DATA, aggregates_only=True, unseen=("post", "print"), rounds=2, batch_size=8, local_steps=2)
     assert told["findings"] == alike.as_json()["findings"] and told["left_out"].keys() == {"gradient bias"}
@@ -116,7 +116,7 @@ def test_the_doctor_looks_at_the_nodes_and_then_the_same_nodes_train(here: Deplo
     assert here.audited(here.folder / "node-1/audit.jsonl", {"event": "answered", "what": "evaluate.polyfed"})["bytes"] > 0
     verify(here.server_folder / "audit.jsonl")
     again = here.serve("fedbn", 3)
-    assert again.wait(LONG) == 0 and all(node.alive for node in nodes), again.log
+    assert again.wait(3 * LONG) == 0 and all(node.alive for node in nodes), again.log
     assert digest_in(again.log) == in_process(settings("fedbn")).digest
 
 

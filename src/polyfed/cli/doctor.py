@@ -91,7 +91,7 @@ def number(value: float, unit: str) -> str:
 def known_words(one: Finding) -> str:
     """The range of a number on known federations."""
     values = sorted(one.known.items(), key=lambda item: item[1])
-    if not values:
-        return ""
     (least, low), (most, high) = values[0], values[-1]
+    if low == high:
+        return f"{low:.2f} (all)"
     return f"{low:.2f} ({least}) to {high:.2f} ({most})"
