@@ -57,6 +57,7 @@ NOT_RUN = {
     "polyfed nodes ": SEVERAL,
     "polyfed audit verify node-1/": SEVERAL,
     "polyfed audit spent node-1/": SEVERAL,
+    "FLWR_HOME=$PWD/homes/node-1 ": "goes on until it is stopped; tests/flower runs nodes and warm executors",
     "flower-superlink --host 0.0.0.0": SEVERAL,
     "flower-supernode --superlink fl.example.org": SEVERAL,
 }
