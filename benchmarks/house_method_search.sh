@@ -1,20 +1,26 @@
 #!/bin/bash
-# The search for a house method, in stages, on validation data only (polyfed sweep cannot read a test before it has chosen).
-# Each stage is one resumable command with the same budget for every method; start it again after a stop.
-# Usage: benchmarks/house_method_search.sh DATA_ROOT [OUT]      (look at stage N's sweep.json before naming stage N+1's methods)
+# The search for a house method on validation data of digits-mini, in three stages, and its trial on three sets it was not searched on.
+# Every command is a resumable polyfed sweep with the same budget for each method; a sweep cannot read a test before it has chosen.
+# Usage: benchmarks/house_method_search.sh DATA_ROOT [OUT]      (benchmarks/doctor_judged.sh has the methods it is compared with)
 set -euo pipefail
 root=${1:?"usage: $0 DATA_ROOT [OUT]"}
-out=${2:-runs/house}
-common=(--lr 0.01,0.4 --trials 6 --halving --workers auto)
+out=${2:-runs/search}
+search=(--rounds 20 --lr 0.02,0.4 --trials 6 --halving)
+trial=(--model small_cnn --lr 0.03,0.1,0.3 --seeds 3)
 
-# Stage 1: single parts on the two sets that may be searched on.
-singles="fedavg; fedbn; fedwon; fixbn; fedstein; gperxan; fedavg + weight_standard; fedavg + guiding; fedavg + agc; fedavg + group_norm; fedavgm"
-polyfed sweep digits-mini --methods "$singles" --rounds 30 "${common[@]}" --out "$out/1-digits-mini"
-polyfed sweep cifar10 --root "$root" --partition "dirichlet(clients=10, alpha=0.3)" --hold-out 0.1 --model resnet20 \
-    --methods "$singles" --rounds 30 "${common[@]}" --out "$out/1-cifar10"
+# Stage 1: single parts. Stage 2: pairs with the two that led. Stage 3: what helped both of them, together.
+singles="fedavg; fedbn; silobn; fedwon; fixbn; fedstein; gperxan; hfedf; perxan; fedavg + weight_standard; fedavg + guiding; fedavg + agc"
+singles+="; fedavg + group_norm; fedavg + ibn; fedavg + momentum; fedavgm; fedadam; feddg_ga; fedprox"
+pairs="fedbn + weight_standard; fedbn + agc; fedbn + guiding; fedbn + fedavgm; fedbn + ibn"
+pairs+="; gperxan + weight_standard; gperxan + agc; gperxan + fedavgm"
+more="fedbn + agc + guiding; fedbn + agc + weight_standard; fedbn + agc + guiding + weight_standard; gperxan + agc + weight_standard"
+polyfed sweep digits-mini --methods "$singles" "${search[@]}" --out "$out/house/1-digits-mini"
+polyfed sweep digits-mini --methods "$pairs" "${search[@]}" --out "$out/house/2-digits-mini"
+polyfed sweep digits-mini --methods "$more" "${search[@]}" --out "$out/house/3-digits-mini"
 
-# Stage 2: pairs of what led stage 1; give them as PAIRS.
-if [ -n "${PAIRS:-}" ]; then
-    polyfed sweep digits-mini --methods "$PAIRS" --rounds 30 "${common[@]}" --out "$out/2-digits-mini"
-fi
-# Stage 3 (winner against the best single method, three seeds, on sets it was not searched on) is a polyfed compare --seeds 3.
+# The best on validation data of all stages, and without each of its parts, where it was not searched.
+chosen="gperxan + agc + weight_standard; gperxan + agc; gperxan + weight_standard"
+polyfed sweep digits-five --root "$root" --methods "$chosen" "${trial[@]}" --rounds 20 --hold-out 0.1 --out "$out/judge/digits-five-house"
+polyfed sweep "office-caltech10(size=64)" --root "$root" --methods "$chosen" "${trial[@]}" --rounds 25 --local-steps 10 --hold-out 0.1 \
+    --out "$out/judge/office-house"
+polyfed sweep "pacs(size=32)" --root "$root" --methods "$chosen" "${trial[@]}" --rounds 25 --local-steps 20 --out "$out/judge/pacs-house"
