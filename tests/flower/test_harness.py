@@ -68,7 +68,7 @@ def main(grid, context):
         print("SAID", json.dumps(sorted(said)), flush=True)
         print("SECONDS", round(time.monotonic() - begin, 1), flush=True)
 """
-REFUSED_WITHIN, RUN_WITHIN = 60.0, 150.0
+REFUSED_WITHIN, RUN_WITHIN = 300.0, 900.0
 
 
 def told(log: str, word: str) -> list[list[object]]:

@@ -28,7 +28,7 @@ FAULTS = {
     "huge": "bytes large",
     "failure": "disk on fire",
 }
-LONG = 900.0
+LONG = 3600.0
 WARM, FLOWERS_OWN = "executor", "superexec"
 """What runs ClientApps: our warm executor, or Flower's own, which is slow. Where it makes no difference, the warm one does."""
 with_the_warm_executor = pytest.mark.parametrize("site", [WARM], indirect=True)
@@ -107,7 +107,7 @@ def test_a_node_killed_in_mid_round_and_started_again_ends_with_the_same_digest(
     run = site.submit(settings, "patience=240.0")
     waits_for(busy, run)
     site.trial.kill_node(2)
-    site.trial.restart_node(2, limit=180.0)
+    site.trial.restart_node(2, limit=900.0)
     ended = site.trial.ended(run, LONG)
     assert ended.status == "finished:completed", ended.log
     assert "The round is repeated." in ended.log
