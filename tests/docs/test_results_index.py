@@ -63,3 +63,13 @@ def test_orders_in_words_are_those_of_the_tables(page: object) -> None:
 def test_the_pattern_of_orders_finds_the_one_that_is_written() -> None:
     texts = [" ".join(page.read_text().split()) for page in PAGES]
     assert sum(len(ORDER.findall(text)) for text in texts) >= 1
+
+
+def test_the_readme_counts_each_measured_order_once(index: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def order(name: str, high: float, low: float) -> object:
+        return index.Measured(name, ("a", "b"), index.Number(high, 1.0, "0, 1"), index.Number(low, 1.0, "0, 1"), "pacs.md", "s")
+
+    a_paper, another = [order("x > y", 50, 40), order("y > z", 40, 50)], [order("x > y", 50, 40), order("z > x", 40.5, 40)]
+    monkeypatch.setattr(index, "measured", lambda: {"fedwon/table-1": a_paper, "fedbn/table-1": another})
+    row = index.summary_table("docs/results").splitlines()[-1]
+    assert row.startswith("| [PACS, 20 rounds") and row.endswith("(docs/results/pacs.md) | 1 | 1 | 1 |")
