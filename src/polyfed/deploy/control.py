@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 from flwr.cli.build import build_fab_from_disk
@@ -27,7 +28,22 @@ from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from polyfed.deploy.front import SECRET_HEADER
 from polyfed.errors import SettingError
 
+log = logging.getLogger("polyfed")
+
 FINISHED, COMPLETED = "finished", "completed"
+TRIES = 20
+"""How often a question is asked that a busy SuperLink does not answer in time, which is half a minute each."""
+Question, Answer = TypeVar("Question"), TypeVar("Answer")
+
+
+def patiently(ask: Callable[[Question], Answer], question: Question) -> Answer:
+    """Ask what may be asked again: a machine that is busy is no reason for a server to end."""
+    for _ in range(TRIES - 1):
+        try:
+            return ask(question)
+        except httpx.TimeoutException:
+            log.warning("The SuperLink did not answer in time; it is asked again.")
+    return ask(question)
 
 
 class WithSecret:
@@ -63,7 +79,7 @@ class Control:
 
     def nodes(self) -> dict[str, tuple[int, bool]]:
         """The registered nodes by their key: their numbers, and whether they are connected."""
-        found = self.client.ListNodes(ListNodesRequest()).nodes_info
+        found = patiently(self.client.ListNodes, ListNodesRequest()).nodes_info
         return {
             info.public_key.decode(): (info.node_id, info.status == "online") for info in found if info.status != "unregistered"
         }
@@ -88,18 +104,25 @@ class Control:
 
     def log_of(self, run: int) -> Iterator[str]:
         """What the run says, until it has ended."""
-        for part in self.client.StreamLogs(StreamLogsRequest(run_id=run, after_timestamp=0.0)):
-            yield part.log_output
+        latest = 0.0
+        while True:
+            try:
+                for part in self.client.StreamLogs(StreamLogsRequest(run_id=run, after_timestamp=latest)):
+                    latest = max(latest, part.latest_timestamp)
+                    yield part.log_output
+                return
+            except httpx.TimeoutException:
+                log.warning("The log of the run broke off; it goes on where it was.")
 
     def ended(self, run: int) -> tuple[bool, str] | None:
         """Whether a run has completed, and how it ended; None while it goes on."""
-        status = self.client.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
+        status = patiently(self.client.ListRuns, ListRunsRequest(run_id=run)).run_dict[run].status
         if status.status != FINISHED:
             return None
         return status.sub_status == COMPLETED, f"{status.sub_status}: {status.details}".strip(": ")
 
     def stop_others(self) -> None:
         """Stop what a server that was killed has left running."""
-        for number, run in self.client.ListRuns(ListRunsRequest()).run_dict.items():
+        for number, run in patiently(self.client.ListRuns, ListRunsRequest()).run_dict.items():
             if run.status.status != FINISHED:
                 self.client.StopRun(StopRunRequest(run_id=number))
