@@ -11,10 +11,11 @@ from helpers.command_line import Command, says
 from polyfed.errors import SettingError
 from polyfed.experiments import files
 from polyfed.experiments.files import item_from
-from polyfed.experiments.grid import Form, cells_of, planned_runs
+from polyfed.experiments.grid import Form, PlannedRun, cells_of, planned_runs
 from polyfed.experiments.page import write_page
-from polyfed.experiments.reproduction import FAILED, NO_DATA, Reproduction, reproduce_item
+from polyfed.experiments.reproduction import FAILED, NO_DATA, Reproduction, data_problems, reproduce_item
 from polyfed.runs.watcher import Watcher
+from polyfed.settings import Settings
 
 TINY = """\
 title = "A tiny comparison"
@@ -267,3 +268,14 @@ def test_numbers_of_data_that_stand_in_have_no_difference_to_the_published_ones(
     one = next(one for one in looked_into.outcomes if one.cell.part.name == "scores" and one.cell.row.name == "FedAvg")
     assert one.mean is not None and one.difference is None
     assert "data digits-mini(per_domain=40) (paper: digits-five)" in one.notes[0]
+
+
+def test_a_domain_or_a_partition_that_the_files_cannot_give_is_no_data() -> None:
+    data = "digits-mini(per_domain=40)"
+    runs = {
+        "absent": PlannedRun(Settings(data=data, unseen=("nowhere",)), 1, ""),
+        "too many": PlannedRun(Settings(data=data, partition="domain_split(clients=2, domains_per_client=6)"), 1, ""),
+        "here": PlannedRun(Settings(data=data, unseen=("pen",)), 1, ""),
+    }
+    found = data_problems(runs)
+    assert set(found) == {"absent", "too many"} and "no domain 'nowhere'" in found["absent"]
