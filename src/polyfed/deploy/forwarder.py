@@ -15,8 +15,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import uvloop
-
 from polyfed.deploy.processes import LOOPBACK
 
 log = logging.getLogger("polyfed")
@@ -70,8 +68,7 @@ class Forwarder:
 
     def start(self) -> int:
         """Listen in a thread; returns the port."""
-        # uvloop, which comes with Flower, spends a fraction of the processor time on TLS that Python's own loop does.
-        threading.Thread(target=lambda: uvloop.run(self._serve()), daemon=True).start()
+        threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True).start()
         self.ready.wait()
         return self.local_port
 
