@@ -144,7 +144,7 @@ def test_a_sweep_fits(at: At) -> None:
 def test_a_narrower_sweep_leaves_searched_settings_out(at: At) -> None:
     data = ("sweep", "digits-mini(per_domain=20)", "--methods", "fedavg", "--model", "lenet", "--rounds", "1")
     narrow = at(30, *data, "--lr", "0.01", "--set-grid", "weight-decay=0.0", "--out", "out").partition("tests of the")[0]
-    assert "1 more column: --wide" in " ".join(narrow.split()) and "weight_decay" not in narrow
+    assert "(2 more columns: --wide)" in narrow and "weight_decay" not in narrow and "validation %" in narrow
     assert all(len(line.rstrip()) <= 30 for line in narrow.splitlines() if "more column" not in line)
 
 
