@@ -102,8 +102,8 @@ def test_a_node_stops_at_the_limit_of_its_own_privacy_account(here: Deployed) ->
     assert verify(here.folder / "node-1/privacy.jsonl").lines == 2
 
 
-def test_the_doctor_looks_at_the_nodes_which_stay(here: Deployed) -> None:
-    """Its numbers are those of the doctor in process, to the bit."""
+def test_the_doctor_looks_at_the_nodes_and_then_the_same_nodes_train(here: Deployed) -> None:
+    """Its numbers are those of the doctor in process, to the bit; the nodes stay, and the folder serves a run after it."""
     server = here.serve("fedavg", 3, "--doctor")
     nodes = [here.join(node, machine, domain, wait=False) for node, machine, domain in NODES]
     assert server.wait(3 * LONG) == 0, server.log
@@ -113,7 +113,9 @@ def test_the_doctor_looks_at_the_nodes_which_stay(here: Deployed) -> None:
     assert f"use {told['method']}" in server.log and f"--set method={told['method']}" in server.log
     assert here.audited(here.folder / "node-1/audit.jsonl", {"event": "answered", "what": "evaluate.polyfed"})["bytes"] > 0
     verify(here.server_folder / "audit.jsonl")
-    assert all(node.alive for node in nodes)
+    again = here.serve("fedbn", 3)
+    assert again.wait(3 * LONG) == 0 and all(node.alive for node in nodes), again.log
+    assert digest_in(again.log) == in_process(settings("fedbn")).digest
 
 
 def test_a_node_that_is_killed_comes_back_by_itself_when_it_is_started_again(here: Deployed) -> None:
