@@ -37,7 +37,11 @@ from polyfed.settings import Settings
 
 PLAIN_APP = HERE / "plain_flower.py"
 NODES = ("pen", "photo", "street")
-PAYLOADS = {"resnet_20": "ResNet-20, 116 tensors, 1.1 MB", "megabytes_228": "57 M parameters in 4 tensors, 228 MB"}
+PAYLOADS = {
+    "resnet_20": "ResNet-20, 116 tensors, 1.1 MB",
+    "megabytes_44": "11 M parameters in 4 tensors, 44 MB",
+    "megabytes_228": "57 M parameters in 4 tensors, 228 MB",
+}
 AS_INSTALLED = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "1.0"}
 """Flower's default. Tests look twenty times as often, which costs plain Flower, with one SuperExec more a node, processor time."""
 SETTINGS = dataclasses.replace(COMMON, unseen=("post", "print"))
