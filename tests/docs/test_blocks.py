@@ -143,6 +143,7 @@ class Reader:
                 shutil.copytree(EXAMPLES, folder / "examples", ignore=shutil.ignore_patterns("notebooks")) and None
             ),
             "my_digits": self.write_digits,
+            "other_data": self.write_digits,
             "images/": lambda: self.write_picture("images/one.png"),
             "photo.jpg": lambda: self.write_picture("photo.jpg"),
             "seven.png": lambda: self.write_picture("seven.png"),
