@@ -130,15 +130,15 @@ def test_a_node_that_is_killed_comes_back_by_itself_when_it_is_started_again(her
 
 AN_ODD_DAY = """
 import sys, time
-import polyfed.deploy.authority as authority
+import polyfed.deploy.enrol_client as enrol_client
 from polyfed.__main__ import main
-usual = time.time
+usual, due = time.time, iter([True])
 time.time = lambda: usual() + 12.0
-authority.RENEWED_BEFORE = 2.0
+enrol_client.ends_soon = lambda certificate: next(due, False)
 sys.argv[0] = "polyfed"
 main()
 """
-"""The command polyfed, twelve seconds ahead, on a day on which every certificate ends soon."""
+"""The command polyfed, twelve seconds ahead, with a certificate that ends soon."""
 
 
 def test_a_node_renews_its_certificate_says_that_its_clock_is_off_and_trains(here: Deployed) -> None:

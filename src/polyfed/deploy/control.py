@@ -33,7 +33,8 @@ log = logging.getLogger("polyfed")
 FINISHED, COMPLETED = "finished", "completed"
 TRIES = 20
 """How often a question is asked that a busy SuperLink does not answer in time, which is half a minute each."""
-Question, Answer = TypeVar("Question"), TypeVar("Answer")
+Question = TypeVar("Question")
+Answer = TypeVar("Answer")
 
 
 def patiently(ask: Callable[[Question], Answer], question: Question) -> Answer:

@@ -93,11 +93,18 @@ class Node:
         if problem := clock_problem(answer.ahead):
             self.show(problem)
             AuditLog(self.folder.audit).write("clock is off", seconds=round(answer.ahead, 1))
-        if renewed(self.folder, self.member):
-            self.show("The certificate was renewed.")
-            AuditLog(self.folder.audit).write("certificate renewed")
+        self.renew()
         remove_old_state(self.folder, Policy.read(self.folder.policy).keep_days)
         self.last_look = time.monotonic()
+
+    def renew(self) -> None:
+        """Renew the certificate where it ends soon; a server that is busy now is asked again with the next look."""
+        try:
+            if renewed(self.folder, self.member):
+                self.show("The certificate was renewed.")
+                AuditLog(self.folder.audit).write("certificate renewed")
+        except Unreachable as error:
+            self.show(f"{error} The certificate is renewed later.")
 
     def start(self, port: int) -> None:
         """Start the SuperNode and its executor."""
