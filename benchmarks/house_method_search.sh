@@ -18,9 +18,16 @@ polyfed sweep digits-mini --methods "$singles" "${search[@]}" --out "$out/house/
 polyfed sweep digits-mini --methods "$pairs" "${search[@]}" --out "$out/house/2-digits-mini"
 polyfed sweep digits-mini --methods "$more" "${search[@]}" --out "$out/house/3-digits-mini"
 
-# The best on validation data of all stages, and without each of its parts, where it was not searched.
+# The best on validation data of all stages, and without each of its parts, where it was not searched; beside it the methods of the papers that
+# the doctor's trial does not have.
 chosen="gperxan + agc + weight_standard; gperxan + agc; gperxan + weight_standard"
-polyfed sweep digits-five --root "$root" --methods "$chosen" "${trial[@]}" --rounds 20 --hold-out 0.1 --out "$out/judge/digits-five-house"
-polyfed sweep "office-caltech10(size=64)" --root "$root" --methods "$chosen" "${trial[@]}" --rounds 25 --local-steps 10 --hold-out 0.1 \
-    --out "$out/judge/office-house"
-polyfed sweep "pacs(size=32)" --root "$root" --methods "$chosen" "${trial[@]}" --rounds 25 --local-steps 20 --out "$out/judge/pacs-house"
+papers="hfedf; fixbn with schedule=steps(at=(0.5, 0.75), factor=0.1)"
+tried() {  # name, then what the sweep is given
+    local name=$1
+    shift
+    polyfed sweep "$@" --root "$root" --methods "$chosen" "${trial[@]}" --out "$out/judge/$name-house"
+    polyfed sweep "$@" --root "$root" --methods "$papers" "${trial[@]}" --out "$out/judge/$name-papers"
+}
+tried digits-five digits-five --rounds 20 --hold-out 0.1
+tried office "office-caltech10(size=64)" --rounds 25 --local-steps 10 --hold-out 0.1
+tried pacs "pacs(size=32)" --rounds 25 --local-steps 20
