@@ -100,7 +100,8 @@ def python_of(library: Library) -> str:
 
 
 def checked(command: Sequence[str], trouble: str, **more: str) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **more}
+    # Ray gives up after some seconds where a machine is busy.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_agent_register_timeout_ms": "600000", **more}
     try:
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
     except subprocess.TimeoutExpired as late:
@@ -123,7 +124,7 @@ def findings_of(way: Way) -> dict[str, Any]:
 
 def told(way: Way) -> dict[str, Any]:
     print(f"{way.label} ...", flush=True)
-    return findings_of(way)
+    return {**findings_of(way), "commit": commit()}
 
 
 def commit() -> str:
@@ -135,9 +136,10 @@ def commit() -> str:
 def tables(data: Mapping[str, Any]) -> str:
     """The block of the page."""
     measured, ways = data["measured"], data["ways"]
+    commits = ", ".join(dict.fromkeys(facts["commit"] for facts in ways.values()))
     return "\n".join(
         [
-            f"Run on {measured['date']} at commit {measured['commit']} with Python {measured['python']} and torch {measured['torch']}:",
+            f"Run on {measured['date']} at {commits} with Python {measured['python']} and torch {measured['torch']}:",
             "`python benchmarks/batch_norm/compare_libraries.py`.",
             "",
             "What both clients begin round 2 with:",
@@ -185,7 +187,6 @@ def main() -> None:
         known = json.loads(DATA.read_text())["ways"] if options.only and DATA.exists() else {}
         measured = {
             "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-            "commit": commit(),
             "python": sys.version.split()[0],
             "torch": torch.__version__,
         }
