@@ -181,6 +181,6 @@ def test_the_command_says_what_python_says(polyfed: Command) -> None:
     assert {one["name"]: one["value"] for one in again["findings"]} == {one["name"]: one["value"] for one in told.json["findings"]}
 
 
-def test_a_task_without_classes_is_refused_before_anything_is_trained() -> None:
+def test_from_sums_a_task_without_classes_is_refused_before_anything_is_trained() -> None:
     with pytest.raises(package.PolyfedError, match="The doctor"):
-        package.doctor('class_and_domain(of="digits-mini(per_domain=10)")')
+        package.doctor('class_and_domain(of="digits-mini(per_domain=10)")', aggregates_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 import re
 import shlex
@@ -275,7 +276,7 @@ def command_tree() -> Any:
 
 def parsed(line: str) -> dict[str, Any]:
     """The parameters that a command line would give its command; nothing is run."""
-    words = shlex.split(line, comments=True)[1:]
+    words = list(itertools.takewhile(lambda word: word not in (">", "&"), shlex.split(line, comments=True)[1:]))
     command, path = command_tree(), ["polyfed"]
     while words and hasattr(command, "list_commands"):
         found = command.get_command(None, words[0])
@@ -307,8 +308,10 @@ def test_shown_commands_exist(page: Path, monkeypatch: pytest.MonkeyPatch) -> No
             if (ROOT / file).is_file():
                 allow(code_in(load=[str(ROOT / file)]))
                 load_file(ROOT / file)
+        # Files that a tutorial has its reader write are not here; the test that follows the tutorial has them.
+        written_by_the_reader = any(not (ROOT / file).is_file() for file in values.get("load") or ())
         for text in [values.get("method"), values.get("methods")]:
-            if text:
+            if text and not written_by_the_reader:
                 candidates(text)
 
 

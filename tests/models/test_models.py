@@ -243,6 +243,6 @@ def test_timm_without_network(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("no network")
 
     monkeypatch.setattr("timm.create_model", offline)
-    monkeypatch.setattr("polyfed.models.from_timm._is_known", lambda host: True)
+    monkeypatch.setattr("polyfed.models.from_timm._silence", lambda hub: "")
     with pytest.raises(ModelError, match=r"resnet18d could not be loaded \(no network\).*HF_HOME"):
         built('timm(name="resnet18d", pretrained=True)')

@@ -104,7 +104,7 @@ def test_a_file_deleted_in_mid_run_is_named_at_the_next_checkpoint(
     def remove(server: Any) -> None:
         if server.round == 2:
             folder = tmp_path / "r"
-            for path in folder.glob(f"checkpoint/{file}-*") if file == "client" else [folder / file]:
+            for path in folder.glob(f"checkpoint/{file}-*.safetensors") if file == "client" else [folder / file]:
                 path.unlink()
 
     with caplog.at_level(logging.WARNING, "polyfed"):
