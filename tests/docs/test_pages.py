@@ -303,10 +303,12 @@ def test_shown_commands_exist(page: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(methods, "_records", {name: methods.find(name) for name in methods.names()})
     for line in commands_of(page):
         values = parsed(line)
-        for file in values.get("load") or ():
-            if (ROOT / file).is_file():
-                allow(code_in(load=[str(ROOT / file)]))
-                load_file(ROOT / file)
+        named_files = [ROOT / file for file in values.get("load") or ()]
+        if not all(file.is_file() for file in named_files):
+            continue  # the reader writes it; test_tutorials.py runs such commands
+        for file in named_files:
+            allow(code_in(load=[str(file)]))
+            load_file(file)
         for text in [values.get("method"), values.get("methods")]:
             if text:
                 candidates(text)
