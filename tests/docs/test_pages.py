@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 import re
 import shlex
@@ -275,7 +276,7 @@ def command_tree() -> Any:
 
 def parsed(line: str) -> dict[str, Any]:
     """The parameters that a command line would give its command; nothing is run."""
-    words = shlex.split(line, comments=True)[1:]
+    words = list(itertools.takewhile(lambda word: word != ">", shlex.split(line, comments=True)))[1:]
     command, path = command_tree(), ["polyfed"]
     while words and hasattr(command, "list_commands"):
         found = command.get_command(None, words[0])
