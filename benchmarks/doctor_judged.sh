@@ -22,4 +22,4 @@ judged pacs "$all" 0.03,0.1,0.3 3 "--rounds 25 --local-steps 20" "pacs(size=32)"
 judged 100-clients "$few" 0.03,0.1,0.3 1 "--rounds 40 --hold-out 0.1" digits-five --partition "domain_even(clients=20)" \
     --clients-per-round 10 --batch-size 8
 judged batch-2 "$few" 0.01,0.03,0.1 1 "--rounds 20 --hold-out 0.1" "digits-five(per_domain=100)" --batch-size 2
-judged ham "$few" 0.03,0.1,0.3 1 "--rounds 20 --local-steps 15 --loss focal --hold-out 0.1" "fed-isic2019(size=32)"
+judged ham "$few" 0.03,0.1,0.3 1 "--rounds 20 --local-steps 15 --loss weighted_focal --hold-out 0.1" "fed-isic2019(size=32)"

@@ -79,6 +79,12 @@ def test_left_out_in_turn_joins_unseen_domains() -> None:
     assert row.bytes_up == 100
 
 
+def test_a_reason_that_several_methods_share_is_said_once(polyfed: Command, images: Path) -> None:
+    ended = polyfed("compare", images, "--methods", "fedavg; fedbn", *SHORT, "--loss", "focal")
+    assert ended.code == 2 and ended.out.count("could not be run") == 1
+    assert "fedavg; fedbn could not be run: There is no loss called 'focal'" in " ".join(ended.out.split())
+
+
 def test_compare_reuses_runs_and_goes_on_after_a_failure(polyfed: Command, images: Path) -> None:
     command = (
         "compare",

@@ -127,6 +127,15 @@ def test_advice_follows_from_findings(changes: dict[str, Any], method: str) -> N
     assert parse(advice.method) and parse(advice.runner_up)
 
 
+def test_the_runner_up_needs_a_class_for_each_example_only_where_there_is_one() -> None:
+    def runner_up(**changes: Any) -> str:
+        return advise({one.name: one for one in findings(made(**{**DIFFERENT, **changes}))}).runner_up
+
+    assert (runner_up(), runner_up(label_skew=float("nan"), domains=float("nan"))) == ("gperxan", "perxan")
+    objectives = {name: parse(name).objective for name in ("gperxan", "perxan")}
+    assert objectives["gperxan"] and not objectives["perxan"]  # the guide
+
+
 def test_one_client_far_away_does_not_make_the_others_stand_out() -> None:
     shift = {"a": 0.1, "b": 0.12, "c": 0.9, "d": 0.11}
     (found,) = [one for one in findings(made(shift=shift)) if one.name == "statistics"]

@@ -163,7 +163,8 @@ def test_the_command(polyfed: Command, monkeypatch: pytest.MonkeyPatch, tmp_path
         assert {cell["state"] for cell in cells} >= {"measured", "no data", "not asked for", "not yet"}
         assert Path(ended.json["page"]) == Path("done/tiny/figure-1-reduced.md") and Path(ended.json["page"]).is_file()
         (row,) = polyfed("ls", "experiments", "--json").json["items"]
-        assert (row["name"], row["state"], row["data_here"]) == ("tiny/figure-1", "in part", False)
+        assert (row["name"], row["state"], row["data_here"]) == ("tiny/figure-1", "in part", ["digits-mini"])
+        assert "1 of 2" in polyfed("ls", "experiments").out and "1 of 2" in polyfed("show", "tiny/figure-1").out
         estimated = polyfed("reproduce", "--all", "--estimate", "--reduced", "--json")
         assert estimated.code == 0 and len(estimated.json["experiments"]) == 1
         measured = polyfed("reproduce", "tiny/figure-1", "--reduced", "--only", "FedAvg", "--estimate", "--json").json["runs"]

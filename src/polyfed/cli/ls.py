@@ -87,7 +87,7 @@ def _list_experiments(root: str | None, as_json: bool, view: View) -> None:
     from rich.markup import escape
 
     with busy("Looking", as_json):
-        from polyfed.experiments.listing import experiment_rows
+        from polyfed.experiments.listing import experiment_rows, here_words
 
         rows = experiment_rows(root)
     if as_json:
@@ -99,7 +99,7 @@ def _list_experiments(root: str | None, as_json: bool, view: View) -> None:
         hours = [_hours(row[key]) for key in ("core_hours_full", "core_hours_reduced")]
         texts = (row["state"], "; ".join(row["missing"]))
         shown.add_row(
-            row["name"], escape(row["title"]), escape(", ".join(row["data"])), *hours, _yes(row["data_here"]), *map(escape, texts)
+            row["name"], escape(row["title"]), escape(", ".join(row["data"])), *hours, here_words(row), *map(escape, texts)
         )
     print_table("", shown, view)
     print_footnotes("core-hours of all seeds; reduced: the form that fits a laptop.", EXPERIMENT_COLUMNS, view)

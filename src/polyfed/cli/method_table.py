@@ -16,14 +16,14 @@ MOST_IMPORTANT = ("mean", "worst")
 
 
 def print_methods(title: str, rows: Sequence[MethodRow], view: View) -> None:
-    """The table, and why methods could not be run."""
+    """The table, and why methods could not be run, each reason once."""
     from rich.markup import escape
 
     out = console()
     print_table(title, fitting(rows, out.width, view), view)
-    for row in rows:
-        if row.problem:
-            out.print(f"[bold]{escape(row.method)}[/bold] could not be run: {escape(row.problem)}")
+    for problem in dict.fromkeys(row.problem for row in rows if row.problem):
+        methods = "; ".join(f"[bold]{escape(row.method)}[/bold]" for row in rows if row.problem == problem)
+        out.print(f"{methods} could not be run: {escape(problem)}")
 
 
 def fitting(rows: Sequence[MethodRow], width: int, view: View) -> FittedTable:

@@ -111,6 +111,8 @@ def _print_recipe(found: dict[str, Any], view: View) -> None:
 def _print_experiment(found: dict[str, Any], view: View) -> None:
     from rich.markup import escape
 
+    from polyfed.experiments.listing import here_words
+
     out = console()
     out.print(f"[bold]{escape(found['name'])}[/bold] [dim]experiment[/dim]\n")
     out.print(escape(f"{found['paper']}, {found['item']}: {found['title']}."))
@@ -118,7 +120,7 @@ def _print_experiment(found: dict[str, Any], view: View) -> None:
     facts = {
         "claim": found["claim"],
         "data": ", ".join(found["data"]),
-        "data here": "yes" if found["data_here"] else "no (--root DIR, or POLYFED_DATA)",
+        "data here": {"no": "no (--root DIR, or POLYFED_DATA)"}.get(words := here_words(found), words),
         "runs": f"{found['runs']}, {hours[0]} core-hours; reduced {hours[1]}",
         "state": "; ".join([found["state"], *found["missing"]]),
         "note": found["note"],

@@ -38,6 +38,7 @@ def _row(item: PaperItem, root: str | None, out: Path, here: dict[str, bool]) ->
     forms = (FULL, REDUCED) if state == NOT_YET else (Form(), Form(reduced=True))
     full, reduced = (planned_runs(cells_of(item, form), form) for form in forms)
     data = list(dict.fromkeys(run.settings.data for run in full.values()))
+    names = list(dict.fromkeys(map(data_name, data)))
     for text in data:
         if text not in here:
             here[text] = has_data(text, root)
@@ -46,15 +47,21 @@ def _row(item: PaperItem, root: str | None, out: Path, here: dict[str, bool]) ->
         "title": item.title,
         "paper": item.paper,
         "item": item.item,
-        "data": list(dict.fromkeys(data_name(text) for text in data)),
+        "data": names,
         "runs": sum(run.seeds for run in full.values()),
         "core_hours_full": core_hours(full.values()),
         "core_hours_reduced": core_hours(reduced.values()),
-        "data_here": bool(data) and all(here[text] for text in data),
+        "data_here": [name for name in names if all(here[text] for text in data if data_name(text) == name)],
         "state": state,
         "missing": missing,
         "run_folders": {"full": _run_folders(full, out), "reduced": _run_folders(reduced, out)},
     }
+
+
+def here_words(row: dict[str, Any]) -> str:
+    """Whether the data of a row are on this machine: yes, no, or how many of its data sets are."""
+    asked, here = row["data"], row["data_here"]
+    return "yes" if asked and len(here) == len(asked) else f"{len(here)} of {len(asked)}" if here else "no"
 
 
 def data_name(text: str) -> str:
