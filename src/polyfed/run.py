@@ -164,7 +164,13 @@ def sweep(
     )
 
 
-def doctor(data: Any = "digits-mini", model: Model = None, aggregates_only: bool = False, **settings: Any) -> Diagnosis:
+def doctor(
+    data: Any = "digits-mini",
+    model: Model = None,
+    aggregates_only: bool = False,
+    notify: Callable[[str], None] | None = None,
+    **settings: Any,
+) -> Diagnosis:
     """Whether batch norm will hurt a federation, and what to use instead, told from a few steps at each client.
 
     No test image is read, and nothing is written.
@@ -173,6 +179,7 @@ def doctor(data: Any = "digits-mini", model: Model = None, aggregates_only: bool
         data: as for ``polyfed.run``.
         model: as for ``polyfed.run``.
         aggregates_only: see only sums of each client, as over Flower; what needs images in one place is left out.
+        notify: called with a few words about what is measured next.
         settings: any field of ``polyfed.Settings``; ``batch_size``, ``clients_per_round`` and ``partition`` matter most.
 
     Returns:
@@ -184,7 +191,7 @@ def doctor(data: Any = "digits-mini", model: Model = None, aggregates_only: bool
     """
     from polyfed.diagnosis.examine import examine
 
-    return examine(data, model, aggregates_only, **settings)
+    return examine(data, model, aggregates_only, notify, **settings)
 
 
 def estimate(

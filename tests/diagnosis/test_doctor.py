@@ -75,7 +75,9 @@ def test_every_finding_has_a_number_a_range_and_a_sentence() -> None:
 def test_no_test_image_of_a_data_set_is_read() -> None:
     data = handwriting()
     few = replace(data, domains=tuple(replace(d, train=d.train.subset(torch.arange(20))) for d in data.domains))
-    found = package.doctor(few, "small_cnn(width=4)", unseen=("street",), batch_size=8)
+    told: list[str] = []
+    found = package.doctor(few, "small_cnn(width=4)", unseen=("street",), batch_size=8, notify=told.append)
+    assert told[0] == "Taking a few steps at each client" and "Comparing gradients with batch norm" in told
     assert found.measures.clients == 4  # what it looked at would have ended this test had it touched a test set
 
 

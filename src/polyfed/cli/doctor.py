@@ -8,7 +8,7 @@ import typer
 
 from polyfed.cli.guard import stoppable
 from polyfed.cli.options import Changes, Data, Explain, Json, Quiet, Recipe, Trust, Wide, arguments, chosen_settings, with_settings
-from polyfed.cli.output import View, busy, console, listen, print_footnotes, print_json, print_table, table
+from polyfed.cli.output import View, console, listen, print_footnotes, print_json, print_table, status, table
 from polyfed.run import doctor as examine_data
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def doctor(
     """Look at a few steps of every client, and say whether batch norm will hurt and what to use instead; no test image is read."""
     listen(quiet)
     settings = chosen_settings(data, values, changes, recipe, trust=trust)
-    with busy("Taking a few steps at each client", quiet), stoppable("nothing was written."):
-        found = examine_data(**arguments(settings), aggregates_only=aggregates_only)
+    with status("Reading data", quiet) as shown, stoppable("nothing was written."):
+        found = examine_data(**arguments(settings), aggregates_only=aggregates_only, notify=shown.update if shown else None)
     if not quiet:
         print_diagnosis(found, View(wide, explain))
     if as_json:

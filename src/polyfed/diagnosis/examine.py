@@ -14,7 +14,7 @@ from polyfed.core.data_types import Federation
 from polyfed.diagnosis.advice import Advice, advise
 from polyfed.diagnosis.aggregates import measured_from_aggregates
 from polyfed.diagnosis.findings import Finding, findings, left_out
-from polyfed.diagnosis.measures import Measures, measured
+from polyfed.diagnosis.measures import Measures, Notify, measured
 from polyfed.diagnosis.patient import drawn, untested
 from polyfed.errors import PolyfedError
 from polyfed.reports.json_values import json_values
@@ -106,13 +106,19 @@ class Diagnosis:
         return "\n".join([title, *lines, *told, *([self.command] if self.command else [])])
 
 
-def examine(data: Any, model: Any = None, aggregates_only: bool = False, **values: Any) -> Diagnosis:
+def examine(data: Any, model: Any = None, aggregates_only: bool = False, notify: Notify | None = None, **values: Any) -> Diagnosis:
     """What ``polyfed.doctor`` does."""
+    notify = notify or (lambda _: None)
     settings = settings_given(data, model, values)
     begun = time.process_time()
     federation = untested(data if not isinstance(data, str | Path) else settings.data, settings)
     named = None if isinstance(model, str) else model
-    measures = (measured_from_aggregates if aggregates_only else measured)(federation, named, settings)
+    notify("Taking a few steps at each client")
+    if aggregates_only:
+        measures = measured_from_aggregates(federation, named, settings)
+    else:
+        measures = measured(federation, named, settings, notify)
+    notify("Measuring what a run would cost")
     return concluded(measures, federation, named, settings, begun)
 
 

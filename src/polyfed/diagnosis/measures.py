@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from polyfed.diagnosis.patient import drawn, shuffled
 from polyfed.runs.experiment import Experiment, already_dealt, threads
 from polyfed.settings import Settings, with_changes
 
+Notify: TypeAlias = Callable[[str], None]
+"""Called with what is measured next."""
 STEPS = 5
 ROUNDS = 3
 """Rounds of local steps before anything is measured: initial weights know nothing of the data."""
@@ -82,7 +84,7 @@ class Measures:
     aggregates_only: bool = False
 
 
-def measured(federation: Federation, model: Any, settings: Settings) -> Measures:
+def measured(federation: Federation, model: Any, settings: Settings, notify: Notify) -> Measures:
     """Measure a federation whose tests are out of reach."""
     few = drawn(federation, settings.seed)
     trained = warmed_up(few, model, settings)
@@ -93,11 +95,15 @@ def measured(federation: Federation, model: Any, settings: Settings) -> Measures
     }
     if not trained.bench.batch_norms:
         return Measures(**common)
+    notify("Comparing statistics of batch norm")
     by_client = norm_statistics(trained)
+    notify("Comparing gradients with batch norm")
     bias = gradient_bias_of(trained, draws=DRAWS)
     by_chance = norm_statistics(on_other_data(trained, shuffled(few, settings.seed), model, settings))
+    notify("Comparing gradients with frozen statistics")
     frozen = gradient_bias_of(trained, draws=1, fixed_statistics=True)
     values = {name: value for name, value in vars(trained.settings).items() if name in ("loss", "head", "init", "device")}
+    notify("Comparing gradients with group norm and without norms")
     others = gradient_bias(
         few, trained.settings.model if model is None else model, OTHER_NORMS, draws=1, seed=settings.seed, **values
     )
