@@ -20,6 +20,8 @@ from polyfed.reports.method_tables import table
 
 PAGES = Path(__file__).parent / "results"
 HOLDS, DOES_NOT, UNDECIDED, NOT_RUN = "holds here", "does not hold here", "cannot be told apart here", "not run"
+HELD_ONCE, FAILED_ONCE = "seen with one seed", "not seen with one seed"
+"""What one seed shows is no more than that."""
 CELL = re.compile(r"\**(?P<value>\d+(?:\.\d+)?)(?: ± (?P<spread>\d+(?:\.\d+)?))?\**")
 
 
@@ -30,6 +32,11 @@ class Number:
     value: float
     spread: float
     seeds: str
+
+    @property
+    def is_of_one_seed(self) -> bool:
+        """Whether nothing is known of other seeds."""
+        return "," not in self.seeds
 
     def __str__(self) -> str:
         return f"{self.value:.1f}" + (f" ± {self.spread:.1f}" if self.spread else "")
@@ -50,13 +57,16 @@ class Measured:
     def verdict(self) -> str:
         """What the numbers carry: no more than their deviations over seeds allow."""
         difference = self.high.value - self.low.value
+        if self.high.is_of_one_seed or self.low.is_of_one_seed:
+            return HELD_ONCE if difference > 0 else FAILED_ONCE
         if abs(difference) <= math.hypot(self.high.spread, self.low.spread):
             return UNDECIDED
         return HOLDS if difference > 0 else DOES_NOT
 
     def __str__(self) -> str:
         return (
-            f"{self.order}: {self.names[0]} {self.high}, {self.names[1]} {self.low} ({self.setting}; seeds {self.high.seeds}; "
+            f"{self.order}: {self.names[0]} {self.high}, {self.names[1]} {self.low} ({self.setting}; "
+            f"{'seed' if self.high.is_of_one_seed else 'seeds'} {self.high.seeds}; "
             f"[{self.page.removesuffix('.md')}]({self.page}))"
         )
 
@@ -106,7 +116,7 @@ def verdict_of(item: PaperItem, many: list[Measured]) -> str:
     if not many:
         return NOT_RUN
     verdicts = [one.verdict for one in many]
-    told = next(each for each in (DOES_NOT, UNDECIDED, HOLDS) if each in verdicts)
+    told = next(each for each in (DOES_NOT, UNDECIDED, FAILED_ONCE, HELD_ONCE, HOLDS) if each in verdicts)
     orders = len(orders_of(item))
     return f"{told} ({len(many)} of {orders} order{'s' * (orders != 1)} run)"
 
@@ -147,6 +157,8 @@ def summary_table(folder: str) -> str:
     rows = []
     for page, verdicts in pages.items():
         title = (PAGES / page).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
-        counts = [sum(verdict == wanted for verdict in verdicts.values()) for wanted in (HOLDS, DOES_NOT, UNDECIDED)]
+        wanted = ((HOLDS,), (DOES_NOT,), (UNDECIDED,), (HELD_ONCE, FAILED_ONCE))
+        counts = [sum(verdict in each for verdict in verdicts.values()) for each in wanted]
         rows.append([f"[{title}]({folder}/{page})", *map(str, counts)])
-    return table(("measured on", "orders of methods that papers claim: hold here", "do not hold", "cannot be told apart"), rows)
+    heads = ("orders of methods that papers claim: hold here", "do not hold", "cannot be told apart", "one seed only")
+    return table(("measured on", *heads), rows)

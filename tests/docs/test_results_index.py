@@ -30,13 +30,14 @@ def test_every_experiment_has_one_row_with_its_command() -> None:
 
 
 def test_verdicts_say_no_more_than_seeds_carry(index: ModuleType) -> None:
-    def verdict(high: tuple[float, float], low: tuple[float, float]) -> str:
-        numbers = [index.Number(*each, "0, 1") for each in (high, low)]
+    def verdict(high: tuple[float, float], low: tuple[float, float], seeds: str = "0, 1") -> str:
+        numbers = [index.Number(*each, seeds) for each in (high, low)]
         return str(index.Measured("o", ("a", "b"), *numbers, "p.md", "s").verdict)
 
     assert verdict((88.8, 0.6), (87.1, 0.1)) == index.HOLDS
     assert verdict((22.3, 4.8), (35.1, 3.0)) == index.DOES_NOT
     assert verdict((40.0, 1.0), (39.5, 1.0)) == index.UNDECIDED and verdict((40.0, 0.0), (40.0, 0.0)) == index.UNDECIDED
+    assert verdict((40.0, 0.0), (20.0, 0.0), "0") == index.HELD_ONCE and verdict((40.0, 0.0), (40.0, 0.0), "0") == index.FAILED_ONCE
 
 
 def test_numbers_are_read_from_the_pages_and_wrong_names_are_errors(index: ModuleType) -> None:
@@ -66,10 +67,11 @@ def test_the_pattern_of_orders_finds_the_one_that_is_written() -> None:
 
 
 def test_the_readme_counts_each_measured_order_once(index: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    def order(name: str, high: float, low: float) -> object:
-        return index.Measured(name, ("a", "b"), index.Number(high, 1.0, "0, 1"), index.Number(low, 1.0, "0, 1"), "pacs.md", "s")
+    def order(name: str, high: float, low: float, seeds: str = "0, 1") -> object:
+        return index.Measured(name, ("a", "b"), index.Number(high, 1.0, seeds), index.Number(low, 1.0, seeds), "pacs.md", "s")
 
     a_paper, another = [order("x > y", 50, 40), order("y > z", 40, 50)], [order("x > y", 50, 40), order("z > x", 40.5, 40)]
+    another += [order("y > x", 40, 50, "0"), order("x > z", 50, 40, "0")]
     monkeypatch.setattr(index, "measured", lambda: {"fedwon/table-1": a_paper, "fedbn/table-1": another})
     row = index.summary_table("docs/results").splitlines()[-1]
-    assert row.startswith("| [PACS, 20 rounds") and row.endswith("(docs/results/pacs.md) | 1 | 1 | 1 |")
+    assert row.startswith("| [PACS, 20 rounds") and row.endswith("(docs/results/pacs.md) | 1 | 1 | 1 | 2 |")
