@@ -3,6 +3,7 @@
 python benchmarks/write_sweeps.py PAGE OUT
 
 Each block ``<!-- sweep: NAME -->`` ... ``<!-- end -->`` of PAGE gets the table of the sweep in OUT/NAME, the best mean first. Nothing is typed in.
+A block whose sweep is not in OUT is left as it is, and named.
 """
 
 from __future__ import annotations
@@ -25,13 +26,19 @@ def percent(values: Sequence[float]) -> str:
     return f"{words} ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else words
 
 
+def headline(test: dict[str, Any]) -> dict[str, float]:
+    """The measure that heads the tables of a run; sweeps of before have accuracy only."""
+    found: dict[str, float] = test.get("headline", test["accuracy"])
+    return found
+
+
 def row(found: dict[str, Any], seeds: int) -> str:
     """One method; a problem stands where not all seeds could be run."""
     chosen, tests = found["chosen"], found["tests"]
     if chosen is None or not tests:
         return f"| `{found['method']}` | – | – | – | – | {found['problem']} |"
     values = ", ".join(f"{name} {value}" for name, value in chosen["values"].items())
-    scores = [percent([test["accuracy"][measure] for test in tests]) for measure in ("mean", "worst")]
+    scores = [percent([headline(test)[measure] for test in tests]) for measure in ("mean", "worst")]
     digests = ", ".join(f"{test['seed']}: `{test['digest'][:12]}`" for test in tests)
     short = f"; {len(tests)} of {seeds} seeds: {found['problem'].split('. ')[0]}" if found["problem"] else ""
     return f"| `{found['method']}` | {values} | {100 * chosen['validation']:.1f} | {' | '.join(scores)} | {digests}{short} |"
@@ -39,7 +46,7 @@ def row(found: dict[str, Any], seeds: int) -> str:
 
 def mean_of(found: dict[str, Any]) -> float:
     """By which rows are ordered: methods that failed with a seed come last."""
-    return -1.0 if found["problem"] or not found["tests"] else statistics.fmean(test["accuracy"]["mean"] for test in found["tests"])
+    return -1.0 if found["problem"] or not found["tests"] else statistics.fmean(headline(test)["mean"] for test in found["tests"])
 
 
 def table(folder: Path) -> str:
@@ -50,9 +57,15 @@ def table(folder: Path) -> str:
 
 
 def write(page: Path, out: Path) -> None:
-    """Write every block of a page anew."""
-    text = BLOCK.sub(lambda block: block["start"] + table(out / block["name"]) + block["end"], page.read_text(encoding="utf-8"))
-    page.write_text(text, encoding="utf-8")
+    """Write every block of a page anew whose sweep is there."""
+
+    def written(block: re.Match[str]) -> str:
+        if not (out / block["name"] / "sweep.json").is_file():
+            print(f"Left as it is: {block['name']}")
+            return block.group()
+        return block["start"] + table(out / block["name"]) + block["end"]
+
+    page.write_text(BLOCK.sub(written, page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from polyfed.analysis.gradient_bias import GradientBias, gradient_bias, gradient
 from polyfed.core.data_types import ArrayExamples, ClientData, Federation
 from polyfed.testing import TinyNet, tiny_federation
 
+MODULE = sys.modules[gradient_bias.__module__]
 NORMS = {"batch norm": "fedavg", "group norm": "fedavg + group_norm(groups=2)", "fixed": "fixbn(freeze_at=0)"}
 
 
@@ -64,6 +67,35 @@ def test_the_bias_of_batch_norm_is_the_one_worked_out_by_hand() -> None:
     assert found.bias == pytest.approx(expected, rel=1e-4) and expected > 0.3
     assert found.cosine == pytest.approx((local * central).sum() / np.linalg.norm(local) / np.linalg.norm(central), rel=1e-4)
     assert found.layers == {"head": pytest.approx(expected, rel=1e-4)}
+
+
+class Widening(NormThenHead):
+    """Keeps 4,000 bytes of each row for the gradient, and notes the largest batch that it was given."""
+
+    largest = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        Widening.largest = max(Widening.largest, len(x))
+        logits = self.head(self.norm(x))
+        wide: torch.Tensor = logits.sum(1, keepdim=True).repeat(1, 1000)
+        return logits + wide.square().mean(1, keepdim=True)
+
+
+@pytest.mark.parametrize(("memory", "clients", "largest"), [(10**9, 2, 20), (50_000, 2, 12), (1, 2, 4)])
+def test_the_union_of_batches_stays_within_memory(memory: int, clients: int, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODULE, "MEMORY", memory)
+    monkeypatch.setattr(Widening, "largest", 0)
+    (found,) = gradient_bias(two_clients(shift=3.0, scale=2.0), Widening(), ["fedavg"], batch_size=10, draws=1)
+    assert Widening.largest == largest and len(found.clients) == clients and found.bias > 0.01
+
+
+def test_clients_are_left_out_where_four_images_of_each_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODULE, "MEMORY", 50_000)
+    few = two_clients(shift=3.0, scale=2.0)
+    many = tuple(ClientData(f"{one.id}{n}", one.domains, one.train, one.tests) for n in range(10) for one in few.clients)
+    monkeypatch.setattr(Widening, "largest", 0)
+    (found,) = gradient_bias(Federation("many", few.classes, many), Widening(), ["fedavg"], batch_size=10, draws=1)
+    assert len(found.clients) == 3 and Widening.largest == 12
 
 
 def test_equal_clients_have_no_bias_even_with_batch_norm() -> None:

@@ -390,6 +390,7 @@ def test_the_command_reports_the_whole_grid_and_what_was_chosen(polyfed: Command
     for one in told["methods"]:
         best = max(trial["validation"] for trial in one["trials"])
         assert one["chosen"]["validation"] == best and len(one["tests"]) == 2
+        assert all(test["metric"] == "accuracy" and test["headline"]["mean"] == test["accuracy"]["mean"] for test in one["tests"])
         assert all((Path("s") / trial["run"] / "run.toml").is_file() for trial in one["trials"])
     assert len(told["tests"][1]["accuracy"]["mean"]["values"]) == 2
     says(polyfed(*base, "--methods", "fedavg"), "nothing to search")

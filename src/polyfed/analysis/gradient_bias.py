@@ -7,6 +7,8 @@
 Both start from the same weights and use the same images, so a norm that looks at one image at a time has bias 0 (up to rounding). Batch
 norm has not: the gradient of an image depends on the rest of its batch. ``shuffled`` is the bias of the same images dealt to batches of
 the same sizes at random. What lies between the two comes from the difference between clients; ``shuffled`` itself from the small batch.
+
+The union goes through the model in one piece, so batches are smaller, and at last clients fewer, where it would take more than ``MEMORY``.
 """
 
 from __future__ import annotations
@@ -29,6 +31,11 @@ from polyfed.core.seeds import default_stream, generator
 from polyfed.core.workbench import ClientState
 from polyfed.runs.experiment import Experiment, threads
 from polyfed.settings import Settings
+
+MEMORY = 2 << 30
+"""Bytes that a model may keep of the union of all batches until its gradient is taken."""
+LEAST = 4
+"""Images of a client in a batch, before clients are left out for want of memory."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +138,29 @@ class _Probe:
         self.batch_size, self.fixed = batch_size, fixed
         self.data = [experiment.backend.data[name] for name in experiment.server.ids]
         self.client = self._at_work()
+        self._fit_memory()
+
+    def _fit_memory(self) -> None:
+        """Take fewer images of each client, and at last fewer clients, where the union would not fit."""
+        images = max(MEMORY // self._bytes_of_an_image(), 2)
+        least = min(LEAST, self.batch_size)
+        if images < least * len(self.data):
+            self.data = self.data[: max(images // least, 2)]
+        self.batch_size = min(self.batch_size, max(images // len(self.data), 2))
+
+    def _bytes_of_an_image(self) -> int:
+        """What the model keeps of one image for its gradient, its own parameters aside."""
+        x, y = (each[:2] for each in self._batch(0, 0))
+        kept = {parameter.data_ptr(): 0 for parameter in self.bench.parameters.values()}
+
+        def keep(value: Tensor) -> Tensor:
+            kept.setdefault(value.data_ptr(), value.numel() * value.element_size())
+            return value
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+            step = self._forward(x, y)
+        del step
+        return max(sum(kept.values()) // len(x), 1)
 
     def _at_work(self) -> Client:
         """A client that is about to train, in the mode that its method gives the norm."""

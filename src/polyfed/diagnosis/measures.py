@@ -102,7 +102,8 @@ def measured(federation: Federation, model: Any, settings: Settings, notify: Not
     by_chance = norm_statistics(on_other_data(trained, shuffled(few, settings.seed), model, settings))
     notify("Comparing gradients with frozen statistics")
     frozen = gradient_bias_of(trained, draws=1, fixed_statistics=True)
-    values = {name: value for name, value in vars(trained.settings).items() if name in ("loss", "head", "init", "device")}
+    kept = ("loss", "head", "init", "device", "batch_size")
+    values = {name: value for name, value in vars(trained.settings).items() if name in kept}
     notify("Comparing gradients with group norm and without norms")
     others = gradient_bias(
         few, trained.settings.model if model is None else model, OTHER_NORMS, draws=1, seed=settings.seed, **values

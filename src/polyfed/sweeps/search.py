@@ -250,7 +250,8 @@ class Sweep:
             "chosen": None if one.chosen is None else score_json(one.chosen, self.folder),
             "at_the_edge": edges(one, self.axes),
             "tests": [
-                {key: made[key] for key in ("seed", "method", "rounds", "accuracy", "digest", "run")} for made in one.outcomes
+                {key: made[key] for key in ("seed", "method", "rounds", "accuracy", "metric", "headline", "digest", "run")}
+                for made in one.outcomes
             ],
             "problem": one.problem or None,
         }
