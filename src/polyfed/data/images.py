@@ -13,7 +13,6 @@ import struct
 import warnings
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from polyfed.data.archives import FileTree
+from polyfed.data.cache import Growing
 from polyfed.errors import DataError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
@@ -124,23 +124,27 @@ def decode_all(
         unreadable: Gets a sentence for each image that cannot be read.
         middle_square: As for ``decode``.
     """
-    images = np.empty((len(names), 3, size, size), np.uint8)
+    growing = Growing((len(names), 3, size, size))
+    (images,) = growing.arrays
     readable: list[int] = []
     fitting = Fitting((size, size), middle_square)
-    waiting: dict[int, DeepImage] = {}
+    deep: dict[int, str] = {}
     for position, name in enumerate(names):
+        row = len(readable)
         try:
             found = fitting.take(tree.read(name), name)
         except DataError as error:
             unreadable.append(str(error))
             continue
-        if isinstance(found, DeepImage):
-            waiting[len(readable)] = found
+        if found is None:
+            deep[row] = name
         else:
-            images[len(readable)] = found
+            images[row] = found
         readable.append(position)
-    for row, deep in waiting.items():
-        images[row] = fitting.scaled(deep)
+        growing.let_go_after(row)
+    for row, name in deep.items():
+        images[row] = fitting.scaled(tree.read(name), name)
+        growing.let_go_after(row)
     return images[: len(readable)], np.array(readable, np.int64)
 
 
@@ -160,33 +164,29 @@ class DeepRanges:
         return deep_range(*self._found[mode == "F"])
 
 
-@dataclass(frozen=True)
-class DeepImage:
-    """A deep image at the size wanted, its values not scaled yet."""
-
-    mode: str
-    values: NDArray[np.float32]
-
-
 class Fitting:
-    """Images that are read together, each brought to one size; deep ones are scaled when the values of all are known."""
+    """Images that are read together, each brought to one size.
+
+    Deep ones are read a second time, when the values of all are known: kept until then, those of a large set would fill the memory.
+    """
 
     def __init__(self, size: tuple[int, int], middle_square: bool = False) -> None:
         self.size, self.middle_square = size, middle_square
         self.ranges = DeepRanges()
 
-    def take(self, content: bytes, name: str) -> NDArray[np.uint8] | DeepImage:
-        """An image as (3, height, width), or a deep one, which has to wait."""
+    def take(self, content: bytes, name: str) -> NDArray[np.uint8] | None:
+        """An image as (3, height, width); None for a deep one, which ``scaled`` gives in the end."""
         image = decoded(content, name)
-        if image.mode not in DEEP_MODES:
-            return np.asarray(fitted(_rgb(image, name), self.size, self.middle_square)).transpose(2, 0, 1)
-        values = _deep_values(image, name)
-        self.ranges.widen(image.mode, values)
-        return DeepImage(image.mode, np.asarray(fitted(Image.fromarray(values), self.size, self.middle_square)))
+        if image.mode in DEEP_MODES:
+            self.ranges.widen(image.mode, _deep_values(image, name))
+            return None
+        return np.asarray(fitted(_rgb(image, name), self.size, self.middle_square)).transpose(2, 0, 1)
 
-    def scaled(self, image: DeepImage) -> NDArray[np.uint8]:
+    def scaled(self, content: bytes, name: str) -> NDArray[np.uint8]:
         """A deep image as grey (1, height, width), by the range of all that were taken."""
-        return _scaled(image.values, self.ranges.limits(image.mode))[None]
+        image = decoded(content, name)
+        values = Image.fromarray(_deep_values(image, name))
+        return _scaled(np.asarray(fitted(values, self.size, self.middle_square)), self.ranges.limits(image.mode))[None]
 
 
 def tiles(content: bytes, name: str, side: int, count: int) -> NDArray[np.uint8]:

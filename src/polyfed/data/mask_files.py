@@ -23,7 +23,7 @@ from polyfed.data.augment_pairs import CropAndFlip
 from polyfed.data.cache import Arrays, Growing, cached
 from polyfed.data.declaration import DataOption, Declaration
 from polyfed.data.domain_files import some_of
-from polyfed.data.images import DeepImage, Fitting
+from polyfed.data.images import Fitting
 from polyfed.data.row_examples import RowExamples
 from polyfed.data.splits import Splits
 from polyfed.errors import DataError, OptionError
@@ -89,7 +89,7 @@ class MaskFiles:
         growing = Growing((len(self.pairs), 3, height, width), (len(self.pairs), height, width))
         x, y = growing.arrays
         fitting = Fitting(self.size)
-        deep: list[int] = []
+        deep: dict[int, str] = {}
         for place, (image, mask) in enumerate(self.pairs):
             try:
                 found = fitting.take(self.tree.read(image), image)
@@ -98,17 +98,13 @@ class MaskFiles:
                 y[place] = IGNORED
                 unreadable.append(str(error))
                 continue
-            if isinstance(found, DeepImage):
-                deep.append(place)
+            if found is None:
+                deep[place] = image
             else:
                 x[place] = found
             growing.let_go_after(place)
-        # Deep images are read a second time: kept until the range of all is known, those of a large set would fill the memory.
-        for place in deep:
-            image = self.pairs[place][0]
-            found = fitting.take(self.tree.read(image), image)
-            assert isinstance(found, DeepImage)
-            x[place] = fitting.scaled(found)
+        for place, image in deep.items():
+            x[place] = fitting.scaled(self.tree.read(image), image)
             growing.let_go_after(place)
         return {"x": x, "y": y}
 
