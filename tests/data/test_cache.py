@@ -48,7 +48,7 @@ def test_large_arrays_are_filled_in_a_file_and_stored_row_by_row(folder, tmp_pat
         assert isinstance(growing.arrays[0], np.memmap) is (bound == 1)
         for row, pixels in enumerate(values):
             growing.arrays[0][row] = pixels
-            growing.let_go()
+            growing.let_go_after(row)
         stored.append(cache.cached({"bound": bound}, [], lambda: {"x": growing.arrays[0]})["x"])  # noqa: B023
     assert np.array_equal(stored[0], values) and np.array_equal(stored[1], values)
     assert not [path for path in (tmp_path / "c").iterdir() if path.is_file()], "the file has no name"

@@ -57,6 +57,16 @@ def test_a_mask_of_another_size_is_named(polyfed: Command, scans: Path) -> None:
     assert "north/masks/3.png is 12x16 pixels, its image north/images/3.jpg 16x12" in " ".join(found.out.split())
 
 
+def test_deep_images_that_differ_by_an_offset_are_not_the_same_picture(polyfed: Command, scans: Path) -> None:
+    """Scaled alone, from the lowest value to the highest, both would have the same pixels."""
+    values = PIXELS.random((12, 16), np.float32) * 1000 - 1500
+    for domain, offset in (("north", 0), ("south", 300)):
+        (scans / domain / "images" / "1.jpg").unlink()
+        Image.fromarray(values + np.float32(offset)).save(scans / domain / "images" / "1.tif")
+    found = polyfed("data", "check", scans, "--json").json
+    assert found["ok"] and not found["notes"] and found["modes"]["TIFF with masks L"] == 2
+
+
 def test_a_class_beyond_the_list_is_named(polyfed: Command, scans: Path) -> None:
     add_pair(scans / "north", "3", (0, 7))
     found = polyfed("data", "check", scans)

@@ -102,6 +102,28 @@ def test_domainnet_with_fedbns_lists_and_without(tmp_path):
         data_sets.build('domainnet10(protocol="fedbn", validation=0.1)', root=str(tmp_path))
 
 
+def test_domainnet_from_its_zips_is_what_it_is_from_the_folders(tmp_path):
+    base, packed = tmp_path / "unpacked" / "DomainNet", tmp_path / "packed"
+    names = [name.lower() for name in domainnet10.DOMAINS]
+    folders(base, names, (*domainnet10.CLASSES, "zigzag"), 5)
+    for name in names:
+        shutil.make_archive(str(packed / name), "zip", base, name)
+        files = [f"DomainNet/{path.relative_to(base)}" for path in sorted((base / name).glob("[!z]*/*.png"))]
+        for kind, chosen in (("train", files[::2]), ("test", files[1::2])):
+            for root in (packed, base):
+                (root / f"{name}_{kind}.pkl").write_bytes(pickle.dumps((chosen, [file.split("/")[2] for file in chosen])))
+    zipped, unpacked = (data_sets.build("domainnet10(size=6)", root=str(root)) for root in (packed, base.parent))
+    for one, other in zip(zipped.domains, unpacked.domains, strict=True):
+        assert one.name == other.name and len(one.train) == 23, "nine classes of five are listed, every second for training"
+        for part in ("train", "test"):
+            pairs = zip(*(getattr(domain, part).batch(slice(None)) for domain in (one, other)), strict=True)
+            assert all((a == b).all() for a, b in pairs)
+    assert "real.zip" in zipped.source and "FedBN's lists" in zipped.source
+    (packed / "sketch.zip").unlink()
+    with pytest.raises(DataError, match="holds no images of the domain Sketch"):
+        data_sets.build("domainnet10(size=6)", root=str(packed))
+
+
 @pytest.mark.parametrize("name", ["office_home", "vlcs", "domainnet10"])
 def test_nothing_there_says_what_is_read(tmp_path, name):
     with pytest.raises(DataError, match=r"was not found.*is read from: \(1\) folder"):

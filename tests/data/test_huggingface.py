@@ -77,6 +77,17 @@ def test_splits_of_the_copy_are_the_parts(tmp_path: Path, form: str) -> None:
     assert all(len(client.validation or ()) == 4 and len(client.tests[client.id]) == 6 for client in data.clients)
 
 
+def test_a_copy_as_the_hub_has_imagenet(tmp_path: Path) -> None:
+    """Its test split has no labels (-1), so the validation split is the test part, as in the folders of ImageNet."""
+    parts = {"train": rows(24), "validation": rows(8, 1), "test": rows(12, 2, label=[-1] * 12)}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "copy")
+    data = data_sets.build(f'huggingface(root="{tmp_path / "copy"}", size=20, validation_share=0.25)')
+    assert sizes(data) == {"north": (9, 3, 4), "south": (9, 3, 4)}
+    assert data.notes == (f"{tmp_path / 'copy'}: 12 of 44 images have no label and are left out.",)
+    tested = {image.tobytes() for image in rows(8, 1)["image"]}
+    assert {x.permute(1, 2, 0).numpy().tobytes() for d in data.domains for x in d.test.batch(slice(None))[0]} == tested
+
+
 def test_labels_that_are_words_and_no_domains(tmp_path: Path) -> None:
     rows().cast_column("label", datasets.Value("string")).remove_columns("domain").save_to_disk(tmp_path / "copy")
     data = data_sets.build(f'huggingface(root="{tmp_path / "copy"}")')

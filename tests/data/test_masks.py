@@ -158,6 +158,22 @@ def test_masks_of_one_thing_and_unpaired_files(tmp_path: Path) -> None:
         mask_folder(str(tmp_path))
 
 
+def test_deep_images_with_masks_are_scaled_by_one_rule_for_a_domain(tmp_path: Path) -> None:
+    """Twelve bits: the levels 100, 1000 and 4095 are 6, 62 and 255 of 255, as in folders of classes, whatever each file holds alone."""
+    for domain, levels in (("a", (100, 1000, 4095)), ("b", (40_000, 100, 65_535))):
+        for number, level in enumerate(levels):
+            draw(tmp_path / domain / "images" / f"{number}.png", tmp_path / domain / "masks" / f"{number}.png", number)
+            Image.fromarray(np.full((12, 16), level, np.uint16)).save(tmp_path / domain / "images" / f"{number}.png")
+    Image.new("RGB", (16, 12), (9, 9, 9)).save(tmp_path / "a" / "images" / "3.png")
+    shutil.copy(tmp_path / "a" / "masks" / "0.png", tmp_path / "a" / "masks" / "3.png")
+    found = mask_folder(str(tmp_path), height=12, width=16, test_share=0.3)
+    shown = {
+        domain.name: sorted({int(value) for part in (domain.train, domain.test) for value in part.batch(slice(None))[0].unique()})
+        for domain in found.domains
+    }
+    assert shown == {"a": [6, 9, 62, 255], "b": [0, 156, 255]}
+
+
 def test_class_and_domain_gives_every_example_both_labels() -> None:
     found = class_and_domain("digits-mini")
     assert found.task is MULTILABEL and len(found.classes) == 10 + len(found.domains)

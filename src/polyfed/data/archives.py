@@ -31,7 +31,8 @@ LARGEST_MEMBER = 4 * 2**30
 """Bytes that one file of an archive may have when it is unpacked; the largest of the published sets have less than 1 GiB."""
 MOST_MEMBERS = 5_000_000
 """Files that an archive may hold; ImageNet has 1.4 million."""
-_UNREADABLE = (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
+UNREADABLE = (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
+"""What reading a damaged archive may raise."""
 
 
 class FileTree(Protocol):
@@ -88,7 +89,7 @@ class TarTree:
         if self._opened is None or self._opened[0] != os.getpid():
             try:
                 archive = tarfile.TarFile.open(self.path)
-            except _UNREADABLE as error:
+            except UNREADABLE as error:
                 raise DataError(f"{self.path} is no readable tar archive: {error}. Get the file again.") from error
             weakref.finalize(self, archive.close)
             self._opened = os.getpid(), archive
@@ -97,9 +98,9 @@ class TarTree:
     @cached_property
     def _members(self) -> dict[str, tarfile.TarInfo]:
         try:
-            counted = _counted(self._archive, self.path)
-            return {_plain(member.name): member for member in counted if member.isfile() and _shown(member.name)}
-        except _UNREADABLE as error:
+            members = counted(self._archive, self.path)
+            return {_plain(member.name): member for member in members if member.isfile() and is_shown(member.name)}
+        except UNREADABLE as error:
             raise DataError(f"{self.path} is a damaged tar archive: {error}. Get the file again.") from error
 
     @cached_property
@@ -112,11 +113,11 @@ class TarTree:
         if name not in self._members:
             raise DataError(f"{self.path} holds no {name}.")
         member = self._members[name]
-        _require_bounded(self.path, name, member.size)
+        require_bounded(self.path, name, member.size)
         try:
             stream = self._archive.extractfile(member)
             content = stream.read() if stream is not None else b""
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise DataError(f"{self.path} is damaged at {name}: {error}. Get the file again.") from error
         if len(content) != member.size:
             raise DataError(f"{self.path} is cut off at {name}: {len(content)} of {member.size} bytes. Get the file again.")
@@ -140,22 +141,22 @@ class ZipTree:
         if self._opened is None or self._opened[0] != os.getpid():
             try:
                 self._opened = os.getpid(), zipfile.ZipFile(self.path)
-            except _UNREADABLE as error:
+            except UNREADABLE as error:
                 raise DataError(f"{self.path} is no readable zip archive: {error}. Get the file again.") from error
         return self._opened[1]
 
     @cached_property
     def names(self) -> Sequence[str]:
         """All plain files, sorted; hidden ones are left out."""
-        infos = _counted(self._archive.infolist(), self.path)
-        return sorted(info.filename for info in infos if not info.is_dir() and _shown(info.filename))
+        infos = counted(self._archive.infolist(), self.path)
+        return sorted(info.filename for info in infos if not info.is_dir() and is_shown(info.filename))
 
     def read(self, name: str) -> bytes:
         """The content of a file."""
         try:
-            _require_bounded(self.path, name, self._archive.getinfo(name).file_size)
+            require_bounded(self.path, name, self._archive.getinfo(name).file_size)
             return self._archive.read(name)
-        except (KeyError, RuntimeError, NotImplementedError, *_UNREADABLE) as error:
+        except (KeyError, RuntimeError, NotImplementedError, *UNREADABLE) as error:
             raise DataError(f"{self.path} is damaged at {name}: {error}. Get the file again.") from error
 
     def identity(self, names: Iterable[str]) -> list[FileIdentity]:
@@ -190,14 +191,16 @@ class JoinedTree:
         return [one for tree, own in by_tree.items() for one in tree.identity(own)]
 
 
-def _counted(members: Iterable[T], path: Path) -> Iterator[T]:
+def counted(members: Iterable[T], path: Path) -> Iterator[T]:
+    """The members of an archive, as long as there are not too many."""
     for number, member in enumerate(members):
         if number >= MOST_MEMBERS:
             raise DataError(f"{path} holds more than {MOST_MEMBERS:,} files, which is not a data set that can be read.")
         yield member
 
 
-def _require_bounded(path: Path, name: str, size: int) -> None:
+def require_bounded(path: Path, name: str, size: int) -> None:
+    """Refuse a file of an archive that would take too much memory."""
     if size > LARGEST_MEMBER:
         raise DataError(
             f"{name} in {path} would take {size:,} bytes; files of up to {LARGEST_MEMBER:,} are read. It was not unpacked."
@@ -209,10 +212,10 @@ def read_npz(path: Path) -> Mapping[str, NDArray[Any]]:
     try:
         with zipfile.ZipFile(path) as archive:
             for info in archive.infolist():
-                _require_bounded(path, info.filename, info.file_size)
+                require_bounded(path, info.filename, info.file_size)
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
-    except (ValueError, *_UNREADABLE) as error:
+    except (ValueError, *UNREADABLE) as error:
         raise DataError(f"{path} cannot be read: {error}. Get the file again.") from error
 
 
@@ -229,6 +232,11 @@ def existing_trees(root: Path, candidates: Iterable[str]) -> list[FileTree]:
     """Those of the candidate folders and archives that exist under a folder, in the order given."""
     paths = [root / candidate for candidate in candidates]
     return [file_tree(path) for path in paths if path.is_dir() or (path.is_file() and path.name.lower().endswith(ARCHIVE_SUFFIXES))]
+
+
+def joined_archives(root: Path, places: Iterable[str], names: Sequence[str]) -> list[JoinedTree]:
+    """For each place under a folder that holds any of these archives: all of them that are there, as one tree."""
+    return [JoinedTree(root / place, trees) for place in places if (trees := existing_trees(root / place, names))]
 
 
 def identities(paths: Iterable[Path]) -> list[FileIdentity]:
@@ -258,7 +266,7 @@ def contents(folder: Path, most: int = 12) -> str:
         return "there is no such folder"
     if not folder.is_dir():
         return "it is a file, not a folder"
-    names = sorted(entry.name + ("/" if entry.is_dir() else "") for entry in folder.iterdir() if _shown(entry.name))
+    names = sorted(entry.name + ("/" if entry.is_dir() else "") for entry in folder.iterdir() if is_shown(entry.name))
     if not names:
         return "the folder is empty"
     more = f" and {len(names) - most} more" if len(names) > most else ""
@@ -272,7 +280,7 @@ def _walk(folder: Path, prefix: str, depth: int) -> list[str]:
     except OSError as error:
         raise DataError(f"Cannot list {folder}: {error.strerror or error}.") from error
     for entry in entries:
-        if not _shown(entry.name):
+        if not is_shown(entry.name):
             continue
         if entry.is_file():
             found.append(prefix + entry.name)
@@ -285,6 +293,6 @@ def _plain(name: str) -> str:
     return name.removeprefix("./")
 
 
-def _shown(name: str) -> bool:
+def is_shown(name: str) -> bool:
     """Hidden files are not data: archives made on a Mac hold a ``._name`` for each real file."""
     return not any((part.startswith(".") and part != ".") or part == "__MACOSX" for part in name.split("/"))

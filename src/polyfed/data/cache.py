@@ -88,10 +88,11 @@ class Growing:
                 f"Decoded images cannot be stored in {cache_folder()}: {error}. Set POLYFED_CACHE to a writable folder with room."
             ) from error
 
-    def let_go(self) -> None:
-        """Write what was filled to the file, and take it out of memory."""
-        for array in self.arrays:
-            _let_go(array)
+    def let_go_after(self, row: int) -> None:
+        """Every few rows, write what was filled to the file, and take it out of memory."""
+        if row % ROWS_AT_ONCE == 0:
+            for array in self.arrays:
+                _let_go(array)
 
 
 def _let_go(array: NDArray[Any]) -> None:

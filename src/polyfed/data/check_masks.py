@@ -13,7 +13,7 @@ from polyfed.core.tasks.segmentation import IGNORED
 from polyfed.data.archives import FolderTree
 from polyfed.data.contact_sheet import IN_A_ROW, write_sheet
 from polyfed.data.duplicates import Duplicates, picture_hash
-from polyfed.data.images import opened
+from polyfed.data.images import decoded, opened, own_pixels
 from polyfed.data.mask_files import mask_image
 from polyfed.data.own_check_result import OwnCheckResult, kind_of, size_words
 from polyfed.data.sets.mask_folder import IMAGES, MASKS, USUAL_TEST_SHARE, by_share, class_names, files_by_domain
@@ -72,30 +72,29 @@ class LookAtMasks:
         """The hash of the image; None where it or its mask cannot be used."""
         try:
             content = self.tree.read(image_name)
-            image, mask = opened(content, image_name), mask_image(self.tree.read(mask_name), mask_name)
+            image, mask = decoded(content, image_name), mask_image(self.tree.read(mask_name), mask_name)
+            self._show(domain, content, image_name, np.asarray(mask))
         except DataError as error:
             self.problems.append(str(error))
             return None
-        pixels, values = np.asarray(image), np.asarray(mask)
         self.modes[f"{kind_of(content)} with masks {mask.mode}"] += 1
         self.sizes[domain][image.size] += 1
         if image.size != mask.size:
             self.problems.append(
                 f"{mask_name} is {mask.width}x{mask.height} pixels, its image {image_name} {image.width}x{image.height}."
             )
-        found = np.unique(values).tolist()
+        found = np.unique(np.asarray(mask)).tolist()
         if found == [IGNORED]:
             self.white.append(mask_name)
         for value in found:
             self.showing[domain][value] += 1
             self.files_with.setdefault(value, []).append(mask_name)
-        self._show(domain, pixels, values)
-        return picture_hash(pixels)
+        return picture_hash(own_pixels(image))
 
-    def _show(self, domain: str, pixels: NDArray[np.uint8], values: NDArray[np.uint8]) -> None:
+    def _show(self, domain: str, content: bytes, name: str, values: NDArray[np.uint8]) -> None:
         shown = self.first.setdefault((domain, IMAGES), [])
         if len(shown) < IN_A_ROW:
-            shown.append(pixels)
+            shown.append(np.asarray(opened(content, name)))
             # Steps of 37 keep the shades of neighbouring classes apart; 255 stays white.
             shades = np.where(values == IGNORED, 255, values.astype(np.int64) * 37 % 251).astype(np.uint8)
             self.first.setdefault((domain, MASKS), []).append(np.repeat(shades[..., None], 3, axis=2))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from polyfed.data.check_masks import check_masks
 from polyfed.data.contact_sheet import IN_A_ROW, write_sheet
 from polyfed.data.duplicates import Duplicates, picture_hash
-from polyfed.data.images import DEEP_MODES, decoded, opened
+from polyfed.data.images import decoded, opened, own_pixels
 from polyfed.data.own_check_result import OwnCheckResult, kind_of, size_words
 from polyfed.data.own_data import own_images
 from polyfed.data.own_images import OwnImage, OwnImages, OwnOptions, split_rows
@@ -81,7 +81,7 @@ class Look:
             return None
         self.modes[f"{kind_of(content)} {image.mode}"] += 1
         self.sizes.setdefault(entry.domain, Counter())[image.size] += 1
-        return picture_hash(np.asarray(image if image.mode in DEEP_MODES else image.convert("RGB")))
+        return picture_hash(own_pixels(image))
 
     def result(self, path: str) -> OwnCheckResult:
         """What was found."""

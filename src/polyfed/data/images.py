@@ -13,12 +13,14 @@ import struct
 import warnings
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from polyfed.data.archives import FileTree
+from polyfed.data.cache import Growing
 from polyfed.errors import DataError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
@@ -63,7 +65,14 @@ def opened(content: bytes, name: str) -> Image.Image:
     if image.mode not in DEEP_MODES:
         return _rgb(image, name)
     values = _deep_values(image, name)
-    return Image.fromarray(_scaled(values, deep_range(float(values.min()), float(values.max())))).convert("RGB")
+    alone = DeepRanges()
+    alone.widen(image.mode, values)
+    return Image.fromarray(_scaled(values, alone.limits(image.mode))).convert("RGB")
+
+
+def own_pixels(image: Image.Image) -> NDArray[Any]:
+    """The pixels by which images are compared: RGB, and the values of a deep one as they are, since scaled alone two may look the same."""
+    return np.asarray(image if image.mode in DEEP_MODES else image.convert("RGB"))
 
 
 def deep_range(lowest: float, highest: float) -> tuple[float, float]:
@@ -115,42 +124,69 @@ def decode_all(
         unreadable: Gets a sentence for each image that cannot be read.
         middle_square: As for ``decode``.
     """
-    images = np.empty((len(names), 3, size, size), np.uint8)
+    growing = Growing((len(names), 3, size, size))
+    (images,) = growing.arrays
     readable: list[int] = []
-    whole, floating = DeepImages(), DeepImages()
+    fitting = Fitting((size, size), middle_square)
+    deep: dict[int, str] = {}
     for position, name in enumerate(names):
+        row = len(readable)
         try:
-            image = decoded(tree.read(name), name)
-            if image.mode in DEEP_MODES:
-                deep = floating if image.mode == "F" else whole
-                deep.add(len(readable), _deep_values(image, name), size, middle_square)
-            else:
-                images[len(readable)] = np.asarray(fitted(_rgb(image, name), size, middle_square)).transpose(2, 0, 1)
+            found = fitting.take(tree.read(name), name)
         except DataError as error:
             unreadable.append(str(error))
+            continue
+        if found is None:
+            deep[row] = name
         else:
-            readable.append(position)
-    whole.write(images)
-    floating.write(images)
+            images[row] = found
+        readable.append(position)
+        growing.let_go_after(row)
+    for row, name in deep.items():
+        images[row] = fitting.scaled(tree.read(name), name)
+        growing.let_go_after(row)
     return images[: len(readable)], np.array(readable, np.int64)
 
 
-class DeepImages:
-    """Deep images that are read together. Their common range is known at the end, so they wait, already at the size wanted."""
+class DeepRanges:
+    """The lowest and the highest value of the deep images that are read together, whole numbers and floating-point ones apart."""
 
     def __init__(self) -> None:
-        self.waiting: dict[int, NDArray[np.float32]] = {}
-        self.lowest, self.highest = np.inf, -np.inf
+        self._found: dict[bool, tuple[float, float]] = {}
 
-    def add(self, row: int, values: NDArray[np.float32], size: int, middle_square: bool) -> None:
-        """Take an image for a row of the result."""
-        self.lowest, self.highest = min(self.lowest, float(values.min())), max(self.highest, float(values.max()))
-        self.waiting[row] = np.asarray(fitted(Image.fromarray(values), size, middle_square))
+    def widen(self, mode: str, values: NDArray[np.float32]) -> None:
+        """Take the values of an image in this mode into account."""
+        lowest, highest = self._found.get(mode == "F", (np.inf, -np.inf))
+        self._found[mode == "F"] = min(lowest, float(values.min())), max(highest, float(values.max()))
 
-    def write(self, images: NDArray[np.uint8]) -> None:
-        """Put all of them into their rows, as grey."""
-        for row, values in self.waiting.items():
-            images[row] = _scaled(values, deep_range(self.lowest, self.highest))[None]
+    def limits(self, mode: str) -> tuple[float, float]:
+        """The values that become black and white in images of this mode."""
+        return deep_range(*self._found[mode == "F"])
+
+
+class Fitting:
+    """Images that are read together, each brought to one size.
+
+    Deep ones are read a second time, when the values of all are known: kept until then, those of a large set would fill the memory.
+    """
+
+    def __init__(self, size: tuple[int, int], middle_square: bool = False) -> None:
+        self.size, self.middle_square = size, middle_square
+        self.ranges = DeepRanges()
+
+    def take(self, content: bytes, name: str) -> NDArray[np.uint8] | None:
+        """An image as (3, height, width); None for a deep one, which ``scaled`` gives in the end."""
+        image = decoded(content, name)
+        if image.mode in DEEP_MODES:
+            self.ranges.widen(image.mode, _deep_values(image, name))
+            return None
+        return np.asarray(fitted(_rgb(image, name), self.size, self.middle_square)).transpose(2, 0, 1)
+
+    def scaled(self, content: bytes, name: str) -> NDArray[np.uint8]:
+        """A deep image as grey (1, height, width), by the range of all that were taken."""
+        image = decoded(content, name)
+        values = Image.fromarray(_deep_values(image, name))
+        return _scaled(np.asarray(fitted(values, self.size, self.middle_square)), self.ranges.limits(image.mode))[None]
 
 
 def tiles(content: bytes, name: str, side: int, count: int) -> NDArray[np.uint8]:

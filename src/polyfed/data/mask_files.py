@@ -23,13 +23,11 @@ from polyfed.data.augment_pairs import CropAndFlip
 from polyfed.data.cache import Arrays, Growing, cached
 from polyfed.data.declaration import DataOption, Declaration
 from polyfed.data.domain_files import some_of
-from polyfed.data.images import fitted, opened
+from polyfed.data.images import Fitting
 from polyfed.data.row_examples import RowExamples
 from polyfed.data.splits import Splits
 from polyfed.errors import DataError, OptionError
 
-LET_GO_AFTER = 8
-"""Pairs after which what was decoded leaves memory, where it is much."""
 OF_PAIRS = ("crop", "flip")
 """Options that decide how pairs are augmented."""
 Meaning = Mapping[int, int]
@@ -67,7 +65,7 @@ class MaskFiles:
         if self.problems:
             raise DataError(some_of(self.problems))
         recipe = {
-            "masks": 1,
+            "masks": 2,
             "domain": self.domain,
             "size": self.size,
             "meaning": sorted(self.meaning.items()),
@@ -90,15 +88,24 @@ class MaskFiles:
         height, width = self.size
         growing = Growing((len(self.pairs), 3, height, width), (len(self.pairs), height, width))
         x, y = growing.arrays
+        fitting = Fitting(self.size)
+        deep: dict[int, str] = {}
         for place, (image, mask) in enumerate(self.pairs):
             try:
-                x[place] = image_array(self.tree.read(image), image, self.size)
+                found = fitting.take(self.tree.read(image), image)
                 y[place] = mask_array(self.tree.read(mask), mask, self.size, self.meaning)
             except DataError as error:
                 y[place] = IGNORED
                 unreadable.append(str(error))
-            if place % LET_GO_AFTER == 0:
-                growing.let_go()
+                continue
+            if found is None:
+                deep[place] = image
+            else:
+                x[place] = found
+            growing.let_go_after(place)
+        for place, image in deep.items():
+            x[place] = fitting.scaled(self.tree.read(image), image)
+            growing.let_go_after(place)
         return {"x": x, "y": y}
 
     def _decoded(self) -> Arrays:
@@ -108,11 +115,6 @@ class MaskFiles:
             count = f"{len(unreadable)} pair{'s' * (len(unreadable) != 1)}"
             raise DataError(f"{self.domain}: {count} cannot be read. {some_of(unreadable)}")
         return arrays
-
-
-def image_array(content: bytes, name: str, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """An image as (3, height, width), resized bilinearly if it has another size."""
-    return np.asarray(fitted(opened(content, name), size)).transpose(2, 0, 1)
 
 
 def mask_array(content: bytes, name: str, size: tuple[int, int], meaning: Meaning) -> NDArray[np.uint8]:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from polyfed.data.archives import FileTree, existing_trees
+from polyfed.data.archives import FileTree, FolderTree, existing_trees
 from polyfed.data.images import is_image
 from polyfed.data.own_images import first_of
 from polyfed.data.splits import with_validation
@@ -24,9 +24,8 @@ FlatLabels: TypeAlias = Callable[[FileTree], Mapping[str, str]]
 """The WordNet id of each validation file that lies in no folder of its own."""
 
 
-def find_wordnet(
-    root: Path,
-    places: Sequence[str],
+def wordnet_files(
+    tree: FileTree,
     layout: str,
     *,
     data_set: str,
@@ -35,12 +34,11 @@ def find_wordnet(
     size: int,
     validation: float,
     flat: FlatLabels,
-) -> list[StreamedFiles]:
-    """The one domain under a folder, its public validation images as the test part.
+) -> StreamedFiles:
+    """The one domain in a tree, its public validation images as the test part.
 
     Args:
-        root: Where to look.
-        places: The folders and archives that may hold ``train`` and ``val``.
+        tree: The files, under ``train`` and ``val``.
         layout: What to call what was found.
         data_set: The name of the data set.
         title: The name of its domain.
@@ -49,9 +47,6 @@ def find_wordnet(
         validation: Share of the training images for validation, the same number of each class where classes are even.
         flat: Labels of validation files that lie in no folder of their own.
     """
-    tree = _holding(root, places)
-    if tree is None:
-        return []
     trained, tested, unknown = _files(tree, flat)
     ids = sorted({wordnet for wordnet, _ in trained})
     place = {wordnet: number for number, wordnet in enumerate(ids)}
@@ -69,21 +64,23 @@ def find_wordnet(
     splits = with_validation(by_turn, np.arange(len(trained), len(files)), validation)
     splits = {**splits, "train": np.sort(splits["train"]), "validation": np.sort(splits["validation"])}
     names = [name for _, name in files]
-    return [StreamedFiles(title, layout, data_set, tree, names, labels, splits, size, tuple(problems))]
+    return StreamedFiles(title, layout, data_set, tree, names, labels, splits, size, tuple(problems))
 
 
-def wordnet_ids(root: Path, places: Sequence[str], usual: tuple[str, ...]) -> tuple[str, ...]:
+def wordnet_ids(tree: FileTree | None, usual: tuple[str, ...]) -> tuple[str, ...]:
     """The WordNet ids of the training folders, or the usual names if there are not as many."""
-    tree = _holding(root, places)
     if tree is None:
         return usual
-    # Listing all files of ImageNet takes long; its folders are enough.
-    found = os.listdir(tree.path / "train") if tree.path.is_dir() else [wordnet for wordnet, _ in _files(tree, lambda tree: {})[0]]
+    if isinstance(tree, FolderTree):  # Listing all files of ImageNet takes long; its folders are enough.
+        found = os.listdir(tree.path / "train")
+    else:
+        found = [wordnet for wordnet, _ in _files(tree, lambda tree: {})[0]]
     ids = tuple(sorted({name for name in found if WORDNET_ID.fullmatch(name)}))
     return ids if len(ids) == len(usual) else usual
 
 
-def _holding(root: Path, places: Sequence[str]) -> FileTree | None:
+def holding(root: Path, places: Sequence[str]) -> FileTree | None:
+    """The first of these folders and archives that holds ``train`` and ``val``."""
     for tree in existing_trees(root, places):
         if tree.path.is_file() or ((tree.path / "train").is_dir() and (tree.path / "val").is_dir()):
             return tree

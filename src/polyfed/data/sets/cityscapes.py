@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polyfed.data.archives import FileTree, JoinedTree, existing_trees
+from polyfed.data.archives import FileTree, existing_trees, joined_archives
 from polyfed.data.declaration import normalise_option, registered
 from polyfed.data.domain_files import DomainSource
 from polyfed.data.mask_files import MaskDeclaration, MaskFiles, crop_options, height_option
@@ -51,11 +51,7 @@ _NAME = re.compile(
 
 def find(root: Path, height: int = 256) -> Sequence[DomainSource]:
     """The cities under a folder, those of the training part first."""
-    packed: list[FileTree] = [
-        JoinedTree(root / place, trees)
-        for place in PLACES
-        if len(trees := existing_trees(root / place, ARCHIVE_NAMES)) == len(ARCHIVE_NAMES)
-    ]
+    packed = [tree for tree in joined_archives(root, PLACES, ARCHIVE_NAMES) if len(tree.trees) == len(ARCHIVE_NAMES)]
     for layout, trees in ((FOLDER, existing_trees(root, PLACES)), (ARCHIVES, packed)):
         for tree in trees:
             pairs = sorted(pairs_by_city(tree).items(), key=lambda item: _order(*item))

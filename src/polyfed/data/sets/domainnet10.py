@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from polyfed.data.class_folders import find_class_folders, plain
+from polyfed.data.archives import joined_archives
+from polyfed.data.class_folders import ClassFolders, class_folders, find_class_folders, plain
 from polyfed.data.declaration import Declaration, augment_option, normalise_option, registered, size_option, validation_option
 from polyfed.data.domain_files import DomainFiles
 from polyfed.data.fedbn_lists import ORIGINS, check_fedbn, fedbn_lists, fedbn_split, protocol_option
@@ -15,7 +17,9 @@ DOMAINS = ("Clipart", "Infograph", "Painting", "Quickdraw", "Real", "Sketch")
 
 FOLDER = "folder DomainNet/<domain>/<class>/* (FedBN's ten classes, DomainBed's domain_net/, or all 345 classes)"
 PLACES: Mapping[str, tuple[str, ...]] = {FOLDER: ("DomainNet", "domain_net", "domainnet", "data/DomainNet", "")}
-LIST_FOLDERS = ("DomainNet", "", "domain_net", "domainnet", "data/DomainNet")
+ZIPS = "archives clipart.zip, infograph.zip, painting.zip, quickdraw.zip, real.zip and sketch.zip, as they were downloaded"
+ZIP_PLACES = ("DomainNet", "", "domain_net", "domainnet", "data/DomainNet")
+LIST_FOLDERS = ZIP_PLACES
 SHARES = (0.05, 0.05)
 """FedBN's shares of the smallest domain's training list, for training and validation: about 105 images each."""
 
@@ -23,12 +27,22 @@ SHARES = (0.05, 0.05)
 def find(root: Path, size: int, protocol: str, validation: float) -> list[DomainFiles]:
     """The six domains under a folder."""
     check_fedbn("domainnet10", protocol, validation)
-    folders = find_class_folders(root, PLACES, {plain(name): name for name in DOMAINS}, {plain(name): name for name in CLASSES})
+    folders = _folders(root)
     if folders is None:
         return []
     lists = {domain: fedbn_lists(root, LIST_FOLDERS, domain) for domain in DOMAINS}
     split = fedbn_split(folders, CLASSES, lists, SHARES, protocol, validation)
     return folders.domain_files(CLASSES, lists, origins=ORIGINS, data_set="domainnet10", size=size, split=split, other_folders=True)
+
+
+def _folders(root: Path) -> ClassFolders | None:
+    domains, classes = ({plain(name): name for name in names} for names in (DOMAINS, CLASSES))
+    unpacked = find_class_folders(root, PLACES, domains, classes)
+    if unpacked is not None:
+        return unpacked
+    zipped = joined_archives(root, ZIP_PLACES, [f"{domain.lower()}.zip" for domain in DOMAINS])
+    found = next((found for tree in zipped if (found := class_folders(tree, domains, classes))), None)
+    return None if found is None else replace(found, layout=ZIPS)
 
 
 DOMAINNET10 = Declaration(
@@ -45,7 +59,7 @@ DOMAINNET10 = Declaration(
     splits="FedBN's lists where they are, else stratified 80/20 with seed 0",
     terms="fair use notice of DomainNet: research only, the copyright of images stays with their owners",
     citation="Peng et al. 2019; Li et al. 2021 (FedBN)",
-    layouts=(FOLDER, "with FedBN's DomainNet/<domain>_train.pkl and <domain>_test.pkl for its lists"),
+    layouts=(FOLDER, ZIPS, "with FedBN's DomainNet/<domain>_train.pkl and <domain>_test.pkl for its lists"),
     expected={},
     default_model="alexnet_fedwon",
     options=(
@@ -55,7 +69,7 @@ DOMAINNET10 = Declaration(
         augment_option("flip_rotate", "Augmentation of training batches; the papers flip and turn up to 30 degrees."),
         normalise_option("none", "Normalisation; the papers use none."),
     ),
-    page="https://ai.bu.edu/M3SDA/: the six domains unpacked to DomainNet/<domain>/<class>/*; FedBN's lists from https://github.com/med-air/FedBN",
+    page="https://ai.bu.edu/M3SDA/: the six zips (as they are, or unpacked to DomainNet/<domain>/<class>/*); FedBN's lists from https://github.com/med-air/FedBN",
     find=find,
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,9 @@ def huggingface(
 ) -> DataSet:
     """Images of a copy that Hugging Face's ``datasets`` wrote to disk: a folder of ``save_to_disk``, or of the hub's Parquet files.
 
-    If it has the splits train and test, they are the parts; otherwise each domain is split by class, whole groups together. Nothing is
-    downloaded. Needs the extra ``polyfed[huggingface]``.
+    If it has the splits train and test, they are the parts; of a copy with train and validation alone (ImageNet), the latter is the test
+    part; otherwise each domain is split by class, whole groups together. Images without a label are left out. Nothing is downloaded.
+    Needs the extra ``polyfed[huggingface]``.
 
     Args:
         root: The folder.
@@ -74,7 +76,8 @@ def parquet_files(folder: Path) -> list[Path]:
 def copied_in(root: Path, image: str = "image", label: str = "label", domain: str = "domain", group: str = "") -> OwnImages:
     """The images of a copy."""
     tree = CopiedImages(root, image)
-    listed = []
+    by_split: dict[str, list[OwnImage]] = {}
+    total = 0
     for split, rows in tree.splits.items():
         tree.require(label, rows.column_names)
         for name in (domain if domain != "domain" else "", group):
@@ -83,12 +86,14 @@ def copied_in(root: Path, image: str = "image", label: str = "label", domain: st
         labels = _names(rows, label)
         domains = _names(rows, domain) if domain in rows.column_names else [root.resolve().name] * len(rows)
         groups = _names(rows, group) if group else [""] * len(rows)
-        listed += [
-            OwnImage(f"{split}/{row}", *facts, split=tree.part_of(split))
-            for row, facts in enumerate(zip(domains, labels, groups, strict=True))
-        ]
+        facts = enumerate(zip(domains, labels, groups, strict=True))
+        by_split[split] = [OwnImage(f"{split}/{row}", *fact) for row, fact in facts if fact[1]]
+        total += len(rows)
+    parts = parts_of([split for split, images in by_split.items() if images])
+    listed = [replace(image, split=parts.get(split, "")) for split, images in by_split.items() for image in images]
     if not listed:
-        raise DataError(f"{root} holds no images.")
+        raise DataError(f"{root} holds no images with a label in the column {label!r}.")
+    unlabelled = total - len(listed)
     return OwnImages(
         root=root,
         name=root.resolve().name,
@@ -96,14 +101,27 @@ def copied_in(root: Path, image: str = "image", label: str = "label", domain: st
         layout=LAYOUT,
         images=listed,
         classes=tuple(dict.fromkeys([*tree.class_names(label), *sorted({each.label for each in listed})])),
+        notes=(f"{root}: {unlabelled:,} of {total:,} images have no label and are left out.",) if unlabelled else (),
         reader='huggingface(root="FOLDER"',
     )
 
 
+def parts_of(splits: Sequence[str]) -> dict[str, str]:
+    """Which part each split of the copy is; none where polyfed shall split."""
+    parts = {split: SPLIT_WORDS.get(split.lower(), "") for split in splits}
+    if {"train", "test"} <= set(parts.values()):
+        return parts
+    if sorted(parts.values()) == ["train", "validation"]:
+        return {split: "train" if part == "train" else "test" for split, part in parts.items()}
+    return {}
+
+
 def _names(rows: Any, column: str) -> list[str]:
-    """The values of a column; those of a class by its name."""
+    """The values of a column, those of a class by its name; empty where there is none, which the hub writes as -1."""
     feature = rows.features[column]
-    return [feature.int2str(value) if hasattr(feature, "int2str") else str(value) for value in rows[column]]
+    if not hasattr(feature, "int2str"):
+        return ["" if value is None else str(value) for value in rows[column]]
+    return ["" if value is None or value < 0 else feature.int2str(value) for value in rows[column]]
 
 
 class CopiedImages:
@@ -139,11 +157,6 @@ class CopiedImages:
             word = file.name.split("-")[0].split(".")[0].lower()
             files.setdefault(word if word in SPLIT_WORDS else "all", []).append(str(file))
         return datasets.load_dataset("parquet", data_files=files, cache_dir=str(cache_folder() / "huggingface"))
-
-    def part_of(self, split: str) -> str:
-        """Which part a split of the copy is; empty where polyfed shall split."""
-        parts = {SPLIT_WORDS.get(name.lower(), "") for name in self.splits}
-        return SPLIT_WORDS.get(split.lower(), "") if {"train", "test"} <= parts else ""
 
     def class_names(self, label: str) -> list[str]:
         """All classes that the copy declares, in the order of their numbers; none where labels are plain values."""

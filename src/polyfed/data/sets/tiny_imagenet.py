@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 from polyfed.data.archives import FileTree
 from polyfed.data.declaration import Declaration, augment_option, normalise_option, registered, size_option, validation_option
 from polyfed.data.download import RemoteFile
 from polyfed.data.streamed_files import StreamedFiles
-from polyfed.data.wordnet_folders import find_wordnet, table, wordnet_ids
+from polyfed.data.wordnet_folders import holding, table, wordnet_files, wordnet_ids
 
 NUMBER = 200
 CLASSES = tuple(f"class {number:03d}" for number in range(NUMBER))
@@ -21,17 +20,18 @@ PLACES = ("tiny-imagenet-200", "", "tiny-imagenet-200.zip")
 
 def find(root: Path, size: int, validation: float) -> list[StreamedFiles]:
     """The one domain under a folder."""
-    return find_wordnet(
-        root,
-        PLACES,
-        LAYOUT,
-        data_set="tiny_imagenet",
-        title=DOMAIN,
-        classes=NUMBER,
-        size=size,
-        validation=validation,
-        flat=_annotations,
+    tree = holding(root, PLACES)
+    if tree is None:
+        return []
+    found = wordnet_files(
+        tree, LAYOUT, data_set="tiny_imagenet", title=DOMAIN, classes=NUMBER, size=size, validation=validation, flat=_annotations
     )
+    return [found]
+
+
+def class_names(root: Path, usual: tuple[str, ...] = CLASSES) -> tuple[str, ...]:
+    """The WordNet ids of the classes under a folder."""
+    return wordnet_ids(holding(root, PLACES), usual)
 
 
 def _annotations(tree: FileTree) -> Mapping[str, str]:
@@ -69,7 +69,7 @@ TINY_IMAGENET = Declaration(
         ),
     ),
     find=find,
-    class_names=partial(wordnet_ids, places=PLACES, usual=CLASSES),
+    class_names=class_names,
 )
 
 tiny_imagenet = registered(TINY_IMAGENET)
