@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from helpers.command_line import Command, says
 from polyfed.errors import SettingError
 from polyfed.experiments import files
+from polyfed.experiments.claims import Order, check
 from polyfed.experiments.files import item_from
 from polyfed.experiments.grid import Form, PlannedRun, cells_of, planned_runs
 from polyfed.experiments.page import write_page
@@ -150,6 +152,17 @@ def test_the_page_says_what_was_done_and_pictures_stand_beside_it(found: Reprodu
     assert html.count("<svg") >= len(drawn) and "<script" not in html and "50.0 ± 1.0 / " in html
 
 
+def test_orders_are_told_as_far_as_their_numbers_carry_them() -> None:
+    order = Order("x: A > B", "", "x", "A", "B")
+
+    def told(high: tuple[float, float], low: tuple[float, float]) -> str:
+        return check(order, lambda _, row, __: high if row == "A" else low).verdict
+
+    assert told((80.0, 1.0), (70.0, 1.0)) == "holds here" and told((70.0, 1.0), (80.0, 1.0)) == "does not hold here"
+    assert told((80.0, 3.0), (78.0, 2.0)) == "cannot be told apart here"
+    assert told((80.0, math.nan), (70.0, math.nan)) == "seen" and told((70.0, math.nan), (80.0, math.nan)) == "not seen"
+
+
 def test_the_command(polyfed: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("POLYFED_DATA", raising=False)
     (tmp_path / "shipped" / "tiny").mkdir(parents=True)
@@ -252,7 +265,7 @@ def test_an_analysis_fills_cells_and_pictures(looked_into: Reproduction) -> None
     (drawn,) = page.parent.glob("figure-2-reduced-*.png")
     assert drawn.read_bytes().startswith(b"\x89PNG") and f"]({drawn.name})" in text
     assert 'src="data:image/png;base64,' in html and "img-src data:" in html
-    assert "Differences between clients' models. " in text and "models, apart: FedBN > FedAvg: holds here" in text
+    assert "Differences between clients' models. " in text and "models, apart: FedBN > FedAvg: seen (" in text
     assert looked_into.as_json()["analyses"][0]["kind"] == "model-spread"
 
 

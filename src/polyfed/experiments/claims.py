@@ -13,6 +13,7 @@ from polyfed.experiments.files import PaperItem
 from polyfed.experiments.reproduction import Reproduction
 
 ORDER = re.compile(r"(?:(?P<part>.+), )?(?P<column>[^:]+): (?P<high>.+) > (?P<low>.+)")
+WITHIN = ", within the deviation over seeds"
 Find = Callable[[str, str, str], tuple[float, float] | None]
 
 
@@ -47,8 +48,16 @@ class Checked:
     def __str__(self) -> str:
         if self.holds is None:
             return f"{self.order.text}: not run"
-        told = "holds here" if self.holds else "does not hold here"
-        return f"{self.order.text}: {told} ({self.high:.4g} and {self.low:.4g}{self.doubt})"
+        return f"{self.order.text}: {self.verdict} ({self.high:.4g} and {self.low:.4g}{self.doubt})"
+
+    @property
+    def verdict(self) -> str:
+        """What the numbers carry; in the reduced form, or with one seed, an order is seen or not, and that is all."""
+        if self.doubt.endswith(WITHIN):
+            return "cannot be told apart here"
+        if self.doubt:
+            return "seen" if self.holds else "not seen"
+        return "holds here" if self.holds else "does not hold here"
 
 
 def orders_of(item: PaperItem) -> list[Order]:
@@ -102,5 +111,5 @@ def check(order: Order, find: Find) -> Checked:
     if high is None or low is None:
         return Checked(order)
     joint = math.hypot(high[1], low[1])
-    doubt = ", one seed" if math.isnan(joint) else ", within the deviation over seeds" if abs(high[0] - low[0]) < joint else ""
+    doubt = ", one seed" if math.isnan(joint) else WITHIN if abs(high[0] - low[0]) < joint else ""
     return Checked(order, high[0], low[0], doubt)
