@@ -92,6 +92,12 @@ def test_columns_that_are_not_asked_for_are_not_run() -> None:
     assert asked == {"S"} and [run.settings.unseen for run in planned_runs(cells_of(item, form), form).values()] == [("street",)]
 
 
+def test_what_the_user_changes_is_not_said_to_be_reduced_as_well() -> None:
+    cells = cells_of(item_from("tiny/figure-1", TINY), Form(reduced=True, changes={"rounds": 2}))
+    (told,) = {note for cell in cells for note in cell.notes if "rounds" in note}
+    assert told == "changed by the user: rounds 2 (paper: 3)"
+
+
 def test_a_mean_is_that_of_its_columns_and_shares_their_runs() -> None:
     item = item_from("tiny/table-1", TINY.replace('FedAvg = "1.0 2.0 -"', 'FedAvg = "1.0 2.0 1.5"'))
     form = Form(seeds=1)
@@ -143,7 +149,7 @@ def test_the_page_says_what_was_done_and_pictures_stand_beside_it(found: Reprodu
     assert "polyfed reproduce tiny/figure-1 --reduced --root DATA" in text
     for runs in found.trained.values():
         assert f"`{runs[0].digest[:16]}`" in text and runs[0].made_with["torch"] in text
-    assert "other data, a: FedAvg > FedBN: not run" in text and "seen, avg: FedBN > FedAvg: " in text and ", one seed)" in text
+    assert "other data, a: FedAvg > FedBN: not run" in text and "seen with one seed (" in text
     drawn = sorted(page.parent.glob("figure-1-reduced-*.svg"))
     assert drawn and all(file.read_text().startswith("<svg xmlns=") and f"]({file.name})" in text for file in drawn)
     html = page.with_suffix(".html").read_text()
@@ -159,6 +165,7 @@ def test_the_command(polyfed: Command, monkeypatch: pytest.MonkeyPatch, tmp_path
     try:
         ended = polyfed("reproduce", "tiny/figure-1", "--reduced", "--only", "fedbn", "--out", "done", "--json")
         assert ended.code == 0 and "no data" in ended.out and "failed" in ended.out
+        assert "a) its own pen digits." in ended.out, "what a mark in the table means is said without --explain"
         cells = ended.json["cells"]
         assert {cell["state"] for cell in cells} >= {"measured", "no data", "not asked for", "not yet"}
         assert Path(ended.json["page"]) == Path("done/tiny/figure-1-reduced.md") and Path(ended.json["page"]).is_file()
