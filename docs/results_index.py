@@ -13,15 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyfed.experiments.budget import core_hours
-from polyfed.experiments.claims import orders_of, published_orders
+from polyfed.experiments.claims import (
+    DOES_NOT,
+    FAILED_ONCE,
+    HELD_ONCE,
+    HOLDS,
+    NOT_RUN,
+    UNDECIDED,
+    orders_of,
+    published_orders,
+    verdict,
+)
 from polyfed.experiments.files import PaperItem, item_names, read_item
 from polyfed.experiments.grid import Form, cells_of, planned_runs
 from polyfed.reports.method_tables import table
 
 PAGES = Path(__file__).parent / "results"
-HOLDS, DOES_NOT, UNDECIDED, NOT_RUN = "holds here", "does not hold here", "cannot be told apart here", "not run"
-HELD_ONCE, FAILED_ONCE = "seen with one seed", "not seen with one seed"
-"""What one seed shows is no more than that."""
 CELL = re.compile(r"\**(?P<value>\d+(?:\.\d+)?)(?: ± (?P<spread>\d+(?:\.\d+)?))?\**")
 
 
@@ -56,12 +63,8 @@ class Measured:
     @property
     def verdict(self) -> str:
         """What the numbers carry: no more than their deviations over seeds allow."""
-        difference = self.high.value - self.low.value
-        if self.high.is_of_one_seed or self.low.is_of_one_seed:
-            return HELD_ONCE if difference > 0 else FAILED_ONCE
-        if abs(difference) <= math.hypot(self.high.spread, self.low.spread):
-            return UNDECIDED
-        return HOLDS if difference > 0 else DOES_NOT
+        once = self.high.is_of_one_seed or self.low.is_of_one_seed
+        return verdict(self.high.value - self.low.value, math.nan if once else math.hypot(self.high.spread, self.low.spread))
 
     def __str__(self) -> str:
         return (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from helpers.command_line import Command, says
 from polyfed.errors import SettingError
 from polyfed.experiments import files
-from polyfed.experiments.claims import Order, check
 from polyfed.experiments.files import item_from
 from polyfed.experiments.grid import Form, PlannedRun, cells_of, planned_runs
 from polyfed.experiments.page import write_page
@@ -94,6 +92,12 @@ def test_columns_that_are_not_asked_for_are_not_run() -> None:
     assert asked == {"S"} and [run.settings.unseen for run in planned_runs(cells_of(item, form), form).values()] == [("street",)]
 
 
+def test_what_the_user_changes_is_not_said_to_be_reduced_as_well() -> None:
+    cells = cells_of(item_from("tiny/figure-1", TINY), Form(reduced=True, changes={"rounds": 2}))
+    (told,) = {note for cell in cells for note in cell.notes if "rounds" in note}
+    assert told == "changed by the user: rounds 2 (paper: 3)"
+
+
 def test_a_mean_is_that_of_its_columns_and_shares_their_runs() -> None:
     item = item_from("tiny/table-1", TINY.replace('FedAvg = "1.0 2.0 -"', 'FedAvg = "1.0 2.0 1.5"'))
     form = Form(seeds=1)
@@ -145,22 +149,11 @@ def test_the_page_says_what_was_done_and_pictures_stand_beside_it(found: Reprodu
     assert "polyfed reproduce tiny/figure-1 --reduced --root DATA" in text
     for runs in found.trained.values():
         assert f"`{runs[0].digest[:16]}`" in text and runs[0].made_with["torch"] in text
-    assert "other data, a: FedAvg > FedBN: not run" in text and "seen, avg: FedBN > FedAvg: " in text and ", one seed)" in text
+    assert "other data, a: FedAvg > FedBN: not run" in text and "seen with one seed (" in text
     drawn = sorted(page.parent.glob("figure-1-reduced-*.svg"))
     assert drawn and all(file.read_text().startswith("<svg xmlns=") and f"]({file.name})" in text for file in drawn)
     html = page.with_suffix(".html").read_text()
     assert html.count("<svg") >= len(drawn) and "<script" not in html and "50.0 ± 1.0 / " in html
-
-
-def test_orders_are_told_as_far_as_their_numbers_carry_them() -> None:
-    order = Order("x: A > B", "", "x", "A", "B")
-
-    def told(high: tuple[float, float], low: tuple[float, float]) -> str:
-        return check(order, lambda _, row, __: high if row == "A" else low).verdict
-
-    assert told((80.0, 1.0), (70.0, 1.0)) == "holds here" and told((70.0, 1.0), (80.0, 1.0)) == "does not hold here"
-    assert told((80.0, 3.0), (78.0, 2.0)) == "cannot be told apart here"
-    assert told((80.0, math.nan), (70.0, math.nan)) == "seen" and told((70.0, math.nan), (80.0, math.nan)) == "not seen"
 
 
 def test_the_command(polyfed: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -172,6 +165,7 @@ def test_the_command(polyfed: Command, monkeypatch: pytest.MonkeyPatch, tmp_path
     try:
         ended = polyfed("reproduce", "tiny/figure-1", "--reduced", "--only", "fedbn", "--out", "done", "--json")
         assert ended.code == 0 and "no data" in ended.out and "failed" in ended.out
+        assert "a) its own pen digits." in ended.out, "what a mark in the table means is said without --explain"
         cells = ended.json["cells"]
         assert {cell["state"] for cell in cells} >= {"measured", "no data", "not asked for", "not yet"}
         assert Path(ended.json["page"]) == Path("done/tiny/figure-1-reduced.md") and Path(ended.json["page"]).is_file()
@@ -265,7 +259,7 @@ def test_an_analysis_fills_cells_and_pictures(looked_into: Reproduction) -> None
     (drawn,) = page.parent.glob("figure-2-reduced-*.png")
     assert drawn.read_bytes().startswith(b"\x89PNG") and f"]({drawn.name})" in text
     assert 'src="data:image/png;base64,' in html and "img-src data:" in html
-    assert "Differences between clients' models. " in text and "models, apart: FedBN > FedAvg: seen (" in text
+    assert "Differences between clients' models. " in text and "models, apart: FedBN > FedAvg: holds here (" in text
     assert looked_into.as_json()["analyses"][0]["kind"] == "model-spread"
 
 

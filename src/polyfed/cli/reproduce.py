@@ -119,7 +119,8 @@ def print_reproduction(found: Reproduction, view: View) -> None:
         for line in made.lines:
             shown.add_row(*map(escape, line))
         print_table(made.name, shown, view)
-    print_footnotes("Each cell: published / ours (difference).", [LEGEND, *footnotes.lines()], view)
+    marks = footnotes.lines()
+    print_footnotes("Each cell: published / ours (difference).", [LEGEND, *marks], view, marks)
     for sentence in [*analysis_sentences(found), *verdicts(found)]:
         out.print(escape(sentence))
     for problem in dict.fromkeys(found.problems.values()):

@@ -13,8 +13,10 @@ from polyfed.experiments.files import PaperItem
 from polyfed.experiments.reproduction import Reproduction
 
 ORDER = re.compile(r"(?:(?P<part>.+), )?(?P<column>[^:]+): (?P<high>.+) > (?P<low>.+)")
-WITHIN = ", within the deviation over seeds"
 Find = Callable[[str, str, str], tuple[float, float] | None]
+HOLDS, DOES_NOT, UNDECIDED, NOT_RUN = "holds here", "does not hold here", "cannot be told apart here", "not run"
+HELD_ONCE, FAILED_ONCE = "seen with one seed", "not seen with one seed"
+"""What one seed shows is no more than that."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +34,14 @@ class Order:
 class Checked:
     """An order, with the numbers it was checked against; ``holds`` is None where one of them is missing.
 
-    ``doubt`` says what keeps the numbers from carrying it: the reduced form, one seed, or a difference within the deviations over seeds.
+    ``joint`` is their joint deviation over seeds, not a number where there is one seed; ``remark`` is said after the numbers.
     """
 
     order: Order
     high: float | None = None
     low: float | None = None
-    doubt: str = ""
+    joint: float = 0.0
+    remark: str = ""
 
     @property
     def holds(self) -> bool | None:
@@ -46,18 +49,18 @@ class Checked:
         return None if self.high is None or self.low is None else self.high > self.low
 
     def __str__(self) -> str:
-        if self.holds is None:
-            return f"{self.order.text}: not run"
-        return f"{self.order.text}: {self.verdict} ({self.high:.4g} and {self.low:.4g}{self.doubt})"
+        if self.high is None or self.low is None:
+            return f"{self.order.text}: {NOT_RUN}"
+        return f"{self.order.text}: {verdict(self.high - self.low, self.joint)} ({self.high:.4g} and {self.low:.4g}{self.remark})"
 
-    @property
-    def verdict(self) -> str:
-        """What the numbers carry; in the reduced form, or with one seed, an order is seen or not, and that is all."""
-        if self.doubt.endswith(WITHIN):
-            return "cannot be told apart here"
-        if self.doubt:
-            return "seen" if self.holds else "not seen"
-        return "holds here" if self.holds else "does not hold here"
+
+def verdict(difference: float, joint: float) -> str:
+    """What a difference in the claimed direction carries, given the joint deviation over seeds (not a number: one seed)."""
+    if math.isnan(joint):
+        return HELD_ONCE if difference > 0 else FAILED_ONCE
+    if abs(difference) <= joint:
+        return UNDECIDED
+    return HOLDS if difference > 0 else DOES_NOT
 
 
 def orders_of(item: PaperItem) -> list[Order]:
@@ -102,7 +105,7 @@ def checked_orders(found: Reproduction) -> list[Checked]:
         return None if one.mean is None else (one.mean, math.nan if one.spread is None else one.spread)
 
     checked = [check(order, find) for order in orders_of(found.item)]
-    return [dataclasses.replace(one, doubt=f", reduced form{one.doubt}") for one in checked] if found.form.reduced else checked
+    return [dataclasses.replace(one, remark=", reduced form") for one in checked] if found.form.reduced else checked
 
 
 def check(order: Order, find: Find) -> Checked:
@@ -110,6 +113,4 @@ def check(order: Order, find: Find) -> Checked:
     high, low = find(order.part, order.high, order.column), find(order.part, order.low, order.column)
     if high is None or low is None:
         return Checked(order)
-    joint = math.hypot(high[1], low[1])
-    doubt = ", one seed" if math.isnan(joint) else WITHIN if abs(high[0] - low[0]) < joint else ""
-    return Checked(order, high[0], low[0], doubt)
+    return Checked(order, high[0], low[0], math.hypot(high[1], low[1]))

@@ -174,7 +174,7 @@ def _changes(item: PaperItem, part: Part, row: Row, column: Column, form: Form) 
         told = [
             f"{name} {value} (paper: {full.get(name, _default(name))})"
             for name, value in changes.items()
-            if _matters(name, value, full)
+            if _matters(name, value, full) and (changes is form.changes or name not in form.changes)
         ]
         notes += [f"{words}: {', '.join(told)}"] if told else []
     return notes
