@@ -33,6 +33,16 @@ def tarred(path: Path, files: dict[str, bytes]) -> Path:
     return path.with_suffix(".tgz")
 
 
+def test_names_that_are_no_text_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    with open(os.fsencode(tmp_path / "own") + b"/caf\xe9.png", "wb"):
+        pass
+    packed = tarred(tmp_path / "own", {"caf\udce9.png": b"1", "b.png": b"2"})
+    for path in (tmp_path / "own", packed):
+        with pytest.raises(DataError, match=r"the name caf\\xe9\.png is not UTF-8 text.*Rename it"):
+            file_tree(path).names  # noqa: B018
+
+
 @pytest.mark.parametrize("made", [zipped, tarred])
 def test_files_of_archives_have_a_largest_size(
     made: Callable[[Path, dict[str, bytes]], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -108,11 +108,13 @@ def test_tables_that_cannot_be_used_say_why(tmp_path):
     refused([{**lines[0], "split": "tset"}, *lines[1:]], "line 2", "'tset'", "train, validation or test")
     refused([{**lines[0], "split": "train"}, *lines[1:]], "some images only")
     refused([*lines, lines[3]], "more than once", lines[3]["path"])
-    refused([{**lines[0], "path": "files/none.png"}, *lines[1:]], "1 files that are not in", "files/none.png")
+    refused([{**lines[0], "path": "files/none.png"}, *lines[1:]], "1 files that are not in", "files/none.png", 'images="FOLDER"')
+    elsewhere = [{**row, "path": f"/nowhere/{row['path']}"} for row in lines]
+    refused(elsewhere, "72 files that do not exist: /nowhere/files/north-0-0.png")
     torn = [{**row, "split": "test" if number % 3 == 0 else "train"} for number, row in enumerate(lines)]
     refused(torn, "tears 24 groups apart", "0 of north in test and train")
-    with pytest.raises(DataError, match="cannot be read"):
-        (tmp_path / "bad.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match=r"bad\.csv is not UTF-8 text \(invalid continuation byte at byte 21\)\. Save it as UTF-8"):
+        (tmp_path / "bad.csv").write_bytes("path,domain,label\ncafé.png,a,b\n".encode("latin-1"))
         manifest(str(tmp_path / "bad.csv"))
 
 
@@ -170,6 +172,10 @@ def test_labels_that_a_task_does_not_take_are_named(tmp_path):
         manifest(relabelled(tmp_path, ["1.5", ""]), task="regression")
     with pytest.raises(OptionError, match="not for segmentation"):
         manifest(relabelled(tmp_path, ["a", "b"]), task="segmentation")
+    with pytest.raises(
+        DataError, match=r"fractions, 72 different ones of 72 images, so they are hardly classes. Use --task regression"
+    ):
+        manifest(relabelled(tmp_path, [f"{number}.5" for number in range(72)]), task="classification")
 
 
 @pytest.mark.parametrize(
@@ -183,3 +189,6 @@ def test_a_run_on_a_table_of_another_task_is_scored_again_and_checked(polyfed, t
     assert found["metric"] == measure
     assert polyfed("evaluate", "r", path, "-q", "--json").json["accuracy"] == found["accuracy"]
     assert polyfed("data", "check", path).code == 0
+    shown = polyfed("evaluate", "r", path).out
+    assert ("mean absolute error" in shown) is (measure == "r2") and ("most frequent class" in shown) is (measure != "r2")
+    assert "nan" not in shown

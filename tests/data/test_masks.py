@@ -158,6 +158,25 @@ def test_masks_of_one_thing_and_unpaired_files(tmp_path: Path) -> None:
         mask_folder(str(tmp_path))
 
 
+def test_a_mask_of_another_shape_is_refused_and_a_smaller_one_is_not(tmp_path: Path) -> None:
+    for number in range(4):
+        draw(tmp_path / "images" / f"{number}.png", tmp_path / "masks" / f"{number}.png", number, (12, 16), (0, 1))
+    Image.fromarray(np.zeros((6, 8), np.uint8)).save(tmp_path / "masks" / "1.png")
+    assert not mask_folder(str(tmp_path), height=12, width=16).notes
+    Image.fromarray(np.zeros((16, 12), np.uint8)).save(tmp_path / "masks" / "2.png")
+    with pytest.raises(DataError, match=r"masks/2\.png has 12x16 pixels and its image images/2\.png 16x12.*cannot show the same"):
+        mask_folder(str(tmp_path), height=12, width=16)
+
+
+def test_masks_in_shades_of_grey_are_told(tmp_path: Path) -> None:
+    for number in range(4):
+        draw(tmp_path / "images" / f"{number}.png", tmp_path / "masks" / f"{number}.png", number, values=(0, 80, 160))
+    (note,) = mask_folder(str(tmp_path), height=12, width=16).notes
+    assert "hold the values 0, 80, 160, so there are 161 classes from 0 on, of which 158 are never shown" in note
+    (tmp_path / "classes.txt").write_text("\n".join(f"class {number}" for number in range(161)))
+    assert not mask_folder(str(tmp_path), height=12, width=16).notes
+
+
 def test_deep_images_with_masks_are_scaled_by_one_rule_for_a_domain(tmp_path: Path) -> None:
     """Twelve bits: the levels 100, 1000 and 4095 are 6, 62 and 255 of 255, as in folders of classes, whatever each file holds alone."""
     for domain, levels in (("a", (100, 1000, 4095)), ("b", (40_000, 100, 65_535))):

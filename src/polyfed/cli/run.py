@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -163,7 +164,10 @@ def print_scores(summary: dict[str, Any], title: str | None = None, view: View =
     print_warnings([summary["warning"]] if "warning" in summary else [])
     measure = summary["metric"]
     rows = domain_rows(summary, measure)
-    heads = [f"{MEASURES[measure]} %", *(["accuracy %"] if measure != "accuracy" else []), f"{BASELINE} %", "test images"]
+    has_classes = not rows or not all(math.isnan(row.majority) for row in rows)
+    in_units = [] if has_classes else domain_rows(summary, "mean_absolute_error")
+    beside = [*(["accuracy %"] if measure != "accuracy" else []), f"{BASELINE} %"] if has_classes else ["mean absolute error"]
+    heads = [f"{MEASURES[measure]} %", *beside, "test images"]
     several = any(row.clients > 1 for row in rows)
     heads += ["clients"] if several else []
     shown = table(("view", "domain", *heads), heads, [[head] for head in heads[1:]])
@@ -172,7 +176,11 @@ def print_scores(summary: dict[str, Any], title: str | None = None, view: View =
         ends = place + 1 < len(rows) and views[place + 1] != row.view
         begins = place == 0 or views[place - 1] != row.view
         cells = [row.view if begins else "", escape(row.domain), percent(row.value, row.error)]
-        cells += [*([percent(row.accuracy)] if measure != "accuracy" else []), percent(row.majority), str(row.count)]
+        if has_classes:
+            cells += [*([percent(row.accuracy)] if measure != "accuracy" else []), percent(row.majority)]
+        else:
+            cells.append(f"{in_units[place].value:.4g}")
+        cells.append(str(row.count))
         shown.add_row(*cells, *([str(row.clients)] if several else []), end_section=ends)
     print_table(title or f"{summary['method']} on {summary['data']}, {rounds_words(summary['rounds'])}", shown, view)
     found = summary["headline"]
@@ -186,7 +194,7 @@ def print_scores(summary: dict[str, Any], title: str | None = None, view: View =
     meanings = [
         f"{ERROR_MEANING}.",
         "worst: the domain with the lowest value. spread: the highest less the lowest.",
-        f"{BASELINE}: what answering that class for every image of the test would reach.",
+        f"{BASELINE}: what answering that class for every image of the test would reach." if has_classes else "",
         summary["metric_reason"] if measure != "accuracy" else "",
         f"{sample['scored']} of {sample['clients']} clients were scored, drawn by the seed (--evaluate-clients)." if sample else "",
     ]

@@ -62,7 +62,7 @@ class FolderTree:
     @cached_property
     def names(self) -> Sequence[str]:
         """All plain files, sorted; hidden ones are left out."""
-        return sorted(_walk(self.path, "", DEEPEST_FOLDER))
+        return text_names(_walk(self.path, "", DEEPEST_FOLDER), self.path)
 
     def read(self, name: str) -> bytes:
         """The content of a file."""
@@ -106,7 +106,7 @@ class TarTree:
     @cached_property
     def names(self) -> Sequence[str]:
         """All plain files, sorted; hidden ones are left out."""
-        return sorted(self._members)
+        return text_names(self._members, self.path)
 
     def read(self, name: str) -> bytes:
         """The content of a file."""
@@ -197,6 +197,21 @@ def counted(members: Iterable[T], path: Path) -> Iterator[T]:
         if number >= MOST_MEMBERS:
             raise DataError(f"{path} holds more than {MOST_MEMBERS:,} files, which is not a data set that can be read.")
         yield member
+
+
+def text_names(names: Iterable[str], path: Path) -> list[str]:
+    """The names, sorted; one that is no UTF-8 text, which no table or run folder could hold, is refused."""
+    found = sorted(names)
+    for name in found:
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+            raise DataError(
+                f"{path}: the name {shown} is not UTF-8 text, so an older or another system wrote it. Rename it, with all like it "
+                "(convmv -f latin1 -t utf8 -r --notest FOLDER)."
+            ) from error
+    return found
 
 
 def require_bounded(path: Path, name: str, size: int) -> None:

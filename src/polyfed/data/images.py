@@ -173,10 +173,13 @@ class Fitting:
     def __init__(self, size: tuple[int, int], middle_square: bool = False) -> None:
         self.size, self.middle_square = size, middle_square
         self.ranges = DeepRanges()
+        self.last_size = (0, 0)
+        """Width and height of the image that was taken last, before it was fitted."""
 
     def take(self, content: bytes, name: str) -> NDArray[np.uint8] | None:
         """An image as (3, height, width); None for a deep one, which ``scaled`` gives in the end."""
         image = decoded(content, name)
+        self.last_size = image.size
         if image.mode in DEEP_MODES:
             self.ranges.widen(image.mode, _deep_values(image, name))
             return None

@@ -44,6 +44,12 @@ def read_labels(labels: Sequence[str], asked: str, where: str) -> LabelColumn:
     task = told_from(labels) if asked == AUTO else task_named(asked)
     if task is CLASSIFICATION:
         _require_some(labels, where)
+        different = len(set(labels))
+        if told_from(labels) is REGRESSION and different > len(labels) / 2:
+            raise DataError(
+                f"{where}: the labels are numbers with fractions, {different} different ones of {len(labels)} images, so they are hardly "
+                "classes. Use --task regression, or put them into classes."
+            )
         return LabelColumn(task, tuple(sorted(set(labels), key=_in_order)), labels)
     if task is MULTILABEL:
         sets = [sorted({part.strip() for part in label.split(APART)} - {""}, key=_in_order) for label in labels]

@@ -28,6 +28,8 @@ from polyfed.data.row_examples import RowExamples
 from polyfed.data.splits import Splits
 from polyfed.errors import DataError, OptionError
 
+LARGEST_DIFFERENCE = 0.05
+"""By how much the aspect ratios of an image and its mask may differ: sides of small masks are rounded."""
 OF_PAIRS = ("crop", "flip")
 """Options that decide how pairs are augmented."""
 Meaning = Mapping[int, int]
@@ -93,7 +95,9 @@ class MaskFiles:
         for place, (image, mask) in enumerate(self.pairs):
             try:
                 found = fitting.take(self.tree.read(image), image)
-                y[place] = mask_array(self.tree.read(mask), mask, self.size, self.meaning)
+                values = mask_image(self.tree.read(mask), mask)
+                require_same_shape(image, fitting.last_size, mask, values.size)
+                y[place] = mask_array(values, self.size, self.meaning)
             except DataError as error:
                 y[place] = IGNORED
                 unreadable.append(str(error))
@@ -117,9 +121,18 @@ class MaskFiles:
         return arrays
 
 
-def mask_array(content: bytes, name: str, size: tuple[int, int], meaning: Meaning) -> NDArray[np.uint8]:
+def require_same_shape(image: str, image_size: tuple[int, int], mask: str, mask_size: tuple[int, int]) -> None:
+    """Refuse a mask of another aspect ratio than its image: resized to it, it would show other pixels. Sizes are widths and heights."""
+    image_ratio, mask_ratio = (width / height for width, height in (image_size, mask_size))
+    if abs(mask_ratio / image_ratio - 1) > LARGEST_DIFFERENCE:
+        raise DataError(
+            f"{mask} has {mask_size[0]}x{mask_size[1]} pixels and its image {image} {image_size[0]}x{image_size[1]}, turned as its EXIF tag "
+            "says: they cannot show the same."
+        )
+
+
+def mask_array(values: Image.Image, size: tuple[int, int], meaning: Meaning) -> NDArray[np.uint8]:
     """A mask as classes (height, width), resized to the nearest pixel if it has another size."""
-    values = mask_image(content, name)
     if values.size != size[::-1]:
         values = values.resize(size[::-1], Image.Resampling.NEAREST)
     table = np.full(256, IGNORED, np.uint8)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from polyfed.data.archives import UNREADABLE, FileIdentity, counted, identities, is_shown, require_bounded
+from polyfed.data.archives import UNREADABLE, FileIdentity, counted, identities, is_shown, require_bounded, text_names
 from polyfed.data.cache import Arrays, cached
 from polyfed.errors import DataError
 
@@ -48,7 +48,7 @@ class TarOfTars:
     def _places(self) -> dict[str, tuple[int, int]]:
         """Where each file starts, and how long it is."""
         found = cached({"tar of tars": 1}, identities([self.path]), self._walked)
-        names = found["names"].tobytes().decode("utf-8", "surrogateescape").split("\0")
+        names = found["names"].tobytes().decode().split("\0")
         starts, sizes = found["starts"].tolist(), found["sizes"].tolist()
         return {f"{self.folder}/{name}": (start, size) for name, start, size in zip(names, starts, sizes, strict=True)}
 
@@ -60,7 +60,8 @@ class TarOfTars:
         if not found:
             raise DataError(f"{self.path} holds no files.")
         names, starts, sizes = zip(*found, strict=True)
-        text = "\0".join(names).encode("utf-8", "surrogateescape")
+        text_names(names, self.path)
+        text = "\0".join(names).encode()
         return {"names": np.frombuffer(text, np.uint8), "starts": np.array(starts, np.int64), "sizes": np.array(sizes, np.int64)}
 
     @cached_property

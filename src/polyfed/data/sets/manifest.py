@@ -110,7 +110,9 @@ def _csv(table: Path) -> list[Line]:
         separator = max(",;\t", key=header.count)
         rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
         return [{_text(key).lower(): _text(value) for key, value in row.items() if key is not None} for row in rows]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise DataError(f"{table} is not UTF-8 text ({error.reason} at byte {error.start:,}). Save it as UTF-8.") from error
+    except (OSError, csv.Error) as error:
         raise DataError(f"{table} cannot be read as a table: {getattr(error, 'strerror', None) or error}.") from error
 
 
@@ -138,8 +140,13 @@ def _split(table: Path, number: int, word: str) -> str:
 
 def _require_sound(table: Path, folder: Path, images: Sequence[OwnImage]) -> None:
     missing = [image.name for image in images if not (folder / image.name).is_file()]
+    if missing and all(Path(name).is_absolute() for name in missing):
+        raise DataError(f"{table} lists {len(missing)} files that do not exist: {first_of(missing)}.")
     if missing:
-        raise DataError(f"{table} lists {len(missing)} files that are not in {folder}: {first_of(missing)}.")
+        raise DataError(
+            f"{table} lists {len(missing)} files that are not in {folder}: {first_of(missing)}. Paths start from the table's folder, or "
+            'from another: manifest(root="TABLE", images="FOLDER").'
+        )
     names = [image.name for image in images]
     if len(set(names)) < len(names):
         seen: set[str] = set()

@@ -25,6 +25,7 @@ IMAGES, MASKS = "images", "masks"
 LAYOUT = "folders images/ and masks/"
 CLASS_FILE = "classes.txt"
 USUAL_TEST_SHARE = 0.2
+NAMED_VALUES = 8
 
 
 def holds_masks(root: str) -> bool:
@@ -76,7 +77,7 @@ def mask_folder(
     folder = Path(root).expanduser()
     tree = FolderTree(folder)
     domains = pairs_by_domain(tree, folder)
-    classes, meaning = classes_of(folder, tree, domains, ignore)
+    classes, meaning, notes = classes_of(folder, tree, domains, ignore)
     split = partial(by_share, test_share, validation_share, seed)
     sources = [MaskFiles(name, LAYOUT, tree, pairs, (height, width), meaning, split) for name, pairs in sorted(domains.items())]
     loaded = tuple(source.load() for source in sources)
@@ -90,6 +91,7 @@ def mask_folder(
         default_model=SEGMENTATION.default_model,
         source=source_text(sources, loaded, f"{width}x{height} pixels", f"seed {seed}"),
         task=SEGMENTATION,
+        notes=notes,
     )
 
 
@@ -139,8 +141,8 @@ def class_names(folder: Path) -> tuple[str, ...]:
 
 def classes_of(
     folder: Path, tree: FolderTree, domains: Mapping[str, Sequence[tuple[str, str]]], ignore: int
-) -> tuple[tuple[str, ...], dict[int, int]]:
-    """The names of the classes, and the class of each value in the masks."""
+) -> tuple[tuple[str, ...], dict[int, int], tuple[str, ...]]:
+    """The names of the classes, the class of each value in the masks, and what users should know of them."""
     values: set[int] = set()
     for pairs in domains.values():
         for _, mask in pairs:
@@ -153,12 +155,24 @@ def classes_of(
     names = class_names(folder)
     most = max(meaning.values())
     if not names:
-        return tuple(str(label) for label in range(most + 1)), meaning
+        numbered = tuple(str(label) for label in range(most + 1))
+        return numbered, meaning, _gaps(folder, values & meaning.keys(), len(numbered))
     if most >= len(names):
         raise DataError(
             f"{folder / CLASS_FILE} names {len(names)} classes, but masks hold the class {most}. Name it, or give ignore={most}."
         )
-    return names, meaning
+    return names, meaning, ()
+
+
+def _gaps(folder: Path, values: set[int], classes: int) -> tuple[str, ...]:
+    """A sentence where values of masks leave numbers out, as shades of grey do."""
+    if len(values) == classes:
+        return ()
+    return (
+        f"{folder}: masks hold the values {', '.join(map(str, sorted(values)[:NAMED_VALUES]))}{' ...' * (len(values) > NAMED_VALUES)}, so "
+        f"there are {classes} classes from 0 on, of which {classes - len(values)} are never shown. Number the classes without gaps, or name "
+        f"them all in {CLASS_FILE}.",
+    )
 
 
 def by_share(test_share: float, validation_share: float, seed: int, pairs: Sequence[tuple[str, str]]) -> Splits:
