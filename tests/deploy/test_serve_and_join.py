@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import shutil
@@ -80,6 +81,28 @@ def test_a_node_refuses_by_name_at_both_ends_and_the_server_exits_with_1(here: D
     assert sentence in server.log
     found = here.audited(here.folder / "node-2/audit.jsonl", {"event": "refused"})
     assert sentence in found["why"]
+
+
+def test_a_node_cannot_take_the_name_that_another_enrolled_with(here: Deployed) -> None:
+    """Neither when it enrols nor later, though it is there first; the run goes on without it, and the honest node is in it."""
+    server = here.serve("fedbn", 3, "--run-config", "min-nodes=2")
+    honest = here.join("node-1", "one", "pen")
+    refused = here.join("node-3", "three", "pen", wait=False)
+    assert refused.wait(LONG) == 3 and "pen is the name of node-1" in refused.log
+    rules = here.folder / "node-3/node.toml"
+    rules.write_text(rules.read_text().replace('domain = "pen"', 'domain = "street"'))
+    liar = here.start("node-3-enrols", "three", ["join", str(here.kit("node-3")), "--data", DATA])
+    liar.wait_for("Connected to", LONG)
+    end(liar)
+    rules.write_text(rules.read_text().replace('client = ""', 'client = "pen"'))
+    assert "node-3: enrolled as street" in here.polyfed("nodes", "list")
+    here.start("node-3-lies", "three", ["join", "--folder", "node-3"]).wait_for("Connected to", LONG)
+    assert honest.alive
+    here.join("node-2", "two", "photo")
+    assert server.wait(LONG) == 0, server.log
+    assert "Node node-3 cannot take part: It calls itself pen, which is the name of node node-1." in server.log
+    without = dataclasses.replace(settings("fedbn"), unseen=("street", "post", "print"))
+    assert digest_in(server.log) == in_process(without).digest
 
 
 def test_a_node_stops_at_the_limit_of_its_own_privacy_account(here: Deployed) -> None:

@@ -69,7 +69,6 @@ def honest(asked: Message, answered: Message) -> Message:
 
 ODD_NODES: dict[str, tuple[Change, str]] = {
     "another class list": (lambda told: told | {"classes": ["x", *told["classes"][1:]]}, "All nodes need the same classes"),
-    "a duplicate name": (lambda told: told | {"client": "big"}, "Two nodes call themselves big"),
     "zero samples": (lambda told: told | {"class_counts": [0] * len(told["classes"]), "samples": 0}, "it has no training examples"),
     "counts of 1e12": (lambda told: told | {"class_counts": [10**12] * len(told["classes"])}, "class_counts takes counts from 0"),
     "counts that add up": (lambda told: told | {"class_counts": [MOST_SAMPLES] * len(told["classes"])}, "add up to"),
