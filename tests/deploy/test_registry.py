@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,11 @@ from polyfed.deploy.authority import (
     serial_of,
     sign_request,
 )
+from polyfed.deploy.enrolment import Enrolment
 from polyfed.deploy.registry import ENROLLED, Registry
 from polyfed.errors import SettingError
 from polyfed.flower.certificates import Signed
+from polyfed.runs.audit_log import AuditLog
 
 
 def public(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -102,6 +105,37 @@ def test_a_node_that_is_invited_again_is_out_until_it_enrols(
         registry.enrol(authority, registry.invite("node-1"), certificate_request(key, "n"), public(key))
         registry.invite("node-1")
     assert Registry.read(tmp_path).nodes["node-1"].serials == []
+
+
+def test_a_clients_name_belongs_to_the_node_that_enrolled_with_it(
+    tmp_path: Path, authority: Signed, key: ec.EllipticCurvePrivateKey
+) -> None:
+    request = certificate_request(key, "n")
+    with Registry.changed(tmp_path) as registry:
+        registry.enrol(authority, registry.invite("node-1"), request, public(key), "pen")
+        token = registry.invite("node-2")
+        for taken in ("pen", "node-1"):
+            with pytest.raises(BadRequest, match=f"{taken} is the name of node-1"):
+                registry.enrol(authority, token, request, public(key), taken)
+        registry.enrol(authority, token, request, public(key), "photo")
+        assert registry.client_names() == {"pen": "node-1", "photo": "node-2"}
+        again = registry.invite("node-1")
+        assert registry.client_names()["pen"] == "node-1", "also while it is to enrol with new keys"
+        registry.enrol(authority, again, request, public(key), "node-1")
+        registry.revoke("node-2")
+        assert registry.client_names() == {"node-1": "node-1"}, "the name of a revoked node is free"
+    assert Registry.read(tmp_path).client_names() == {"node-1": "node-1"}
+
+
+def test_enrolment_takes_a_clients_name_without_control_characters(
+    tmp_path: Path, authority: Signed, key: ec.EllipticCurvePrivateKey
+) -> None:
+    with Registry.changed(tmp_path) as registry:
+        token = registry.invite("node-1")
+    service = Enrolment(tmp_path, authority, AuditLog(tmp_path / "audit.jsonl"), lambda: None)
+    asked = {"token": token, "request": certificate_request(key, "n").decode(), "key": public(key).decode()}
+    status, _ = service.answer(json.dumps({**asked, "client": " pe\x1bn\n"}).encode(), "10.0.0.1", "")
+    assert status == 200 and Registry.read(tmp_path).client_names() == {"pen": "node-1"}
 
 
 def test_unknown_nodes_and_odd_names_are_named(tmp_path: Path) -> None:

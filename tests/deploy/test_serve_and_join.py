@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -21,9 +23,11 @@ from helpers.flower_runs import digest_in, in_process
 from helpers.processes import gone
 from polyfed.deploy.authority import read_certificate
 from polyfed.deploy.node_folder import NodeFolder
+from polyfed.deploy.serve import SERVER_APP
 from polyfed.deploy.server_folder import ServerFolder
+from polyfed.flower.app_folder import write_app
 from polyfed.flower.certificates import SERVER_CERTIFICATE
-from polyfed.runs.audit_log import verify
+from polyfed.runs.audit_log import lines_of, verify
 from polyfed.settings import Settings
 
 pytestmark = [
@@ -82,6 +86,28 @@ def test_a_node_refuses_by_name_at_both_ends_and_the_server_exits_with_1(here: D
     assert sentence in found["why"]
 
 
+def test_a_node_cannot_take_the_name_that_another_enrolled_with(here: Deployed) -> None:
+    """Neither when it enrols nor later, though it is there first; the run goes on without it, and the honest node is in it."""
+    server = here.serve("fedbn", 3, "--run-config", "min-nodes=2")
+    honest = here.join("node-1", "one", "pen")
+    refused = here.join("node-3", "three", "pen", wait=False)
+    assert refused.wait(LONG) == 3 and "pen is the name of node-1" in refused.log
+    rules = here.folder / "node-3/node.toml"
+    rules.write_text(rules.read_text().replace('domain = "pen"', 'domain = "street"'))
+    liar = here.start("node-3-enrols", "three", ["join", str(here.kit("node-3")), "--data", DATA])
+    liar.wait_for("Connected to", LONG)
+    end(liar)
+    rules.write_text(rules.read_text().replace('client = ""', 'client = "pen"'))
+    assert "node-3: enrolled as street" in here.polyfed("nodes", "list")
+    here.start("node-3-lies", "three", ["join", "--folder", "node-3"]).wait_for("Connected to", LONG)
+    assert honest.alive
+    here.join("node-2", "two", "photo")
+    assert server.wait(LONG) == 0, server.log
+    assert "Node node-3 cannot take part: It calls itself pen, which is the name of node node-1." in server.log
+    without = dataclasses.replace(settings("fedbn"), unseen=("street", "post", "print"))
+    assert digest_in(server.log) == in_process(without).digest
+
+
 def test_a_node_stops_at_the_limit_of_its_own_privacy_account(here: Deployed) -> None:
     """Round 1 fits and is in its account, round 2 would take it beyond; both ends say so, and the other node goes on."""
     pytest.importorskip("opacus", reason="needs the privacy extra: pip install 'polyfed[privacy]'")
@@ -118,12 +144,77 @@ def test_the_doctor_looks_at_the_nodes_and_then_the_same_nodes_train(here: Deplo
     assert digest_in(again.log) == in_process(settings("fedbn")).digest
 
 
+def test_errors_reach_the_server_without_paths_and_file_names(here: Deployed) -> None:
+    server = here.serve("fedbn", 2)
+    here.join("node-1", "one", DOMAINS[0])
+    place = here.folder / "ward seven/patients.csv"
+    here.start("node-2", "two", ["join", str(here.kit("node-2")), "--data", str(place), "--domain", DOMAINS[1]])
+    assert server.wait(LONG) == 1, server.log
+    assert "1 of 2 nodes can take part" in server.log and "(left out: see the node's log)" in server.log
+    known = [path for path in here.server_folder.rglob("*") if path.is_file()]
+    for secret in (b"ward seven", b"patients"):
+        assert secret.decode() not in server.log
+        assert not [path for path in known if secret in path.read_bytes()]
+    node_logs = [path.read_bytes() for path in (here.folder / "node-2").rglob("*.log")]
+    assert any(b"patients.csv" in text for text in node_logs), "the node itself is told"
+
+
+HOSTILE = {
+    "imports": (Settings(model="os:getcwd"), "the model os:getcwd would be imported"),
+    "per_sample": (Settings(method="elcfs"), "data_derived_uploads is aggregate"),
+    "rounds": (Settings(rounds=5000), "the run has 5000 rounds, most_rounds is 1000"),
+    "weights": (Settings(init="/etc/passwd"), "the run starts from a file of weights"),
+    "single_samples": (Settings(batch_size=1, local_steps=1), "clients train on 1 examples in a round, least_samples is 8"),
+}
+ASK = """
+import sys, time
+from pathlib import Path
+from polyfed.deploy.control import Control
+from polyfed.deploy.server_folder import ServerFolder
+folder = ServerFolder(Path(sys.argv[1]))
+control = Control(int(sys.argv[2]), folder.link_certificates / "ca.crt", folder.control_secret)
+for app in sys.argv[3:]:
+    run = control.start(Path(app), {"min-nodes": 2, "wait": 600.0})
+    while control.ended(run) is None:
+        time.sleep(0.5)
+"""
+
+
+def test_what_a_hostile_server_asks_is_refused_by_name_at_the_nodes(here: Deployed) -> None:
+    """With the server's own secrets and polyfed's own app, one run after the other; the server itself still waits for a third node."""
+    here.serve("fedbn", 3)
+    for node, machine, domain in NODES[:2]:
+        here.join(node, machine, domain)
+    apps = []
+    for name, (hostile, _) in HOSTILE.items():
+        apps.append(here.folder / f"hostile-{name}")
+        write_app(apps[-1], dataclasses.replace(hostile, data=DATA), name, SERVER_APP)
+    conf = (here.server_folder / "front/nginx.conf").read_text()
+    port = conf.split("upstream superlink {")[1].split("127.0.0.1:")[1].split(";")[0]
+    here.python_on("server", ASK, str(here.server_folder), port, *map(str, apps))
+    for node in ("node-1", "node-2"):
+        for _, sentence in HOSTILE.values():
+            here.audited(
+                here.folder / node / "audit.jsonl",
+                lambda line, sentence=sentence: line["event"] == "refused" and sentence in line["why"],
+            )
+        assert not [line for line in lines_of(here.folder / node / "audit.jsonl") if line.get("what", "").startswith("train")]
+
+
 def test_a_node_that_is_killed_comes_back_by_itself_when_it_is_started_again(here: Deployed) -> None:
+    """With the start, what an old run has left and nobody asked for in keep_days is removed."""
     server = here.serve("fedbn", 2)
     first = here.join("node-1", "one", DOMAINS[0])
     end(first)
+    old = here.folder / "node-1/state/an-old-run/client.safetensors"
+    old.parent.mkdir()
+    old.touch()
+    for path in (old, old.parent):
+        os.utime(path, (0, 0))
     again = here.start("node-1-again", "one", ["join", "--folder", "node-1"])
     again.wait_for("Connected to", LONG)
+    assert not old.parent.exists()
+    here.audited(here.folder / "node-1/audit.jsonl", {"event": "state removed", "run": "an-old-run", "unused_days": 30})
     here.join("node-2", "two", DOMAINS[1])
     assert server.wait(LONG) == 0, server.log
 

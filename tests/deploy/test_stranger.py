@@ -288,5 +288,6 @@ def test_three_nodes_in_three_namespaces_train_to_the_digest_of_the_run_in_proce
         verify(site.folder / node / "audit.jsonl")
         left = [line["content"] for line in lines_of(site.folder / node / "audit.jsonl") if line["event"] == "answered"]
         assert left and set(left) <= arrived
-        private = [path for path in (site.folder / node).rglob("*") if path.is_file() and path.stat().st_mode & 0o077]
-        assert not private, private
+    for folder in (site.server_folder, *(site.folder / node for node in ("node-1", "node-2", "node-3"))):
+        open_to_others = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_mode & 0o077]
+        assert not open_to_others and not folder.stat().st_mode & 0o077, open_to_others

@@ -366,7 +366,7 @@ def test_a_clients_own_model_cannot_be_taken_from_it(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------------- first query
 def test_nodes_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     same = {1: {"data": TINY, "domain": "small"}, 2: {"data": TINY, "domain": "small"}}
-    with pytest.raises(DataError, match=r"1 of 2 nodes can take part. Two nodes call themselves small"):
+    with pytest.raises(DataError, match=r"0 of 2 nodes can take part. Nodes 1 and 2 call themselves small"):
         over(FakeGrid(SMALL, tmp_path, same), SMALL)
     nobody = {1: {"data": TINY, "domain": "small"}, 2: {"data": TINY, "domain": "smal"}}
     with pytest.raises(DataError, match=r"1 of 2 nodes can take part.*small"):

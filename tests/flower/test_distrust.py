@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
@@ -69,7 +70,6 @@ def honest(asked: Message, answered: Message) -> Message:
 
 ODD_NODES: dict[str, tuple[Change, str]] = {
     "another class list": (lambda told: told | {"classes": ["x", *told["classes"][1:]]}, "All nodes need the same classes"),
-    "a duplicate name": (lambda told: told | {"client": "big"}, "Two nodes call themselves big"),
     "zero samples": (lambda told: told | {"class_counts": [0] * len(told["classes"]), "samples": 0}, "it has no training examples"),
     "counts of 1e12": (lambda told: told | {"class_counts": [10**12] * len(told["classes"])}, "class_counts takes counts from 0"),
     "counts that add up": (lambda told: told | {"class_counts": [MOST_SAMPLES] * len(told["classes"])}, "add up to"),
@@ -212,6 +212,19 @@ def test_a_description_is_exactly_what_the_node_wrote(tmp_path: Path) -> None:
     with pytest.raises(BadMessage, match="has no classes"):
         Description.read({key: value for key, value in told.items() if key != "classes"})
     assert descriptions.version_problem(own_versions()) == ""
+
+
+def test_a_description_does_not_name_images_that_were_skipped(tmp_path: Path) -> None:
+    for label in ("benign", "malign"):
+        folder = tmp_path / "ward" / label
+        folder.mkdir(parents=True)
+        for number in range(8):
+            Image.new("RGB", (8, 8), (number * 9, 0, 0)).save(folder / f"{number}.png")
+    (tmp_path / "ward/benign/patient 7.png").write_bytes(b"damaged")
+    data = f"image_folder(root='{tmp_path}', size=8, skip_unreadable=True)"
+    told = build_node(Settings(), {"data": data, "domain": "ward"}, tmp_path / "state").description()
+    assert "1 unreadable image skipped" in told["source"]
+    assert "patient" not in str(told) and ".png" not in str(told)
 
 
 # ---------------------------------------------------------------------------------------------------- weight and norm

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -10,16 +11,18 @@ import pytest
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
 import torch
-from flwr.app import Array, RecordDict
+from flwr.app import Array, ArrayRecord, RecordDict
 from flwr.app.message import array as arrays
 from flwr.app.message.arraychunk import ArrayChunk
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 from polyfed.core.conversation import Payload
+from polyfed.deploy.content_hash import content_hash
 from polyfed.flower.codec import Encoder, payload_of
-from polyfed.flower.lean_objects import lean_arrays
-from polyfed.flower.records import records_of, wire_message_of
+from polyfed.flower.lean_objects import lean_arrays, pieces_of
+from polyfed.flower.records import in_one_buffer, records_of, size_of, wire_message_of
+from polyfed.flower.wire_message import Pieces, receive, send
 
 DATA = bytes(range(256)) * 8
 CHUNK = 700
@@ -30,11 +33,11 @@ def put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Small chunks; and Flower's own ways are back afterwards."""
     monkeypatch.setattr(arrays, "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", CHUNK)
     before = {name: ArrayChunk.__dict__[name] for name in ("deflate", "inflate")}
-    of_array = Array.__dict__["inflate"]
+    of_array, of_record = Array.__dict__["inflate"], ArrayRecord.__dict__["inflate"]
     yield
     for name, value in before.items():
         setattr(ArrayChunk, name, value)
-    Array.inflate = of_array
+    Array.inflate, ArrayRecord.inflate = of_array, of_record
     if "object_id" in ArrayChunk.__dict__:
         del ArrayChunk.object_id
 
@@ -77,6 +80,45 @@ def test_a_whole_message_arrives_as_it_was_sent() -> None:
     assert torch.equal(payload_of(wire_message).entries["w"], torch.arange(1000.0))
 
 
+def test_an_array_is_joined_only_where_somebody_asks_for_its_bytes() -> None:
+    lean_arrays()
+    name, parts = contents(DATA)
+    array = inflate_object_from_contents(name, parts)
+    assert [len(piece) for piece in pieces_of(array)] == [CHUNK, CHUNK, 2048 - 2 * CHUNK]
+    assert b"".join(pieces_of(array)) == DATA
+    usual = RecordDict({"tensors": ArrayRecord({"0": Array(dtype="uint8", shape=(2048,), stype="raw", data=DATA)})})
+    all_parts = {part_name: part.deflate() for part_name, part in get_all_nested_objects(usual).items()}
+    content = inflate_object_from_contents(usual.object_id, all_parts)
+    assert isinstance(content, RecordDict)
+    assert content_hash(content) == content_hash(usual) and size_of(content) == size_of(usual) == 2048
+    assert len(pieces_of(content["tensors"]["0"])) == 3, "hashing joins nothing"
+    assert array.data == DATA and pieces_of(array) == [DATA]
+    assert array.object_id == name, "and it can be sent on"
+
+
+def test_what_came_in_pieces_is_cut_anywhere() -> None:
+    pieces = Pieces([DATA[:700], b"", DATA[700:701], DATA[701:]])
+    for begin, end in ((0, 2048), (0, 0), (5, 699), (699, 702), (701, 2048), (2048, 2048)):
+        part = pieces.between(begin, end)
+        assert len(part) == end - begin and part.joined() == DATA[begin:end]
+
+
+def test_a_message_that_is_passed_on_is_not_copied() -> None:
+    """What the short-lived process got from the resident one goes into an array as it lies in memory."""
+    sent = Encoder().encode(Payload({"w": torch.arange(9.0), "none": torch.empty(0), "n": torch.tensor([True])}), {})
+    ends = socket.socketpair()
+    with ends[0], ends[1]:
+        send(ends[0], sent)
+        got = receive(ends[1], together=True)
+    views = list(got.blocks["entries"].values())
+    base = views[0].data.obj  # type: ignore[union-attr]
+    assert in_one_buffer(views) is base and bytes(base) == b"".join(bytes(view.data) for view in views)  # type: ignore[arg-type]
+    assert in_one_buffer(views[::-1]) == bytes(views[2].data) + bytes(views[0].data), "in another order they are joined"  # type: ignore[arg-type]
+    (content,) = records_of([got])
+    assert content["tensors"]["0"].data is base
+    assert torch.equal(payload_of(wire_message_of(content)).entries["w"], torch.arange(9.0))
+
+
 def test_ids_of_chunks_are_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     lean_arrays()
     chunk = ArrayChunk(memoryview(DATA))
@@ -95,3 +137,7 @@ def test_what_is_no_chunk_or_lacks_chunks_is_refused() -> None:
     name, parts = contents(DATA)
     with pytest.raises(ValueError, match="does not have the chunks"):
         Array.inflate(parts[name], {})
+    record = ArrayRecord({"0": Array(dtype="uint8", shape=(2048,), stype="raw", data=DATA)})
+    for children in ({}, {record["0"].object_id: ArrayChunk(memoryview(DATA))}):
+        with pytest.raises(ValueError, match="does not have the arrays"):
+            ArrayRecord.inflate(record.deflate(), children)

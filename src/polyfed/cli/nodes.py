@@ -45,14 +45,24 @@ def list_nodes(folder: ServerFolderPath = FOLDER, as_json: Json = False) -> None
     seen = json.loads(seen_file.read_text()) if seen_file.exists() else {}
     nodes = Registry.read(place.path).nodes.values()
     rows = [
-        {"node": node.name, "state": node.state, "days left": days_left(node), "last seen": seen.get(node.name)} for node in nodes
+        {
+            "node": node.name,
+            "state": node.state,
+            "client": node.client,
+            "days left": days_left(node),
+            "last seen": seen.get(node.name),
+        }
+        for node in nodes
     ]
     if as_json:
         print_json({"nodes": rows})
         return
     for row in rows:
         left = f", certificate for {row['days left']} days" if row["state"] == "enrolled" else ""
-        print(f"{row['node']}: {row['state']}{left}, {'last seen ' + str(row['last seen']) if row['last seen'] else 'never seen'}")
+        client = f" as {row['client']}" if row["client"] else ""
+        print(
+            f"{row['node']}: {row['state']}{client}{left}, {'last seen ' + str(row['last seen']) if row['last seen'] else 'never seen'}"
+        )
 
 
 @nodes_app.command("revoke", epilog=REVOKE_EXAMPLE)

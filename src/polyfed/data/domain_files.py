@@ -140,6 +140,20 @@ class DomainFiles:
         return arrays
 
 
+SKIPPED = " skipped: "
+"""Between the number of images that were left out and their names, which stand at the end of a source."""
+
+
+def without_names(source: str) -> str:
+    """What a source says, without the names of files.
+
+    >>> without_names("folder: pen 140/20/40; 2 unreadable images skipped: a b.png, c.png")
+    'folder: pen 140/20/40; 2 unreadable images skipped'
+    """
+    told, skipped, _ = source.partition(SKIPPED)
+    return told + skipped.removesuffix(": ")
+
+
 def source_text(sources: Sequence[DomainSource], domains: Sequence[Domain], *notes: str) -> str:
     """Which layouts and how many examples were used, for every table."""
     by_layout: dict[str, list[str]] = {}

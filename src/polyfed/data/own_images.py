@@ -16,7 +16,7 @@ from polyfed.core.tasks.task import Task
 from polyfed.data.archives import FileTree
 from polyfed.data.augment import preparation
 from polyfed.data.cache import Arrays
-from polyfed.data.domain_files import DomainFiles, source_text
+from polyfed.data.domain_files import SKIPPED, DomainFiles, source_text
 from polyfed.data.images import decode_all
 from polyfed.data.splits import Splits, check_share, grouped, stratified
 from polyfed.errors import DataError, OptionError
@@ -236,7 +236,7 @@ class OwnImages:
             names += [image.name for position, image in enumerate(self.by_domain[source.domain]) if position not in readable]
         if not names:
             return "no unreadable image"
-        return f"{len(names)} unreadable image{'s' if len(names) != 1 else ''} skipped: {first_of(names)}"
+        return f"{len(names)} unreadable image{'s' if len(names) != 1 else ''}{SKIPPED}{first_of(names)}"
 
 
 def split_rows(options: OwnOptions, arrays: Arrays) -> Splits:

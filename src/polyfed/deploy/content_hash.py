@@ -6,6 +6,8 @@ import hashlib
 
 from flwr.app import Array, ArrayRecord, RecordDict
 
+from polyfed.flower.lean_objects import pieces_of
+
 
 def content_hash(content: RecordDict) -> str:
     """SHA-256 over all records with their names, types and shapes."""
@@ -17,8 +19,10 @@ def content_hash(content: RecordDict) -> str:
             value = record[key]
             total.update(_part(key))
             if isinstance(record, ArrayRecord) and isinstance(value, Array):
-                total.update(_part(f"{value.dtype} {tuple(value.shape)} {value.stype} {len(value.data)}"))
-                total.update(value.data)
+                pieces = pieces_of(value)
+                total.update(_part(f"{value.dtype} {tuple(value.shape)} {value.stype} {sum(map(len, pieces))}"))
+                for piece in pieces:
+                    total.update(piece)
             else:
                 total.update(_part(repr(value)))
     return total.hexdigest()

@@ -14,10 +14,11 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from polyfed.deploy.private_files import write_private
-from polyfed.deploy.server_app import FOLDER_VARIABLE, AuditedGrid
+from polyfed.deploy.server_app import FOLDER_VARIABLE, AuditedGrid, EnrolledNames
 from polyfed.deploy.server_folder import ServerFolder
 from polyfed.diagnosis.aggregates import measured_from_aggregates, to_be_looked_at
 from polyfed.diagnosis.examine import Diagnosis, concluded
+from polyfed.flower.client_names import ClientNames
 from polyfed.flower.run_config import read_settings, settings_from
 from polyfed.flower.server_app import gathered, prepare, reaching
 from polyfed.settings import Settings
@@ -26,18 +27,19 @@ log = logging.getLogger("polyfed")
 app = ServerApp()
 
 
-def examine_on_grid(grid: Grid, settings: Settings, config: Mapping[str, object]) -> Diagnosis:
+def examine_on_grid(grid: Grid, settings: Settings, config: Mapping[str, object], names: ClientNames | None = None) -> Diagnosis:
     """Look at the nodes of a Grid. What a run would cost is measured here, on placeholders of the same sizes.
 
     Args:
         grid: reaches the nodes, which run with ``to_be_looked_at(settings)``.
         settings: of the run that the doctor is asked about.
         config: the run's configuration.
+        names: says whose a client's name is.
     """
     begun = time.process_time()
     # Unseen domains are for tests, and nothing is tested.
     settings = dataclasses.replace(settings, unseen=())
-    _, federation, roster = gathered(grid, to_be_looked_at(settings), config)
+    _, federation, roster = gathered(grid, to_be_looked_at(settings), config, names or ClientNames())
     settings = dataclasses.replace(settings, data=federation.name)
     measures = measured_from_aggregates(federation, None, settings, reaching(roster, config))
     return dataclasses.replace(concluded(measures, federation, None, settings, begun), command="")
@@ -50,7 +52,7 @@ def main(grid: Grid, context: Context) -> None:
     prepare(grid)
     examined = read_settings(folder.examined.read_text(encoding="utf-8"))
     settings = dataclasses.replace(examined, load=settings_from(context.run_config).load)
-    found = examine_on_grid(AuditedGrid(grid, folder), settings, context.run_config)
+    found = examine_on_grid(AuditedGrid(grid, folder), settings, context.run_config, EnrolledNames(folder))
     write_private(folder.diagnosis, json.dumps(found.as_json(), indent=1))
     for line in repr(found).splitlines():
         log.info("%s", line)

@@ -41,8 +41,14 @@ class Answer(NamedTuple):
     ahead: float
 
 
-def enrol(folder: NodeFolder, kit: Kit) -> Membership:
-    """Make the node's keys and get its certificate; a node that has enrolled with this kit is left as it is."""
+def enrol(folder: NodeFolder, kit: Kit, client: str = "") -> Membership:
+    """Make the node's keys and get its certificate; a node that has enrolled with this kit is left as it is.
+
+    Args:
+        folder: of the node.
+        kit: of the server.
+        client: name of this node in runs, which the server keeps for it; empty: said later, with the first run.
+    """
     member = Membership(kit.name, kit.host, kit.port, hashed(kit.token))
     before = folder.membership()
     if before == member and folder.certificate.exists():
@@ -58,7 +64,7 @@ def enrol(folder: NodeFolder, kit: Kit) -> Membership:
         # A repeated request must be the same to the byte, or the server takes it for somebody else's.
         write_private(request_file, certificate_request(signed_key, kit.name))
     public = flower_key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    values = {"token": kit.token, "request": request_file.read_text(), "key": public.decode()}
+    values = {"token": kit.token, "request": request_file.read_text(), "key": public.decode(), "client": client}
     answer = ask(member, values, client_context(folder.authority))
     write_private(folder.certificate, str(answer.values["certificate"]))
     return member

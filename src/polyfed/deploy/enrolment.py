@@ -19,6 +19,7 @@ from polyfed.deploy.authority import BadRequest
 from polyfed.deploy.front import ADDRESS_HEADER, ENROL_PATH, LARGEST_ENROLMENT, SECRET_HEADER, SERIAL_HEADER
 from polyfed.deploy.registry import NodeRecord, Registry
 from polyfed.flower.certificates import Signed
+from polyfed.flower.descriptions import LONGEST_NAME, plain_text
 from polyfed.runs.audit_log import AuditLog
 
 log = logging.getLogger("polyfed")
@@ -53,7 +54,7 @@ class Enrolment:
             log.warning("Enrolment from %s refused: %s.", address, error)
             return 403, {"problem": f"The server refused: {error}."}
         self.changed()
-        self.audit.write(how, node=record.name, address=address, serial=record.serial, ends=record.ends)
+        self.audit.write(how, node=record.name, client=record.client, address=address, serial=record.serial, ends=record.ends)
         log.info("%s: %s from %s.", record.name, how, address)
         return 200, {"name": record.name, "certificate": record.certificate}
 
@@ -69,7 +70,8 @@ class Enrolment:
         request, key = values.get("request", "").encode(), values.get("key", "").encode()
         with Registry.changed(self.folder) as registry:
             if "token" in values:
-                return registry.enrol(self.authority, values["token"], request, key), "enrolled"
+                client = plain_text(values.get("client", "")[:LONGEST_NAME]).strip()
+                return registry.enrol(self.authority, values["token"], request, key, client), "enrolled"
             if serial:
                 return registry.renew(self.authority, serial, request), "certificate renewed"
         raise BadRequest("it brought neither a token nor a certificate")

@@ -172,7 +172,7 @@ def join(kit: Path | None, folder: Path, given: Policy, show: Callable[[str], No
     with place.locked():
         policy = kept_policy(place, given)
         write_config(place, policy)
-        member = enrolled(place, found, show) if found is not None else place.membership()
+        member = enrolled(place, found, policy.client or policy.domain, show) if found is not None else place.membership()
         assert member is not None
         node = Node(place, member, show)
         try:
@@ -202,13 +202,13 @@ def kept_policy(folder: NodeFolder, given: Policy) -> Policy:
     return policy
 
 
-def enrolled(folder: NodeFolder, kit: Kit, show: Callable[[str], None]) -> Membership:
+def enrolled(folder: NodeFolder, kit: Kit, client: str, show: Callable[[str], None]) -> Membership:
     """Enrol, and wait for a server that is not there yet."""
     pause = SHORTEST_PAUSE
     before = folder.certificate.read_bytes() if folder.certificate.exists() else b""
     while True:
         try:
-            member = enrol(folder, kit)
+            member = enrol(folder, kit, client)
             if folder.certificate.read_bytes() != before:
                 AuditLog(folder.audit).write("enrolled", host=kit.host, port=kit.port, name=kit.name)
             return member

@@ -43,6 +43,7 @@ class NodeRecord:
         request: hash of the certificate request and key that the token was used with.
         certificate: as text.
         ends: when the certificate does.
+        client: name under which it said that it takes part in runs; nobody else may use it.
     """
 
     name: str
@@ -54,6 +55,7 @@ class NodeRecord:
     request: str = ""
     certificate: str = ""
     ends: str = ""
+    client: str = ""
 
     @property
     def serials(self) -> list[str]:
@@ -106,16 +108,17 @@ class Registry:
         if not NAME.fullmatch(name):
             raise SettingError(f"A node's name has small letters, digits and hyphens, 63 at most; found {name!r}.")
         token = secrets.token_urlsafe(32)
-        self.nodes[name] = NodeRecord(name, token=hashed(token))
+        client = self.nodes[name].client if name in self.nodes else ""
+        self.nodes[name] = NodeRecord(name, token=hashed(token), client=client)
         return token
 
     def revoke(self, name: str) -> NodeRecord:
-        """Let a node in no more; its certificate and its token are worth nothing from now on."""
+        """Let a node in no more; its certificate and its token are worth nothing from now on, and others may use its client's name."""
         record = self.named(name)
-        self.nodes[name] = dataclasses.replace(record, state=REVOKED, token="", before="")
+        self.nodes[name] = dataclasses.replace(record, state=REVOKED, token="", before="", client="")
         return self.nodes[name]
 
-    def enrol(self, authority: Signed, token: str, request: bytes, key: bytes) -> NodeRecord:
+    def enrol(self, authority: Signed, token: str, request: bytes, key: bytes, client: str = "") -> NodeRecord:
         """Enrol who brings an unused token. The same token with the same keys gives the same certificate: an answer may have been lost."""
         found = [record for record in self.nodes.values() if record.token and hmac.compare_digest(record.token, hashed(token))]
         if not found:
@@ -125,7 +128,10 @@ class Registry:
             return record
         if record.state != INVITED:
             raise BadRequest(f"the token of {record.name} was used before, with other keys")
-        self.nodes[record.name] = self._signed(authority, record, request, read_public_key(key).decode(), mark)
+        if holder := self.other_holder(client, record.name):
+            raise BadRequest(f"{client} is the name of {holder}; another client's name is needed (client in node.toml)")
+        signed = self._signed(authority, record, request, read_public_key(key).decode(), mark)
+        self.nodes[record.name] = dataclasses.replace(signed, client=client)
         return self.nodes[record.name]
 
     def renew(self, authority: Signed, serial: str, request: bytes) -> NodeRecord:
@@ -136,6 +142,15 @@ class Registry:
         new = self._signed(authority, record, request, record.key, record.request)
         self.nodes[record.name] = dataclasses.replace(new, before=serial)
         return self.nodes[record.name]
+
+    def client_names(self) -> dict[str, str]:
+        """The nodes by the clients' names that they enrolled with."""
+        return {record.client: record.name for record in self.nodes.values() if record.client}
+
+    def other_holder(self, client: str, name: str) -> str:
+        """Which node has a client's name other than the node with this name; empty: none. Nodes' own names count as well."""
+        holder = client if client in self.nodes else self.client_names().get(client, "")
+        return "" if holder == name else holder
 
     def by_serial(self, serial: str) -> NodeRecord | None:
         """The enrolled node with this certificate."""

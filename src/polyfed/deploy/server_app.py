@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from polyfed.deploy.content_hash import content_hash
+from polyfed.deploy.registry import Registry
 from polyfed.deploy.server_folder import ServerFolder
+from polyfed.flower.client_names import ClientNames
 from polyfed.flower.records import size_of
 from polyfed.flower.run_config import OUT, settings_from
 from polyfed.flower.server_app import log_result, prepare, run_on_grid
@@ -23,6 +25,38 @@ NUMBERS = "numbers.json"
 """Names of nodes by the numbers that the SuperLink gave them."""
 
 app = ServerApp()
+
+
+class EnrolledNames(ClientNames):
+    """Names on a server that enrolled its nodes: a node is known by the name that its key was enrolled under.
+
+    A client's name that a node told when it enrolled is its own, also while it is not there.
+
+    Args:
+        server: folder of the server.
+        folder: of the run.
+    """
+
+    numbers_change = False
+
+    def __init__(self, server: ServerFolder, folder: Path | None = None) -> None:
+        super().__init__(folder)
+        self.server = server
+
+    def known_as(self, node: int) -> str:
+        """The name that a node was enrolled under."""
+        return enrolled_name(self.server, node)
+
+    def holders(self) -> Mapping[str, str]:
+        """Who has which name: by enrolment, or from this run on."""
+        return {**self.first, **Registry.read(self.server.path).client_names()}
+
+
+def enrolled_name(folder: ServerFolder, node: int) -> str:
+    """The name of a node by its number."""
+    file = folder.path / "superlink" / NUMBERS
+    names = json.loads(file.read_text()) if file.exists() else {}
+    return str(names.get(str(node), node))
 
 
 class AuditedGrid:
@@ -55,7 +89,7 @@ class AuditedGrid:
         content = message.content if message.has_content() else None
         self.audit.write(
             event,
-            node=self.name_of(node),
+            node=enrolled_name(self.folder, node),
             run=str(message.metadata.run_id),
             what=message.metadata.message_type,
             round=message.metadata.group_id,
@@ -65,12 +99,6 @@ class AuditedGrid:
             **({} if content is not None else {"error": str(message.error.reason)}),
         )
 
-    def name_of(self, node: int) -> str:
-        """The name of a node by its number."""
-        file = self.folder.path / "superlink" / NUMBERS
-        names = json.loads(file.read_text()) if file.exists() else {}
-        return str(names.get(str(node), node))
-
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
@@ -78,4 +106,5 @@ def main(grid: Grid, context: Context) -> None:
     folder = ServerFolder(Path(os.environ[FOLDER_VARIABLE]))
     prepare(grid)
     config = {**context.run_config, OUT: str(folder.run)}
-    log_result(run_on_grid(AuditedGrid(grid, folder), settings_from(config), config))
+    names = EnrolledNames(folder, folder.run)
+    log_result(run_on_grid(AuditedGrid(grid, folder), settings_from(config), config, names))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyfed.core.conversation import Payload
 from polyfed.core.trees import flattened, rebuilt
-from polyfed.flower.wire_message import BadMessage, Block, WireMessage
+from polyfed.flower.wire_message import BadMessage, Block, Pieces, WireMessage
 
 ENTRIES, EXTRAS = "entries", "extras"
 DTYPES: Mapping[str, torch.dtype] = {
@@ -64,14 +64,20 @@ def tensor_of(block: Block) -> Tensor:
     if math.prod(block.shape) * dtype.itemsize != len(block.data):
         raise BadMessage(f"{len(block.data)} bytes do not make the shape {block.shape} of {block.dtype}")
     _require_little_endian()
-    if not block.data:
+    if not len(block.data):
         return torch.empty(block.shape, dtype=dtype)
     # What came over a socket is a buffer of its own; what lies in a message is shared and must not be written to.
-    own = block.data if isinstance(block.data, bytearray) else bytearray(block.data)
-    raw = torch.frombuffer(own, dtype=torch.uint8)
+    raw = torch.frombuffer(own_buffer(block.data), dtype=torch.uint8)
     if dtype is torch.bool and bool((raw > 1).any()):
         raise BadMessage("a truth value is neither 0 nor 1")
     return raw.view(dtype).reshape(block.shape)
+
+
+def own_buffer(data: bytes | bytearray | memoryview | Pieces) -> bytearray:
+    """The bytes in a buffer that may be written to."""
+    if isinstance(data, Pieces):
+        return data.joined()
+    return data if isinstance(data, bytearray) else bytearray(data)
 
 
 def payload_of(wire_message: WireMessage) -> Payload:

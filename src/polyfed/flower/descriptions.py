@@ -192,23 +192,14 @@ def _mapping(value: object, what: str, read: Callable[[object, str], T], most: i
 def those_that_fit(nodes: Mapping[int, Description], own_model: bool = False) -> tuple[dict[int, Description], dict[int, str]]:
     """The nodes that can train one model, and why the others are left out.
 
-    Of nodes with the same name the first one counts. Where data differ, those stay that most nodes agree with; without a majority
-    nobody can say who is odd.
+    Those stay that most nodes agree with; without a majority nobody can say who is odd.
 
     Args:
         nodes: by their numbers.
         own_model: whether the run trains the data's own model, so that nodes must agree on it as well.
     """
-    fit: dict[int, Description] = {}
+    fit = dict(nodes)
     problems: dict[int, str] = {}
-    for node, described in nodes.items():
-        if described.client in {other.client for other in fit.values()}:
-            problems[node] = (
-                f"Two nodes call themselves {described.client}; the second is left out. Give each a name of its own: "
-                "--node-config 'client=\"NAME\"'."
-            )
-        else:
-            fit[node] = described
     usual = usual_kind(list(fit.values()), own_model)
     for node, described in list(fit.items()):
         if why := difference(usual, described, own_model):

@@ -25,6 +25,7 @@ from polyfed.core.privacy import Charge
 from polyfed.core.server import ClientInfo, in_fixed_order
 from polyfed.core.tasks.task import Task
 from polyfed.core.workbench import ClientState, Workbench
+from polyfed.data.domain_files import without_names
 from polyfed.data.federation_summary import input_type
 from polyfed.data.partition import federate
 from polyfed.data.recorded_inputs import RecordedInputs
@@ -204,7 +205,7 @@ class Node:
             "client": data.id,
             "domains": list(data.domains),
             "name": federation.name,
-            "source": federation.source,
+            "source": without_names(federation.source),
             "default_model": federation.default_model,
             "task": federation.task.name,
             "classes": list(federation.classes),

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from polyfed.flower.wire_message import BadMessage, Block, WireMessage
+from polyfed.flower.wire_message import BadMessage, Block, Pieces, WireMessage
 
 
 @dataclass
@@ -40,7 +40,7 @@ def _packed_one(wire_message: WireMessage, receivers: Mapping[int, tuple[int, ..
     return found
 
 
-def unpacked(layout: object, arrays: Mapping[str, bytes]) -> dict[str, dict[str, Block]]:
+def unpacked(layout: object, arrays: Mapping[str, bytes | Pieces]) -> dict[str, dict[str, Block]]:
     """The blocks in arrays, by group and name. The rows of a layout must cover every array exactly, so nothing is there twice."""
     if not isinstance(layout, list):
         raise BadMessage("it does not say where its tensors lie")
@@ -53,10 +53,14 @@ def unpacked(layout: object, arrays: Mapping[str, bytes]) -> dict[str, dict[str,
         begin, ends[array] = ends[array], ends[array] + length
         if ends[array] > len(arrays[array]):
             raise BadMessage(f"its tensor {name[:80]!r} ends behind the end of its array")
-        blocks[group][name] = Block(dtype, tuple(shape), memoryview(arrays[array])[begin : ends[array]])
+        blocks[group][name] = Block(dtype, tuple(shape), _between(arrays[array], begin, ends[array]))
     if any(ends[name] != len(data) for name, data in arrays.items()):
         raise BadMessage("an array holds more bytes than its tensors")
     return blocks
+
+
+def _between(data: bytes | Pieces, begin: int, end: int) -> memoryview | Pieces:
+    return data.between(begin, end) if isinstance(data, Pieces) else memoryview(data)[begin:end]
 
 
 def _checked(row: object) -> tuple[str, str, str, list[Any], int, str]:

@@ -47,7 +47,7 @@ def ask_resident(settings: str, config: Mapping[str, Any], wire_message: WireMes
         try:
             with connected(address, settings, config) as connection:
                 send(connection, wire_message)
-                return receive(connection)
+                return receive(connection, together=True)
         except (ConnectionError, BadMessage) as error:
             problem = f"{type(error).__name__}: {error}"
     return refusal(f"The resident process of this node ended twice while it worked ({problem}); see {log_path(address)}.")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from flwr.app import Message
 
 from polyfed.errors import DataError
+from polyfed.flower.client_names import ClientNames
 from polyfed.flower.descriptions import Description, own_versions, plain_text, those_that_fit
 from polyfed.flower.records import wire_message_of
 from polyfed.flower.transport import Transport
@@ -30,12 +31,14 @@ class Roster:
         timeout: seconds a node may take to describe itself.
         patience: seconds to wait for a node that has gone.
         own_model: whether the run trains the data's own model, on which nodes must agree then.
+        names: says whose a client's name is.
     """
 
     transport: Transport
     timeout: float = 300.0
     patience: float = 120.0
     own_model: bool = False
+    names: ClientNames = field(default_factory=ClientNames)
     nodes: dict[str, int] = field(default_factory=dict)
     described: dict[str, Description] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
@@ -54,17 +57,19 @@ class Roster:
         problems |= odd
         self.refused |= set(odd)
         for node, problem in problems.items():
-            log.warning("Node %d cannot take part: %s", node, problem)
+            log.warning("Node %s cannot take part: %s", self.names.known_as(node), problem)
         if len(found) < least:
             raise DataError(f"{len(found)} of {least} nodes can take part. {' '.join(problems.values())}")
         for node, described in found.items():
             if wanted and described.client not in wanted:
                 self.refused.add(node)
-                log.warning("Node %d is not let in: %s is no client of the run that goes on.", node, described.client)
+                mark = self.names.known_as(node)
+                log.warning("Node %s is not let in: %s is no client of the run that goes on.", mark, described.client)
         chosen = {node: described for node, described in found.items() if node not in self.refused}
         report_torch(list(chosen.values()))
         self.nodes = {described.client: node for node, described in chosen.items()}
         self.described = {described.client: described for described in chosen.values()}
+        self.names.take(self.nodes)
         return list(chosen.values())
 
     def _await(self, least: int, limit: float, wanted: Collection[str]) -> tuple[dict[int, Description], dict[int, str]]:
@@ -79,9 +84,12 @@ class Roster:
                 met, failed = self.describe(strangers)
                 known, problems = known | met, problems | failed
             found = {node: known[node] for node in online if node in known}
+            misnamed = self.names.problems({node: described.client for node, described in found.items()}, online)
+            found = {node: described for node, described in found.items() if node not in misnamed}
             absent = sorted(set(wanted) - {described.client for described in found.values()})
             if len(online) >= least and not absent:
-                return found, problems
+                self.refused |= set(misnamed)
+                return found, problems | misnamed
             if time.monotonic() > end:
                 if len(online) < least:
                     raise DataError(
@@ -90,7 +98,7 @@ class Roster:
                     )
                 raise DataError(
                     f"{len(absent)} of {len(wanted)} clients of the run that is to go on were not there after {limit:g} seconds: "
-                    f"{', '.join(absent)}. {' '.join(problems.values())} Start their nodes, wait longer (--run-config 'wait=600'), "
+                    f"{', '.join(absent)}. {' '.join({**problems, **misnamed}.values())} Start their nodes, wait longer (--run-config 'wait=600'), "
                     "or begin a new run with another out."
                 )
             time.sleep(LOOK_AGAIN)
@@ -120,7 +128,7 @@ class Roster:
         end = time.monotonic() + self.patience
         while True:
             online = set(self.transport.grid.get_node_ids())
-            self._meet(online - set(self.nodes.values()) - self.refused)
+            self._meet(online - set(self.nodes.values()) - self.refused, online)
             self.refused &= online
             absent = {client for client in clients if self.nodes[client] not in online}
             self.given_up &= absent
@@ -134,22 +142,28 @@ class Roster:
             log.warning("Client %s is left out: its node is not connected.", client)
         return {client: self.nodes[client] for client in clients if client not in absent}
 
-    def _meet(self, strangers: Collection[int]) -> None:
+    def _meet(self, strangers: Collection[int], online: Collection[int]) -> None:
         """A node that came back under another number takes its client's place; others must wait for the next run."""
         if not strangers:
             return
         found, problems = self.describe(sorted(strangers))
-        for node in strangers:
-            described = found.get(node)
-            if described is not None and self.described.get(described.client) == described:
+        known = {node: described for node, described in found.items() if self.described.get(described.client) == described}
+        for node in found.keys() - known.keys():
+            problems[node] = f"{found[node].client} is no client of this run, or its data have changed"
+        problems |= self.names.problems({node: described.client for node, described in known.items()}, online)
+        for node, described in known.items():
+            if node not in problems and self._may_replace(node, described.client, online):
                 log.info("Client %s is back.", described.client)
                 self.nodes[described.client] = node
             else:
-                self.refused.add(node)
-                why = problems.get(
-                    node, f"{described.client} is no client of this run, or its data have changed" if described else ""
-                )
-                log.warning("Node %d is not let in: %s", node, why)
+                problems.setdefault(node, f"{described.client} is there already")
+        for node, why in problems.items():
+            self.refused.add(node)
+            log.warning("Node %s is not let in: %s", self.names.known_as(node), why)
+
+    def _may_replace(self, node: int, client: str, online: Collection[int]) -> bool:
+        """Whether a node may take a client's place: who had the name first always, another while nobody is there."""
+        return self.nodes[client] not in online or self.names.holders().get(client) == self.names.known_as(node)
 
 
 def read_answer(message: Message | None, node: int, timeout: float) -> WireMessage:

@@ -22,6 +22,7 @@ from polyfed.core.workbench import Workbench
 from polyfed.costs.malloc import keep_freed_pages
 from polyfed.errors import SettingError
 from polyfed.flower.backend import FlowerBackend
+from polyfed.flower.client_names import ClientNames
 from polyfed.flower.direct_http import send_over_grid_directly
 from polyfed.flower.lean_objects import lean_arrays
 from polyfed.flower.placeholder_federation import federation_of
@@ -78,12 +79,15 @@ def prepare(grid: Grid) -> None:
     end_when_gone(process_mark(os.getppid()), "The process that started this run")
 
 
-def run_on_grid(grid: Grid, settings: Settings, config: Mapping[str, object]) -> Result:
+def run_on_grid(grid: Grid, settings: Settings, config: Mapping[str, object], names: ClientNames | None = None) -> Result:
     """Train over a Grid; where the run folder holds a run, that run goes on."""
-    return recorded(*gathered(grid, settings, config), config)
+    out = str(config.get(OUT, ""))
+    return recorded(*gathered(grid, settings, config, names or ClientNames(Path(out) if out else None)), config)
 
 
-def gathered(grid: Grid, settings: Settings, config: Mapping[str, object]) -> tuple[Settings, Federation, Roster]:
+def gathered(
+    grid: Grid, settings: Settings, config: Mapping[str, object], names: ClientNames
+) -> tuple[Settings, Federation, Roster]:
     """The nodes of a run once enough of them have described themselves: its settings, placeholders for their data, and who they are."""
     for file in settings.load:
         load_file(file)
@@ -96,6 +100,7 @@ def gathered(grid: Grid, settings: Settings, config: Mapping[str, object]) -> tu
         timeout=number(config, DESCRIBE_TIMEOUT),
         patience=number(config, PATIENCE),
         own_model=settings.model is None,
+        names=names,
     )
     out = str(config.get(OUT, ""))
     nodes = roster.gather(max(1, int(number(config, MIN_NODES))), number(config, WAIT), clients_before(out))
@@ -116,20 +121,21 @@ def recorded(settings: Settings, federation: Federation, roster: Roster, config:
     """Train and write a run folder, or go on with the run that is in it."""
     out, leaves_newcomer = str(config.get(OUT, "")), switch(config, NEWCOMER)
     backend = reaching(roster, config)
+    observers = [log_round, lambda server: roster.names.remember()]
     if holds_run(out):
         found = RunFolder(out).settings()
         if found.model is not None:
             settings = with_one_model(settings, federation.default_model, [as_method(settings.method)])
         refuse_other_settings(settings, found, out)
         log.info("Going on with the run in %s.", Path(out).resolve())
-        ended = resume(out, data=federation, notify=log.warning, backend=backend, load=settings.load, observers=[log_round])
+        ended = resume(out, data=federation, notify=log.warning, backend=backend, load=settings.load, observers=observers)
     else:
         experiment = Experiment(settings, federation, backend=backend)
         require_newcomer(experiment, leaves_newcomer)
         experiment.given = [HELD_BY_NODES]
         for notice in experiment.notices:
             log.warning("%s", notice)
-        ended = train_run(experiment, RunFolder(out or fresh_folder(experiment)), observers=[log_round])
+        ended = train_run(experiment, RunFolder(out or fresh_folder(experiment)), observers=observers)
     if needs_file(ended.experiment) and not leaves_newcomer:
         log.info(
             "Layers stayed at the nodes, so there is no model for newcomers. --run-config 'newcomer-model=true' lets the server ask for them."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,13 +27,40 @@ class BadMessage(Exception):
     """A message that cannot be understood."""
 
 
+class Pieces:
+    """Bytes that arrived in pieces. They are passed on as they are: to join them would take as much memory again, which the kernel has to clear."""
+
+    def __init__(self, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
+        self.pieces = [memoryview(piece) for piece in pieces if len(piece)]
+        self.length = sum(map(len, self.pieces))
+
+    def __len__(self) -> int:
+        return self.length
+
+    def between(self, begin: int, end: int) -> Pieces:
+        """The bytes from one place to another."""
+        found, place = [], 0
+        for piece in self.pieces:
+            found.append(piece[max(0, begin - place) : max(0, end - place)])
+            place += len(piece)
+        return Pieces(found)
+
+    def joined(self) -> bytearray:
+        """The bytes in one buffer of its own."""
+        buffer, place = bytearray(self.length), 0
+        for piece in self.pieces:
+            buffer[place : place + len(piece)] = piece
+            place += len(piece)
+        return buffer
+
+
 @dataclass(frozen=True)
 class Block:
     """The bytes of one tensor, little-endian, with what is needed to make it again."""
 
     dtype: str
     shape: tuple[int, ...]
-    data: bytes | bytearray | memoryview
+    data: bytes | bytearray | memoryview | Pieces
 
 
 @dataclass(frozen=True)
@@ -85,22 +112,40 @@ def send(connection: socket.socket, wire_message: WireMessage) -> None:
     connection.sendall(len(header).to_bytes(LENGTH, "little") + header)
     for named in wire_message.blocks.values():
         for block in named.values():
-            connection.sendall(block.data)
+            for piece in block.data.pieces if isinstance(block.data, Pieces) else (block.data,):
+                connection.sendall(piece)
 
 
-def receive(connection: socket.socket) -> WireMessage:
-    """Read a wire message from a socket."""
+def receive(connection: socket.socket, together: bool = False) -> WireMessage:
+    """Read a wire message from a socket.
+
+    Args:
+        connection: the socket.
+        together: whether all blocks lie in one buffer, in their order, as who sends them on needs them; else each has its own.
+    """
     length = int.from_bytes(_exactly(connection, LENGTH), "little")
     if length > LONGEST_HEADER:
         raise BadMessage(f"its header would be {length} bytes long")
     header = control_of(_exactly(connection, length).decode())
-    blocks = {group: dict(_blocks(connection, heads)) for group, heads in header["blocks"].items()}
+    lengths = [length for heads in header["blocks"].values() for _, _, length in heads.values()]
+    data = _in_one(connection, lengths) if together else _one_by_one(connection, lengths)
+    blocks = {
+        group: {name: Block(dtype, tuple(shape), next(data)) for name, (dtype, shape, _) in heads.items()}
+        for group, heads in header["blocks"].items()
+    }
     return WireMessage(control_of(header["control"]), blocks)
 
 
-def _blocks(connection: socket.socket, heads: Mapping[str, Any]) -> Iterator[tuple[str, Block]]:
-    for name, (dtype, shape, length) in heads.items():
-        yield name, Block(dtype, tuple(shape), _exactly(connection, length))
+def _one_by_one(connection: socket.socket, lengths: Sequence[int]) -> Iterator[bytearray | memoryview]:
+    for length in lengths:
+        yield _exactly(connection, length)
+
+
+def _in_one(connection: socket.socket, lengths: Sequence[int]) -> Iterator[bytearray | memoryview]:
+    buffer, place = _exactly(connection, sum(lengths)), 0
+    for length in lengths:
+        yield memoryview(buffer)[place : place + length]
+        place += length
 
 
 def _exactly(connection: socket.socket, count: int) -> bytearray:
