@@ -12,6 +12,7 @@ import json
 import re
 import statistics
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,10 +51,17 @@ def mean_of(found: dict[str, Any]) -> float:
 
 
 def table(folder: Path) -> str:
-    """A sweep in Markdown, with the commit that made it."""
+    """A sweep in Markdown, with the commits that its runs were trained with."""
     found = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
     rows = [row(one, len(found["final_seeds"])) for one in sorted(found["methods"], key=mean_of, reverse=True)]
-    return "\n".join([*HEAD, *rows, "", f"Commit `{found['made_with']['commit'][:7]}`.", ""])
+    commits = sorted({commit_of(Path(test["run"])) for one in found["methods"] for test in one["tests"]})
+    return "\n".join([*HEAD, *rows, "", f"Commit `{'`, `'.join(commits)}`.", ""])
+
+
+def commit_of(run: Path) -> str:
+    """The commit that trained a run; the sweep's own is that of its last reader."""
+    made_with = tomllib.loads((run / "run.toml").read_text(encoding="utf-8"))["made_with"]
+    return str(made_with["commit"])[:7]
 
 
 def write(page: Path, out: Path) -> None:
