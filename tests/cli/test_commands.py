@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -213,6 +214,11 @@ def test_show_tells_the_plan(polyfed: Command, images: Path) -> None:
     assert "Reference: Li et al." in printed and "norm_stat" in printed
     model = polyfed("show", "small_cnn", "--data", images, "--json").json
     assert model["parameters"] == 34714 - 8 * (1024 + 1)
+
+
+def test_show_says_numbers_as_numbers(polyfed: Command) -> None:
+    printed = polyfed("show", "fedwon").out
+    assert re.search(r"smallest batch +1\b", printed) and re.search(r"needs batch norm +no\b", printed)
 
 
 def test_bad_input_gets_one_sentence(polyfed: Command, images: Path, tmp_path: Path) -> None:

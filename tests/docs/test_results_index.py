@@ -50,6 +50,13 @@ def test_numbers_are_read_from_the_pages_and_wrong_names_are_errors(index: Modul
             index.number("digits-five.md", *wrong)
 
 
+def test_readme_and_index_say_how_many_seeds_there_are(index: ModuleType) -> None:
+    measured = [one for many in index.measured().values() for one in many]
+    assert max(len(number.seeds.split(",")) for one in measured for number in (one.high, one.low)) == 2, "mend both sentences"
+    texts = [" ".join((ROOT / page).read_text().split()) for page in ("README.md", "docs/results/index.md")]
+    assert "none has more than two seeds" in texts[0] and "With two seeds, which is all that any row has so far" in texts[1]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_orders_in_words_are_those_of_the_tables(page: object) -> None:
     text = " ".join(page.read_text().split())  # type: ignore[attr-defined]

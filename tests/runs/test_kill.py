@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from helpers.method_texts import as_trained
-from helpers.paths import HELPERS
+from helpers.paths import DOCS, HELPERS
 from helpers.tiny_runs import trained
 from polyfed.core.method import methods
 
@@ -83,7 +83,7 @@ def test_killed_runs_go_on_and_end_with_equal_digests(method: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [*STATEFUL, *VARIANTS])
 def test_every_stateful_method_survives_kills(method: str) -> None:
-    """115 points over the stateful methods, and 25 over combinations of methods."""
+    """Five points for each stateful method, and for each of some combinations."""
     check(killed(as_trained(method), POINTS, seed=2), POINTS)
 
 
@@ -96,6 +96,12 @@ def test_runs_go_on_after_the_disk_was_full(method: str) -> None:
     assert len(kills) == 4 and all(kill["killed"] for kill in kills), kills
     assert all(kill["digest"] == found["whole"] and kill["metrics_equal"] for kill in kills), kills
     assert all(kill["went_on_from"] == kill["last_round"] for kill in kills), kills
+
+
+def test_the_page_says_how_many_runs_are_killed() -> None:
+    page = (DOCS / "reliability.md").read_text(encoding="utf-8")
+    kills = f"{len(STATEFUL) * POINTS} over {len(STATEFUL)} stateful methods, {len(VARIANTS) * POINTS} over combinations"
+    assert f"| {kills} |" in page
 
 
 @pytest.mark.slow

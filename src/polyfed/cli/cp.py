@@ -9,7 +9,7 @@ import typer
 from polyfed.cli.completion import complete
 from polyfed.recipes import command_of, copy
 
-EXAMPLE = "Examples: polyfed cp demo   polyfed cp digits-five/30-rounds-fedbn my_recipe.toml"
+EXAMPLE = "Examples:\n\npolyfed cp demo\n\npolyfed cp digits-five/30-rounds-fedbn my_recipe.toml"
 
 
 def cp(

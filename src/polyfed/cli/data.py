@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
     from polyfed.data.download import RemoteFile
 
-EXAMPLE = "Examples: polyfed data check ./my_images --sheet sheet.png; polyfed data check digits-five --root ~/data/digits-five"
+EXAMPLE = (
+    "Examples:\n\npolyfed data check ./my_images --sheet sheet.png\n\npolyfed data check digits-five --root ~/data/digits-five"
+)
 
 data_app = typer.Typer(help="Look after the files of data sets.", no_args_is_help=True)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FIRST = ("model", "clients_per_round", "batch_size", "partition", "root", "seed", "as_json")
 EXAMPLE = (
-    "Examples: polyfed doctor digits-mini   polyfed doctor ./my_images --model resnet18 --batch-size 8 --clients-per-round 0.1"
+    "Examples:\n\npolyfed doctor digits-mini\n\npolyfed doctor ./my_images --model resnet18 --batch-size 8 --clients-per-round 0.1"
 )
 
 

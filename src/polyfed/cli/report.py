@@ -39,7 +39,11 @@ def report(
         str | None, typer.Option("--figures", metavar="FORM", help="Write figures instead: png, svg or pdf.")
     ] = None,
     metric: Annotated[
-        str, typer.Option("--metric", help="Measure that heads the tables: auto, accuracy, balanced_accuracy, macro_f1 or auroc.")
+        str,
+        typer.Option(
+            "--metric",
+            help="Measure that heads the tables: auto, accuracy, balanced_accuracy, macro_f1, auroc, mean_iou, exact_match, micro_f1 or r2.",
+        ),
     ] = AUTO,
     pictures: Annotated[
         bool | None,

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from polyfed.core.registry import Recorded
 
 EXAMPLE = (
-    'Examples: polyfed show "fedbn + agc(clip=1.28)"   polyfed show fedbn --model resnet20   polyfed show digits-mini   '
-    "polyfed show fedwon/table-1"
+    'Examples:\n\npolyfed show "fedbn + agc(clip=1.28)"\n\npolyfed show fedbn --model resnet20\n\n'
+    "polyfed show digits-mini\n\npolyfed show fedwon/table-1"
 )
 GIVEN_BY_RUN = {
     "methods": (),
@@ -231,8 +231,8 @@ def _print(found: dict[str, Any], view: View) -> None:
     if "facts" in found:
         shown = table(("fact", "value"))
         for name, value in found["facts"].items():
-            word = {True: "yes", False: "no", None: "what the model allows", "": "none worth naming"}.get(value, value)
-            shown.add_row(name.replace("_", " "), escape(str(word)))
+            words = {"True": "yes", "False": "no", "None": "what the model allows", "": "none worth naming"}
+            shown.add_row(name.replace("_", " "), escape(words.get(str(value), str(value))))
         print_table("facts", shown)
     if "parameters" in found:
         out.print(f"{found['parameters']:,} parameters on {escape(found['on'])}; head: {escape(found['head'])}\n")

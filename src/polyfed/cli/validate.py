@@ -13,7 +13,7 @@ from polyfed.cli.options import Json, Trust
 from polyfed.cli.output import busy, print_json
 from polyfed.errors import SettingError
 
-EXAMPLE = "Examples: polyfed validate my_recipe.toml   polyfed validate recipes/*.toml --json"
+EXAMPLE = "Examples:\n\npolyfed validate my_recipe.toml\n\npolyfed validate recipes/*.toml --json"
 
 
 def validate(
