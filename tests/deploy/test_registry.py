@@ -147,10 +147,12 @@ def test_unknown_nodes_and_odd_names_are_named(tmp_path: Path) -> None:
             registry.invite('node"; evil')
 
 
-def test_the_servers_certificate_is_made_again_for_other_hosts_only(tmp_path: Path) -> None:
+def test_the_servers_certificate_is_made_again_for_other_hosts_or_when_it_ends_soon(tmp_path: Path) -> None:
     authority = kept_authority(tmp_path, "test")
     assert kept_server(tmp_path, authority, ["fl.example.org"])
     assert not kept_server(tmp_path, authority, ["fl.example.org"])
+    assert kept_server(tmp_path, authority, ["10.0.0.1"], days=0)
     assert kept_server(tmp_path, authority, ["10.0.0.1"])
+    assert not kept_server(tmp_path, authority, ["10.0.0.1"])
     assert kept_authority(tmp_path, "test").certificate == authority.certificate
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())

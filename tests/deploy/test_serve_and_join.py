@@ -7,7 +7,9 @@ import datetime
 import json
 import os
 import shutil
+import ssl
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -243,6 +245,31 @@ def test_a_node_renews_its_certificate_says_that_its_clock_is_off_and_trains(her
     for event in ("certificate renewed", "clock is off"):
         here.audited(here.folder / "node-2/audit.jsonl", {"event": event})
     assert "node-2: enrolled" in here.polyfed("nodes", "list")
+
+
+A_SHORT_HOUR = """
+import sys
+from pathlib import Path
+from polyfed.deploy import authority, serve
+from polyfed.__main__ import main
+serve.HOUR, ask = 1.0, Path("ends-soon")
+authority.ends_soon = lambda certificate: ask.exists() and not ask.unlink()
+sys.argv[0] = "polyfed"
+main()
+"""
+"""The command polyfed, whose hours last a second, and whose certificate ends soon when there is a file of that name."""
+
+
+def test_a_server_that_runs_renews_its_certificate_and_nodes_get_in(here: Deployed) -> None:
+    here.serve("fedbn", 2, program=[sys.executable, "-c", A_SHORT_HOUR])
+    before = ssl.get_server_certificate((here.host, here.port))
+    (here.folder / "ends-soon").touch()
+    end_time = time.monotonic() + LONG
+    while (after := ssl.get_server_certificate((here.host, here.port))) == before:
+        assert time.monotonic() < end_time
+        time.sleep(1.0)
+    assert after.strip() == (here.server_folder / "certificates" / SERVER_CERTIFICATE).read_text().strip()
+    here.join("node-1", "one", DOMAINS[0])
 
 
 def test_certificates_that_processes_read_once_outlast_them(here: Deployed) -> None:

@@ -6,7 +6,9 @@ One server and its nodes for the whole file. The tests follow one another: first
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -270,6 +272,21 @@ def test_the_nodes_own_port_needs_a_secret(site: Deployed) -> None:
             print(error.response.status_code)
     """)
     assert site.python_on("one", code, f"127.0.0.1:{port}").strip() in ("401", "403")
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
+def test_another_account_of_a_nodes_machine_reaches_neither_its_files_nor_its_sockets(site: Deployed) -> None:
+    temporary = Path(tempfile.gettempdir())
+    # Folders that pytest made are closed to others as well, which would prove nothing.
+    for folder in (site.folder, *(parent for parent in site.folder.parents if temporary in parent.parents)):
+        folder.chmod(0o755)
+    node, short_paths = site.folder / "node-1", temporary / f"polyfed-{os.getuid()}"
+    sockets = [*node.rglob("*.sock"), *short_paths.glob("*.sock")]
+    hidden = [node / "node.toml", node / "audit.jsonl", *(node / "keys").iterdir(), *sockets]
+    script = 'ls "$1"; shift; for path; do test -e "$path" && echo "reached $path"; done; true'
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", script, "sh"]
+    done = site.run_on("one", [*nobody, str(site.folder), *map(str, hidden)])
+    assert sockets and "node-1" in done.stdout.split() and "reached" not in done.stdout, done.stdout
 
 
 def test_three_nodes_in_three_namespaces_train_to_the_digest_of_the_run_in_process(site: Deployed) -> None:

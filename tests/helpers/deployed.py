@@ -77,10 +77,10 @@ class Deployed:
         self.processes.append(process)
         return process
 
-    def serve(self, method: str, nodes: int, *words: str) -> Process:
+    def serve(self, method: str, nodes: int, *words: str, program: Sequence[str] = (str(PROGRAMS / "polyfed"),)) -> Process:
         (self.folder / "small.toml").write_text(RECIPE.replace("METHOD", method))
         options = ["--host", self.host, "--nodes", str(nodes), "--port", str(self.port), *words]
-        server = self.start("serve", "server", ["serve", "small.toml", *options])
+        server = self.start("serve", "server", ["serve", "small.toml", *options], program)
         server.wait_for("Waiting for", LONG)
         return server
 
