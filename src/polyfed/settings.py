@@ -122,7 +122,9 @@ class Settings:
         "measure that heads the tables: accuracy, balanced_accuracy, macro_f1, auroc, mean_iou, exact_match, micro_f1, r2, or auto "
         "(the task's own; balanced where classes are uneven)",
     )
-    test_batch_size: int = setting(256, "samples in a test batch")
+    test_batch_size: int = setting(
+        256, "samples in a test batch; of images beyond 96x96 pixels fewer, as many as have no more pixels than 256 of these"
+    )
     seed: int = setting(0, "seed of everything random")
     threads: int = setting(1, "torch threads; results are the same to the bit only for the same number")
     checkpoint_every: str = setting("60s", "rounds between checkpoints (10), or seconds (60s)")

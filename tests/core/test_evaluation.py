@@ -108,6 +108,22 @@ def test_a_last_batch_of_one_is_re_estimated_with_the_one_before() -> None:
         experiment.unseen_rows("new", "re-estimated")
 
 
+def test_test_batches_of_large_images_are_smaller_and_score_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images of 8x8 pixels, and a bound that holds two of them."""
+    experiment = trained("fedavg", test_batch_size=5)
+    assert experiment.bench.test_batch_size == 5
+    sizes: list[int] = []
+    experiment.bench.model.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+    (whole,) = experiment.unseen_rows("new", "averaged")
+    assert sizes == [5, 1]
+    sizes.clear()
+    monkeypatch.setattr("polyfed.core.workbench.PIXELS_OF_A_TEST_BATCH", 2 * 8 * 8 + 63)
+    (bounded,) = experiment.unseen_rows("new", "averaged")
+    assert sizes == [2, 2, 2] and bounded.numbers["accuracy"] == whole.numbers["accuracy"]
+    monkeypatch.setattr("polyfed.core.workbench.PIXELS_OF_A_TEST_BATCH", 1)
+    assert experiment.bench.test_batch_size == 1, "an image beyond the bound is scored alone"
+
+
 def test_the_nearest_client_is_the_one_the_target_came_from() -> None:
     experiment = trained("fedbn", rounds=40, lr=0.01)
     from polyfed.core.evaluation import client_states

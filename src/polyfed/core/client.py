@@ -14,6 +14,7 @@ from polyfed.core.conversation import Payload
 from polyfed.core.data_types import ClientData, Examples, in_batches
 from polyfed.core.device import CPU, moved, precision, sent_to
 from polyfed.core.entries import OPTIMIZER
+from polyfed.core.freed_memory import give_back_much
 from polyfed.core.optimizers import make_optimizer
 from polyfed.core.seeds import default_stream, generator
 from polyfed.core.slots import Answer
@@ -271,7 +272,9 @@ def train(client: Client, payload: Payload) -> Payload:
     take_step = client.bench.own_step or Client.train_on
     for index, (x, y) in enumerate(client.batches()):
         total += take_step(client, index, x, y)
-    return end_training(client, extras, total, index + 1)
+    reply = end_training(client, extras, total, index + 1)
+    give_back_much()
+    return reply
 
 
 def begin_training(client: Client, payload: Payload) -> dict[str, Any]:
@@ -342,7 +345,7 @@ def score(bench: Workbench, examples: Examples, in_detail: bool = False) -> Task
     """Score the resident model, as it is now, on some examples; in detail, with the measures that cost more."""
     scores = bench.task.scores(bench.classes, in_detail)
     bench.model.eval()
-    for x, y in in_batches(examples, bench.settings.test_batch_size):
+    for x, y in in_batches(examples, bench.test_batch_size):
         scores.add(predicted(bench, bench.preparation.for_testing(sent_to(x, bench.device))).to(CPU), y)
     return scores
 

@@ -221,7 +221,7 @@ def _score_one(bench: Workbench, state: Mapping[str, Tensor], examples: Examples
 def _all_predicted(bench: Workbench, state: Mapping[str, Tensor], examples: Examples) -> Tensor:
     bench.load(_model_entries(bench, state))
     bench.model.eval()
-    batches = in_batches(examples, bench.settings.test_batch_size)
+    batches = in_batches(examples, bench.test_batch_size)
     return torch.cat([predicted(bench, bench.preparation.for_testing(sent_to(x, bench.device))).to(CPU) for x, _ in batches])
 
 

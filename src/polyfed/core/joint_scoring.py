@@ -28,7 +28,7 @@ TOLERANCE = 1e-4
 
 def neighbours(clients: Sequence[ClientData], split: str, bench: Workbench) -> Iterator[Sequence[ClientData]]:
     """Clients in their order, in groups whose examples fit into one test batch; a client with more is a group by itself."""
-    largest = bench.settings.test_batch_size
+    largest = bench.test_batch_size
     group: list[ClientData] = []
     taken = 0
     for client in clients:
@@ -77,7 +77,7 @@ def _answers(clients: Sequence[Client], split: str, in_detail: bool) -> list[Pay
     if len({x.dtype for x, _ in pairs}) > 1:  # joined, bytes would become numbers that nobody scales
         return None
     x, y = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
-    if len(y) > bench.settings.test_batch_size:
+    if len(y) > bench.test_batch_size:
         return None
     bench.model.eval()
     together = _predicted(bench, x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from polyfed.core.sharing import Plan
     from polyfed.core.tasks.task import TaskScores
     from polyfed.settings import Settings
+
+
+PIXELS_OF_A_TEST_BATCH = 256 * 96 * 96
+"""At 224 pixels a test batch has 47 images; of 256, each of the first maps of a ResNet-18 would have 0.8 GB."""
 
 
 @dataclass
@@ -71,6 +76,12 @@ class Workbench:
         """Note the answer for each image, where somebody in this process wants them."""
         if self.answers is not None and scores.in_detail and (answers := scores.answers()):
             self.answers[view, client, domain] = answers
+
+    @property
+    def test_batch_size(self) -> int:
+        """Samples in a test batch: as the settings say, and of large images fewer, so that what layers make of a batch stays bounded."""
+        height_and_width = self.input_shape[1:]
+        return min(self.settings.test_batch_size, max(1, PIXELS_OF_A_TEST_BATCH // math.prod(height_and_width)))
 
     @torch.no_grad()
     def load(self, entries: Mapping[str, Tensor]) -> None:
