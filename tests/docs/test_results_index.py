@@ -36,6 +36,7 @@ def test_verdicts_say_no_more_than_seeds_carry(index: ModuleType) -> None:
 
     assert verdict((88.8, 0.6), (87.1, 0.1)) == index.HOLDS
     assert verdict((22.3, 4.8), (35.1, 3.0)) == index.DOES_NOT
+    assert verdict((85.5, 0.5), (86.5, 0.6)) == verdict((34.2, 5.9), (40.8, 1.2)) == index.UNDECIDED
     assert verdict((40.0, 1.0), (39.5, 1.0)) == index.UNDECIDED and verdict((40.0, 0.0), (40.0, 0.0)) == index.UNDECIDED
     assert verdict((40.0, 0.0), (20.0, 0.0), "0") == index.HELD_ONCE and verdict((40.0, 0.0), (40.0, 0.0), "0") == index.FAILED_ONCE
 

@@ -17,6 +17,8 @@ Find = Callable[[str, str, str], tuple[float, float] | None]
 HOLDS, DOES_NOT, UNDECIDED, NOT_RUN = "holds here", "does not hold here", "cannot be told apart here", "not run"
 HELD_ONCE, FAILED_ONCE = "seen with one seed", "not seen with one seed"
 """What one seed shows is no more than that."""
+APART = 2
+"""So many joint deviations over seeds must lie between two numbers that are told apart."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def verdict(difference: float, joint: float) -> str:
     """What a difference in the claimed direction carries, given the joint deviation over seeds (not a number: one seed)."""
     if math.isnan(joint):
         return HELD_ONCE if difference > 0 else FAILED_ONCE
-    if abs(difference) <= joint:
+    if abs(difference) <= APART * joint:
         return UNDECIDED
     return HOLDS if difference > 0 else DOES_NOT
 
