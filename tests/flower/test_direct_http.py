@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import select
 import threading
 from collections.abc import Iterator
 from typing import ClassVar
@@ -97,6 +98,10 @@ def test_two_requests_at_a_time_have_a_connection_each(url: str, client: httpx.C
 def test_a_connection_that_the_server_closed_is_not_used_again(url: str, client: httpx.Client) -> None:
     for _ in range(3):
         assert client.post(f"{url}/last", content=b"ab").content == b"ba"
+        transport = client._transport
+        assert isinstance(transport, DirectTransport)
+        ((kept,),) = transport.idle.values()
+        assert select.select([kept.sock], [], [], 60)[0], "the server has not closed the connection"
 
 
 def test_the_answer_to_a_body_that_is_refused_unread_is_seen(url: str, client: httpx.Client) -> None:
