@@ -8,6 +8,7 @@ back, since its next step needs the same blocks. Results are not touched by this
 from __future__ import annotations
 
 import ctypes
+import sys
 from functools import cache
 from typing import Any
 
@@ -26,18 +27,24 @@ class _HeapFacts(ctypes.Structure):
 
 @cache
 def _library() -> Any:
-    """The C library, where it can tell how much it keeps and give it back; None elsewhere."""
-    library = ctypes.CDLL(None)
-    if not (hasattr(library, "mallinfo2") and hasattr(library, "malloc_trim")):
-        return None
-    library.mallinfo2.restype = _HeapFacts
+    """The C library of Linux; None elsewhere, where it cannot be asked for in this way."""
+    library = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
+    if library is not None and hasattr(library, "mallinfo2"):
+        library.mallinfo2.restype = _HeapFacts
     return library
+
+
+def give_back() -> None:
+    """Return freed memory to the system, where the C library can."""
+    trim = getattr(_library(), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def give_back_much() -> bool:
     """Give freed memory back if it is much; returns whether it was. Other C libraries than GNU's are left alone."""
-    library = _library()
-    if library is None or library.mallinfo2().free < MUCH:
+    heap = getattr(_library(), "mallinfo2", None)
+    if heap is None or heap().free < MUCH:
         return False
-    library.malloc_trim(0)
+    give_back()
     return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import gc
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from polyfed.core.freed_memory import give_back
 from polyfed.costs.totals import Costs
 from polyfed.settings import Settings
 
@@ -109,10 +109,3 @@ def load_libraries() -> None:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
         nn.functional.cross_entropy(net(torch.zeros(4, 3, 8, 8)), torch.zeros(4, dtype=torch.int64)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-
-
-def give_back() -> None:
-    """Return freed memory to the system, so that a run is neither charged for what another one left, nor uses it."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if STATUS.exists() else None
-    if trim is not None:
-        trim(0)

@@ -20,11 +20,12 @@ import torch
 from polyfed.backends.workers import worker_count
 from polyfed.core.conversation import TRAINING, Ask, AskClients, Replies
 from polyfed.core.data_types import Examples, Federation
+from polyfed.core.freed_memory import give_back
 from polyfed.core.load_methods import load_file
 from polyfed.core.loop import hold
 from polyfed.core.method import Method, as_method
 from polyfed.core.server import Server
-from polyfed.costs.resource_meter import forget_peak, give_back, load_libraries, peak_size
+from polyfed.costs.resource_meter import forget_peak, load_libraries, peak_size
 from polyfed.errors import PolyfedError
 from polyfed.runs.assemble import build_federation
 from polyfed.runs.compare import ComparisonRun
