@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import dataclasses
 import http.server
@@ -171,34 +172,26 @@ def flood(door: Door, context: ssl.SSLContext, path: str, requests: int, headers
     found: Counter[str] = Counter()
     text = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n{headers}\r\n".encode()
     while (left := requests - found.total()) > 0:
-        plain = socket.create_connection(("localhost", door.port), timeout=HANG_GUARD)
-        with context.wrap_socket(plain, server_hostname="localhost") as connection:
-            threading.Thread(target=send_quietly, args=(connection, text * left), daemon=True).start()
-            answers = received(connection, left)
+        answers = asyncio.run(asyncio.wait_for(answers_to(door.port, context, text * left, left), HANG_GUARD))
         assert answers, "the front closed the connection without an answer"
         found.update(answers)
     return found
 
 
-def send_quietly(connection: ssl.SSLSocket, data: bytes) -> None:
+async def answers_to(port: int, context: ssl.SSLContext, data: bytes, wanted: int) -> list[str]:
+    """Writes and reads at once in one thread: two threads in one TLS connection can crash Python before 3.13."""
+    reader, writer = await asyncio.open_connection("localhost", port, ssl=context, limit=MEGABYTE)
+    writer.write(data)
+    found = list[str]()
     try:
-        connection.sendall(data)
+        while len(found) < wanted and (line := await reader.readline()):
+            if line.startswith(b"HTTP/1.1 "):
+                found.append(line.split()[1].decode())
     except OSError:
         # nginx ends a connection after a thousand requests; the rest is sent on the next one.
-        return
-
-
-def received(connection: ssl.SSLSocket, wanted: int) -> list[str]:
-    found, rest = list[str](), b""
-    while len(found) < wanted:
-        try:
-            data = connection.recv(MEGABYTE)
-        except OSError:
-            break
-        if not data:
-            break
-        *lines, rest = (rest + data).split(b"\r\n")
-        found += [line.split()[1].decode() for line in lines if line.startswith(b"HTTP/1.1 ")]
+        pass
+    finally:
+        writer.transport.abort()
     return found
 
 
