@@ -30,7 +30,7 @@ def main(out: Path) -> None:
     found = resume(out)
     assert found.digest == expected.digest
     assert found.rows == expected.rows
-    assert open_experiment(out, own_data=True).evaluate() == expected.rows
+    assert open_experiment(out, own_data=True).evaluate(in_detail=True) == expected.rows
     models = [result.model_for(NODES[0]).state_dict() for result in (found, expected)]
     assert all(bool((models[0][name] == models[1][name]).all()) for name in models[1])
     print("all as in process")

@@ -23,6 +23,7 @@ import queue
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -86,6 +87,18 @@ class Runtime:
         if isinstance(found, BaseException):
             raise SettingError(f"Flower's simulation did not start: {found}") from found
         self.grid: Grid = found
+        self._await_nodes()
+
+    def _await_nodes(self) -> None:
+        """Flower lends the Grid out while it still registers its nodes; an ask before that would reach nobody."""
+        deadline = time.monotonic() + START_LIMIT
+        while (found := len(list(self.grid.get_node_ids()))) < self.nodes:
+            if self.ended_with is not None:
+                raise SettingError(f"Flower's simulation did not start: {self.ended_with}") from self.ended_with
+            if time.monotonic() >= deadline:
+                self.close()
+                raise SettingError(f"Flower's simulation has {found} of {self.nodes} nodes after {START_LIMIT:g} s.")
+            time.sleep(0.01)
 
     def _run(self) -> None:
         server = ServerApp()
