@@ -29,7 +29,13 @@ from polyfed.experiments.grid import Form, cells_of, planned_runs
 from polyfed.reports.method_tables import table
 
 PAGES = Path(__file__).parent / "results"
-CELL = re.compile(r"\**(?P<value>\d+(?:\.\d+)?)(?: ± (?P<spread>\d+(?:\.\d+)?))?\**")
+REPRODUCED = PAGES / "reproduced"
+REDUCED, REDUCED_ONLY = "-reduced", "run in the reduced form only, which decides nothing"
+CHECKED = re.compile(
+    r"\* (?P<order>.+ > .+): (?P<verdict>[a-z ]+) \((?P<high>[\d.e+-]+) and (?P<low>[\d.e+-]+)(?:, reduced form)?\)"
+)
+RUN = re.compile(r"\| .+ \| (?P<seed>\d+) \| `[0-9a-f]{16}` \| .+ \|")
+CELL = re.compile(r"\**(?P<value>\d+(?:\.\d+)?)(?: ± (?P<spread>\d+(?:\.\d+)?))?\**(?: \([\d.]+\))?")
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,56 @@ class Measured:
         )
 
 
+@dataclass(frozen=True)
+class ReproducedOrder:
+    """One order of a claim as a page of ``polyfed reproduce`` has it."""
+
+    order: str
+    verdict: str
+    high: str
+    low: str
+    page: str
+    seeds: str
+
+    def __str__(self) -> str:
+        return f"{self.order}: {self.high} and {self.low}"
+
+
+@dataclass(frozen=True)
+class ReproducedPage:
+    """A page that ``polyfed reproduce`` wrote; ``seeds`` are those of its runs."""
+
+    path: str
+    title: str
+    seeds: str
+    orders: tuple[ReproducedOrder, ...]
+
+    def __str__(self) -> str:
+        orders = "".join(f"{order}; " for order in self.orders)
+        return f"{orders}{'seeds' if ',' in self.seeds else 'seed'} {self.seeds}, [page]({self.path})"
+
+
+def reproduced(form: str = "") -> dict[str, ReproducedPage]:
+    """The pages of ``polyfed reproduce`` by experiment: those of the full form, or of the reduced one."""
+    found = {}
+    for page in sorted(REPRODUCED.glob("*/*.md")):
+        name = page.relative_to(REPRODUCED).with_suffix("").as_posix()
+        if name.endswith(REDUCED) == (form == REDUCED):
+            found[name.removesuffix(REDUCED)] = read_page(page)
+    return found
+
+
+def read_page(page: Path) -> ReproducedPage:
+    """What the index says of a page."""
+    text, path = page.read_text(encoding="utf-8"), page.relative_to(PAGES).as_posix()
+    lines = text.splitlines()
+    seeds = ", ".join(sorted({found["seed"] for line in lines if (found := RUN.fullmatch(line))}, key=int))
+    checked = [found.groupdict() for line in lines if (found := CHECKED.fullmatch(line))]
+    return ReproducedPage(
+        path, lines[0].removeprefix("# "), seeds, tuple(ReproducedOrder(**one, page=path, seeds=seeds) for one in checked)
+    )
+
+
 def page_table(page: str, heading: str) -> dict[str, dict[str, str]]:
     """The first table under a heading of a page: rows by their first cell, cells by the head."""
     text = (PAGES / page).read_text(encoding="utf-8")
@@ -114,20 +170,29 @@ def measured() -> dict[str, list[Measured]]:
     return found
 
 
-def verdict_of(item: PaperItem, many: list[Measured]) -> str:
+def answers() -> dict[str, list[Measured | ReproducedOrder]]:
+    """What answers to each experiment's orders: a run of the paper's own setting before one that differs."""
+    found: dict[str, list[Measured | ReproducedOrder]] = {name: list(page.orders) for name, page in reproduced().items()}
+    for name, many in measured().items():
+        answered = {one.order for one in found.get(name, [])}
+        found.setdefault(name, []).extend(one for one in many if one.order not in answered)
+    return found
+
+
+def verdict_of(item: PaperItem, many: list[Measured | ReproducedOrder], short: ReproducedPage | None) -> str:
     """Whether the claim holds here, as far as it was measured."""
     if not many:
-        return NOT_RUN
+        return NOT_RUN if short is None else REDUCED_ONLY
     verdicts = [one.verdict for one in many]
     told = next(each for each in (DOES_NOT, UNDECIDED, FAILED_ONCE, HELD_ONCE, HOLDS) if each in verdicts)
     orders = len(orders_of(item))
     return f"{told} ({len(many)} of {orders} order{'s' * (orders != 1)} run)"
 
 
-def numbers_of(item: PaperItem, many: list[Measured]) -> str:
+def numbers_of(item: PaperItem, many: list[Measured | ReproducedOrder], short: ReproducedPage | None) -> str:
     """The measured numbers, or what was published and why nothing was measured."""
     if many:
-        return "; ".join(map(str, many))
+        return "; ".join(str(one) if isinstance(one, Measured) else in_full(one) for one in many)
     published = [f"{one.order.text}: {one.high:g} and {one.low:g}" for one in published_orders(item) if one.high and one.low]
     shown = (
         f"published: {published[0]}"
@@ -138,23 +203,31 @@ def numbers_of(item: PaperItem, many: list[Measured]) -> str:
     )
     hours = [core_hours(planned_runs(cells_of(item, form), form).values()) for form in (Form(), Form(reduced=True))]
     full, reduced = ("?" if each is None else f"{each:,.1f}" if each >= 0.05 else "below 0.1" for each in hours)
+    if short is not None:
+        return f"{shown}; reduced: {short}; in full about {full} core-hours"
     return f"{shown}; about {full} core-hours, reduced {reduced}"
+
+
+def in_full(one: ReproducedOrder) -> str:
+    """An order that was run with the paper's setting."""
+    return f"{one} (the paper's setting; {'seeds' if ',' in one.seeds else 'seed'} {one.seeds}; [page]({one.page}))"
 
 
 def index_table() -> str:
     """One row for each experiment."""
-    answers = measured()
+    found, shorter = answers(), reproduced(REDUCED)
     rows = []
     for name in item_names():
-        item, many = read_item(name), answers.get(name, [])
-        rows.append([name, item.claim, verdict_of(item, many), numbers_of(item, many), f"`polyfed reproduce {name} --root DATA`"])
+        item, many, short = read_item(name), found.get(name, []), shorter.get(name)
+        command = f"`polyfed reproduce {name} --root DATA`"
+        rows.append([name, item.claim, verdict_of(item, many, short), numbers_of(item, many, short), command])
     return table(("experiment", "published claim", "here", "numbers", "command"), rows)
 
 
 def summary_table(folder: str) -> str:
     """How many of the orders that papers claim hold on each page of results; ``folder`` leads to the pages."""
     pages: dict[str, dict[str, str]] = {}
-    for many in measured().values():
+    for many in answers().values():
         for one in many:
             pages.setdefault(one.page, {})[one.order] = one.verdict
     rows = []

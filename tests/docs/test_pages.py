@@ -141,11 +141,14 @@ def prose(page: Path) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
         if line.lstrip().startswith("```"):
             fenced = not fenced
-        elif not fenced and not line.startswith(("|", "    ", "<!--")):
+        elif not fenced and not line.startswith(("|", "    ")) and not line.lstrip().startswith("<!--"):
             yield number, line
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"], ids=named)
+WRITTEN_BY_HAND = [page for page in PAGES if "reproduced" not in page.parts]
+
+
+@pytest.mark.parametrize("page", [*WRITTEN_BY_HAND, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"], ids=named)
 def test_lines_are_wrapped(page: Path) -> None:
     assert not [f"{named(page)}:{number}" for number, line in prose(page) if len(line) > 120]
 
