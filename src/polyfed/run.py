@@ -437,7 +437,7 @@ def reproduce(
         root: the folder of the data sets' files; cells whose data are not there say "no data".
         reduced: the form that fits a laptop, with fewer rounds, smaller images and one seed, as the experiment's file says.
         only: names of methods, as the table or the text form has them; the others are left out.
-        columns: names of columns, as the table heads them; the others are left out.
+        columns: names of columns, as the table heads them, or of parts; the others are left out.
         seeds: runs of each cell; default: as the paper, or as the reduced form says.
         out: folder of runs and pages. Finished runs in it are reused, stopped ones resumed, also by other experiments with the same runs.
         watcher: hears of every run, round and notice; default: a progress bar in notebooks, nobody elsewhere.

@@ -92,6 +92,12 @@ def test_columns_that_are_not_asked_for_are_not_run() -> None:
     assert asked == {"S"} and [run.settings.unseen for run in planned_runs(cells_of(item, form), form).values()] == [("street",)]
 
 
+def test_one_part_of_several_can_be_asked_for() -> None:
+    item = item_from("tiny/figure-1", TINY)
+    asked = {(cell.part.name, cell.column.name) for cell in cells_of(item, Form(columns=("seen",))) if not cell.why_not}
+    assert asked == {("seen", "pen"), ("seen", "avg")}
+
+
 def test_what_the_user_changes_is_not_said_to_be_reduced_as_well() -> None:
     cells = cells_of(item_from("tiny/figure-1", TINY), Form(reduced=True, changes={"rounds": 2}))
     (told,) = {note for cell in cells for note in cell.notes if "rounds" in note}

@@ -49,7 +49,9 @@ def reproduce(
     ] = None,
     column: Annotated[
         list[str] | None,
-        typer.Option("--column", metavar="NAME", help="Only this column, as the table heads it; may be repeated."),
+        typer.Option(
+            "--column", metavar="NAME", help="Only this column, as the table heads it, or this part of several; may be repeated."
+        ),
     ] = None,
     seeds: Annotated[
         int | None, typer.Option("--seeds", metavar="N", min=1, help="Runs of each cell; default: as the paper.")

@@ -25,7 +25,7 @@ LEFT_OUT = "not in the reduced form"
 
 @dataclass(frozen=True)
 class Form:
-    """What is asked for of an experiment: in full or reduced, which methods and columns, how many seeds, and settings that win over all others.
+    """What is asked for of an experiment: in full or reduced, which methods and columns (or parts), how many seeds, and settings that win over all others.
 
     ``planned`` also counts cells that cannot be run yet: for estimates.
     """
@@ -41,6 +41,10 @@ class Form:
     def whole(self) -> Form:
         """The same with every method and column: for what a cell is made from."""
         return dataclasses.replace(self, only=(), columns=())
+
+    def asks_for(self, part: Part, column: Column) -> bool:
+        """Whether this column of a part is asked for, by its own name or by that of its part."""
+        return not self.columns or bool({column.name, part.name} & set(self.columns))
 
 
 @dataclass(frozen=True)
@@ -94,8 +98,10 @@ def check_only(item: PaperItem, only: Sequence[str]) -> None:
 
 
 def check_columns(item: PaperItem, columns: Sequence[str]) -> None:
-    """Refuse the name of a column that the experiment does not have."""
-    known = list(dict.fromkeys(column.name for part in item.parts for column in part.columns))
+    """Refuse a name that is neither of a column nor of a part of the experiment."""
+    known = list(
+        dict.fromkeys([*(column.name for part in item.parts for column in part.columns), *(part.name for part in item.parts)])
+    )
     for name in columns:
         if name not in known:
             raise SettingError(f"{item.name} has no column {name!r}. {nearest(name, known)}")
@@ -122,7 +128,7 @@ def _why_not(part: Part, row: Row, column: Column, published: Published, form: F
     if (part.missing or row.missing) and not form.planned:
         return f"not yet: {part.missing or row.missing}"
     names = {row.name.casefold(), str(row.settings.get("method", "")).casefold()}
-    if (form.only and not names & {name.casefold() for name in form.only}) or (form.columns and column.name not in form.columns):
+    if (form.only and not names & {name.casefold() for name in form.only}) or not form.asks_for(part, column):
         return "not asked for"
     if form.reduced and _left_out(row, column, reduced):
         return LEFT_OUT
@@ -206,7 +212,7 @@ def _referred(item: PaperItem, own: Part, row: Row, column: Column, published: P
                     asked: object = not form.only or {row.name.casefold(), str(its_row.settings.get("method", "")).casefold()} & {
                         name.casefold() for name in form.only
                     }
-                    asked = asked and (not form.columns or column.name in form.columns)
+                    asked = asked and form.asks_for(own, column)
                     why = found[0].why_not if asked else "not asked for"
                     return dataclasses.replace(found[0], published=published, why_not=why)
     raise SettingError(f"{column.of} has no cell in row {row.name!r} and column {column.column or column.name!r}.")
