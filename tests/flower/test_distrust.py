@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -16,12 +17,14 @@ from PIL import Image
 
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
-from flwr.app import Message
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
 
 from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, tiny_data
+from helpers.odd_descriptions import ODD_NODES, Change
 from polyfed.errors import DataError, SettingError
 from polyfed.flower import descriptions
-from polyfed.flower.descriptions import MOST_SAMPLES, Description, own_versions, plain_text
+from polyfed.flower.descriptions import Description, own_versions, plain_text
 from polyfed.flower.node import build_node
 from polyfed.flower.records import records_of, wire_message_of
 from polyfed.flower.roster import Roster
@@ -36,7 +39,6 @@ from polyfed.settings import Settings
 SMALL = Settings(data=TINY, model=TINY_MODEL, rounds=1, batch_size=4, local_steps=2, checkpoint_every="1")
 ODD = 3
 CONFIGS = {1: {"data": TINY, "domain": "big"}, 2: {"data": TINY, "domain": "middle"}, ODD: {"data": TINY, "domain": "small"}}
-Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @pytest.fixture(autouse=True)
@@ -68,32 +70,6 @@ def honest(asked: Message, answered: Message) -> Message:
     return answered
 
 
-ODD_NODES: dict[str, tuple[Change, str]] = {
-    "another class list": (lambda told: told | {"classes": ["x", *told["classes"][1:]]}, "All nodes need the same classes"),
-    "zero samples": (lambda told: told | {"class_counts": [0] * len(told["classes"]), "samples": 0}, "it has no training examples"),
-    "counts of 1e12": (lambda told: told | {"class_counts": [10**12] * len(told["classes"])}, "class_counts takes counts from 0"),
-    "counts that add up": (lambda told: told | {"class_counts": [MOST_SAMPLES] * len(told["classes"])}, "add up to"),
-    "more samples than counts": (lambda told: told | {"samples": told["samples"] + 1}, "add up to"),
-    "no task": (lambda told: told | {"task": "guessing"}, "there is no task"),
-    "another task": (lambda told: told | {"task": "regression"}, "regression counts none"),
-    "too few counts": (lambda told: told | {"class_counts": [1]}, "1 class_counts for"),
-    "a negative count": (lambda told: told | {"class_counts": [-1] * len(told["classes"])}, "class_counts takes counts"),
-    "an input of another shape": (lambda told: told | {"input_shape": [3, 99, 99]}, "All nodes need the same"),
-    "a huge input": (lambda told: told | {"input_shape": [10**6, 10**6]}, "empty or too large"),
-    "no versions": (lambda told: {key: value for key, value in told.items() if key != "versions"}, "has no versions"),
-    "another polyfed": (lambda told: told | {"versions": told["versions"] | {"polyfed": "9.9"}}, "another version of polyfed 9.9"),
-    "another protocol": (lambda told: told | {"versions": told["versions"] | {"protocol": "1"}}, "another version of protocol 1"),
-    "text for a list": (lambda told: told | {"domains": "small"}, "domains takes a list"),
-    "a list for a name": (lambda told: told | {"client": ["small"]}, "client takes text"),
-    "a name of nothing": (lambda told: told | {"client": "\x1b\x00"}, "client is an empty name"),
-    "an endless name": (lambda told: told | {"client": "x" * 10_000}, "client takes text of at most 200 letters"),
-    "a mean that is no number": (lambda told: told | {"mean": [float("nan")], "std": [1.0]}, "mean takes numbers"),
-    "a deviation of zero": (lambda told: told | {"mean": [0.0], "std": [0.0]}, "std takes a positive number"),
-    "an unknown type": (lambda told: told | {"input_type": "object"}, "there is no input_type"),
-    "no table": (lambda told: [told], "it does not describe itself"),  # type: ignore[dict-item,return-value]
-}
-
-
 @pytest.mark.parametrize("odd", ODD_NODES)
 def test_an_odd_node_is_left_out_by_name_and_the_run_goes_on(odd: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     change, why = ODD_NODES[odd]
@@ -108,6 +84,36 @@ def test_too_few_that_fit_end_the_run_with_the_reasons(tmp_path: Path) -> None:
     change, why = ODD_NODES["zero samples"]
     with pytest.raises(DataError, match=f"2 of 3 nodes can take part. .*{why}"):
         run(tmp_path, describing(change), **{"min-nodes": 3})
+
+
+def missing_heartbeats(times: int) -> Callable[[Message, Message], Message]:
+    """The SuperLink says of the odd node that it is not there, as often as this."""
+    left = itertools.count(times, -1)
+
+    def meddle(asked: Message, answered: Message) -> Message:
+        if asked.metadata.dst_node_id == ODD and asked.metadata.message_type.startswith("query") and next(left) > 0:
+            return Message(Error(code=ErrorCode.NODE_UNAVAILABLE, reason="no heartbeat"), reply_to=asked)
+        return answered
+
+    return meddle
+
+
+def test_a_node_that_misses_a_heartbeat_is_asked_again_while_it_is_needed(tmp_path: Path) -> None:
+    """On a busy machine a node is away for a moment; that ended a run that had just begun."""
+    found = run(tmp_path, missing_heartbeats(2), **{"min-nodes": 3, "wait": 30.0})
+    assert sorted(found.experiment.server.ids) == ["big", "middle", "small"]
+
+
+def test_a_node_that_stays_away_is_named_and_nobody_waits_longer_than_said(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"2 of 3 nodes can take part\. it was not connected when it was asked: no heartbeat"):
+        run(tmp_path, missing_heartbeats(1000), **{"min-nodes": 3})
+
+
+def test_where_enough_are_there_a_node_that_is_away_is_left_out_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "polyfed"):
+        found = run(tmp_path, missing_heartbeats(1000))
+    assert found.experiment.server.ids == ["big", "middle"]
+    assert any(text.startswith(f"Node {ODD} cannot take part: it was not connected") for text in caplog.messages)
 
 
 def test_where_nodes_differ_without_a_majority_nobody_is_called_odd(tmp_path: Path) -> None:

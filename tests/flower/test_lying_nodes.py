@@ -1,14 +1,19 @@
 """The server distrusts nodes, with real processes: three honest nodes and two that lie, over one SuperLink.
 
-``tests/flower/test_distrust.py`` has more lies, told in one process.
+``tests/flower/test_distrust.py`` tells the same lies in one process.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import itertools
 import json
+import operator
 import re
+import socket
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +27,12 @@ from flwr.app import Message
 from helpers.flower_fakes import FakeGrid
 from helpers.flower_harness import Ended, Trial
 from helpers.flower_runs import LISTED, NODES, SMALL, SUPERNODE, Site, digest_in, in_process, settings_for
-from helpers.lying_executor import DESCRIPTION, LIES, REFUSAL
-from helpers.paths import TESTS
+from helpers.hostile_app import SERVER_APP
+from helpers.hostile_server import called, listening
+from helpers.lying_executor import DESCRIPTION, LIES, ODD, PARTS, REFUSAL
+from helpers.odd_descriptions import ODD_NODES
 from polyfed.core.code_gate import allow, code_in
+from polyfed.flower.app_folder import write_app
 from polyfed.flower.descriptions import own_versions
 from polyfed.flower.records import records_of, wire_message_of
 from polyfed.flower.server_app import run_on_grid
@@ -41,24 +49,36 @@ ALL = dataclasses.replace(SMALL, unseen=())
 """The settings of runs in process in which the liars' domains take part too."""
 
 
+@dataclass
+class LyingSite(Site):
+    """With a place where the ServerApp of a test calls."""
+
+    listener: socket.socket = field(kw_only=True)
+
+
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LyingSite]:
     folder = tmp_path_factory.mktemp("liars")
     configs = [f'domain="{name}" state="{folder / "state" / name}" code="{LISTED}"' for name in (*NODES, *LIARS)]
     command = ("python", "-m", "helpers.lying_executor")
-    with Trial(folder, configs, {"PYTHONPATH": str(TESTS)}, command, SUPERNODE) as trial:
-        yield Site(trial, folder)
+    with listening() as (listener, variables), Trial(folder, configs, variables, command, SUPERNODE) as trial:
+        yield LyingSite(trial, folder, listener=listener)
 
 
 def run(site: Site, settings: Settings, out: Path | None = None, **lies: dict[str, Any]) -> Ended:
     """A run in which the liars tell these lies."""
+    tell(site, **lies)
+    ended = site.run(dataclasses.replace(settings, unseen=()), out=out)
+    assert ended.status == "finished:completed", ended.log
+    return ended
+
+
+def tell(site: Site, **lies: dict[str, Any]) -> None:
+    """What the liars say from now on; a liar without a lie is honest."""
     for name in LIARS:
         file = site.folder / "state" / name / LIES
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(lies.get(name, {})))
-    ended = site.run(dataclasses.replace(settings, unseen=()), out=out)
-    assert ended.status == "finished:completed", ended.log
-    return ended
 
 
 def describing(**values: Any) -> dict[str, Any]:
@@ -150,6 +170,62 @@ def test_bounds_hold_against_a_node_that_claims_many_samples_and_sends_a_large_u
         if value.is_floating_point()  # batch norm's counters have a bound of their own
     )
     assert 0 < moved <= 0.5**2
+
+
+def test_every_odd_description_is_left_out_by_name(site: LyingSite) -> None:
+    """Two at a time, all in one run, whose ServerApp asks who may take part, as polyfed's own does; without lies all five may."""
+    app = site.folder / "app-odd"
+    write_app(app, dataclasses.replace(settings_for("fedavg"), unseen=()), "odd", SERVER_APP)
+    names = list(ODD_NODES)
+    submitted = site.trial.submit(app)
+    with called(site.listener) as asking:
+        for first, second in zip(names[::2], names[1::2], strict=True):
+            tell(site, post={ODD: first}, print={ODD: second})
+            clients, said = asking.gathered(len(NODES))
+            assert sorted(clients) == sorted(NODES), (first, second, clients)
+            said = [text for text in said if "cannot take part: " in text]
+            wanted = [ODD_NODES[name][1] for name in (first, second)]
+            assert any(all(map(operator.contains, order, wanted)) for order in itertools.permutations(said, 2)), (wanted, said)
+        tell(site)
+        clients, said = asking.gathered(len(NODES))
+        assert sorted(clients) == sorted([*NODES, *LIARS]) and said == []
+    assert site.trial.ended(submitted).status == "finished:completed"
+
+
+def test_an_answer_whose_parts_do_not_fit_together_leaves_only_its_node_out(site: Site) -> None:
+    ended = run(site, settings_for("fedavg"), post={PARTS: True}, print=describing(samples=0))
+    for number in (1, 2):
+        assert f"Round {number}: client post is dropped: its answer cannot be put together (" in ended.log
+    assert digest_in(ended.log) == in_process(settings_for("fedavg")).digest
+
+
+UNLISTED = """
+import sys
+from pathlib import Path
+import polyfed
+
+if not sys.argv[0].endswith("flwr-serverapp"):
+    Path("MARK").touch()
+
+
+@polyfed.register
+def unlisted() -> polyfed.Method:
+    return polyfed.Method("unlisted", standalone=False)
+"""
+"""A method that leaves a mark where it is loaded, except at the server, whose own code it is."""
+
+
+def test_code_that_nodes_do_not_list_is_not_run(site: Site, tmp_path: Path) -> None:
+    """The methods of all other tests of this file are code that they list."""
+    tell(site)
+    file, mark = tmp_path / "unlisted.py", tmp_path / "ran"
+    text = UNLISTED.replace("MARK", str(mark))
+    file.write_text(text)
+    ended = site.run(dataclasses.replace(settings_for("fedavg"), load=(str(file),)))
+    own = hashlib.sha256(text.encode()).hexdigest()
+    assert ended.status == "finished:failed" and "0 of 3 nodes can take part" in ended.log, ended.log
+    assert ended.log.count(f"does not list the code in unlisted.py (SHA-256 {own})") >= len((*NODES, *LIARS))
+    assert not mark.exists()
 
 
 def over_fakes(settings: Settings, boast: dict[str, Any], folder: Path) -> Result:

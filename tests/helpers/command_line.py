@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +65,14 @@ def polyfed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
         return Ended(int(end.value.code or 0), printed.out, printed.err)
 
     return command
+
+
+def as_process(folder: Path, *args: str | Path) -> Ended:
+    """Run a command in a process of its own, in a folder."""
+    words = [sys.executable, "-m", "polyfed", *map(str, args)]
+    variables = {**os.environ, "COLUMNS": "160", "POLYFED_CACHE": str(folder / "cache")}
+    done = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, timeout=1800, check=False)
+    return Ended(done.returncode, done.stdout, done.stderr)
 
 
 def picture(label: str, dark: bool, rng: np.random.Generator) -> Image.Image:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from helpers.command_line import SHORT, as_process, says
 from helpers.recorded_runs import experiment_of, go_on, run_until
 from polyfed.errors import RunFolderError
 from polyfed.reports.html import report_on
@@ -37,6 +38,21 @@ def test_a_changed_setting_is_named(tmp_path: Path, finished: bool) -> None:
     refused(tmp_path / "r", "run.toml")
     path.write_text(text)
     assert go_on(tmp_path / "r").digest == train_run(experiment_of(), None).digest
+
+
+@pytest.mark.slow
+def test_the_program_in_a_process_of_its_own_names_what_was_changed(images: Path, tmp_path: Path) -> None:
+    assert as_process(tmp_path, "run", images, "--out", "run", "-q", *SHORT).code == 0
+    commands = [("resume",), ("digest",), ("evaluate",), ("predict", next(images.rglob("*.png"))), ("report", "-o", "page.html")]
+    for file, old, new in (("run.toml", "lr = 0.05", "lr = 0.15"), ("metrics.jsonl", '"loss": ', '"loss": 1')):
+        path = tmp_path / "run" / file
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+        for name, *more in commands:
+            says(as_process(tmp_path, name, "run", *more, *(["-q"] if name in ("resume", "evaluate", "predict") else [])), file)
+        path.write_text(text)
+    assert as_process(tmp_path, "digest", "run").code == 0
 
 
 def test_an_empty_run_toml_is_named(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import polyfed as api
-from helpers.command_line import SHORT, Command, Ended, says
+from helpers.command_line import SHORT, Command, Ended, as_process, says
 from helpers.recorded_runs import sealed_again
 from polyfed.core.code_gate import allow, code_in, require_allowed
 from polyfed.core.load_methods import load_file
@@ -96,6 +96,19 @@ def commands(foreign: Foreign, images: Path) -> dict[str, tuple[str | Path, ...]
 def test_no_command_runs_code_that_only_a_foreign_file_names(foreign: Foreign, polyfed: Command, images: Path) -> None:
     for words in commands(foreign, images).values():
         refused(polyfed(*words), foreign)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("foreign", ["load"], indirect=True)
+def test_the_program_in_a_process_of_its_own_runs_no_such_code_unless_it_is_trusted(
+    foreign: Foreign, images: Path, tmp_path: Path
+) -> None:
+    words = commands(foreign, images)
+    for one in (*words.values(), ("validate", foreign.recipe)):
+        refused(as_process(tmp_path, *one), foreign)
+    for one in (("inspect", foreign.run), ("digest", foreign.run), ("report", foreign.run, "-o", "page.html")):
+        assert as_process(tmp_path, *one).code == 0 and not foreign.ran, one
+    assert as_process(tmp_path, *words["run"], "--trust", "-q").code == 0 and foreign.ran
 
 
 def test_commands_that_need_no_code_run_none(foreign: Foreign, polyfed: Command) -> None:

@@ -114,7 +114,7 @@ class Node:
         words += ["--auth-supernode-private-key", str(self.folder.flower_key), "--host", host, "--port", own_port]
         words += ["--isolation", "process", "--superexec-auth-secret-file", str(self.folder.runtime_secret)]
         words += ["--node-config", str(self.folder.config)]
-        self.supernode = self.child("supernode", [sys.executable, "-m", "polyfed.flower.supernode", *words])
+        self.supernode = self.child("supernode", [sys.executable, "-m", "polyfed.deploy.supernode", *words])
         self.executor = self.child("executor", [sys.executable, "-m", "polyfed.deploy.node_executor", self.address])
 
     def child(self, name: str, command: list[str]) -> Child:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from flwr.app import Message
+from flwr.common.constant import ErrorCode
 
 from polyfed.errors import DataError
 from polyfed.flower.client_names import ClientNames
@@ -20,6 +21,10 @@ log = logging.getLogger("polyfed")
 
 LOOK_AGAIN = 1.0
 LONGEST_REASON = 500
+
+
+class NodeAway(BadMessage):
+    """The SuperLink says that a node missed its heartbeats: it may be there again in a moment."""
 
 
 @dataclass
@@ -80,17 +85,19 @@ class Roster:
         while True:
             online = sorted(self.transport.grid.get_node_ids())
             strangers = [node for node in online if node not in known and node not in problems]
+            away: dict[int, str] = {}
             if strangers and len(online) >= least:
-                met, failed = self.describe(strangers)
+                met, failed, away = self.describe(strangers)
                 known, problems = known | met, problems | failed
             found = {node: known[node] for node in online if node in known}
             misnamed = self.names.problems({node: described.client for node, described in found.items()}, online)
             found = {node: described for node, described in found.items() if node not in misnamed}
             absent = sorted(set(wanted) - {described.client for described in found.values()})
-            if len(online) >= least and not absent:
+            over = time.monotonic() > end
+            if len(online) >= least and not absent and (over or not away or len(found) >= least):
                 self.refused |= set(misnamed)
-                return found, problems | misnamed
-            if time.monotonic() > end:
+                return found, problems | misnamed | away
+            if over:
                 if len(online) < least:
                     raise DataError(
                         f"{len(online)} of {least} nodes were connected after {limit:g} seconds. Start the others, wait longer "
@@ -98,27 +105,30 @@ class Roster:
                     )
                 raise DataError(
                     f"{len(absent)} of {len(wanted)} clients of the run that is to go on were not there after {limit:g} seconds: "
-                    f"{', '.join(absent)}. {' '.join({**problems, **misnamed}.values())} Start their nodes, wait longer (--run-config 'wait=600'), "
+                    f"{', '.join(absent)}. {' '.join({**problems, **misnamed, **away}.values())} Start their nodes, wait longer (--run-config 'wait=600'), "
                     "or begin a new run with another out."
                 )
             time.sleep(LOOK_AGAIN)
 
-    def describe(self, nodes: Sequence[int]) -> tuple[dict[int, Description], dict[int, str]]:
-        """Ask nodes who they are; those that cannot say so come with the reason."""
+    def describe(self, nodes: Sequence[int]) -> tuple[dict[int, Description], dict[int, str], dict[int, str]]:
+        """Ask nodes who they are; those that cannot say so come with the reason, and apart those that had gone meanwhile."""
         sent = self.transport.send(
             {node: WireMessage({"what": DESCRIBE, "versions": own_versions()}) for node in nodes}, "query", "describe", self.timeout
         )
         found: dict[int, Description] = {}
         problems: dict[int, str] = {}
+        away: dict[int, str] = {}
         for node in nodes:
             try:
                 answer = read_answer(self.transport.wait(sent[node]), node, self.timeout)
                 if not answer.control.get("ok"):
                     raise BadMessage(reason_in(answer.control.get("problem")))
                 found[node] = Description.read(answer.control.get("description"))
+            except NodeAway as error:
+                away[node] = str(error)
             except BadMessage as error:
                 problems[node] = str(error)
-        return found, problems
+        return found, problems, away
 
     def present(self, clients: Collection[str], insist: bool) -> dict[str, int]:
         """The nodes of those clients that are there now.
@@ -146,7 +156,7 @@ class Roster:
         """A node that came back under another number takes its client's place; others must wait for the next run."""
         if not strangers:
             return
-        found, problems = self.describe(sorted(strangers))
+        found, problems, _ = self.describe(sorted(strangers))
         known = {node: described for node, described in found.items() if self.described.get(described.client) == described}
         for node in found.keys() - known.keys():
             problems[node] = f"{found[node].client} is no client of this run, or its data have changed"
@@ -170,6 +180,8 @@ def read_answer(message: Message | None, node: int, timeout: float) -> WireMessa
     """The wire message in an answer of this node; an error says why there is none."""
     if message is None:
         raise BadMessage(f"it gave no answer within {timeout:g} seconds")
+    if message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE:
+        raise NodeAway(f"it was not connected when it was asked: {reason_in(message.error.reason)}")
     if message.has_error():
         return refusal(f"it answered with an error ({message.error.code}): {reason_in(message.error.reason)}")
     if message.metadata.src_node_id != node:

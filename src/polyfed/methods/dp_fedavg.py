@@ -113,6 +113,11 @@ def sent_clip(client: Client) -> float:
     return clip
 
 
+def require_clip_sent(client: Client) -> None:
+    """Decline what no clip can be before anything is trained, and charged to the client's account."""
+    sent_clip(client)
+
+
 def finite(client: Client, update: dict[str, Tensor]) -> dict[str, Tensor]:
     """The update, or zeros where it has no length: no noise would cover it, and to refuse would tell something of the data."""
     if math.isfinite(length(update)):
@@ -276,7 +281,7 @@ def dp_fedavg(
     below = {BELOW: Number(FEWEST_BELOW, MOST_BELOW)} if adaptive else {}
     return Method(
         "dp_fedavg",
-        before_training=(RequireBudget(*account),),
+        before_training=(require_clip_sent, RequireBudget(*account)),
         after_training=(NoteSpent(*account), *((SayWhetherBelow(*account, *how),) if adaptive else ())),
         uploads=(ClipUpdate(*account, *how),),
         send_extras={CLIP: SendClip(*account, *how)},
