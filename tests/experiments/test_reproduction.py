@@ -13,7 +13,8 @@ from polyfed.experiments import files
 from polyfed.experiments.files import item_from
 from polyfed.experiments.grid import Form, PlannedRun, cells_of, planned_runs
 from polyfed.experiments.page import write_page
-from polyfed.experiments.reproduction import FAILED, NO_DATA, Reproduction, data_problems, reproduce_item
+from polyfed.experiments.reproduction import FAILED, NO_DATA, Outcome, Reproduction, data_problems, reproduce_item
+from polyfed.experiments.tables import Footnotes, shown_tables
 from polyfed.runs.watcher import Watcher
 from polyfed.settings import Settings
 
@@ -96,6 +97,12 @@ def test_one_part_of_several_can_be_asked_for() -> None:
     item = item_from("tiny/figure-1", TINY)
     asked = {(cell.part.name, cell.column.name) for cell in cells_of(item, Form(columns=("seen",))) if not cell.why_not}
     assert asked == {("seen", "pen"), ("seen", "avg")}
+
+
+def test_parts_of_which_nothing_is_asked_for_are_not_shown() -> None:
+    item, form = item_from("tiny/figure-1", TINY), Form(columns=("unseen",))
+    found = Reproduction(item, form, [Outcome(cell, {}, cell.why_not) for cell in cells_of(item, form)], {})
+    assert [table.name for table in shown_tables(found, Footnotes())] == ["unseen"]
 
 
 def test_what_the_user_changes_is_not_said_to_be_reduced_as_well() -> None:

@@ -20,6 +20,7 @@ from polyfed.settings import Settings, setting_names
 from polyfed.text import read_call
 
 NOT_IN_NAME = ("seed", "root", "workers", "checkpoint_every", "metric")
+NOT_ASKED = "not asked for"
 LEFT_OUT = "not in the reduced form"
 
 
@@ -129,7 +130,7 @@ def _why_not(part: Part, row: Row, column: Column, published: Published, form: F
         return f"not yet: {part.missing or row.missing}"
     names = {row.name.casefold(), str(row.settings.get("method", "")).casefold()}
     if (form.only and not names & {name.casefold() for name in form.only}) or not form.asks_for(part, column):
-        return "not asked for"
+        return NOT_ASKED
     if form.reduced and _left_out(row, column, reduced):
         return LEFT_OUT
     return ""
@@ -213,7 +214,7 @@ def _referred(item: PaperItem, own: Part, row: Row, column: Column, published: P
                         name.casefold() for name in form.only
                     }
                     asked = asked and form.asks_for(own, column)
-                    why = found[0].why_not if asked else "not asked for"
+                    why = found[0].why_not if asked else NOT_ASKED
                     return dataclasses.replace(found[0], published=published, why_not=why)
     raise SettingError(f"{column.of} has no cell in row {row.name!r} and column {column.column or column.name!r}.")
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from polyfed.experiments.files import UNITS, Part
+from polyfed.experiments.grid import NOT_ASKED
 from polyfed.experiments.reproduction import Outcome, Reproduction
 
 
@@ -45,12 +46,14 @@ class ShownTable:
 
 
 def shown_tables(found: Reproduction, footnotes: Footnotes) -> list[ShownTable]:
-    """A table for each part: published, ours and the difference in each cell."""
+    """A table for each part of which something is asked for: published, ours and the difference in each cell."""
     tables, before = [], 0
     for part in found.item.parts:
         count = len(part.rows) * len(part.columns)
-        tables.append(_table(part, found.outcomes[before : before + count], footnotes))
+        outcomes = found.outcomes[before : before + count]
         before += count
+        if any(one.state != NOT_ASKED and one.cell.published.exists for one in outcomes):
+            tables.append(_table(part, outcomes, footnotes))
     return tables
 
 
