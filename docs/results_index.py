@@ -210,7 +210,7 @@ def numbers_of(item: PaperItem, many: list[Measured | ReproducedOrder], short: R
 
 def in_full(one: ReproducedOrder) -> str:
     """An order that was run with the paper's setting."""
-    return f"{one} (the paper's setting; {'seeds' if ',' in one.seeds else 'seed'} {one.seeds}; [page]({one.page}))"
+    return f"{one} (the paper's setting but for what the page marks; {'seeds' if ',' in one.seeds else 'seed'} {one.seeds}; [page]({one.page}))"
 
 
 def index_table() -> str:
@@ -227,8 +227,12 @@ def index_table() -> str:
 def summary_table(folder: str) -> str:
     """How many of the orders that papers claim hold on each page of results; ``folder`` leads to the pages."""
     pages: dict[str, dict[str, str]] = {}
+    counted: set[str] = set()
     for many in answers().values():
         for one in many:
+            if isinstance(one, ReproducedOrder) and str(one) in counted:
+                continue  # two tables of a paper that show the same runs
+            counted.add(str(one))
             pages.setdefault(one.page, {})[one.order] = one.verdict
     rows = []
     for page, verdicts in pages.items():

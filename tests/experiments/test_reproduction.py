@@ -12,7 +12,7 @@ from polyfed.errors import SettingError
 from polyfed.experiments import files
 from polyfed.experiments.files import item_from
 from polyfed.experiments.grid import Form, PlannedRun, cells_of, planned_runs
-from polyfed.experiments.page import write_page
+from polyfed.experiments.page import problem_sentences, write_page
 from polyfed.experiments.reproduction import FAILED, NO_DATA, Outcome, Reproduction, data_problems, reproduce_item
 from polyfed.experiments.tables import Footnotes, shown_tables
 from polyfed.runs.watcher import Watcher
@@ -152,6 +152,14 @@ def test_what_is_there_is_reused_and_what_was_stopped_goes_on(found: Reproductio
     assert [run.digest for runs in finished.trained.values() for run in runs] == [
         run.digest for runs in whole.trained.values() for run in runs
     ]
+
+
+def test_the_page_does_not_name_the_folder_of_the_data() -> None:
+    item, form = item_from("tiny/figure-1", TINY), Form(changes={"root": "/home/ann/data"})
+    found = Reproduction(
+        item, form, [], {}, problems={"a": "No pacs in /home/ann/data/pacs.", "b": "No pacs in /home/ann/data/pacs."}
+    )
+    assert problem_sentences(found) == ["a, b: No pacs in DATA/pacs."]
 
 
 def test_the_page_says_what_was_done_and_pictures_stand_beside_it(found: Reproduction) -> None:

@@ -72,10 +72,11 @@ def verdicts(found: Reproduction) -> list[str]:
 
 
 def problem_sentences(found: Reproduction) -> list[str]:
-    """What kept runs from being trained, once for all runs that it is true of."""
+    """What kept runs from being trained, once for all runs that it is true of; the folder of the data is the reader's own here too."""
     runs: dict[str, list[str]] = {}
+    root = str(found.form.changes.get("root") or "DATA")
     for name, problem in found.problems.items():
-        runs.setdefault(problem, []).append(name)
+        runs.setdefault(problem.replace(root, "DATA"), []).append(name)
     return [f"{', '.join(names)}: {problem}" for problem, names in runs.items()]
 
 
