@@ -192,7 +192,8 @@ def verdict_of(item: PaperItem, many: list[Measured | ReproducedOrder], short: R
 def numbers_of(item: PaperItem, many: list[Measured | ReproducedOrder], short: ReproducedPage | None) -> str:
     """The measured numbers, or what was published and why nothing was measured."""
     if many:
-        return "; ".join(str(one) if isinstance(one, Measured) else in_full(one) for one in many)
+        told = [str(one) if isinstance(one, Measured) else in_full(one) for one in many]
+        return "; ".join([*told, *([f"[reduced form]({short.path})"] if short else [])])
     published = [f"{one.order.text}: {one.high:g} and {one.low:g}" for one in published_orders(item) if one.high and one.low]
     shown = (
         f"published: {published[0]}"
