@@ -1,7 +1,7 @@
 """The table of docs/results/index.md: every experiment's published claim, and whether the measured tables beside it bear it out.
 
-Numbers are read from the tables of the pages in docs/results, as docs/results/measured.toml says; nothing is typed in. docs/generate.py
-writes the table.
+Numbers are read from pages that ``polyfed reproduce`` wrote (docs/results/reproduced) and from the tables of the other pages in
+docs/results, as docs/results/measured.toml says; nothing is typed in. docs/generate.py writes the table.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ CHECKED = re.compile(
 )
 RUN = re.compile(r"\| .+ \| (?P<seed>\d+) \| `[0-9a-f]{16}` \| .+ \|")
 CELL = re.compile(r"\**(?P<value>\d+(?:\.\d+)?)(?: ± (?P<spread>\d+(?:\.\d+)?))?\**(?: \([\d.]+\))?")
+
+
+def seeds_words(seeds: str) -> str:
+    """The seeds of a number, as a table says them."""
+    return f"{'seeds' if ',' in seeds else 'seed'} {seeds}"
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ class Measured:
     def __str__(self) -> str:
         return (
             f"{self.order}: {self.names[0]} {self.high}, {self.names[1]} {self.low} ({self.setting}; "
-            f"{'seed' if self.high.is_of_one_seed else 'seeds'} {self.high.seeds}; "
+            f"{seeds_words(self.high.seeds)}; "
             f"[{self.page.removesuffix('.md')}]({self.page}))"
         )
 
@@ -106,7 +111,7 @@ class ReproducedPage:
 
     def __str__(self) -> str:
         orders = "".join(f"{order}; " for order in self.orders)
-        return f"{orders}{'seeds' if ',' in self.seeds else 'seed'} {self.seeds}, [page]({self.path})"
+        return f"{orders}{seeds_words(self.seeds)}, [page]({self.path})"
 
 
 def reproduced(form: str = "") -> dict[str, ReproducedPage]:
@@ -211,7 +216,7 @@ def numbers_of(item: PaperItem, many: list[Measured | ReproducedOrder], short: R
 
 def in_full(one: ReproducedOrder) -> str:
     """An order that was run with the paper's setting."""
-    return f"{one} (the paper's setting but for what the page marks; {'seeds' if ',' in one.seeds else 'seed'} {one.seeds}; [page]({one.page}))"
+    return f"{one} (the paper's setting but for what the page marks; {seeds_words(one.seeds)}; [page]({one.page}))"
 
 
 def index_table() -> str:
