@@ -17,6 +17,7 @@ pytest.importorskip("cryptography", reason="needs the flower extra: pip install 
 
 from PIL import Image
 
+from helpers.command_line import as_process
 from helpers.flower_harness import PROGRAMS, Trial, executor_name
 from helpers.flower_runs import EXECUTOR, NODES, RUN_LIMIT, SMALL, SUPERNODE, Site, digest_in
 from polyfed.flower.app_folder import README, write_app
@@ -42,14 +43,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield Site(trial, folder)
 
 
-def command(*words: str | Path) -> tuple[int, str, str]:
-    """What ``polyfed`` does in a process of its own: exit code, output, and errors in one line."""
-    done = subprocess.run(
-        [str(PROGRAMS / "polyfed"), *map(str, words)], capture_output=True, text=True, timeout=RUN_LIMIT, check=False
-    )
-    return done.returncode, done.stdout, " ".join(done.stderr.split())
-
-
 def both(site: Site, settings: Settings, config: str, name: str) -> tuple[str, Path, Path]:
     """A run over the nodes and the same in process: the log of the first, and the folders of both."""
     out, alike = site.folder / name, site.folder / f"{name}-in-process"
@@ -68,9 +61,9 @@ def test_every_method_can_be_used_after_deployment(site: Site, tmp_path: Path, m
     Image.effect_noise((16, 16), 60).convert("RGB").save(tmp_path / "image.png")
     told = []
     for run in (out.rename(tmp_path / "taken"), alike):
-        code, output, errors = command("predict", run, tmp_path / "image.png", "--json", "-q")
-        assert code == 0, errors
-        told.append(json.loads(output)["predictions"])
+        ended = as_process(tmp_path, "predict", run, tmp_path / "image.png", "--json", "-q")
+        assert ended.code == 0, ended.err
+        told.append(json.loads(ended.out)["predictions"])
     assert told[0] == told[1] and len(told[0]) == 1
 
 
@@ -86,10 +79,10 @@ def test_unseen_domains_are_tested_and_evaluate_says_what_it_needs(site: Site) -
     assert "the layers that fedbn keeps at the nodes. Let it ask for them (--run-config 'newcomer-model=true')" in refused.log
     log, _, _ = both(site, dataclasses.replace(settings, seed=1), "", "untested")
     assert "Unseen domains (post, print) are not tested" in log
-    code, _, errors = command("evaluate", out, "-q")
-    assert code == 2 and "trained by Flower nodes" in errors
-    code, output, errors = command("evaluate", out, DATA, "--json", "-q")
-    assert code == 0 and set(json.loads(output)["accuracy"]["unseen"]) >= {*NODES}, errors
+    without_data = as_process(site.folder, "evaluate", out, "-q")
+    assert without_data.code == 2 and "trained by Flower nodes" in " ".join(without_data.err.split())
+    evaluated = as_process(site.folder, "evaluate", out, DATA, "--json", "-q")
+    assert evaluated.code == 0 and set(json.loads(evaluated.out)["accuracy"]["unseen"]) >= {*NODES}, evaluated.err
 
 
 def test_the_run_folder_is_named_after_the_nodes_data(site: Site) -> None:
