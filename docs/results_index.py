@@ -207,7 +207,7 @@ def numbers_of(item: PaperItem, many: list[Measured | ReproducedOrder], short: R
         if item.is_figure
         else "published: see its table"
     )
-    hours = [core_hours(planned_runs(cells_of(item, form), form).values()) for form in (Form(), Form(reduced=True))]
+    hours = [core_hours(planned_runs(cells_of(item, form), form).values()) for form in (Form(), Form("reduced"))]
     full, reduced = ("?" if each is None else f"{each:,.1f}" if each >= 0.05 else "below 0.1" for each in hours)
     if short is not None:
         return f"{shown}; reduced: {short}; in full about {full} core-hours"

@@ -422,7 +422,7 @@ def reproduce(
     experiment: str,
     root: str | Path | None = None,
     *,
-    reduced: bool = False,
+    form: str = "full",
     only: str | Sequence[str] = (),
     columns: str | Sequence[str] = (),
     seeds: int | None = None,
@@ -435,10 +435,11 @@ def reproduce(
     Args:
         experiment: its name, such as ``fedwon/table-1`` (``polyfed ls experiments``).
         root: the folder of the data sets' files; cells whose data are not there say "no data".
-        reduced: the form that fits a laptop, with fewer rounds, smaller images and one seed, as the experiment's file says.
+        form: ``full`` (the paper's setting), ``laptop`` (the largest setting whose runs cost about half a core-hour, three seeds) or
+            ``reduced`` (a few minutes, one seed: shows that it runs), as the experiment's file defines them.
         only: names of methods, as the table or the text form has them; the others are left out.
         columns: names of columns, as the table heads them, or of parts; the others are left out.
-        seeds: runs of each cell; default: as the paper, or as the reduced form says.
+        seeds: runs of each cell; default: as the paper, or as the form says.
         out: folder of runs and pages. Finished runs in it are reused, stopped ones resumed, also by other experiments with the same runs.
         watcher: hears of every run, round and notice; default: a progress bar in notebooks, nobody elsewhere.
         settings: any field of ``polyfed.Settings``, in the place of the experiment's own; cells say that they differ.
@@ -447,7 +448,7 @@ def reproduce(
         Every cell with the published number and ours (``outcomes``, ``as_json()``), and the written ``page``.
 
     Example:
-        ``polyfed.reproduce("fedwon/table-1", "~/data", reduced=True, only="FedBN").page``
+        ``polyfed.reproduce("fedwon/table-1", "~/data", form="laptop", only="FedBN").page``
     """
     from polyfed.experiments.files import read_item
     from polyfed.experiments.grid import Form
@@ -455,7 +456,7 @@ def reproduce(
     from polyfed.experiments.reproduction import reproduce_item
 
     rows, heads = ((names,) if isinstance(names, str) else tuple(names) for names in (only, columns))
-    form = Form(reduced, rows, seeds, settings, columns=heads)
-    found = reproduce_item(read_item(experiment), form, root, out, watcher)
+    asked = Form(form, rows, seeds, settings, columns=heads)
+    found = reproduce_item(read_item(experiment), asked, root, out, watcher)
     write_page(found)
     return found

@@ -46,7 +46,8 @@ NOT_RUN = {
     """polyfed run 'pacs(size=224, augment="flip_jitter", normalise="imagenet")' --root DATA --model "resnet50(pretrained""": DOWNLOAD,
     'polyfed run my_images/ --model "torchvision:resnet50': DOWNLOAD,
     "polyfed run my_images/ --model 'timm:resnet18d": "needs a file of weights",
-    "polyfed reproduce fedwon/table-1 --root ~/data --reduced": HOURS + "; tests/experiments/test_reproduction.py runs a small one",
+    "polyfed reproduce fedwon/table-1 --root ~/data --form laptop": HOURS
+    + "; tests/experiments/test_reproduction.py runs a small one",
     "polyfed reproduce fedwon/table-1 --root ~/data --only": HOURS + "; tests/experiments/test_reproduction.py runs a small one",
     "python benchmarks/": HOURS,
     "benchmarks/": HOURS,

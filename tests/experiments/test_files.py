@@ -12,9 +12,10 @@ import pytest
 from helpers.paths import ROOT
 from polyfed.analysis.kinds import KINDS as KINDS_OF_ANALYSES
 from polyfed.core.method import parse
+from polyfed.errors import SettingError
 from polyfed.experiments.claims import published_orders
 from polyfed.experiments.figures import KINDS
-from polyfed.experiments.files import SHIPPED, PaperItem, Part, item_names, read_item
+from polyfed.experiments.files import FORMS, SHIPPED, PaperItem, Part, item_from, item_names, read_item
 from polyfed.experiments.grid import Form, cells_of, planned_runs, settings_of
 from polyfed.experiments.listing import IN_PART, READY, experiment_rows, state_of
 from polyfed.experiments.published import Published, read_cell
@@ -89,7 +90,7 @@ def test_a_file_says_what_it_is(name: str) -> None:
     assert item.title and item.claim.endswith(".") and item.measure.endswith(".") and item.parts
     assert item.is_figure == bool(item.figure) and item.figure in ("", *KINDS)
     assert (SHIPPED / f"{name}.toml").read_text().startswith(f"# polyfed reproduce {name}")
-    assert item.reduced, "every experiment has a reduced form"
+    assert "reduced" in item.forms, "every experiment has a reduced form"
     document = tomllib.loads((SHIPPED / f"{name}.toml").read_text())
     for part, written in zip(item.parts, document["part"], strict=True):
         names = [row.name for row in part.rows]
@@ -200,10 +201,40 @@ def test_hyperparameters_of_hfedf_are_those_of_its_table_10() -> None:
     assert "ema_alpha=0.75" in method.full_text and "server_weight_decay=1e-05" in method.full_text
 
 
+def test_an_unknown_form_is_rejected_with_the_nearest_name() -> None:
+    with pytest.raises(SettingError, match=r"There is no form 'lapto'\. .*laptop"):
+        Form("lapto")
+
+
+FORMED = """
+title = "t"
+paper = "Tiny"
+item = "Table 1"
+claim = "c."
+measure = "m."
+seeds = 5
+[laptop]
+rounds = 4
+[[part]]
+like = "fedwon/figure-1"
+[part.laptop]
+seeds = 2
+columns = ["client and client"]
+"""
+
+
+def test_a_laptop_table_of_a_file_or_a_part_changes_what_it_names() -> None:
+    item = item_from("tiny/table-1", FORMED)
+    one, other = cells_of(item, Form("laptop"))
+    assert one.settings is not None and (one.settings.rounds, one.seeds) == (4, 2) and "laptop: rounds 4 (paper: 100)" in one.notes
+    assert other.settings is None and other.why_not == "not in the laptop form"
+    assert [cell.seeds for cell in cells_of(item, Form())] == [5, 5]
+
+
 @pytest.mark.parametrize("name", item_names())
 def test_every_setting_and_text_is_sound_without_data(name: str) -> None:
     item = read_item(name)
-    for form in (Form(), Form(reduced=True)):
+    for form in map(Form, FORMS):
         for part in item.parts:
             for row in part.rows:
                 for column in part.columns:
@@ -221,7 +252,7 @@ def test_every_setting_and_text_is_sound_without_data(name: str) -> None:
 def test_the_reduced_form_is_smaller_and_has_runs_wherever_the_full_form_has() -> None:
     for name in item_names():
         item = read_item(name)
-        full, reduced = (planned_runs(cells_of(item, form), form) for form in (Form(), Form(reduced=True)))
+        full, reduced = (planned_runs(cells_of(item, form), form) for form in (Form(), Form("reduced")))
         assert bool(full) == bool(reduced), name
         assert sum(run.seeds for run in reduced.values()) <= sum(run.seeds for run in full.values()), name
 

@@ -10,7 +10,7 @@ import torch
 
 from helpers.model_claims import OF_LABELS, Norms, federation_for, has
 from polyfed.core.method import parse
-from polyfed.experiments.files import item_names, read_item
+from polyfed.experiments.files import FORMS, item_names, read_item
 from polyfed.experiments.grid import Form, cells_of, sources_of
 from polyfed.runs.assemble import build_bench, prepared_model
 from polyfed.settings import Settings
@@ -24,7 +24,7 @@ def builds() -> dict[Built, tuple[Settings, set[str]]]:
     """Each method on each model once, with the names of the rows that run it."""
     found: dict[Built, tuple[Settings, set[str]]] = {}
     for name in item_names():
-        for form in (Form(), Form(reduced=True)):
+        for form in map(Form, FORMS):
             for cell in cells_of(read_item(name), form):
                 for source in [] if cell.why_not else sources_of(cell, form):
                     if source.settings is not None:

@@ -69,7 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> Reproduction:
-    return reproduce_item(item_from("tiny/figure-1", TINY), Form(reduced=True), out=folder)
+    return reproduce_item(item_from("tiny/figure-1", TINY), Form("reduced"), out=folder)
 
 
 def test_cells_have_ours_beside_theirs(found: Reproduction) -> None:
@@ -106,7 +106,7 @@ def test_parts_of_which_nothing_is_asked_for_are_not_shown() -> None:
 
 
 def test_what_the_user_changes_is_not_said_to_be_reduced_as_well() -> None:
-    cells = cells_of(item_from("tiny/figure-1", TINY), Form(reduced=True, changes={"rounds": 2}))
+    cells = cells_of(item_from("tiny/figure-1", TINY), Form("reduced", changes={"rounds": 2}))
     (told,) = {note for cell in cells for note in cell.notes if "rounds" in note}
     assert told == "changed by the user: rounds 2 (paper: 3)"
 
@@ -139,7 +139,7 @@ def test_what_is_there_is_reused_and_what_was_stopped_goes_on(found: Reproductio
                 raise KeyboardInterrupt
 
     again = Counting()
-    repeated = reproduce_item(found.item, Form(reduced=True), out=folder, watcher=again)
+    repeated = reproduce_item(found.item, Form("reduced"), out=folder, watcher=again)
     assert again.rounds == 0 and [one.values for one in repeated.outcomes] == [one.values for one in found.outcomes]
     assert [number for number, _ in again.begun] == list(range(1, len(again.begun) + 1))
     form = Form(only=("FedBN",), seeds=1)
@@ -167,7 +167,7 @@ def test_the_page_says_what_was_done_and_pictures_stand_beside_it(found: Reprodu
     text = page.read_text()
     assert page.name == "figure-1-reduced.md" and "Reduced form" in text
     assert "| FedAvg | 50.0 ± 1.0 / " in text and "≈60.0 / " in text and "n/a / " in text and "1 / no data" in text
-    assert "polyfed reproduce tiny/figure-1 --reduced --root DATA" in text
+    assert "polyfed reproduce tiny/figure-1 --form reduced --root DATA" in text
     for runs in found.trained.values():
         assert f"`{runs[0].digest[:16]}`" in text and runs[0].made_with["torch"] in text
     assert "other data, a: FedAvg > FedBN: not run" in text and "seen with one seed (" in text
@@ -184,7 +184,7 @@ def test_the_command(polyfed: Command, monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(files, "SHIPPED", tmp_path / "shipped")
     files.read_item.cache_clear()
     try:
-        ended = polyfed("reproduce", "tiny/figure-1", "--reduced", "--only", "fedbn", "--out", "done", "--json")
+        ended = polyfed("reproduce", "tiny/figure-1", "--form", "reduced", "--only", "fedbn", "--out", "done", "--json")
         assert ended.code == 0 and "no data" in ended.out and "failed" in ended.out
         assert "a) its own pen digits." in ended.out, "what a mark in the table means is said without --explain"
         cells = ended.json["cells"]
@@ -193,9 +193,11 @@ def test_the_command(polyfed: Command, monkeypatch: pytest.MonkeyPatch, tmp_path
         (row,) = polyfed("ls", "experiments", "--json").json["items"]
         assert (row["name"], row["state"], row["data_here"]) == ("tiny/figure-1", "in part", ["digits-mini"])
         assert "1 of 2" in polyfed("ls", "experiments").out and "1 of 2" in polyfed("show", "tiny/figure-1").out
-        estimated = polyfed("reproduce", "--all", "--estimate", "--reduced", "--json")
+        estimated = polyfed("reproduce", "--all", "--estimate", "--form", "reduced", "--json")
         assert estimated.code == 0 and len(estimated.json["experiments"]) == 1
-        measured = polyfed("reproduce", "tiny/figure-1", "--reduced", "--only", "FedAvg", "--estimate", "--json").json["runs"]
+        measured = polyfed("reproduce", "tiny/figure-1", "--form", "reduced", "--only", "FedAvg", "--estimate", "--json").json[
+            "runs"
+        ]
         assert {run["how"].split(";")[0] for run in measured} == {"measured", "speed of the network"}
         says(polyfed("reproduce", "tiny/figure-2"), "no experiment 'tiny/figure-2'", "Did you mean tiny/figure-1?")
         says(polyfed("reproduce", "tiny/figure-1", "--only", "FedBM"), "no method 'FedBM'", "FedBN")
@@ -265,7 +267,7 @@ rows = { FedBN = "60.0" }
 
 @pytest.fixture(scope="module")
 def looked_into(folder: Path) -> Reproduction:
-    return reproduce_item(item_from("tiny/figure-2", LOOKED_INTO), Form(reduced=True, seeds=2), out=folder)
+    return reproduce_item(item_from("tiny/figure-2", LOOKED_INTO), Form("reduced", seeds=2), out=folder)
 
 
 def test_an_analysis_fills_cells_and_pictures(looked_into: Reproduction) -> None:

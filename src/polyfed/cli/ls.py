@@ -19,7 +19,7 @@ METHOD_COLUMNS = (
 )
 EXPERIMENT_COLUMNS = (
     "core-hours: all seeds of what can be run (not yet: of all there will be), by the measured speed of the networks (docs/reproduce.md).",
-    "reduced: the same for the form that fits a laptop (polyfed reproduce NAME --reduced).",
+    "laptop, reduced: the same for the smaller forms (polyfed reproduce NAME --form laptop).",
     "data here: looked for in --root DIR, or in the folder that POLYFED_DATA names.",
 )
 
@@ -93,16 +93,20 @@ def _list_experiments(root: str | None, as_json: bool, view: View) -> None:
     if as_json:
         print_json({"kind": EXPERIMENTS, "items": rows})
         return
-    heads = ("name", "what", "data", "core-hours", "reduced", "data here", "state", "missing")
-    shown = table(heads, ("core-hours", "reduced"), [["reduced"], ["state"], ["data here"], ["core-hours"], ["data"], ["missing"]])
+    heads = ("name", "what", "data", "core-hours", "laptop", "reduced", "data here", "state", "missing")
+    shown = table(
+        heads,
+        ("core-hours", "laptop", "reduced"),
+        [["laptop"], ["state"], ["data here"], ["core-hours"], ["data"], ["reduced"], ["missing"]],
+    )
     for row in rows:
-        hours = [_hours(row[key]) for key in ("core_hours_full", "core_hours_reduced")]
+        hours = [_hours(row[key]) for key in ("core_hours_full", "core_hours_laptop", "core_hours_reduced")]
         texts = (row["state"], "; ".join(row["missing"]))
         shown.add_row(
             row["name"], escape(row["title"]), escape(", ".join(row["data"])), *hours, here_words(row), *map(escape, texts)
         )
     print_table("", shown, view)
-    print_footnotes("core-hours of all seeds; reduced: the form that fits a laptop.", EXPERIMENT_COLUMNS, view)
+    print_footnotes("core-hours of all seeds; laptop and reduced: the smaller forms (--form).", EXPERIMENT_COLUMNS, view)
 
 
 def _hours(value: float | None) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from polyfed.experiments.reproduction import Reproduction
 
 EXAMPLE = (
-    "Examples:\n\npolyfed reproduce fedwon/table-1 --root ~/data --reduced\n\n"
+    "Examples:\n\npolyfed reproduce fedwon/table-1 --root ~/data --form laptop\n\n"
     "polyfed reproduce fedwon/table-1 --root ~/data --only FedBN --only FedWon --seeds 1\n\npolyfed reproduce --all --estimate"
 )
 AVERAGES = ("avg", "average", "mean", "worst", "all")
@@ -40,9 +40,14 @@ def reproduce(
         ),
     ] = None,
     root: DataRoot = None,
-    reduced: Annotated[
-        bool, typer.Option("--reduced", help="The form that fits a laptop: fewer rounds, smaller images, one seed.")
-    ] = False,
+    form_name: Annotated[
+        str,
+        typer.Option(
+            "--form",
+            metavar="full|laptop|reduced",
+            help="full: the paper's setting. laptop: about half a core-hour per run, three seeds. reduced: minutes, one seed.",
+        ),
+    ] = "full",
     only: Annotated[
         list[str] | None,
         typer.Option("--only", metavar="METHOD", help="Only this method, as the table or the text form names it; may be repeated."),
@@ -73,7 +78,7 @@ def reproduce(
     from polyfed.experiments.grid import Form
 
     settings = dict(read_change(text) for text in changes or ()) | ({} if workers is None else {"workers": workers})
-    form = Form(reduced, tuple(only or ()), seeds, settings, columns=tuple(column or ()))
+    form = Form(form_name, tuple(only or ()), seeds, settings, columns=tuple(column or ()))
     if every:
         if not estimate or experiment is not None:
             raise SettingError(
@@ -91,7 +96,7 @@ def reproduce(
         found = reproduce_experiment(
             experiment,
             root,
-            reduced=reduced,
+            form=form_name,
             only=form.only,
             columns=form.columns,
             seeds=seeds,
@@ -151,13 +156,13 @@ def _estimate_all(form: Form, as_json: bool, quiet: bool, view: View) -> None:
         shown = table(("experiment", "runs", "core-hours"), ("runs", "core-hours"))
         for name, runs, hours in rows:
             shown.add_row(name, str(runs), "-" if hours is None else f"{hours:,.1f}")
-        print_table(f"all experiments, {'reduced' if form.reduced else 'full'} form", shown)
+        print_table(f"all experiments, {form.name} form", shown)
         told = "unknown" if total is None else f"{total:,.0f} core-hours"
         console().print(f"[bold]{sum(run.seeds for run in shared.values())} different runs: {told}.[/bold]")
         print_footnotes("A dash: nothing of it can be run yet.", [NOTE, "A dash: nothing of it can be run yet."], view)
     if as_json:
         items = [{"name": name, "runs": runs, "core_hours": hours} for name, runs, hours in rows]
-        print_json({"experiments": items, "core_hours": total, "form": "reduced" if form.reduced else "full", "note": NOTE})
+        print_json({"experiments": items, "core_hours": total, "form": form.name, "note": NOTE})
 
 
 def _estimate_one(experiment: str, form: Form, root: str | None, as_json: bool, quiet: bool, view: View) -> None:
@@ -181,7 +186,7 @@ def _estimate_one(experiment: str, form: Form, root: str | None, as_json: bool, 
                 "-" if seconds is None else time_words(seconds / row["seeds"], "core-"),
                 row["how"],
             )
-        print_table(f"{experiment}, {'reduced' if form.reduced else 'full'} form: what it would cost", shown, view)
+        print_table(f"{experiment}, {form.name} form: what it would cost", shown, view)
         console().print(f"[bold]{sum(row['seeds'] for row in rows)} runs: {time_words(total, 'core-')}.[/bold]")
     if as_json:
-        print_json({"experiment": experiment, "core_hours": total / 3600, "runs": rows})
+        print_json({"experiment": experiment, "form": form.name, "core_hours": total / 3600, "runs": rows})

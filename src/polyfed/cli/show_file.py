@@ -116,12 +116,15 @@ def _print_experiment(found: dict[str, Any], view: View) -> None:
     out = console()
     out.print(f"[bold]{escape(found['name'])}[/bold] [dim]experiment[/dim]\n")
     out.print(escape(f"{found['paper']}, {found['item']}: {found['title']}."))
-    hours = [f"{found[key]:,.1f}" if found[key] is not None else "-" for key in ("core_hours_full", "core_hours_reduced")]
+    hours = [
+        f"{found[key]:,.1f}" if found[key] is not None else "-"
+        for key in ("core_hours_full", "core_hours_laptop", "core_hours_reduced")
+    ]
     facts = {
         "claim": found["claim"],
         "data": ", ".join(found["data"]),
         "data here": {"no": "no (--root DIR, or POLYFED_DATA)"}.get(words := here_words(found), words),
-        "runs": f"{found['runs']}, {hours[0]} core-hours; reduced {hours[1]}",
+        "runs": f"{found['runs']}, {hours[0]} core-hours; laptop {hours[1]}; reduced {hours[2]}",
         "state": "; ".join([found["state"], *found["missing"]]),
         "note": found["note"],
     }

@@ -1,4 +1,4 @@
-"""What an experiment would cost, from measured speeds of its networks: core-hours in full and in reduced form, without data or training.
+"""What an experiment would cost, from measured speeds of its networks: core-hours in each form, without data or training.
 
 A rule of thumb for lists; ``polyfed reproduce NAME --estimate`` measures on the data instead. Methods are taken to cost what the base
 method costs.

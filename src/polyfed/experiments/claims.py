@@ -107,7 +107,7 @@ def checked_orders(found: Reproduction) -> list[Checked]:
         return None if one.mean is None else (one.mean, math.nan if one.spread is None else one.spread)
 
     checked = [check(order, find) for order in orders_of(found.item)]
-    return [dataclasses.replace(one, remark=", reduced form") for one in checked] if found.form.reduced else checked
+    return checked if found.form.is_full else [dataclasses.replace(one, remark=f", {found.form.name} form") for one in checked]
 
 
 def check(order: Order, find: Find) -> Checked:

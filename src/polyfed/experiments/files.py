@@ -20,15 +20,18 @@ from polyfed.settings import setting_names
 
 SHIPPED = Path(__file__).parent / "shipped"
 SUFFIX = ".toml"
+FORMS = ("full", "laptop", "reduced")
+"""The paper's setting; the largest one whose runs cost about half a core-hour; one that takes minutes and decides nothing."""
+SMALLER = FORMS[1:]
 SENTENCES = ("title", "paper", "item", "claim", "measure", "note", "missing", "figure", "x")
-KEYS = (*SENTENCES, "seeds", "settings", "methods", "reduced", "orders", "part")
+KEYS = (*SENTENCES, "seeds", "settings", "methods", *SMALLER, "orders", "part")
 OF_PART = (
     "name",
     "like",
     "settings",
     "columns",
     "rows",
-    "reduced",
+    *SMALLER,
     "missing",
     "differs",
     "score",
@@ -38,7 +41,7 @@ OF_PART = (
 OF_ROW = ("published", "missing", "like")
 OF_COLUMN = ("name", "read", "mean", "over", "of", "column", "x", "number", "minus")
 OF_ANALYSIS = ("kind", "figures")
-OF_REDUCED = ("seeds", "columns", "rows", "targets")
+OF_FORM = ("seeds", "columns", "rows", "targets")
 UNITS: Mapping[str, tuple[float, int]] = {"percent": (100.0, 1), "fraction": (1.0, 2), "number": (1.0, 4)}
 """What a score between 0 and 1 is multiplied by, and how many digits are written; a number is written as it is."""
 
@@ -99,7 +102,7 @@ class Part:
         settings: of all its runs.
         columns: its columns.
         rows: its rows.
-        reduced: what the reduced form changes.
+        forms: what each smaller form changes.
         missing: what is missing to run it; empty where nothing is.
         differs: how its settings differ from the paper's: for a column or a row by its name, for all cells under "all".
         score: which score is read.
@@ -111,7 +114,7 @@ class Part:
     settings: Mapping[str, Any]
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    reduced: Mapping[str, Any] = field(default_factory=dict)
+    forms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     missing: str = ""
     differs: Mapping[str, str] = field(default_factory=dict)
     score: str = "accuracy"
@@ -131,7 +134,7 @@ class PaperItem:
     measure: str
     seeds: int
     parts: tuple[Part, ...]
-    reduced: Mapping[str, Any] = field(default_factory=dict)
+    forms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     orders: tuple[str, ...] = ()
     note: str = ""
     missing: str = ""
@@ -174,13 +177,14 @@ def item_from(name: str, text: str) -> PaperItem:
     document["methods"] = _methods(name, document.get("methods", {}))
     parts = [_part(f"{name}, part {number}", each, document) for number, each in enumerate(document.get("part", ()), 1)]
     sentences = {key: str(document.get(key, "")) for key in SENTENCES}
-    reduced = document.get("reduced", {})
-    _refuse(f"{name}, reduced", reduced, (*OF_REDUCED, *setting_names()))
+    forms = {form: _plain(document[form]) for form in SMALLER if form in document}
+    for form, changes in forms.items():
+        _refuse(f"{name}, {form}", changes, (*OF_FORM, *setting_names()))
     return PaperItem(
         name=name,
         seeds=int(document.get("seeds", 1)),
         parts=tuple(parts),
-        reduced=_plain(reduced),
+        forms=forms,
         orders=tuple(document.get("orders", ())),
         **sentences,
     )
@@ -219,7 +223,9 @@ def _part(where: str, written: Mapping[str, Any], document: Mapping[str, Any]) -
         settings={**(base.settings if base else {}), **own},
         columns=columns,
         rows=rows,
-        reduced=_reduced_like(base, _plain(document.get("reduced", {}))) | _plain(written.get("reduced", {})),
+        forms={
+            form: _form_of(form, base, document, written) for form in SMALLER if form in written or (base and form in base.forms)
+        },
         missing=str(written.get("missing", base.missing if base else "")),
         differs={**(base.differs if base else {}), **({"all": differs} if isinstance(differs, str) else differs)},
         score=str(written.get("score", base.score if base else "accuracy")),
@@ -233,9 +239,10 @@ def _analysis(where: str, written: Mapping[str, Any]) -> AskedAnalysis:
     return AskedAnalysis(str(written["kind"]), tuple(written["figures"]))
 
 
-def _reduced_like(base: Part | None, own: Mapping[str, Any]) -> dict[str, Any]:
-    """The reduced form of a part of another file; what this file's own reduced form says wins."""
-    return {} if base is None else {name: own.get(name, value) for name, value in base.reduced.items()}
+def _form_of(form: str, base: Part | None, document: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
+    """A part's changes in a smaller form: those of the part it is like, then those of this file, then those beside it."""
+    own, liked = _plain(document.get(form, {})), base.forms.get(form, {}) if base else {}
+    return {name: own.get(name, value) for name, value in liked.items()} | _plain(written.get(form, {}))
 
 
 def _liked(text: str) -> Part:

@@ -1,4 +1,4 @@
-"""The runs of an experiment: settings of each cell, in full and in reduced form, and which cells share a run."""
+"""The runs of an experiment: settings of each cell in each form, and which cells share a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from polyfed.core.method import parse
 from polyfed.errors import SettingError, nearest
-from polyfed.experiments.files import OF_REDUCED, Column, PaperItem, Part, Row, read_item
+from polyfed.experiments.files import FORMS, OF_FORM, Column, PaperItem, Part, Row, read_item
 from polyfed.experiments.published import Published
 from polyfed.recipes import layered
 from polyfed.runs.folder_names import data_slug, slug
@@ -21,22 +21,33 @@ from polyfed.text import read_call
 
 NOT_IN_NAME = ("seed", "root", "workers", "checkpoint_every", "metric")
 NOT_ASKED = "not asked for"
-LEFT_OUT = "not in the reduced form"
+LEFT_OUT = "not in the {} form"
+SEEDS = {"laptop": 3, "reduced": 1}
+"""Of a smaller form that sets none."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """What is asked for of an experiment: in full or reduced, which methods and columns (or parts), how many seeds, and settings that win over all others.
+    """What is asked for of an experiment: its form (full, laptop or reduced), which methods and columns (or parts), how many seeds, and settings that win over all others.
 
     ``planned`` also counts cells that cannot be run yet: for estimates.
     """
 
-    reduced: bool = False
+    name: str = "full"
     only: tuple[str, ...] = ()
     seeds: int | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
     planned: bool = False
     columns: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.name not in FORMS:
+            raise SettingError(f"There is no form {self.name!r}. {nearest(self.name, FORMS)}")
+
+    @property
+    def is_full(self) -> bool:
+        """Return True if it is the paper's setting."""
+        return self.name == FORMS[0]
 
     @property
     def whole(self) -> Form:
@@ -62,7 +73,7 @@ class Cell:
         seeds: how many seeds.
         why_not: why nothing is run for it.
         notes: how its setting differs from the paper's.
-        stands_in: whether the reduced form runs it on other data than the paper's.
+        stands_in: whether a smaller form runs it on other data than the paper's.
     """
 
     item: PaperItem
@@ -113,17 +124,17 @@ def _cells_of_row(item: PaperItem, part: Part, row: Row, form: Form) -> Iterator
         if column.of:
             yield _referred(item, part, row, column, published, form)
             continue
-        reduced = {**item.reduced, **part.reduced}
-        why = _why_not(part, row, column, published, form, reduced)
+        smaller = _smaller(item, part, form)
+        why = _why_not(part, row, column, published, form, smaller)
         settings = None if why or column.mean or column.over else settings_of(item, part, row, column, form)
         notes = [part.differs[key] for key in ("all", column.name, row.name) if key in part.differs]
         notes += _changes(item, part, row, column, form) if settings is not None else []
-        seeds = form.seeds or (int(reduced.get("seeds", 1)) if form.reduced else item.seeds)
+        seeds = form.seeds or (item.seeds if form.is_full else int(smaller.get("seeds", SEEDS[form.name])))
         other = settings is not None and read_call(settings.data).name != read_call(str(_full(part, row, column)["data"])).name
         yield Cell(item, part, row, column, published, settings, seeds, why, tuple(notes), other)
 
 
-def _why_not(part: Part, row: Row, column: Column, published: Published, form: Form, reduced: Mapping[str, Any]) -> str:
+def _why_not(part: Part, row: Row, column: Column, published: Published, form: Form, smaller: Mapping[str, Any]) -> str:
     if not published.exists:
         return published.text
     if (part.missing or row.missing) and not form.planned:
@@ -131,14 +142,19 @@ def _why_not(part: Part, row: Row, column: Column, published: Published, form: F
     names = {row.name.casefold(), str(row.settings.get("method", "")).casefold()}
     if (form.only and not names & {name.casefold() for name in form.only}) or not form.asks_for(part, column):
         return NOT_ASKED
-    if form.reduced and _left_out(row, column, reduced):
-        return LEFT_OUT
+    if _left_out(row, column, smaller):
+        return LEFT_OUT.format(form.name)
     return ""
 
 
-def _left_out(row: Row, column: Column, reduced: Mapping[str, Any]) -> bool:
-    """Whether the reduced form has no such cell; a mean stays where one of its columns does."""
-    kept_columns, kept_rows = reduced.get("columns"), reduced.get("rows")
+def _smaller(item: PaperItem, part: Part, form: Form) -> dict[str, Any]:
+    """Return what a smaller form says of a part; the full form says nothing."""
+    return {**item.forms.get(form.name, {}), **part.forms.get(form.name, {})}
+
+
+def _left_out(row: Row, column: Column, smaller: Mapping[str, Any]) -> bool:
+    """Return True if a smaller form has no such cell; a mean stays if one of its columns does."""
+    kept_columns, kept_rows = smaller.get("columns"), smaller.get("rows")
     if kept_rows and row.name not in kept_rows:
         return True
     return bool(kept_columns) and not {column.name, *column.mean} & set(kept_columns or ())
@@ -152,7 +168,7 @@ def _full(part: Part, row: Row, column: Column) -> dict[str, Any]:
 def settings_of(item: PaperItem, part: Part, row: Row, column: Column, form: Form) -> Settings:
     """The settings of a cell's runs."""
     full = _full(part, row, column)
-    return _made(tuple(sorted(layered(full, _reduction(item, part, full) if form.reduced else {}, form.changes).items())))
+    return _made(tuple(sorted(layered(full, _reduction(item, part, full, form), form.changes).items())))
 
 
 @functools.cache
@@ -161,9 +177,10 @@ def _made(values: tuple[tuple[str, Any], ...]) -> Settings:
     return Settings(**dict(values))
 
 
-def _reduction(item: PaperItem, part: Part, full: Mapping[str, Any]) -> dict[str, Any]:
-    """What the reduced form changes; rounds above those of the full form stay as they are."""
-    changes = layered(*({k: v for k, v in each.items() if k not in OF_REDUCED} for each in (item.reduced, part.reduced)))
+def _reduction(item: PaperItem, part: Part, full: Mapping[str, Any], form: Form) -> dict[str, Any]:
+    """Return the settings that a smaller form changes; rounds above those of the full form stay as they are."""
+    layers = (each.forms.get(form.name, {}) for each in (item, part))
+    changes = layered(*({name: value for name, value in layer.items() if name not in OF_FORM} for layer in layers))
     for budget in ("rounds", "total_epochs"):
         if budget in changes and full.get(budget) is not None:
             changes[budget] = min(changes[budget], full[budget])
@@ -171,11 +188,11 @@ def _reduction(item: PaperItem, part: Part, full: Mapping[str, Any]) -> dict[str
 
 
 def _changes(item: PaperItem, part: Part, row: Row, column: Column, form: Form) -> list[str]:
-    """What the reduced form and the user changed, in words."""
+    """What the form and the user changed, in words."""
     full = _full(part, row, column)
     notes = []
     for words, changes in (
-        ("reduced", _reduction(item, part, full) if form.reduced else {}),
+        (form.name, _reduction(item, part, full, form)),
         ("changed by the user", form.changes),
     ):
         told = [
@@ -220,17 +237,17 @@ def _referred(item: PaperItem, own: Part, row: Row, column: Column, published: P
 
 
 def sources_of(cell: Cell, form: Form) -> list[Cell]:
-    """The cells that a mean is taken over, in the reduced form those that it has; the cell itself where it is no mean."""
+    """The cells that a mean is taken over, in a smaller form those that it has; the cell itself where it is no mean."""
     whole = form.whole
     if cell.column.over:
-        targets = {**cell.item.reduced, **cell.part.reduced}.get("targets") if form.reduced else None
+        targets = _smaller(cell.item, cell.part, form).get("targets")
         kept = [each for each in cell.column.over if not targets or set(each.get("unseen", ())) & set(targets)]
         return [_over(cell, each, whole, len(kept) < len(cell.column.over)) for each in kept]
     if not cell.column.mean:
         return [cell]
     row = [each for name in cell.column.mean for each in _named_cells(cell, name, whole)]
-    found = [each for each in row if each.why_not != LEFT_OUT]
-    note = (f"reduced: mean over {', '.join(each.column.name for each in found)} only",) if len(found) < len(row) else ()
+    found = [each for each in row if each.why_not != LEFT_OUT.format(form.name)]
+    note = (f"{form.name}: mean over {', '.join(each.column.name for each in found)} only",) if len(found) < len(row) else ()
     sources = [source for each in found for source in sources_of(each, form)]
     return [dataclasses.replace(each, notes=(*each.notes, *note)) for each in sources]
 
@@ -251,7 +268,7 @@ def _over(cell: Cell, more: Mapping[str, Any], form: Form, shortened: bool) -> C
     """One of the runs that a column is the mean of."""
     column = dataclasses.replace(cell.column, over=(), settings={**cell.column.settings, **more})
     notes = _changes(cell.item, cell.part, cell.row, column, form)
-    notes += [f"reduced: mean over {', '.join(more.get('unseen', ()))} only"] if shortened else []
+    notes += [f"{form.name}: mean over {', '.join(more.get('unseen', ()))} only"] if shortened else []
     settings = settings_of(cell.item, cell.part, cell.row, column, form)
     return dataclasses.replace(cell, column=column, settings=settings, notes=(*cell.notes, *notes))
 

@@ -1,4 +1,4 @@
-"""All experiments as rows of a list: paper, data, cost in full and in reduced form, whether this machine has the data, and their state."""
+"""All experiments as rows of a list: paper, data, cost in each form, whether this machine has the data, and their state."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import Any
 from polyfed.data.registry import data_sets
 from polyfed.errors import PolyfedError
 from polyfed.experiments.budget import core_hours
-from polyfed.experiments.files import PaperItem, item_names, read_item
+from polyfed.experiments.files import FORMS, PaperItem, item_names, read_item
 from polyfed.experiments.grid import Form, cells_of, planned_runs
 from polyfed.experiments.reproduction import FOLDER
 from polyfed.text import read_call
 
 READY, IN_PART, NOT_YET = "can be run", "in part", "not yet"
-FULL, REDUCED = Form(planned=True), Form(reduced=True, planned=True)
 
 
 def experiment_rows(root: str | None = None, out: str | Path = FOLDER) -> list[dict[str, Any]]:
@@ -35,8 +34,9 @@ def _row(item: PaperItem, root: str | None, out: Path, here: dict[str, bool]) ->
     waiting = [cell.why_not.removeprefix("not yet: ") for cell in cells if cell.why_not.startswith("not yet")]
     missing = list(dict.fromkeys([*([item.missing] if item.missing and not waiting else []), *waiting]))
     state = state_of(item)
-    forms = (FULL, REDUCED) if state == NOT_YET else (Form(), Form(reduced=True))
-    full, reduced = (planned_runs(cells_of(item, form), form) for form in forms)
+    forms = [Form(name, planned=state == NOT_YET) for name in FORMS]
+    runs = {form.name: planned_runs(cells_of(item, form), form) for form in forms}
+    full = runs["full"]
     data = list(dict.fromkeys(run.settings.data for run in full.values()))
     names = list(dict.fromkeys(map(data_name, data)))
     for text in data:
@@ -49,12 +49,11 @@ def _row(item: PaperItem, root: str | None, out: Path, here: dict[str, bool]) ->
         "item": item.item,
         "data": names,
         "runs": sum(run.seeds for run in full.values()),
-        "core_hours_full": core_hours(full.values()),
-        "core_hours_reduced": core_hours(reduced.values()),
+        **{f"core_hours_{form}": core_hours(many.values()) for form, many in runs.items()},
         "data_here": [name for name in names if all(here[text] for text in data if data_name(text) == name)],
         "state": state,
         "missing": missing,
-        "run_folders": {"full": _run_folders(full, out), "reduced": _run_folders(reduced, out)},
+        "run_folders": {form: _run_folders(many, out) for form, many in runs.items()},
     }
 
 

@@ -24,7 +24,7 @@ HTML_STYLE = (
 
 def command_of(item: PaperItem, form: Form) -> str:
     """The command that makes this page again; the folder of the data is the reader's own."""
-    words = ["polyfed", "reproduce", item.name, *(["--reduced"] if form.reduced else [])]
+    words = ["polyfed", "reproduce", item.name, *([] if form.is_full else ["--form", form.name])]
     words += [word for name in form.only for word in ("--only", name)]
     words += [word for name in form.columns for word in ("--column", name)]
     words += ["--seeds", str(form.seeds)] if form.seeds is not None else []
@@ -59,9 +59,9 @@ def sentences(found: Reproduction) -> list[str]:
     """What is said before the tables."""
     item = found.item
     form = (
-        "Reduced form: this is not the paper's setting."
-        if found.form.reduced
-        else "Full form: the paper's setting, but for what the marks say."
+        "Full form: the paper's setting, but for what the marks say."
+        if found.form.is_full
+        else f"{found.form.name.capitalize()} form: this is not the paper's setting."
     )
     return [form, f"Published claim: {item.claim}", f"Measured: {item.measure}", *([item.note] if item.note else [])]
 

@@ -102,13 +102,13 @@ class Reproduction:
     @property
     def page(self) -> Path:
         """The page in Markdown; the one in HTML lies beside it."""
-        return self.folder / f"{self.item.name}{'-reduced' if self.form.reduced else ''}.md"
+        return self.folder / f"{self.item.name}{'' if self.form.is_full else f'-{self.form.name}'}.md"
 
     def as_json(self) -> dict[str, Any]:
         """Everything as JSON."""
         return {
             "experiment": self.item.name,
-            "form": "reduced" if self.form.reduced else "full",
+            "form": self.form.name,
             "cells": [
                 {
                     "part": one.cell.part.name,
