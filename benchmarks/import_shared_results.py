@@ -20,7 +20,7 @@ from polyfed.settings import Settings
 LEDGER = Path(__file__).resolve().parents[1] / "docs" / "results" / "runs"
 COUNTS = {"Amazon": 192, "Caltech": 225, "DSLR": 32, "Webcam": 59}
 """Test images of Office-Caltech-10 under the FedBN protocol."""
-PACKED = "packed 128-pixel images"
+PACKED = "packed office_caltech10_128.tar (resized to 128 pixels)"
 
 
 def settings_of(command: str) -> Settings:

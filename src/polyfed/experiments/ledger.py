@@ -274,7 +274,9 @@ def require_portable(document: Any, where: str) -> None:
     """Refuse a record that names a folder of a machine."""
     if found := MACHINE_PATH.search(json.dumps(document)):
         text = json.dumps(document)[found.start() : found.start() + 60]
-        raise RunFolderError(f"{where} names a folder of this machine ({text}...). Records must not: write DATA or a relative path.")
+        raise RunFolderError(
+            f"{where} names a folder of this machine ({text}...). Records must not: write DATA or a relative path."
+        )
 
 
 def write_record(folder: Path, record: Record) -> Path:

@@ -11,7 +11,7 @@ import torch
 from polyfed.analysis import drawings
 from polyfed.analysis.confidence import Confidence
 from polyfed.analysis.gradient_bias import GradientBias
-from polyfed.analysis.kinds import KINDS, Analysis
+from polyfed.analysis.kinds import KINDS, Analysis, Rows
 from polyfed.analysis.layer_spread import EntrySpread
 from polyfed.analysis.norm_statistics import NormStatistics, Statistics
 from polyfed.analysis.opened_run import OpenedRun
@@ -23,7 +23,8 @@ from polyfed.runs.result import Result
 NORM_STATISTICS = "norm-statistics"
 DRAWN_CHANNELS = 64
 """Channels of a layer that a figure draws (``drawings.channel_curves``)."""
-DIGITS = 4
+DIGITS = 5
+OF_DISTANCE = ("source", "layer", "one", "other", "shift")
 TYPES = {each.__name__: each for each in (Confidence, GradientBias, EntrySpread, Drift, Noted, GridRun)}
 """What analyses measure of a run and a record can hold. Feature maps and t-SNE show images, so records have only their numbers."""
 TYPE, PAIRS = "type", "pairs"
@@ -37,7 +38,7 @@ def record_analysis(result: Result, kind: str) -> dict[str, Any]:
         found = KINDS[kind].present(KINDS[kind], kind, {"run": measured})
     except PolyfedError as error:
         return {"reason": str(error)}
-    numbers = {name: _short(by_run["run"]) for name, by_run in found.numbers.items()}
+    numbers = {name: float(f"{by_run['run']:.7g}") for name, by_run in found.numbers.items()}
     return {"title": found.title, "sentence": found.sentence, "numbers": numbers, "drawn": _drawn(kind, found, measured)}
 
 
@@ -51,8 +52,7 @@ def _drawn(kind: str, found: Analysis, measured: Any) -> Any:
 
 
 def _statistics_as_plain(found: Analysis, measured: tuple[NormStatistics, NormStatistics]) -> dict[str, Any]:
-    names = ("source", "layer", "one", "other", "shift")
-    distances = [[_short(row[name]) for name in names] for row in found.tables["distances"]]
+    distances = [[_short(row[name]) for name in OF_DISTANCE] for row in found.tables["distances"]]
     channels = {
         owner: {
             layer: [[_short(float(v)) for v in values[:DRAWN_CHANNELS]] for values in (each.mean, each.variance)]
@@ -77,20 +77,26 @@ def presented(kind: str, by_label: Mapping[str, Mapping[str, Any]]) -> tuple[Ana
         if len(found) == 1
         else " ".join(f"{label}: {text[0].lower()}{text[1:]}" for label, text in zip(found, sentences, strict=True))
     )
-    return Analysis(kind, str(first["title"]), sentence, {}, _figures(kind, found), numbers), skipped
+    tables, figures = _tables_and_figures(kind, found)
+    return Analysis(kind, str(first["title"]), sentence, tables, figures, numbers), skipped
 
 
-def _figures(kind: str, found: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+def _tables_and_figures(kind: str, found: Mapping[str, Mapping[str, Any]]) -> tuple[Mapping[str, Rows], Mapping[str, Any]]:
+    """What can be drawn from records; nothing of feature maps and of maps of images."""
     if kind == NORM_STATISTICS:
-        return _statistics_figures(found)
+        return _of_statistics(found)
     drawn = {label: from_plain(one["drawn"]) for label, one in found.items() if one.get("drawn") is not None}
-    return KINDS[kind].present(KINDS[kind], kind, drawn).figures if drawn else {}
+    if not drawn:
+        return {}, {}
+    again = KINDS[kind].present(KINDS[kind], kind, drawn)
+    return again.tables, again.figures
 
 
-def _statistics_figures(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    names = ("source", "layer", "one", "other", "shift")
+def _of_statistics(found: Mapping[str, Mapping[str, Any]]) -> tuple[Mapping[str, Rows], Mapping[str, Any]]:
     distances = [
-        {"run": label, **dict(zip(names, row, strict=True))} for label, one in found.items() for row in one["drawn"]["distances"]
+        {"run": label, **dict(zip(OF_DISTANCE, row, strict=True))}
+        for label, one in found.items()
+        for row in one["drawn"]["distances"]
     ]
     label, one = next(iter(found.items()))
     statistics = NormStatistics(
@@ -100,11 +106,12 @@ def _statistics_figures(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any
             for owner, layers in one["drawn"]["channels"].items()
         },
     )
-    return {
+    figures = {
         "distance": drawings.distance_lines(distances),
         "channels": drawings.channel_curves(statistics, label, statistics.layers[-2:]),
         "channels of all layers": drawings.channel_curves(statistics, label, statistics.layers),
     }
+    return {"distances": distances}, figures
 
 
 def _short(value: Any) -> Any:
@@ -142,5 +149,3 @@ def from_plain(value: Any) -> Any:
     if kind not in TYPES:
         raise RunFolderError(f"A record holds values of the unknown type {kind!r}. Restore the file from a backup.")
     return TYPES[kind](**{key: from_plain(each) for key, each in value.items() if key != TYPE})
-
-
