@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from polyfed.experiments.ledger import identity_of
 from polyfed.runs.folder_names import slug
 from polyfed.settings import Settings
 
-KEYS = ("experiment", "form", "only", "columns", "seeds", "set", "analyses", "command", "name", "hours")
+KEYS = ("experiment", "form", "only", "columns", "seeds", "set", "analyses", "command", "name", "hours", "max_hours")
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,9 @@ class Expanded:
 
 
 def read_list(path: Path) -> list[dict[str, Any]]:
-    """The entries of a list; an unknown key is an error."""
-    entries = tomllib.loads(path.read_text(encoding="utf-8")).get("queue", [])
+    """The entries of a list; an unknown key is an error. ``max_hours`` before them holds for every entry without one."""
+    document = tomllib.loads(path.read_text(encoding="utf-8"))
+    entries = [{"max_hours": document.get("max_hours", math.inf), **entry} for entry in document.get("queue", [])]
     for entry in entries:
         for key in entry:
             if key not in KEYS:
@@ -142,4 +144,7 @@ def _jobs(entry: Mapping[str, Any], name: str, root: str) -> list[Job]:
                 jobs.append(
                     Job(f"{identity_of(settings)}-seed{seed}", name, settings, tuple(dict.fromkeys(asked)), seconds=seconds)
                 )
+    longest = max((job.seconds or 0.0 for job in jobs), default=0.0) / 3600
+    if longest > entry.get("max_hours", math.inf):
+        raise SettingError(f"{name}: a run would take about {longest:.1f} core-hours, more than max_hours = {entry['max_hours']}.")
     return jobs

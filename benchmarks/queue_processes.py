@@ -28,7 +28,7 @@ from polyfed.runs.watcher import Watcher
 
 PUBLISHED = Path("docs") / "results" / "runs"
 """The repository's ledger: what it holds counts as finished."""
-MOST_ATTEMPTS = 3
+MOST_KILLS = 3
 """Processes of one run that may be killed from outside before the queue skips it."""
 WAIT = 1.0
 PARENT_DEATH_SIGNAL = 1
@@ -50,7 +50,7 @@ class Results:
         return self.path / "ledger"
 
     def state(self, key: str) -> Path:
-        """What is known of a job: attempts, round, CPU seconds, error."""
+        """What is known of a job: round, CPU seconds, kills, error."""
         return self.path / "jobs" / f"{key}.json"
 
     def log(self, key: str) -> Path:
@@ -201,9 +201,8 @@ class Queue:
                 one.process.wait()
 
     def start(self, job: Job) -> None:
-        """Start the process of a job; its attempt is noted first."""
-        attempts = int(self.results.read_state(job.key).get("attempts", 0)) + 1
-        self.results.write_state(job.key, entry=job.entry, attempts=attempts, round=0)
+        """Start the process of a job."""
+        self.results.write_state(job.key, entry=job.entry, round=0)
         todo: dict[str, Any] = {"key": job.key}
         if job.settings is not None:
             todo |= {"settings": plain(job.settings), "analyses": list(job.analyses)}
@@ -239,8 +238,9 @@ class Queue:
                     key, outcome=FINISHED if code == 0 else "failed", cpu_seconds=spent, error=f"exit code {code}"
                 )
             elif code != 0:
-                state = self.results.read_state(key)
-                if code > 0 or state["attempts"] >= MOST_ATTEMPTS:
+                kills = int(self.results.read_state(key).get("kills", 0)) + 1
+                self.results.write_state(key, kills=kills)
+                if code > 0 or kills >= MOST_KILLS:
                     why = f"exit code {code}; see {self.results.log(key).relative_to(self.results.path)}"
                     self.results.write_state(key, outcome="failed", error=why)
         self.look()
@@ -334,7 +334,7 @@ def forget_failures(results: Results) -> None:
             continue
         state = json.loads(path.read_text(encoding="utf-8"))
         if state.pop("outcome", "") == "failed":
-            write_atomically(path, json.dumps({**state, "attempts": 0}), sync=False)
+            write_atomically(path, json.dumps({**state, "kills": 0}), sync=False)
 
 
 def import_ledger(results: Results, to: Path) -> list[str]:

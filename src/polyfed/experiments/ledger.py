@@ -176,8 +176,8 @@ def loose_identity(settings: Settings) -> str:
     """The identity without what changes only rounding or evaluation: runs with the same one can stand for each other, with a mark."""
     changes = {name: DEFAULTS[name] for name in VARIANT}
     if settings.selection.split("(")[0] in (LAST, MEAN_LAST):
-        changes |= {name: DEFAULTS[name] for name in OF_EVALUATION if name in DEFAULTS} | {"selection": LAST}
-    elif "evaluate_last" in DEFAULTS:
+        changes |= {name: DEFAULTS[name] for name in OF_EVALUATION} | {"selection": LAST}
+    else:
         changes["evaluate_last"] = DEFAULTS["evaluate_last"]
     return identity_of(dataclasses.replace(settings, **changes))
 

@@ -22,6 +22,7 @@ from polyfed.experiments.recorded_analyses import record_analysis
 from polyfed.reports.commands import options
 from polyfed.runs.compare import ComparedRuns
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.last_rounds import scored_rounds
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.runs.lock import once_free
 from polyfed.runs.notebook_bar import default_watcher
@@ -88,6 +89,7 @@ def record_of(result: Result, settings: Settings, analyses: Iterable[str] = ()) 
     lines = folder.metrics()
     rounds = int(summary["rounds"])
     chosen = [int(line["selected_round"]) for line in lines if "selected_round" in line]
+    averaged = [number for number in scored_rounds(lines) if number > rounds - settings.averaged_rounds]
     costs = result.experiment.costs
     cost = {
         "cpu_seconds": round(costs.cpu_seconds.get("training", 0.0), 1),
@@ -102,7 +104,7 @@ def record_of(result: Result, settings: Settings, analyses: Iterable[str] = ()) 
         cost=cost,
         rounds=rounds,
         selected_round=chosen[-1] if chosen else rounds,
-        last_rounds=[int(number) for number in summary.get("last_rounds") or ()],
+        last_rounds=averaged,
         scores=scores_of(result.rows),
         by_round=test_curves(lines),
         validation=validation_curve(lines),
@@ -170,10 +172,7 @@ def scores_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def test_curves(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The test scores of every scored round, as lists over the rounds that scored all domains; nothing if there are none."""
-    rows: dict[int, list[Row]] = {}
-    for line in lines:
-        if line["view"] in ("seen", "unseen") and "count" in line:
-            rows.setdefault(int(line["round"]), []).append(Row(line["view"], line["client"], line["domain"], line))
+    rows = scored_rounds(lines)
     if not rows:
         return {}
     by_round = {number: {(one["view"], one["domain"]): one for one in scores_of(many)} for number, many in sorted(rows.items())}
