@@ -23,6 +23,7 @@ INCIDENTAL = (
     "threads",
     "checkpoint_every",
     "evaluate_every",
+    "evaluate_last",
     "test_batch_size",
     "metric",
     "backend",
@@ -41,7 +42,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "sampling": ("shuffled", "balanced"),
     "last_batch": ("merge", "drop", "keep", "error"),
     "on_nan": ("stop", "drop"),
-    "selection": ("last", "best_validation", "best_local_validation"),
+    "selection": ("last", "mean_last(10)", "best_validation", "best_local_validation"),
     "newcomer": ("averaged", "re-estimated", "nearest", "ensemble"),
     "unseen_part": ("test", "all"),
     "task": (AUTO, "classification", "multilabel", "regression", "segmentation"),
@@ -50,6 +51,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "amp": ("off", "bfloat16"),
     "layout": ("channels_first", "channels_last"),
 }
+BY_VALIDATION = ("best_validation", "best_local_validation")
+"""Selections that choose a round on validation data: by the models after averaging, or by those that clients have just trained."""
 MOST_RUNS = 10_000
 """Seeds of a comparison, or random trials of a search."""
 OPTIMIZER_BUFFERS = {
@@ -106,12 +109,14 @@ class Settings:
     last_batch: str = setting("merge", "a last batch of one sample under batch norm: merge, drop, keep or error")
     selection: str = setting(
         "last",
-        "which round's model counts: last, best_validation (mean over source clients), or best_local_validation (their "
-        "models after local training, before averaging, weighted by training size)",
+        "which scores count: last (the last round), mean_last(10) (the mean of the last ten rounds; the model is the last round's), "
+        "best_validation (the best round on validation data, mean over source clients), or best_local_validation (their models "
+        "after local training, before averaging, weighted by training size)",
     )
     evaluate_every: int = setting(
         0, "evaluate every n rounds; 0: only at the end, and on validation data for best_validation every round"
     )
+    evaluate_last: int = setting(0, "also score test data after each of the last n rounds")
     evaluate_clients: int = setting(
         1000,
         "clients scored where their models differ: n, from each domain by its share and at least one, drawn by the seed; 0: all",
@@ -164,6 +169,21 @@ class Settings:
             raise SettingError(f"clients_per_round is {count}, but there are only {clients} clients.")
         return count
 
+    @property
+    def averaged_rounds(self) -> int:
+        """How many of the last rounds the reported scores are the mean of; 0 if they are those of one round."""
+        return averaged_rounds(self.selection)
+
+    @property
+    def needs_validation(self) -> bool:
+        """Whether validation data choose the round."""
+        return self.selection in BY_VALIDATION
+
+    @property
+    def scored_at_end(self) -> int:
+        """After how many of the last rounds test data are scored, whatever ``evaluate_every`` is."""
+        return max(self.evaluate_last, self.averaged_rounds)
+
     def needed(self, asked: int) -> int:
         """How many of the asked clients must answer; 0.07 of 100 are 7, not the 8 that the product of floats rounds up to."""
         return max(1, math.ceil(self.min_share * asked - 1e-9))
@@ -186,6 +206,16 @@ def schedule_factor(text: str, round_number: int, rounds: int) -> float:
             passed = sum(round_number > share_of(float(share), rounds) for share in at)  # type: ignore[arg-type]
             return math.pow(factor, passed)
     raise SettingError(f"Cannot use the schedule {text!r}. There are: constant, cosine, steps(at=(0.5, 0.75), factor=0.1).")
+
+
+def averaged_rounds(selection: str) -> int:
+    """The n of ``mean_last(n)``; 0 for every other selection.
+
+    >>> averaged_rounds("mean_last(10)"), averaged_rounds("last")
+    (10, 0)
+    """
+    found = re.fullmatch(r"mean_last\(([1-9]\d{0,5})\)", selection)
+    return int(found[1]) if found else 0
 
 
 def share_of(share: float, rounds: int) -> int:
@@ -212,7 +242,7 @@ def problems_of(settings: Settings) -> Iterable[str]:
         return
     for name, known in CHOICES.items():
         value = getattr(settings, name)
-        if value not in known:
+        if value not in known and not (name == "selection" and averaged_rounds(value)):
             yield f"{name} cannot be {value!r}. {nearest(value, known)}"
     for name in ("rounds", "local_epochs", "batch_size", "test_batch_size", "threads"):
         if getattr(settings, name) < 1:
@@ -225,6 +255,7 @@ def problems_of(settings: Settings) -> Iterable[str]:
         "weight_decay",
         "few_shot",
         "evaluate_every",
+        "evaluate_last",
         "evaluate_clients",
         "retries",
         "seed",

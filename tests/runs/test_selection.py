@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from helpers.recorded_runs import Killed, experiment_of, go_on
 from helpers.tiny_runs import tiny_net
 from polyfed.core.client import score
 from polyfed.core.evaluation import Row
-from polyfed.errors import DataError, RunFolderError, TooFewReplies
+from polyfed.errors import DataError, RunFolderError, SettingError, TooFewReplies
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.lifecycle import resume, train_run
+from polyfed.runs.reopen import open_run
 from polyfed.runs.run_folder import RunFolder
 from polyfed.settings import Settings
 from polyfed.testing import SIZES, tiny_federation
@@ -228,3 +230,88 @@ def test_rounds_after_the_best_one_stay_in_the_privacy_account(tmp_path: Path, m
     ]
     assert histories[0] == histories[1] and set(histories[0]) == set(SIZES)
     assert go_on(tmp_path / "run").summary()["privacy"] == spent
+
+
+LAST_SCORES = (0.5, 0.9, 0.8, 0.7)
+"""Accuracies after rounds 1 to 4; their last three have mean 0.8 and deviation 0.1."""
+
+
+@pytest.fixture
+def given_tests(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Test accuracies by round are given in advance. Returns the rounds that were scored."""
+    scored: list[int] = []
+
+    def given(self: Experiment, split: str = "test", newcomer: str | None = None, in_detail: bool = False) -> list[Row]:
+        scored.append(self.server.round)
+        value = LAST_SCORES[self.server.round - 1]
+        detail = {"confusion": [[scored[-1]]]} if in_detail else {}
+        numbers = {
+            "accuracy": value,
+            "count": 10,
+            "right": round(10 * value),
+            "class_counts": [10],
+            "class_right": [round(10 * value)],
+        }
+        return [Row("seen", client, client, {**numbers, **detail}) for client in self.server.ids]
+
+    monkeypatch.setattr(Experiment, "evaluate", given)
+    return scored
+
+
+def test_the_mean_of_the_last_rounds_is_reported_and_the_last_model_is_kept(tmp_path: Path, given_tests: list[int]) -> None:
+    mean = train_run(experiment_of(selection="mean_last(3)"), RunFolder(tmp_path / "mean"))
+    assert given_tests == [2, 3, 4]
+    assert mean.accuracy["mean"] == pytest.approx(0.8)
+    assert mean.rows[0].numbers["right"] == pytest.approx(8) and mean.rows[0].numbers["confusion"] == [[4]]
+    assert mean.summary()["last_rounds"] == {
+        "rounds": [2, 3, 4],
+        "values": pytest.approx([0.9, 0.8, 0.7]),
+        "mean": pytest.approx(0.8),
+        "deviation": pytest.approx(0.1),
+        "last": pytest.approx(0.7),
+    }
+    assert mean.digest == train_run(experiment_of(), None).digest
+    for again in (go_on(tmp_path / "mean"), open_run(tmp_path / "mean", model=tiny_net())):
+        assert again.accuracy == mean.accuracy and again.last_rounds == mean.last_rounds and again.digest == mean.digest
+    assert train_run(experiment_of(selection="mean_last(3)"), None).accuracy == mean.accuracy
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3, 4])
+@pytest.mark.usefixtures("given_tests")
+def test_the_mean_of_the_last_rounds_survives_a_kill(tmp_path: Path, stop: int) -> None:
+    whole = train_run(experiment_of(selection="mean_last(3)"), RunFolder(tmp_path / "whole"))
+
+    def cut(server: Any) -> None:
+        if server.round == stop:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train_run(experiment_of(selection="mean_last(3)"), RunFolder(tmp_path / "cut"), observers=[cut])
+    assert go_on(tmp_path / "cut").accuracy == whole.accuracy
+    assert RunFolder(tmp_path / "cut").metrics() == RunFolder(tmp_path / "whole").metrics()
+
+
+def test_the_last_rounds_are_scored_next_to_the_best_validation_round(tmp_path: Path, silent: dict[int, set[str]]) -> None:
+    assert not silent
+    select(tmp_path / "run", evaluate_last=2)
+    lines = RunFolder(tmp_path / "run").metrics()
+    assert {line["round"] for line in lines if line["view"] == "seen"} == {3, 4}
+    assert chosen_round(tmp_path / "run") == {2}
+
+
+@pytest.mark.usefixtures("given_tests")
+def test_a_last_round_that_is_not_typical_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds 1 to 3 have mean 0.8 and deviation 0.1: 0.59 is further than two deviations, 0.61 is not."""
+    for last, told in ((0.59, True), (0.61, False)):
+        monkeypatch.setattr(sys.modules[__name__], "LAST_SCORES", (0.9, 0.8, 0.7, last))
+        result = train_run(experiment_of(evaluate_every=1), None)
+        found = [text for text in result.warnings if "not typical" in text]
+        assert bool(found) == told
+        assert not told or "Round 4 scores 59.0 %, but rounds 1 to 3 score 80.0 ± 10.0 %" in found[0]
+        assert not train_run(experiment_of(selection="mean_last(4)"), None).outlier
+
+
+@pytest.mark.parametrize("wrong", ["mean_last", "mean_last(0)", "mean_last(x)", "mean_last(3) "])
+def test_a_mean_over_no_rounds_is_refused(wrong: str) -> None:
+    with pytest.raises(SettingError, match="selection cannot be"):
+        Settings(selection=wrong)

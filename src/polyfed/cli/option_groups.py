@@ -33,7 +33,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "retries",
         "on_nan",
     ),
-    "Evaluation": ("selection", "evaluate_every", "evaluate_clients", "newcomer", "metric", "test_batch_size"),
+    "Evaluation": ("selection", "evaluate_every", "evaluate_last", "evaluate_clients", "newcomer", "metric", "test_batch_size"),
     "Speed": ("backend", "workers", "threads", "compile", "device", "amp", "layout", "flower_cpus", "flower_gpus"),
     OUTPUT: ("checkpoint_every",),
 }

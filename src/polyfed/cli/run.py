@@ -190,6 +190,12 @@ def print_scores(summary: dict[str, Any], title: str | None = None, view: View =
             f"{MEASURES[measure]} over {over} domains: mean [bold]{percent(found['mean'])}[/bold], worst {percent(found['worst'])}, "
             f"spread {percent(found['spread'])}"
         )
+    if "last_rounds" in summary:
+        ends = summary["last_rounds"]
+        console().print(
+            f"last {len(ends['rounds'])} scored rounds: mean [bold]{percent(ends['mean'])}[/bold] ± {percent(ends['deviation'])}, "
+            f"round {ends['rounds'][-1]} {percent(ends['last'])}"
+        )
     sample = summary["scored_clients"]
     meanings = [
         f"{ERROR_MEANING}.",

@@ -259,7 +259,7 @@ def _of_every_run(method: Method, settings: Settings) -> Iterator[Departure]:
     yield Departure(CLASS_COUNTS, "", "once", "aggregate", False, "counts, without noise")
     if not method.facts.withholds_loss:
         yield Departure(TRAINING_LOSS, "", "every round", "aggregate", False, "a mean over samples, without noise")
-    if settings.selection != "last":
+    if settings.needs_validation:
         yield _SCORES["validation"]
     yield _test_scores(method)
 

@@ -261,11 +261,12 @@ def tested_domains(found: Sequence[tuple[ComparisonRun, Summary]]) -> dict[tuple
 
 
 def warned(method: str, found: Sequence[tuple[ComparisonRun, Summary]]) -> list[str]:
-    """Whether a method does no better than always answering the most frequent class, on the domains that the table is about."""
+    """Warn if a method is no better than always answering the most frequent class, or if its last round is an outlier."""
     mine = [(run, made) for run, made in found if run.method == method]
     seeds = dict.fromkeys(run.seed for run, _ in mine)
     by_seed = {seed: tested_domains([(run, made) for run, made in mine if run.seed == seed]) for seed in seeds}
-    return warnings_over_seeds(by_seed, method)
+    outliers = [f"{run.words}: {made['last_rounds']['warning']}" for run, made in mine if "warning" in made.get("last_rounds", {})]
+    return [*warnings_over_seeds(by_seed, method), *outliers]
 
 
 class Lead(NamedTuple):

@@ -25,8 +25,7 @@ from polyfed.runs.checkpoint import digest
 from polyfed.runs.headline import domains_of
 from polyfed.runs.portable_paths import is_path
 from polyfed.runs.run_folder import RunFolder, missing_words
-from polyfed.runs.selection import BY_VALIDATION
-from polyfed.settings import INCIDENTAL, Settings
+from polyfed.settings import BY_VALIDATION, INCIDENTAL, Settings
 
 DEFAULTS: Mapping[str, Any] = {item.name: item.default for item in fields(Settings)}
 VIEWS = ("seen", "unseen")

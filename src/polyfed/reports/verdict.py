@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from polyfed.core.metrics import MEASURES, standard_error
 from polyfed.reports.gather import MEAN, WORST, Group, GroupEntry, Run, average, deviation, differing, recipe
 from polyfed.reports.paired_tests import ImageTest, image_test
+from polyfed.runs.last_rounds import WINDOW, LastRounds
+from polyfed.runs.selection import LAST
 
 # Two-sided 95 % points of Student's t with 1 to 20 degrees of freedom.
 T95 = (
@@ -315,7 +317,17 @@ def _about_runs(entry: GroupEntry) -> list[str]:
             )
         elif run not in entry.counted:
             sentences.append(f"{run.path} repeats seed {run.seed} of {entry.label}; only one run of a seed is counted.")
+        if run.finished and not run.parts and (outlier := _outlier(run, entry.measure)):
+            sentences.append(f"{entry.label}, seed {run.seed}: {outlier}")
     return sentences
+
+
+def _outlier(run: Run, measure: str) -> str:
+    """A sentence if a run ends with a last round that is not typical, else nothing."""
+    if run.settings["selection"] != LAST:
+        return ""
+    by_round = next((tables for tables in run.tables_of(measure).values() if tables), {})
+    return LastRounds({number: by_round[number][MEAN] for number in sorted(by_round)[-WINDOW:]}).warning if by_round else ""
 
 
 def _about_parts(entry: GroupEntry, run: Run) -> list[str]:

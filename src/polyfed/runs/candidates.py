@@ -34,6 +34,7 @@ MACHINERY = (
     "flower_gpus",
     "checkpoint_every",
     "evaluate_every",
+    "evaluate_last",
     "evaluate_clients",
     "test_batch_size",
     "metric",

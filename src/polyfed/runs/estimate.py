@@ -31,7 +31,7 @@ from polyfed.runs.assemble import build_federation
 from polyfed.runs.compare import ComparisonRun
 from polyfed.runs.experiment import Experiment, already_dealt, rounds_from_budget, settings_given, threads
 from polyfed.runs.recorder import is_turn
-from polyfed.runs.selection import BEST_VALIDATION, BY_VALIDATION
+from polyfed.runs.selection import BEST_VALIDATION
 from polyfed.runs.watcher import Watcher
 from polyfed.settings import Settings
 
@@ -193,7 +193,7 @@ class Estimator:
         """What a run on these data would cost."""
         federation = self.population_of(federation)
         settings = rounds_from_budget(self.settings, federation)
-        every, validated = settings.evaluate_every, settings.selection in BY_VALIDATION
+        every, validated = settings.evaluate_every, settings.needs_validation
         clients = settings.sampled(len(federation.clients))
         short, long = self.short, self.long
         setup = Line.through((short.examples, short.setup), (long.examples, long.setup))
@@ -206,7 +206,7 @@ class Estimator:
             # Where steps are compiled, that happens in the first round.
             once=setup.at(examples_in(federation)) + max(0.0, short.rounds[0] - short.rounds[-1]),
             round=clients * training.at(trained_by_a_client(settings, federation)),
-            scorings=turns(settings.rounds, every) + (validated or not every),
+            scorings=turns(settings.rounds, every, settings.scored_at_end) + (validated or not (every or settings.scored_at_end)),
             scoring=scoring.at(1),
             validations=turns(settings.rounds, every or 1) if validated else 0,
             validating=validating.at(1),
@@ -219,9 +219,9 @@ class Estimator:
         )
 
 
-def turns(rounds: int, every: int) -> int:
+def turns(rounds: int, every: int, at_end: int = 0) -> int:
     """How many rounds are scored."""
-    return sum(is_turn(number, rounds, every) for number in range(1, rounds + 1))
+    return sum(is_turn(number, rounds, every, at_end) for number in range(1, rounds + 1))
 
 
 def examples_in(federation: Federation) -> int:

@@ -34,7 +34,7 @@ from polyfed.runs.assemble import build_bench, build_federation, normalised_for,
 from polyfed.runs.checkpoint import Snapshot
 from polyfed.runs.default_model import why_this_model, with_one_model
 from polyfed.runs.run_folder import RunFolder
-from polyfed.runs.selection import BY_VALIDATION, require_validation
+from polyfed.runs.selection import require_validation
 from polyfed.settings import Settings, with_changes
 
 DEFAULTS = Settings()
@@ -83,7 +83,7 @@ class Experiment:
             self.federation = recorded.put_into(self.federation)
         if self.method.population is not None:
             self.federation = self.method.population(self.federation)
-        if settings.selection in BY_VALIDATION:
+        if settings.needs_validation:
             require_validation(self.federation, settings.selection)
         self.settings = dataclasses.replace(rounds_from_budget(settings, self.federation), method=str(self.method))
         if model is None and recorded is None:

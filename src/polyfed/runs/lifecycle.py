@@ -21,6 +21,7 @@ from polyfed.runs.checkpoint import Snapshot
 from polyfed.runs.experiment import Experiment, settings_given
 from polyfed.runs.given_objects import NAMES as OBJECTS
 from polyfed.runs.given_objects import give, parted
+from polyfed.runs.last_rounds import scored_rounds
 from polyfed.runs.newcomer_file import leave_newcomer
 from polyfed.runs.portable_paths import on_this_machine
 from polyfed.runs.progress_bar import progress_bar
@@ -109,7 +110,7 @@ def trained(
         raise
     finally:
         experiment.backend.close()
-    result = Result(experiment, rows, None if folder is None else str(folder.path), recorder.answers)
+    result = Result(experiment, rows, None if folder is None else str(folder.path), recorder.answers, recorder.by_round)
     heard_by.end(result)
     return result
 
@@ -185,7 +186,8 @@ def resume(
     go_back(experiment, folder, snapshot, complaints, notify)
     leave_newcomer(experiment, folder.path, overwrite=False)
     answers = {} if snapshot is None else read_answers(folder, snapshot.notes)
-    return Result(experiment, rows_at(folder.metrics(), experiment.server.round, split), str(path), answers)
+    lines = folder.metrics()
+    return Result(experiment, rows_at(lines, experiment.server.round, split), str(path), answers, scored_rounds(lines, split))
 
 
 def is_finished(snapshot: Snapshot | None) -> bool:

@@ -26,6 +26,7 @@ from polyfed.runs.background_task import BackgroundTask
 from polyfed.runs.best_round import chooser_of
 from polyfed.runs.client_spread import SPREAD, spread_lines
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.last_rounds import mean_rows, scored_rounds
 from polyfed.runs.run_folder import RunFolder
 from polyfed.runs.statistics_drift import STATISTICS, StatisticsDrift
 
@@ -66,6 +67,7 @@ class Recorder:
         number, is_last = experiment.server.round, experiment.server.round == experiment.server.rounds
         self.rows: list[Row] = rows_at(folder.metrics(), number, split) if folder is not None and is_last else []
         self.rows_of_round = number if self.rows else -1
+        self.by_round: dict[int, list[Row]] = {} if folder is None else scored_rounds(folder.metrics(), split)
         self.answers: Answers = {}
         self.complete = -1
         self.drift = StatisticsDrift(experiment.bench.plan, experiment.server, experiment.backend)
@@ -89,7 +91,7 @@ class Recorder:
         every = server.settings.evaluate_every
         if self.selection is not None and is_turn(server.round, server.rounds, every or 1):
             self.write([as_line(server.round, row) for row in self.selection.look()])
-        if is_turn(server.round, server.rounds, every):
+        if is_turn(server.round, server.rounds, every, server.settings.scored_at_end):
             self.evaluate()
         if self.folder is not None and server.round and self.is_time(server):
             self.save()
@@ -108,10 +110,12 @@ class Recorder:
     def evaluate(self, ends: bool = False) -> list[Row]:
         """Score the current state once, and write the scores to the metrics; ``ends``: the run ends here, if earlier than planned."""
         number = self.experiment.server.round
-        is_last = ends or number == self.experiment.server.rounds
+        rounds, averaged = self.experiment.server.rounds, self.experiment.settings.averaged_rounds
+        counts = ends or number > rounds - max(1, averaged)
         if self.rows_of_round != number:
             # The model of the last round counts, unless another one is chosen, which is scored in detail then.
-            self.rows, self.rows_of_round = self.scored(in_detail=is_last and self.selection is None), number
+            self.rows, self.rows_of_round = self.scored(in_detail=counts and self.selection is None), number
+            self.by_round[number] = self.rows
             self.write([as_line(number, row) for row in self.rows])
         return self.rows
 
@@ -128,14 +132,16 @@ class Recorder:
 
     def final_rows(self) -> list[Row]:
         """Score the model the run ends with."""
-        if self.selection is None:
+        number, averaged = self.experiment.server.round, self.experiment.settings.averaged_rounds
+        if self.selection is not None:
+            self.selection.take()
+            self.rows, selected = self.scored(in_detail=True), self.selection.round
+        elif averaged:
+            self.evaluate(ends=True)
+            self.rows, selected = mean_rows({n: rows for n, rows in self.by_round.items() if n > number - averaged}), number
+        else:
             return self.evaluate(ends=True)
-        self.selection.take()
-        self.rows = self.scored(in_detail=True)
-        selected = {"selected_round": self.selection.round}
-        self.write(
-            [{**as_line(self.experiment.server.round, row), "view": f"selected_{row.view}", **selected} for row in self.rows]
-        )
+        self.write([{**as_line(number, row), "view": f"selected_{row.view}", "selected_round": selected} for row in self.rows])
         return self.rows
 
     def write(self, lines: list[Mapping[str, Any]]) -> None:
@@ -211,9 +217,9 @@ def changes_server_state(method: Method) -> bool:
     return any(SLOTS[name].given_server for name in method.filled_slots)
 
 
-def is_turn(number: int, rounds: int, every: int) -> bool:
-    """Whether a round is scored; the last one always is, unless only the end is (0)."""
-    return bool(every and number) and (number % every == 0 or number == rounds)
+def is_turn(number: int, rounds: int, every: int, at_end: int = 0) -> bool:
+    """Whether a round is scored: every n-th, the last one, and each of the last ``at_end``; none with 0 and 0, where only the end is."""
+    return (bool(every and number) and (number % every == 0 or number == rounds)) or number > max(0, rounds - at_end)
 
 
 def noted_lines(server: Server) -> list[Mapping[str, Any]]:

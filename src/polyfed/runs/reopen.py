@@ -20,6 +20,7 @@ from polyfed.runs.answers_file import read_answers
 from polyfed.runs.checkpoint import Snapshot
 from polyfed.runs.client_state_files import NODES, read_states
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.last_rounds import scored_rounds
 from polyfed.runs.manifest import newest_notes
 from polyfed.runs.newcomer_file import put_back
 from polyfed.runs.portable_paths import on_this_machine
@@ -43,8 +44,9 @@ def open_run(
     experiment = open_experiment(path, model=model, method=method, device=device, load=load, notify=notify, trust=trust)
     folder = RunFolder(path)
     notes = newest_notes(folder.checkpoints.folder)
-    rows = rows_at(folder.sealed_lines(notes), experiment.server.round)
-    return Result(experiment, rows, str(path), read_answers(folder, notes))
+    lines = folder.sealed_lines(notes)
+    by_round = {} if folder.settings().needs_validation else scored_rounds(lines)
+    return Result(experiment, rows_at(lines, experiment.server.round), str(path), read_answers(folder, notes), by_round)
 
 
 def open_experiment(
@@ -108,7 +110,7 @@ def to_look_at(settings: Settings) -> Settings:
         workers="1",
         compile="off",
         loss=AUTO,
-        selection=LAST,
+        selection=LAST if settings.needs_validation else settings.selection,
         init=None,
     )
 

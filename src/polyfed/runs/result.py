@@ -22,7 +22,9 @@ from polyfed.runs.checkpoint import joint_digest
 from polyfed.runs.figures import dots_figure
 from polyfed.runs.headline import BASELINE, domains_of, headline, warnings
 from polyfed.runs.image_inputs import ImageInputs
+from polyfed.runs.last_rounds import WINDOW, ByRound, LastRounds
 from polyfed.runs.predictions import client_words, predicted
+from polyfed.runs.selection import LAST
 
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment
@@ -37,11 +39,17 @@ class Result:
         answers: label, answer and confidence for each test image, by (view, client, domain), where they are on this machine.
         classes: the names of the classes.
         headline: the measure that heads the tables, and why (``--metric``).
-        warnings: a sentence where a model does no better than always answering the most frequent class.
+        last_rounds: the primary metric after each of the last scored rounds, with mean and deviation; None if only one was scored.
+        warnings: a sentence if a model does no better than always answering the most frequent class, or if the last round is an outlier.
     """
 
     def __init__(
-        self, experiment: Experiment, rows: Sequence[Row], path: str | None = None, answers: Answers | None = None
+        self,
+        experiment: Experiment,
+        rows: Sequence[Row],
+        path: str | None = None,
+        answers: Answers | None = None,
+        by_round: ByRound | None = None,
     ) -> None:
         self.experiment = experiment
         self.answers = answers or {}
@@ -51,7 +59,23 @@ class Result:
         self.classes = experiment.federation.classes
         self.domains = domains_of(self.rows)
         self.headline = headline(experiment.settings.metric, self.domains)
+        self.last_rounds = self._last_rounds(by_round or {})
         self.warnings = warnings(self.domains, str(experiment.method))
+        if self.outlier:
+            self.warnings.append(f"{experiment.method}: {self.outlier}")
+
+    @property
+    def outlier(self) -> str:
+        """A sentence if the scores are those of a last round that is not typical, else nothing."""
+        return self.last_rounds.warning if self.last_rounds and self.experiment.settings.selection == LAST else ""
+
+    def _last_rounds(self, by_round: ByRound) -> LastRounds | None:
+        """The primary metric after each of the rounds that are averaged, or of the last scored ones; None if only one was scored."""
+        averaged = self.experiment.settings.averaged_rounds
+        first = self.experiment.server.round - averaged if averaged else 0
+        chosen = sorted(number for number in by_round if number > first)[-(averaged or WINDOW) :]
+        values = {number: float(accuracy_table(by_round[number], self.headline.measure)["mean"]) for number in chosen}
+        return LastRounds(values) if len(values) > 1 else None
 
     def table(self, measure: str = "accuracy") -> dict[str, Any]:
         """Any measure in the form of ``accuracy``: ``balanced_accuracy``, ``macro_f1``, ``auroc``, ``calibration_error``..."""
@@ -124,6 +148,11 @@ class Result:
             "metric_reason": self.headline.reason,
             "headline": self.table(self.headline.measure),
             "accuracy": self.accuracy,
+            **(
+                {}
+                if self.last_rounds is None
+                else {"last_rounds": self.last_rounds.as_json() | ({"warning": self.outlier} if self.outlier else {})}
+            ),
             "majority_rate": {
                 view: values for view, values in accuracy_table(self.rows, "majority_rate").items() if view in ("seen", "unseen")
             },

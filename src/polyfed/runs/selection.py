@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from polyfed.core.data_types import Federation
 from polyfed.errors import DataError
+from polyfed.settings import BY_VALIDATION
 
-LAST, BEST_VALIDATION, BEST_LOCAL_VALIDATION = "last", "best_validation", "best_local_validation"
-BY_VALIDATION = (BEST_VALIDATION, BEST_LOCAL_VALIDATION)
-"""Choices that need validation data: scores of the models after averaging, or of those that clients have just trained."""
+LAST = "last"
+BEST_VALIDATION, BEST_LOCAL_VALIDATION = BY_VALIDATION
 
 
 def require_validation(federation: Federation, selection: str) -> None:
