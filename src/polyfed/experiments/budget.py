@@ -102,7 +102,7 @@ def core_seconds(settings: Settings) -> float | None:
         rounds = settings.total_epochs * train / (asked * steps * settings.batch_size)
     pixels = (_option(data, "crop", _option(data, "size", size.side)) / speed["side"]) ** 2
     trained = rounds * asked * steps
-    scorings = 1 + (rounds // settings.evaluate_every if settings.evaluate_every else 0)
+    scorings = max(1, min(rounds, settings.scored_at_end)) + (rounds // settings.evaluate_every if settings.evaluate_every else 0)
     validated = 200 * rounds if settings.selection == BEST_VALIDATION else 0
     tested = size.test - size.train if size.whole and settings.unseen_part == "test" else size.test
     scored = (scorings * tested + validated) * speeds()["scored"]

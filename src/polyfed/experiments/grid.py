@@ -129,20 +129,25 @@ def _cells_of_row(item: PaperItem, part: Part, row: Row, form: Form) -> Iterator
         settings = None if why or column.mean or column.over else settings_of(item, part, row, column, form)
         notes = [part.differs[key] for key in ("all", column.name, row.name) if key in part.differs]
         if settings is not None:
-            notes += [*rate_notes(row, settings.lr), *_changes(item, part, row, column, form)]
+            notes += [*_rate_notes(row, settings), *_round_notes(settings), *_changes(item, part, row, column, form)]
         seeds = form.seeds or (item.seeds if form.is_full else int(smaller.get("seeds", SEEDS[form.name])))
         other = settings is not None and read_call(settings.data).name != read_call(str(_full(part, row, column)["data"])).name
         yield Cell(item, part, row, column, published, settings, seeds, why, tuple(notes), other)
 
 
-def rate_notes(row: Row, lr: float) -> list[str]:
+def _rate_notes(row: Row, settings: Settings) -> list[str]:
     """Where a row's learning rate comes from, if the paper does not print it."""
     source, _, why = (word.strip() for word in row.chosen.partition(":"))
     if source in ("", PAPER):
         return []
     if source == OPEN:
-        return [f"learning rate not printed; not yet chosen on validation data: {lr:g}" + (f" ({why})" if why else "")]
-    return [f"learning rate not printed; {lr:g} was chosen on validation data ({source})"]
+        return [f"learning rate not printed; not yet chosen on validation data: {settings.lr:g}" + (f" ({why})" if why else "")]
+    return [f"learning rate not printed; {settings.lr:g} was chosen on validation data ({source})"]
+
+
+def _round_notes(settings: Settings) -> list[str]:
+    """How the reported round differs from the paper's, if its last one is not taken for the result."""
+    return [f"mean of the last {settings.averaged_rounds} rounds (paper: the last round)"] if settings.averaged_rounds else []
 
 
 def _why_not(part: Part, row: Row, column: Column, published: Published, form: Form, smaller: Mapping[str, Any]) -> str:
@@ -278,9 +283,9 @@ def _named_cells(cell: Cell, name: str, form: Form) -> list[Cell]:
 def _over(cell: Cell, more: Mapping[str, Any], form: Form, shortened: bool) -> Cell:
     """One of the runs that a column is the mean of."""
     column = dataclasses.replace(cell.column, over=(), settings={**cell.column.settings, **more})
-    notes = _changes(cell.item, cell.part, cell.row, column, form)
-    notes += [f"{form.name}: mean over {', '.join(more.get('unseen', ()))} only"] if shortened else []
     settings = settings_of(cell.item, cell.part, cell.row, column, form)
+    notes = [*_rate_notes(cell.row, settings), *_round_notes(settings), *_changes(cell.item, cell.part, cell.row, column, form)]
+    notes += [f"{form.name}: mean over {', '.join(more.get('unseen', ()))} only"] if shortened else []
     return dataclasses.replace(cell, column=column, settings=settings, notes=(*cell.notes, *notes))
 
 
