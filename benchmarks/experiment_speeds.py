@@ -32,6 +32,7 @@ NETWORKS = {
     "densenet121": (96, 2),
     "hfedf_cnn": (32, 7),
     "deeplabv3plus": (128, 11),
+    "efficientnet_lite0": (96, 7),
 }
 """Side of the images, and classes."""
 SMALL, LARGE = 4, 32

@@ -62,6 +62,11 @@ def test_cifar10_from_the_published_batches(tmp_path, layout):
     assert labels_of(domain.train) == y[:40].tolist()
     assert labels_of(domain.validation) == y[40:50].tolist()
     assert (domain.test.batch(slice(None))[0].numpy() == x[50:]).all()
+    five, nine = (data_sets.build(f"cifar10(per_domain={kept})", root=str(root)).domains[0].train for kept in (5, 9))
+    assert (len(five), len(nine)) == (5, 9)
+    assert {image.tobytes() for image in five.batch(slice(None))[0].numpy()} < {
+        image.tobytes() for image in nine.batch(slice(None))[0].numpy()
+    }
 
 
 def test_cifar10_names_a_missing_and_a_hostile_batch(tmp_path):

@@ -99,10 +99,12 @@ def test_the_function_has_the_signature_and_the_documentation_of_the_options() -
         ("colour", "red"),
         ("augment", "none"),
         ("normalise", "half"),
+        ("per_domain", 0),
     ]
     assert record.doc == (
         "Tiny: two domains.\n\nIt is not real.\n\nArgs:\n    root: Folder of the files.\n    size: Side.\n    colour: A colour.\n"
-        "    augment: Augmentation of training batches.\n    normalise: Normalisation."
+        "    augment: Augmentation of training batches.\n    normalise: Normalisation.\n    per_domain: Training images kept of each domain, "
+        "drawn with seed 0; 0 means all. Validation and test images stay."
     )
     assert (record.build.__module__, record.build.__name__) == (__name__, "tiny")
 
@@ -112,6 +114,15 @@ def test_a_source_that_streams_makes_a_data_set(root: str) -> None:
     assert (data.name, data.classes, data.default_model) == ("Tiny", ("a", "b"), "small_cnn")
     assert data.source == "folder tiny/<domain>: north 3/0/1, south 3/0/1 (train/validation/test); 6x6 pixels; in red"
     assert data.domains[0].train.batch(slice(0, 2))[0].shape == (2, 3, 6, 6)
+
+
+def test_per_domain_keeps_some_training_images_and_every_other_one(root: str) -> None:
+    whole, two, one = (data_sets.build(f"tiny(per_domain={kept})", root=root) for kept in (0, 2, 1))
+    assert [[len(domain.train) for domain in data.domains] for data in (whole, two, one)] == [[3, 3], [2, 2], [1, 1]]
+    assert [[len(domain.test) for domain in data.domains] for data in (whole, two, one)] == [[1, 1]] * 3
+    assert "per domain" not in whole.source and two.source.endswith("; at most 2 training images per domain")
+    with pytest.raises(OptionError, match="tiny: per_domain is -1; it must be 0"):
+        data_sets.build("tiny(per_domain=-1)", root=root)
 
 
 def test_options_are_checked_before_files(tmp_path: Path) -> None:

@@ -12,7 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from polyfed.core.data_types import DataSet
+import numpy as np
+import torch
+
+from polyfed.core.data_types import DataSet, Domain
 from polyfed.core.tasks.known import CLASSIFICATION
 from polyfed.core.tasks.task import Task
 from polyfed.data.archives import contents
@@ -27,7 +30,8 @@ SplitCounts: TypeAlias = Mapping[str, "int | tuple[int, ...]"]
 """Expected examples by split: a total, or one number per class. The split ``all`` counts every example once."""
 
 OF_PREPARATION = ("augment", "normalise")
-"""Options that decide how batches are prepared; all others go to ``find``."""
+"""Options that decide how batches are prepared."""
+PER_DOMAIN = "per_domain"
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,33 @@ def normalise_option(default: str, text: str = "Normalisation.") -> DataOption:
     return DataOption("normalise", default, text)
 
 
+def check_per_domain(owner: str, per_domain: int) -> None:
+    """Reject a negative number of training images."""
+    if per_domain < 0:
+        raise OptionError(f"{owner}: per_domain is {per_domain}; it must be 0 (all) or larger.")
+
+
+def per_domain_option() -> DataOption:
+    """``per_domain``: how many training images of each domain are kept; every data set has it."""
+    return DataOption(
+        PER_DOMAIN,
+        0,
+        "Training images kept of each domain, drawn with seed 0; 0 means all. Validation and test images stay.",
+        check_per_domain,
+        lambda kept: f"at most {kept} training images per domain" if kept else "",
+    )
+
+
+def _fewer(domain: Domain, kept: int) -> Domain:
+    """Return a domain with at most so many of its training images; fewer are some of more."""
+    count = len(domain.train)
+    if not 0 < kept < count:
+        return domain
+    places = torch.from_numpy(np.sort(np.random.default_rng([0, count]).permutation(count)[:kept]))
+    groups = None if domain.groups is None else domain.groups[places]
+    return replace(domain, train=domain.train.subset(places), groups=groups)
+
+
 @dataclass(frozen=True)
 class Declaration:
     """What is known of a data set, and how its files are found.
@@ -91,7 +122,7 @@ class Declaration:
         expected: The numbers of examples by layout and domain.
         default_model: The model that runs take if none is named.
         find: ``find(root, **options)`` gives the domains under a folder, or nothing if there are none. It gets all options
-            but ``augment`` and ``normalise``.
+            but ``augment`` and ``normalise``, and ``per_domain`` only if it declares that itself.
         packed_sha256: The sha256 of each packed file.
         options: What users can choose besides the folder, in the order of the signature.
         normalisation: The normalisation, where ``normalise`` is no option.
@@ -125,13 +156,25 @@ class Declaration:
     check_with: Mapping[str, object] = field(default_factory=dict)
     task: Task = CLASSIFICATION
 
+    @property
+    def cuts(self) -> bool:
+        """Return True if ``per_domain`` is applied here, not by ``find``."""
+        return all(option.name != PER_DOMAIN for option in self.options)
+
+    @property
+    def all_options(self) -> tuple[DataOption, ...]:
+        """The declared options and ``per_domain``."""
+        return (*self.options, per_domain_option()) if self.cuts else self.options
+
     def build(self, root: str, **chosen: Any) -> DataSet:
         """The data set in a folder, with a value for every option. Options are checked before files are looked for."""
+        kept = chosen.pop(PER_DOMAIN, 0) if self.cuts else 0
+        check_per_domain(self.name, kept)
         for option in self.options:
             option.check(self.name, chosen[option.name])
         prepared = preparation(chosen.get("normalise", self.normalisation), chosen.get("augment", "none"))
         sources = self.sources(root, **{name: value for name, value in chosen.items() if name not in OF_PREPARATION})
-        domains = tuple(source.load() for source in sources)
+        domains = tuple(_fewer(source.load(), kept) for source in sources)
         prepared = replace(prepared, middle_square=any(source.middle_square for source in sources))
         return DataSet(
             name=self.title,
@@ -140,7 +183,9 @@ class Declaration:
             preparation=prepared,
             default_model=self.default_model,
             task=self.task,
-            source=source_text(sources, domains, *(option.note(chosen[option.name]) for option in self.options)),
+            source=source_text(
+                sources, domains, *(option.note({PER_DOMAIN: kept, **chosen}[option.name]) for option in self.all_options)
+            ),
         )
 
     def sources(self, root: str, **options: Any) -> Sequence[DomainSource]:
@@ -170,7 +215,7 @@ class Declaration:
                 inspect.Parameter("root", kind, annotation=str),
                 *(
                     inspect.Parameter(option.name, kind, default=option.default, annotation=type(option.default))
-                    for option in self.options
+                    for option in self.all_options
                 ),
             ],
             return_annotation=DataSet,
@@ -178,7 +223,7 @@ class Declaration:
 
     def documentation(self) -> str:
         """The docstring of the function that users call."""
-        arguments = ["root: Folder of the files.", *(f"{option.name}: {option.text}" for option in self.options)]
+        arguments = ["root: Folder of the files.", *(f"{option.name}: {option.text}" for option in self.all_options)]
         return "\n    ".join([f"{inspect.cleandoc(self.about)}\n\nArgs:", *arguments])
 
 

@@ -21,13 +21,23 @@ from polyfed.text import Call, read_call
 
 @dataclass(frozen=True)
 class Size:
-    """How large a data set is: training examples of all domains, test examples, domains, side of its images, its own model."""
+    """How large a data set is.
+
+    Attributes:
+        train: training examples of all domains.
+        test: test examples of all domains.
+        domains: how many there are.
+        side: of its images.
+        model: its default.
+        whole: ``test`` counts every image of the domains, as an unseen one is tested with ``unseen_part="all"``.
+    """
 
     train: int
     test: int
     domains: int
     side: int
     model: str = "resnet18"
+    whole: bool = False
 
 
 SIZES: Mapping[str, Size] = {
@@ -41,10 +51,10 @@ SIZES: Mapping[str, Size] = {
     "imagenet": Size(1_281_167, 50_000, 1, 224, "resnet18"),
     "cityscapes": Size(2_975, 500, 21, 768, "deeplabv3plus"),
     "camvid": Size(561, 140, 4, 166, "deeplabv3plus"),
-    "pacs": Size(8_977, 9_991, 4, 96, "hfedf_cnn"),
-    "office-home": Size(14_029, 15_588, 4, 32, "hfedf_cnn"),
-    "vlcs": Size(9_656, 10_729, 4, 32, "hfedf_cnn"),
-    "camelyon17": Size(364_771, 455_964, 5, 96, "densenet121"),
+    "pacs": Size(8_977, 9_991, 4, 96, "hfedf_cnn", whole=True),
+    "office-home": Size(14_029, 15_588, 4, 32, "hfedf_cnn", whole=True),
+    "vlcs": Size(9_656, 10_729, 4, 32, "hfedf_cnn", whole=True),
+    "camelyon17": Size(364_771, 455_964, 5, 96, "densenet121", whole=True),
 }
 """From the papers and the data sets' own pages (spec of the experiments, section 1)."""
 
@@ -79,20 +89,31 @@ def core_seconds(settings: Settings) -> float | None:
     speed = speeds().get(model)
     if size is None or not isinstance(speed, Mapping):
         return None
-    domains = size.domains - len(settings.unseen)
+    domains, partition = size.domains - len(settings.unseen), read_call(settings.partition)
     train = _trained_on(data, size) * domains / size.domains
-    clients = clients_of(read_call(settings.partition), domains)
+    if partition.name == "domain_parts":
+        parts = _option(partition, "parts", 2)
+        train *= parts / (_option(partition, "out_of", 0) or parts)
+    clients = clients_of(partition, domains)
     steps = settings.local_steps or max(1.0, settings.local_epochs * train / clients / settings.batch_size)
     rounds: float = settings.rounds
     asked = settings.sampled(clients)
     if settings.total_epochs is not None:
         rounds = settings.total_epochs * train / (asked * steps * settings.batch_size)
-    pixels = (_option(data, "size", size.side) / speed["side"]) ** 2
+    pixels = (_option(data, "crop", _option(data, "size", size.side)) / speed["side"]) ** 2
     trained = rounds * asked * steps
-    scorings = 1 + (rounds // settings.evaluate_every if settings.evaluate_every else 0)
+    scorings = max(1, min(rounds, settings.scored_at_end)) + (rounds // settings.evaluate_every if settings.evaluate_every else 0)
     validated = 200 * rounds if settings.selection == BEST_VALIDATION else 0
-    scored = (scorings * size.test + validated) * speeds()["scored"]
-    return float(trained * speed["step"] + (trained * settings.batch_size + scored) * speed["example"] * pixels)
+    tested = size.test - size.train if size.whole and settings.unseen_part == "test" else size.test
+    scored = (scorings * tested + validated) * speeds()["scored"]
+    seconds = trained * speed["step"] + (trained * settings.batch_size + scored) * speed["example"] * pixels
+    return float(seconds * _faster(model, settings))
+
+
+def _faster(model: str, settings: Settings) -> float:
+    """Return the measured factor of the precision and the layout on the speed of a network; 1 if it was not measured."""
+    how = settings.amp if settings.amp != "off" else settings.layout
+    return float(speeds().get(how, {}).get(model, 1.0))
 
 
 def _trained_on(data: Call, size: Size) -> float:

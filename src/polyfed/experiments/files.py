@@ -2,7 +2,7 @@
 
 A file has sentences (``title``, ``paper``, ``item``, ``claim``, ``measure``), ``seeds``, ``[settings]`` of every run, ``[methods]``
 (settings by a name the paper uses) and one ``[[part]]`` or several: a table of rows and columns. A row, a column and a part each add
-settings; the last one wins. ``like = "paper/item: part"`` takes a part of another file, and changes what is written beside it.
+settings; the last one wins. ``chosen`` says where the learning rate of a file, a part, a method or a row comes from. ``like = "paper/item: part"`` takes a part of another file, and changes what is written beside it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ FORMS = ("full", "laptop", "reduced")
 """The paper's setting; the largest one whose runs cost about half a core-hour; one that takes minutes and decides nothing."""
 SMALLER = FORMS[1:]
 SENTENCES = ("title", "paper", "item", "claim", "measure", "note", "missing", "figure", "x")
-KEYS = (*SENTENCES, "seeds", "settings", "methods", *SMALLER, "orders", "part")
+KEYS = (*SENTENCES, "seeds", "settings", "methods", "chosen", *SMALLER, "orders", "part")
 OF_PART = (
     "name",
     "like",
     "settings",
     "columns",
     "rows",
+    "chosen",
     *SMALLER,
     "missing",
     "differs",
@@ -38,10 +39,13 @@ OF_PART = (
     "unit",
     "analysis",
 )
-OF_ROW = ("published", "missing", "like")
+OF_METHOD = ("chosen", *SMALLER)
+OF_ROW = ("published", "missing", "like", *OF_METHOD)
 OF_COLUMN = ("name", "read", "mean", "over", "of", "column", "x", "number", "minus")
 OF_ANALYSIS = ("kind", "figures")
 OF_FORM = ("seeds", "columns", "rows", "targets")
+PAPER, OPEN = "paper", "open"
+"""Where a learning rate comes from: printed in the paper; not printed and not chosen yet (``open: why``); else the log of a search."""
 UNITS: Mapping[str, tuple[float, int]] = {"percent": (100.0, 1), "fraction": (1.0, 2), "number": (1.0, 4)}
 """What a score between 0 and 1 is multiplied by, and how many digits are written; a number is written as it is."""
 
@@ -85,12 +89,24 @@ class AskedAnalysis:
 
 @dataclass(frozen=True)
 class Row:
-    """A row: the settings of its runs, what was published, and what is missing to run it."""
+    """A row of a table.
+
+    Attributes:
+        name: as the paper has it.
+        settings: of its runs.
+        published: what the paper has in each column.
+        missing: what is missing to run it; empty if nothing is.
+        chosen: where its learning rate comes from: ``paper``, ``open: why``, or the log of a search on validation data, a file in this
+            package.
+        forms: what each smaller form changes for this row only.
+    """
 
     name: str
     settings: Mapping[str, Any]
     published: tuple[Published, ...]
     missing: str = ""
+    chosen: str = ""
+    forms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -202,7 +218,7 @@ def _methods(name: str, written: Any) -> dict[str, Any]:
         other = tomllib.loads((SHIPPED / f"{written}{SUFFIX}").read_text(encoding="utf-8"))
         return _methods(written, other.get("methods", {}))
     for row, settings in written.items():
-        _refuse(f"{name}, methods, {row}", settings, setting_names())
+        _refuse(f"{name}, methods, {row}", settings, (*OF_METHOD, *setting_names()))
     return dict(written)
 
 
@@ -283,12 +299,24 @@ def _rows(where: str, written: Mapping[str, Any], document: Mapping[str, Any], b
         given = {"published": value} if isinstance(value, str) else dict(value)
         like = str(given.get("like", name))
         before = known.get(like)
-        settings = {**_plain(document["methods"].get(like, {})), **(before.settings if before else {})}
-        settings |= _plain({key: each for key, each in given.items() if key not in OF_ROW})
+        method = document["methods"].get(like, {})
+        settings = {**_settings_in(method), **(before.settings if before else {}), **_settings_in(given)}
         _refuse(f"{where}, row {name}", settings, setting_names())
         inherited = before is not None and "published" not in given and len(before.published) == columns
         published = (
             before.published if inherited and before else read_cells(str(given.get("published", "")), columns, f"{where}, {name}")
         )
-        rows.append(Row(name, settings, published, str(given.get("missing", before.missing if before else ""))))
+        sources = (given, method, written, {"chosen": before.chosen} if before else {}, document)
+        chosen = next((str(each["chosen"]) for each in sources if each.get("chosen")), "")
+        forms = {
+            **(before.forms if before else {}),
+            **{form: _plain({**method, **given}[form]) for form in SMALLER if form in {**method, **given}},
+        }
+        for form, changes in forms.items():
+            _refuse(f"{where}, row {name}, {form}", changes, setting_names())
+        rows.append(Row(name, settings, published, str(given.get("missing", before.missing if before else "")), chosen, forms))
     return tuple(rows)
+
+
+def _settings_in(written: Mapping[str, Any]) -> dict[str, Any]:
+    return _plain({key: each for key, each in written.items() if key not in OF_ROW})

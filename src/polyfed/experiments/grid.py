@@ -12,7 +12,7 @@ from typing import Any
 
 from polyfed.core.method import parse
 from polyfed.errors import SettingError, nearest
-from polyfed.experiments.files import FORMS, OF_FORM, Column, PaperItem, Part, Row, read_item
+from polyfed.experiments.files import FORMS, OF_FORM, OPEN, PAPER, Column, PaperItem, Part, Row, read_item
 from polyfed.experiments.published import Published
 from polyfed.recipes import layered
 from polyfed.runs.folder_names import data_slug, slug
@@ -128,10 +128,26 @@ def _cells_of_row(item: PaperItem, part: Part, row: Row, form: Form) -> Iterator
         why = _why_not(part, row, column, published, form, smaller)
         settings = None if why or column.mean or column.over else settings_of(item, part, row, column, form)
         notes = [part.differs[key] for key in ("all", column.name, row.name) if key in part.differs]
-        notes += _changes(item, part, row, column, form) if settings is not None else []
+        if settings is not None:
+            notes += [*_rate_notes(row, settings), *_round_notes(settings), *_changes(item, part, row, column, form)]
         seeds = form.seeds or (item.seeds if form.is_full else int(smaller.get("seeds", SEEDS[form.name])))
         other = settings is not None and read_call(settings.data).name != read_call(str(_full(part, row, column)["data"])).name
         yield Cell(item, part, row, column, published, settings, seeds, why, tuple(notes), other)
+
+
+def _rate_notes(row: Row, settings: Settings) -> list[str]:
+    """Where a row's learning rate comes from, if the paper does not print it."""
+    source, _, why = (word.strip() for word in row.chosen.partition(":"))
+    if source in ("", PAPER):
+        return []
+    if source == OPEN:
+        return [f"learning rate not printed; not yet chosen on validation data: {settings.lr:g}" + (f" ({why})" if why else "")]
+    return [f"learning rate not printed; {settings.lr:g} was chosen on validation data ({source})"]
+
+
+def _round_notes(settings: Settings) -> list[str]:
+    """How the reported round differs from the paper's, if its last one is not taken for the result."""
+    return [f"mean of the last {settings.averaged_rounds} rounds (paper: the last round)"] if settings.averaged_rounds else []
 
 
 def _why_not(part: Part, row: Row, column: Column, published: Published, form: Form, smaller: Mapping[str, Any]) -> str:
@@ -168,7 +184,7 @@ def _full(part: Part, row: Row, column: Column) -> dict[str, Any]:
 def settings_of(item: PaperItem, part: Part, row: Row, column: Column, form: Form) -> Settings:
     """The settings of a cell's runs."""
     full = _full(part, row, column)
-    return _made(tuple(sorted(layered(full, _reduction(item, part, full, form), form.changes).items())))
+    return _made(tuple(sorted(layered(full, _reduction(item, part, row, full, form), form.changes).items())))
 
 
 @functools.cache
@@ -177,9 +193,9 @@ def _made(values: tuple[tuple[str, Any], ...]) -> Settings:
     return Settings(**dict(values))
 
 
-def _reduction(item: PaperItem, part: Part, full: Mapping[str, Any], form: Form) -> dict[str, Any]:
+def _reduction(item: PaperItem, part: Part, row: Row, full: Mapping[str, Any], form: Form) -> dict[str, Any]:
     """Return the settings that a smaller form changes; rounds above those of the full form stay as they are."""
-    layers = (each.forms.get(form.name, {}) for each in (item, part))
+    layers = (each.forms.get(form.name, {}) for each in (item, part, row))
     changes = layered(*({name: value for name, value in layer.items() if name not in OF_FORM} for layer in layers))
     for budget in ("rounds", "total_epochs"):
         if budget in changes and full.get(budget) is not None:
@@ -192,7 +208,7 @@ def _changes(item: PaperItem, part: Part, row: Row, column: Column, form: Form) 
     full = _full(part, row, column)
     notes = []
     for words, changes in (
-        (form.name, _reduction(item, part, full, form)),
+        (form.name, _reduction(item, part, row, full, form)),
         ("changed by the user", form.changes),
     ):
         told = [
@@ -267,9 +283,9 @@ def _named_cells(cell: Cell, name: str, form: Form) -> list[Cell]:
 def _over(cell: Cell, more: Mapping[str, Any], form: Form, shortened: bool) -> Cell:
     """One of the runs that a column is the mean of."""
     column = dataclasses.replace(cell.column, over=(), settings={**cell.column.settings, **more})
-    notes = _changes(cell.item, cell.part, cell.row, column, form)
-    notes += [f"{form.name}: mean over {', '.join(more.get('unseen', ()))} only"] if shortened else []
     settings = settings_of(cell.item, cell.part, cell.row, column, form)
+    notes = [*_rate_notes(cell.row, settings), *_round_notes(settings), *_changes(cell.item, cell.part, cell.row, column, form)]
+    notes += [f"{form.name}: mean over {', '.join(more.get('unseen', ()))} only"] if shortened else []
     return dataclasses.replace(cell, column=column, settings=settings, notes=(*cell.notes, *notes))
 
 

@@ -10,13 +10,21 @@ import numpy as np
 
 from polyfed.data.archives import identities
 from polyfed.data.cache import Arrays
-from polyfed.data.declaration import DataOption, Declaration, SplitCounts, augment_option, registered, validation_option
+from polyfed.data.declaration import (
+    DataOption,
+    Declaration,
+    SplitCounts,
+    augment_option,
+    check_per_domain,
+    registered,
+    validation_option,
+)
 from polyfed.data.digit_files import DIGIT_FILES, PACKED_SEED, DigitFiles, Digits
 from polyfed.data.domain_files import DomainFiles
 from polyfed.data.download import RemoteFile
 from polyfed.data.images import colour
 from polyfed.data.splits import split_at_test
-from polyfed.errors import DataError, OptionError
+from polyfed.errors import DataError
 
 SIDE = 28
 CLASSES = tuple(str(digit) for digit in range(10))
@@ -139,11 +147,6 @@ def _read(read: Callable[[list[Path]], Digits], paths: list[Path], per_domain: i
     return {"x": x, "y": labels, "testing_from": np.array(len(digits.train_y[train]))}
 
 
-def _check_per_domain(owner: str, per_domain: int) -> None:
-    if per_domain < 0:
-        raise OptionError(f"{owner}: per_domain is {per_domain}; it must be 0 (all) or larger.")
-
-
 DIGITS_FIVE = Declaration(
     name="digits_five",
     about="""Digits-Five: MNIST, SVHN, USPS, SynthDigits and MNIST-M as 28x28 colour images.
@@ -180,9 +183,7 @@ DIGITS_FIVE = Declaration(
     normalisation="half",
     side=SIDE,
     options=(
-        DataOption(
-            "per_domain", 743, "Training images of each domain, or as many as it has; 0 means all.", check=_check_per_domain
-        ),
+        DataOption("per_domain", 743, "Training images of each domain, or as many as it has; 0 means all.", check=check_per_domain),
         validation_option("Share of them taken from the end for validation."),
         augment_option("none"),
     ),
