@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -130,13 +129,19 @@ class Tested:
         words = []
         if self.p_seeds is not None:
             mean = statistics.fmean(self.differences.values())
-            words.append(f"{mean:+.2g}, paired t-test over {len(self.differences)} seeds p = {_p(self.p_seeds)}".replace("-", "−", 1))
+            words.append(
+                f"{mean:+.2g}, paired t-test over {len(self.differences)} seeds p = {_p(self.p_seeds)}".replace("-", "−", 1)
+            )
         if self.images is not None:
             words.append(
                 f"McNemar over {self.images.count:,} images ({self.images.only_high:,} against {self.images.only_low:,}) "
                 f"p = {_p(self.images.p_value)}"
             )
-        lost = [f"{one.cell.row.name} diverged with seed {', '.join(map(str, one.diverged))}" for one in (self.high, self.low) if one.diverged]
+        lost = [
+            f"{one.cell.row.name} diverged with seed {', '.join(map(str, one.diverged))}"
+            for one in (self.high, self.low)
+            if one.diverged
+        ]
         return "; ".join([*words, *lost]) or "no test"
 
     def __str__(self) -> str:
@@ -174,12 +179,33 @@ def _order(item: PaperItem, text: str) -> Order:
     raise SettingError(f"{item.name}: the order {text!r} names a part, row or column that the experiment does not have.")
 
 
-def published_order(item: PaperItem, order: Order) -> tuple[float | None, float | None]:
-    """The published numbers of an order; None for one that is not printed."""
-    part = next(each for each in item.parts if each.name == order.part)
-    place = [column.name for column in part.columns].index(order.column)
-    rows = {row.name: row.published[place].value for row in part.rows}
-    return rows[order.high], rows[order.low]
+@dataclass(frozen=True)
+class PublishedOrder:
+    """An order with the numbers that the paper prints; None for one that it does not print."""
+
+    order: Order
+    high: float | None
+    low: float | None
+
+    @property
+    def holds(self) -> bool | None:
+        """Return True if the order is that of the numbers; None if one is missing."""
+        return None if self.high is None or self.low is None else self.high > self.low
+
+    def __str__(self) -> str:
+        shown = ["not printed" if value is None else f"{value:g}" for value in (self.high, self.low)]
+        return f"{self.order.text}: {shown[0]} and {shown[1]}"
+
+
+def published_orders(item: PaperItem) -> list[PublishedOrder]:
+    """The orders with the published numbers."""
+    found = []
+    for order in orders_of(item):
+        part = next(each for each in item.parts if each.name == order.part)
+        place = [column.name for column in part.columns].index(order.column)
+        rows = {row.name: row.published[place].value for row in part.rows}
+        found.append(PublishedOrder(order, rows[order.high], rows[order.low]))
+    return found
 
 
 def tested_orders(found: Reproduction) -> list[Tested]:
@@ -196,11 +222,10 @@ def tested_orders(found: Reproduction) -> list[Tested]:
 def images_of(found: Reproduction, high: Outcome, low: Outcome) -> Images | None:
     """The test images that both cells read, seed by seed; None if a record has no answers, or if the cells read no accuracy."""
     column = high.cell.column
-    if column.number or column.minus or high.cell.part.score != "accuracy":
+    if column.number or column.minus or high.cell.part.score != "accuracy" or not (high.values and low.values):
         return None
     count = only_high = only_low = 0
-    pairs = zip(sources_of(high.cell, found.form), sources_of(low.cell, found.form), strict=True)
-    for mine, theirs in pairs:
+    for mine, theirs in zip(sources_of(high.cell, found.form), sources_of(low.cell, found.form), strict=True):
         if mine.settings is None or theirs.settings is None:
             return None
         first, second = (_by_seed(found, folder_of(each.settings)) for each in (mine, theirs) if each.settings is not None)
@@ -220,15 +245,9 @@ def _by_seed(found: Reproduction, folder: str) -> dict[int, Trained]:
     return {one.seed: one for one in found.trained.get(folder, [])}
 
 
-def _read_keys(answers: object, read: str) -> Iterator[tuple[str, str, str]]:
+def _read_keys(answers: Iterable[tuple[str, str, str]], read: str) -> Iterator[tuple[str, str, str]]:
     """The answers that a column reads: all seen domains, all unseen ones, or one domain."""
-    for key in answers:  # type: ignore[attr-defined]
+    for key in answers:
         view, _, domain = key
         if (read == "mean" and view == "seen") or (read == "unseen" and view == "unseen") or domain in (read, read + MADE):
             yield key
-
-
-def is_higher(values: tuple[float | None, float | None]) -> bool | None:
-    """Return True if the first number is higher; None if one is missing."""
-    high, low = values
-    return None if high is None or low is None or math.isnan(high) or math.isnan(low) else high > low

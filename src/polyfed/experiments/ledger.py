@@ -37,7 +37,7 @@ OF_EVALUATION = ("evaluate_every", "evaluate_last")
 LAST, MEAN_LAST = "last", "mean_last"
 LAST_ONLY = "last round only"
 MACHINE_PATH = re.compile(r"(?<![\w.:/])(?:~|/(?:home|work|tmp|root|Users|mnt|media|data|opt|var|srv))/")
-DEFAULTS = {item.name: item.default for item in dataclasses.fields(Settings)}
+DEFAULTS: Mapping[str, Any] = {item.name: item.default for item in dataclasses.fields(Settings)}
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def identity_of(settings: Settings) -> str:
 
 def loose_identity(settings: Settings) -> str:
     """The identity without what changes only rounding or evaluation: runs with the same one can stand for each other, with a mark."""
-    changes = {name: DEFAULTS[name] for name in VARIANT}
+    changes: dict[str, Any] = {name: DEFAULTS[name] for name in VARIANT}
     if settings.selection.split("(")[0] in (LAST, MEAN_LAST):
         changes |= {name: DEFAULTS[name] for name in OF_EVALUATION} | {"selection": LAST}
     else:
@@ -195,7 +195,7 @@ def settings_of_record(values: Mapping[str, Any], method: str, seed: int, where:
     for name in values:
         if name not in setting_names():
             raise SettingError(f"{where}: there is no setting {name!r}. {nearest(name, setting_names())}")
-    ready = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    ready: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     return Settings(**ready, method=method, seed=seed)
 
 

@@ -151,7 +151,7 @@ def _identified(settings: Settings, folder: RunFolder, method: str) -> dict[str,
 
 def command_of(settings: Settings) -> str:
     """The ``polyfed run`` command that repeats a run; the folder of the data is DATA."""
-    values = DEFAULTS | plain(settings)
+    values = {**DEFAULTS, **plain(settings)}
     words = ["polyfed", "run", settings.data, "--method", settings.method]
     rest = [*options(values, DEFAULTS, NOT_REPEATED), "--seed", str(settings.seed), "--root", "DATA"]
     return shlex.join([*words, *rest])
