@@ -26,6 +26,7 @@ EXAMPLE = (
     "polyfed reproduce fedwon/table-1 --root ~/data --only FedBN --only FedWon --seeds 1\n\npolyfed reproduce --all --estimate"
 )
 AVERAGES = ("avg", "average", "mean", "worst", "all")
+MOST = "per run: core-hours of the most expensive run; core-hours: of all runs."
 NOTE = "From measured speeds of the networks on one core (docs/reproduce.md); runs that several experiments share count once."
 
 
@@ -144,24 +145,29 @@ def groups_by_importance(head: Sequence[str]) -> list[list[str]]:
 def _estimate_all(form: Form, as_json: bool, quiet: bool, view: View) -> None:
     """What all experiments would cost, by measured speeds of their networks."""
     with busy("Looking", quiet):
-        from polyfed.experiments.budget import core_hours
+        from polyfed.experiments.budget import core_hours, max_core_hours
         from polyfed.experiments.files import item_names, read_item
         from polyfed.experiments.grid import cells_of, planned_runs
 
         plans = {name: planned_runs(cells_of(read_item(name), form), form) for name in item_names()}
         shared = {folder: run for runs in plans.values() for folder, run in runs.items()}
-        rows = [(name, sum(run.seeds for run in runs.values()), core_hours(runs.values())) for name, runs in plans.items()]
+        rows = [
+            (name, sum(run.seeds for run in runs.values()), max_core_hours(runs.values()), core_hours(runs.values()))
+            for name, runs in plans.items()
+        ]
         total = core_hours(shared.values())
     if not quiet:
-        shown = table(("experiment", "runs", "core-hours"), ("runs", "core-hours"))
-        for name, runs, hours in rows:
-            shown.add_row(name, str(runs), "-" if hours is None else f"{hours:,.1f}")
+        shown = table(("experiment", "runs", "per run", "core-hours"), ("runs", "per run", "core-hours"))
+        for name, count, *hours in rows:
+            shown.add_row(name, str(count), *("-" if each is None else f"{each:,.1f}" for each in hours))
         print_table(f"all experiments, {form.name} form", shown)
         told = "unknown" if total is None else f"{total:,.0f} core-hours"
         console().print(f"[bold]{sum(run.seeds for run in shared.values())} different runs: {told}.[/bold]")
-        print_footnotes("A dash: nothing of it can be run yet.", [NOTE, "A dash: nothing of it can be run yet."], view)
+        print_footnotes("A dash: nothing of it can be run yet.", [NOTE, MOST, "A dash: nothing of it can be run yet."], view)
     if as_json:
-        items = [{"name": name, "runs": runs, "core_hours": hours} for name, runs, hours in rows]
+        items = [
+            {"name": name, "runs": runs, "max_core_hours_per_run": most, "core_hours": hours} for name, runs, most, hours in rows
+        ]
         print_json({"experiments": items, "core_hours": total, "form": form.name, "note": NOTE})
 
 

@@ -118,9 +118,16 @@ def _faster(model: str, settings: Settings) -> float:
 
 def _trained_on(data: Call, size: Size) -> float:
     if data.named.get("protocol") == "fedbn":
-        return 62.0 * size.domains
+        return min(62.0 * size.domains, size.train) if data.name.startswith("office") else float(size.train)
     wanted = _option(data, "per_domain", 743 if data.name.startswith("digits-five") else 0)
     return float(min(wanted * size.domains, size.train) if wanted else size.train)
+
+
+def max_core_hours(runs: Iterable[PlannedRun]) -> float | None:
+    """Return the core-hours of the most expensive run; None if one of them has no estimate, or there are none."""
+    found = [core_seconds(run.settings) for run in runs]
+    known = [seconds for seconds in found if seconds is not None]
+    return max(known) / 3600 if known and len(known) == len(found) else None
 
 
 def core_hours(runs: Iterable[PlannedRun]) -> float | None:
