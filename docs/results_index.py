@@ -18,11 +18,11 @@ from polyfed.experiments.claims import (
     NOT_COMPARABLE,
     NOT_RUN,
     REDUCED_ONLY,
+    JudgedOrder,
     PublishedOrder,
-    Tested,
+    judged_orders,
     published_orders,
     status_of,
-    tested_orders,
 )
 from polyfed.experiments.files import FORMS, PaperItem, item_names, read_item
 from polyfed.experiments.grid import Form, cells_of, planned_runs
@@ -60,12 +60,12 @@ class Answer:
     """
 
     item: PaperItem
-    tested: Sequence[Tested]
+    tested: Sequence[JudgedOrder]
     shown: Reproduction | None = None
     reason: str = ""
 
     @property
-    def run(self) -> list[Tested]:
+    def run(self) -> list[JudgedOrder]:
         """Orders with runs, without those of the reduced form if there are others."""
         found = [one for one in self.tested if one.is_run]
         return [one for one in found if one.form != "reduced"] or found
@@ -125,7 +125,7 @@ class Answer:
         return [cell.replace("|", "\\|") for cell in cells]
 
 
-def marks(one: Tested) -> str:
+def marks(one: JudgedOrder) -> str:
     """In what precision or rounds the runs of an order differ from the paper's setting."""
     known = ("bfloat16", "channels_last", "fused", LAST_ONLY)
     found = [note for note in known if any(note in cell.notes for cell in (one.high, one.low))]
@@ -152,7 +152,7 @@ def answer(item: PaperItem, ledger: Ledger, reason: str = "", made: Made | None 
         made: makes the reproduction by name, form and ledger; default: from the item.
     """
     found = {form: from_ledger(item, Form(form), ledger) if made is None else made(item.name, form, ledger) for form in FORMS}
-    by_form = {form: tested_orders(one) for form, one in found.items()}
+    by_form = {form: judged_orders(one) for form, one in found.items()}
     chosen = []
     for place in range(len(item.orders)):
         runs = [by_form[form][place] for form in FORMS]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from polyfed.experiments.claims import tested_orders
+from polyfed.experiments.claims import judged_orders
 from polyfed.experiments.figures import pictures, standalone
 from polyfed.experiments.files import FORMS, UNITS, Part, item_names, read_item
 from polyfed.experiments.grid import Form, folder_of, sources_of
@@ -208,7 +208,7 @@ def section_text(section: Section, sentences: Explained, curves_in: str) -> tupl
     lines += [table(shown.head, [line for line, row in zip(shown.lines, _rows(section), strict=True) if row]), ""]
     lines += [f"{line}\n" for line in footnotes.lines()]
     lines += far_off(section, sentences)
-    tested = [one for one in tested_orders(found) if one.order.part == section.part.name and one.is_run]
+    tested = [one for one in judged_orders(found) if one.order.part == section.part.name and one.is_run]
     lines += ["Orders that the claim names:", "", *(f"* {one}" for one in tested), ""] if tested else []
     drawn: dict[str, bytes] = {}
     for number, (title, legend, suffix, file) in enumerate(drawn_of(section, not curves_in), 1):

@@ -50,7 +50,7 @@ class Images:
 
 
 @dataclass(frozen=True)
-class Tested:
+class JudgedOrder:
     """An order with the two cells that answer it.
 
     Attributes:
@@ -155,7 +155,7 @@ def _p(value: float) -> str:
     return f"{value:.3f}" if value >= 0.001 else f"{value:.1g}" if value else "0"
 
 
-def status_of(orders: Sequence[Tested]) -> str:
+def status_of(orders: Sequence[JudgedOrder]) -> str:
     """The status of a claim from its orders: those that were run decide; the least favourable one counts."""
     found = [one.status for one in orders]
     run = [each for each in found if each not in (NOT_RUN, REDUCED_ONLY)]
@@ -208,14 +208,14 @@ def published_orders(item: PaperItem) -> list[PublishedOrder]:
     return found
 
 
-def tested_orders(found: Reproduction) -> list[Tested]:
+def judged_orders(found: Reproduction) -> list[JudgedOrder]:
     """The orders of an experiment, tested on our runs."""
     places = [(part.name, row.name, column.name) for part in found.item.parts for row in part.rows for column in part.columns]
     ours = dict(zip(places, found.outcomes, strict=True))
     tested = []
     for order in orders_of(found.item):
         high, low = (ours[order.part, row, order.column] for row in (order.high, order.low))
-        tested.append(Tested(order, found.form.name, high, low, images_of(found, high, low)))
+        tested.append(JudgedOrder(order, found.form.name, high, low, images_of(found, high, low)))
     return tested
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from markupsafe import Markup, escape
 
-from polyfed.experiments.claims import tested_orders
+from polyfed.experiments.claims import judged_orders
 from polyfed.experiments.figures import STYLE, pictures
 from polyfed.experiments.files import PaperItem
 from polyfed.experiments.grid import Form
@@ -68,7 +68,7 @@ def sentences(found: Reproduction) -> list[str]:
 
 def verdicts(found: Reproduction) -> list[str]:
     """What our runs show of the orders that the claim names."""
-    return [str(one) for one in tested_orders(found)]
+    return [str(one) for one in judged_orders(found)]
 
 
 def problem_sentences(found: Reproduction) -> list[str]:

@@ -106,7 +106,7 @@ def record_of(result: Result, settings: Settings, analyses: Iterable[str] = ()) 
         selected_round=chosen[-1] if chosen else rounds,
         last_rounds=averaged,
         scores=scores_of(result.rows),
-        by_round=test_curves(lines),
+        by_round=curves_of_tests(lines),
         validation=validation_curve(lines),
         right=right_of(result),
         data=packed_files(result.experiment.federation.source),
@@ -127,7 +127,7 @@ def diverged(settings: Settings, folder: RunFolder, error: str) -> Record:
         digest="",
         cost=cost,
         rounds=reached,
-        by_round=test_curves(lines),
+        by_round=curves_of_tests(lines),
         validation=validation_curve(lines),
         error=error,
     )
@@ -170,7 +170,7 @@ def scores_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return found
 
 
-def test_curves(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def curves_of_tests(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The test scores of every scored round, as lists over the rounds that scored all domains; nothing if there are none."""
     rows = scored_rounds(lines)
     if not rows:
