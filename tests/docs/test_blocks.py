@@ -51,7 +51,6 @@ NOT_RUN = {
     "polyfed reproduce fedwon/table-1 --root ~/data --only": HOURS + "; tests/experiments/test_reproduction.py runs a small one",
     "python benchmarks/": HOURS,
     "benchmarks/": HOURS,
-    "for name in $(polyfed ls recipes": HOURS,
     "polyfed report runs/camvid-*": "needs the four runs above it, which take hours",
     "polyfed serve demo --host fl.example.org": SEVERAL,
     "polyfed join node-1.kit": SEVERAL,
