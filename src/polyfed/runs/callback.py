@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from polyfed.core.evaluation import Row
+from polyfed.core.metrics import IN_DETAIL
 
 if TYPE_CHECKING:
     from polyfed.core.server import Server
@@ -116,5 +118,5 @@ class Callbacks:
             bytes_down=experiment.costs.total("down"),
             settings=experiment.settings,
             path=None if folder is None else str(folder.path),
-            score=experiment.evaluate,
+            score=functools.partial(experiment.evaluate, in_detail=experiment.bench.measure in IN_DETAIL),
         )
