@@ -27,7 +27,7 @@ class RunState:
         round: the last round that is over.
         rounds: the rounds that are planned.
         losses: the training loss of each client that trained in this round.
-        scores: the scores of the last evaluation, each with ``view``, ``client``, ``domain`` and ``numbers``.
+        scores: the scores of the last evaluation (of validation data if they choose the round), each with ``view``, ``client``, ``domain`` and ``numbers``.
         bytes_up: training traffic from clients so far.
         bytes_down: training traffic to clients so far.
         settings: every setting of the run.

@@ -206,7 +206,7 @@ class Estimator:
             # Where steps are compiled, that happens in the first round.
             once=setup.at(examples_in(federation)) + max(0.0, short.rounds[0] - short.rounds[-1]),
             round=clients * training.at(trained_by_a_client(settings, federation)),
-            scorings=turns(settings.rounds, every) + (validated or not every),
+            scorings=1 if validated or not every else turns(settings.rounds, every),
             scoring=scoring.at(1),
             validations=turns(settings.rounds, every or 1) if validated else 0,
             validating=validating.at(1),

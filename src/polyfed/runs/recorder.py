@@ -88,8 +88,9 @@ class Recorder:
             self.write([*self.drift.lines(server, self.experiment.backend), *noted_lines(server)])
         every = server.settings.evaluate_every
         if self.selection is not None and is_turn(server.round, server.rounds, every or 1):
-            self.write([as_line(server.round, row) for row in self.selection.look()])
-        if is_turn(server.round, server.rounds, every):
+            self.rows, self.rows_of_round = self.selection.look(), server.round
+            self.write([as_line(server.round, row) for row in self.rows])
+        if self.selection is None and is_turn(server.round, server.rounds, every):
             self.evaluate()
         if self.folder is not None and server.round and self.is_time(server):
             self.save()
