@@ -31,9 +31,9 @@ class InProcess(StagingBackend):
 
     def scored_together(self, ask: Ask, clients: Sequence[str]) -> Iterator[Sequence[str]]:
         """Groups of clients that are scored in one batch."""
-        split = ask.payloads[clients[0]].extras["split"] if clients else ""
-        for group in neighbours([self.data[client] for client in clients], split, self.bench):
-            yield [client.id for client in group]
+        if clients:
+            for group in neighbours([self.data[client] for client in clients], ask.payloads[clients[0]].extras, self.bench):
+                yield [client.id for client in group]
 
     def scores_of(self, ask: Ask, group: Sequence[str]) -> Iterator[Outcome]:
         """Score a group in one batch, or one by one where that is all that can be done."""
