@@ -124,17 +124,23 @@ def test_in_detail_few_clients_keep_their_answers_and_areas() -> None:
     assert len(run.bench.answers) == 20 and all("auroc" in row.numbers for row in rows)
 
 
-def test_answers_that_hang_on_the_last_digit_are_given_one_by_one() -> None:
-    assert joint_scoring.near_tie(torch.tensor([[0.4, 0.2, 0.4 - 1e-7]])) and not joint_scoring.near_tie(
-        torch.tensor([[0.4, 0.2, 0.4 - 1e-4]])
-    )
-    assert not joint_scoring.near_tie(torch.ones(2, 1)), "one class has no second"
-    run = experiment(data=few_clients(*[9] * 20), clients_per_round=None)
-    run.server.state["head.weight"].zero_()
-    run.server.state["head.bias"].zero_()
+def test_clients_whose_answers_hang_on_the_last_digit_are_scored_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    near = torch.tensor([[0.4, 0.2, 0.4 - 1e-7], [0.4, 0.2, 0.4 - 1e-4]])
+    assert joint_scoring.near_ties(near).tolist() == [True, False]
+    assert joint_scoring.near_ties(torch.ones(2, 1)).tolist() == [False, False], "one class has no second"
+    run = experiment(data=few_clients(*[9] * 7), clients_per_round=None)
     sizes = passes_of(run.bench.model)
-    run.evaluate()
-    assert sizes.count(9) == 20 + 2 * 3, "all probabilities are equal"
+    original = joint_scoring.near_ties
+
+    def one_tie(probabilities: Tensor) -> Tensor:
+        found = original(probabilities)
+        found[9 * 3 + 5] = True  # an image of the fourth client
+        return found
+
+    monkeypatch.setattr(joint_scoring, "near_ties", one_tie)
+    found = run.evaluate()
+    assert sizes == [63, 9, 9, 9], "the batch, its first and last client, and the fourth"
+    assert [row.client for row in found] == [f"c{number:02d}" for number in range(7)]
 
 
 def test_workers_score_the_same_batches() -> None:

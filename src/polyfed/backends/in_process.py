@@ -41,9 +41,9 @@ class InProcess(StagingBackend):
         at_work = [
             Client(self.data[name], self.bench, state, ask.round, ask.attempt) for name, state in zip(group, states, strict=True)
         ]
-        answers = evaluate_together(at_work, ask.payloads[group[0]])
-        for place, (name, state) in enumerate(zip(group, states, strict=True)):
-            yield self.outcome(ask, name, state) if answers is None else Outcome(name, answers[place], state)
+        answers = evaluate_together(at_work, ask.payloads[group[0]]) or [None] * len(group)
+        for name, state, found in zip(group, states, answers, strict=True):
+            yield self.outcome(ask, name, state) if found is None else Outcome(name, found, state)
 
     def outcome(self, ask: Ask, name: str, state: ClientState) -> Outcome:
         """Let one client answer."""

@@ -27,7 +27,7 @@ labels, whose answers may change with the last digit of a prediction."""
 REPAID = 3
 """Each client beyond the third saves as much CPU time as this many images cost (measured for small_cnn and six_layer_cnn at 16 to 28 pixels)."""
 MARGIN = 2e-6
-"""If the two largest probabilities of an image differ by less, its answer might depend on the batch: clients are scored one by one."""
+"""If the two largest probabilities of an image differ by less, its answer might depend on the batch: its client is scored alone."""
 TOLERANCE = 1e-4
 """By how much a probability may differ in a batch of another size; sums of float32 in another order differ by about 1e-7."""
 
@@ -60,8 +60,8 @@ def pays(sizes: Sequence[int]) -> bool:
     return len(sizes) > 3 and sizes[0] + sizes[-1] <= 2 * REPAID * (len(sizes) - 3)
 
 
-def evaluate_together(clients: Sequence[Client], payload: Payload) -> list[Payload] | None:
-    """The answers of these clients to ``evaluate``, in one batch; None where each has to answer by itself."""
+def evaluate_together(clients: Sequence[Client], payload: Payload) -> list[Payload | None] | None:
+    """Return the replies of these clients to ``evaluate``, in one batch; None for a client that is scored alone, or if all of them are."""
     first, bench = clients[0], clients[0].bench
     if len(clients) == 1 or not may_share(clients, payload):
         return None
@@ -86,7 +86,7 @@ def may_share(clients: Sequence[Client], payload: Payload) -> bool:
 
 
 @torch.no_grad()
-def _answers(clients: Sequence[Client], split: str, in_detail: bool) -> list[Payload] | None:
+def _answers(clients: Sequence[Client], split: str, in_detail: bool) -> list[Payload | None] | None:
     bench = clients[0].bench
     by_client = [scored_parts(client.data, split) for client in clients]
     parts = [examples for found in by_client for examples in found.values()]
@@ -102,18 +102,19 @@ def _answers(clients: Sequence[Client], split: str, in_detail: bool) -> list[Pay
     for rows in (slice(0, first), slice(len(y) - last, len(y))):
         if not torch.allclose(together[rows], _predicted(bench, x[rows]), rtol=0, atol=TOLERANCE):
             return None
-    if bench.task.class_labels and near_tie(together):
-        return None
+    unclear = near_ties(together) if bench.task.class_labels and not in_detail else torch.zeros(len(y), dtype=torch.bool)
+    alone = [bool(rows.any()) for rows in torch.split(unclear, [sum(map(len, found.values())) for found in by_client])]
     results = iter(bench.task.results_of_parts(together, y, [len(examples) for examples in parts], bench.classes, in_detail))
-    return [Payload(extras={"scores": {domain: next(results) for domain in found}}) for found in by_client]
+    answers = [Payload(extras={"scores": {domain: next(results) for domain in found}}) for found in by_client]
+    return [None if is_alone else found for found, is_alone in zip(answers, alone, strict=True)]
 
 
-def near_tie(probabilities: Tensor) -> bool:
-    """Return True if the answer to an image is not clear enough to be the same in a batch of another size."""
+def near_ties(probabilities: Tensor) -> Tensor:
+    """Mark the images whose answer is not clear enough to be the same in a batch of another size."""
     if probabilities.shape[1] < 2:
-        return False
+        return torch.zeros(len(probabilities), dtype=torch.bool)
     first, second = probabilities.topk(2, dim=1).values.unbind(dim=1)
-    return bool((first - second < MARGIN).any())
+    return first - second < MARGIN
 
 
 def _predicted(bench: Workbench, x: Tensor) -> Tensor:
