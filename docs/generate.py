@@ -161,9 +161,11 @@ def slots_table() -> str:
     return table(("slot", "side", "meaning", "two parts joined", "stages, in order", "named by `uses`"), rows)
 
 
-def results_module() -> Any:
-    """docs/results_index.py."""
-    spec = importlib.util.spec_from_file_location("results_index", ROOT / "docs" / "results_index.py")
+def docs_script(name: str) -> Any:
+    """A script of docs/ as a module."""
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -235,8 +237,9 @@ BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "settings": lambda _, __: settings_table(),
     "list": lambda _, about: listing(about),
     "file": lambda _, about: shown_file(about),
-    "results-index": lambda _, __: str(results_module().index_table()),
-    "results-summary": lambda _, about: str(results_module().summary_table(about)),
+    "results-index": lambda _, __: str(docs_script("results_index").index_table()),
+    "results-pages": lambda _, __: str(docs_script("results_index").pages_list()),
+    "results-summary": lambda _, about: str(docs_script("results_index").summary_table(about)),
     "own-method": lambda _, __: shown_file("examples/own_method.py"),
 }
 
@@ -274,19 +277,21 @@ def outdated(files: Iterable[Path]) -> dict[Path, str]:
 
 
 def main() -> int:
-    """Rewrite, or compare."""
+    """Rewrite, or compare. The pages of results come first, since other pages list them."""
     parser = argparse.ArgumentParser(description="Rewrite the generated blocks of README.md and docs/.")
     parser.add_argument("--check", action="store_true", help="only say which pages are out of date")
     only_check = parser.parse_args().check
+    results = docs_script("results/publish").publish(ROOT / "docs" / "results", only_check)
     found = outdated(page for page in pages() if page.is_file())
     names = completed_names()
     if not NAMES.is_file() or NAMES.read_text(encoding="utf-8") != names:
         found[NAMES] = names
-    for page, text in found.items():
+    for page in [*results, *found]:
         print(f"{'out of date' if only_check else 'rewritten'}: {page.relative_to(ROOT)}")
+    for page, text in found.items():
         if not only_check:
             page.write_text(text, encoding="utf-8")
-    return int(only_check and bool(found))
+    return int(only_check and bool(found or results))
 
 
 if __name__ == "__main__":

@@ -114,7 +114,9 @@ class Settings:
         "after local training, before averaging, weighted by training size)",
     )
     evaluate_every: int = setting(
-        0, "evaluate every n rounds; 0: only at the end, and on validation data for best_validation every round"
+        0,
+        "score test data every n rounds; 0: at the end. If validation data choose the round, they are scored every n rounds (0: every "
+        "round), and test data once, at the end",
     )
     evaluate_last: int = setting(0, "also score test data after each of the last n rounds")
     evaluate_clients: int = setting(
@@ -124,8 +126,8 @@ class Settings:
     newcomer: str = setting("averaged", "local layers of the newcomer model: averaged, re-estimated, nearest or ensemble")
     metric: str = setting(
         AUTO,
-        "measure that heads the tables: accuracy, balanced_accuracy, macro_f1, auroc, mean_iou, exact_match, micro_f1, r2, or auto "
-        "(the task's own; balanced where classes are uneven)",
+        "metric that heads the tables and chooses rounds and settings on validation data: accuracy, balanced_accuracy, macro_f1, "
+        "auroc, mean_iou, exact_match, micro_f1, r2, or auto (the task's; balanced if training labels are uneven)",
     )
     test_batch_size: int = setting(
         256, "samples in a test batch; of images beyond 96x96 pixels fewer, as many as have no more pixels than 256 of these"

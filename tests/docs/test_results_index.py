@@ -1,8 +1,10 @@
-"""The index of results: its verdicts follow from the tables of the pages, and orders in words on those pages are true of them."""
+"""Results pages: generated from the ledger alone, statuses by one rule, and statements on hand-written pages true of their tables."""
 
 from __future__ import annotations
 
+import json
 import re
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -10,22 +12,45 @@ from types import ModuleType
 import pytest
 
 from helpers.paths import ROOT
+from helpers.records import made_record
 from helpers.scripts import loaded
-from polyfed.experiments.files import item_names, read_item
+from polyfed.experiments.claims import STATUSES
+from polyfed.experiments.files import item_from, item_names, read_item
+from polyfed.experiments.ledger import Ledger, write_record
 
-PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
-REPRODUCED = ROOT / "docs" / "results" / "reproduced"
+RESULTS = ROOT / "docs" / "results"
+PAGES = sorted(RESULTS.glob("*.md"))
 CHECKED = re.compile(r"<!-- checked: (?P<heading>.+?) / (?P<column>(?:unseen: )?[^:]+): (?P<statements>.+?) -->")
+CELL = re.compile(r"\**(?P<value>\d+(?:\.\d+)?)(?: ± \d+(?:\.\d+)?)?\**(?: \([\d.]+\))?")
 ORDER_WORDS = re.compile(
     r"\b(above|below|best|worst|highest|lowest|first|second|leads?|level|behind|ahead|gains?|loses?|helps|hurts)\b"
 )
-NO_ORDER_OF_A_TABLE = {
-    "FedWon leads at each of the three scorings": "by seed, which the tables do not show",
-    "Both lie below the published numbers": "against other tables",
-    "USPS is six points below the paper": "against the paper",
-    "FedProx is 3.6 points above FedAvg with seed 0": "by seed",
-    "FixBN's row in the table above cannot be ranked": "says where the table is",
-}
+TINY = """\
+title = "A tiny comparison"
+paper = "Tiny"
+item = "Table 1"
+claim = "FedBN is above FedAvg."
+orders = ["avg: FedBN > FedAvg", "a: FedBN > Local"]
+measure = "accuracy, percent"
+seeds = 3
+
+[settings]
+data = "digits-mini"
+rounds = 3
+
+[laptop]
+rounds = 2
+
+[reduced]
+rounds = 1
+
+[[part]]
+columns = ["a", "b", { name = "avg", read = "mean" }]
+[part.rows]
+FedAvg = { method = "fedavg", published = "50.0 40.0 45.0" }
+FedBN = { method = "fedbn", published = "60.0 50.0 55.0" }
+Local = { method = "local", published = "40.0 30.0 35.0" }
+"""
 
 
 @pytest.fixture(scope="module")
@@ -33,102 +58,152 @@ def index() -> ModuleType:
     return loaded(ROOT / "docs" / "results_index.py")
 
 
-def test_every_experiment_has_one_row_with_its_command() -> None:
-    lines = (ROOT / "docs" / "results" / "index.md").read_text().splitlines()
-    rows = [line.split(" | ") for line in lines if line.startswith("| ") and "polyfed reproduce" in line]
-    assert [row[0].removeprefix("| ") for row in rows] == item_names()
-    assert all(f"`polyfed reproduce {name} --root DATA`" in row[-1] for name, row in zip(item_names(), rows, strict=True))
+@pytest.fixture(scope="module")
+def pages() -> ModuleType:
+    return loaded(ROOT / "docs" / "results_pages.py")
 
 
-def test_verdicts_say_no_more_than_seeds_carry(index: ModuleType) -> None:
-    def verdict(high: tuple[float, float], low: tuple[float, float], seeds: str = "0, 1") -> str:
-        numbers = [index.Number(*each, seeds) for each in (high, low)]
-        return str(index.Measured("o", ("a", "b"), *numbers, "p.md", "s").verdict)
-
-    assert verdict((88.8, 0.6), (87.1, 0.1)) == index.HOLDS
-    assert verdict((22.3, 4.8), (35.1, 3.0)) == index.DOES_NOT
-    assert verdict((85.5, 0.5), (86.5, 0.6)) == verdict((34.2, 5.9), (40.8, 1.2)) == index.UNDECIDED
-    assert verdict((40.0, 1.0), (39.5, 1.0)) == index.UNDECIDED and verdict((40.0, 0.0), (40.0, 0.0)) == index.UNDECIDED
-    assert verdict((40.0, 0.0), (20.0, 0.0), "0") == index.HELD_ONCE and verdict((40.0, 0.0), (40.0, 0.0), "0") == index.FAILED_ONCE
+def test_every_experiment_has_one_row_with_a_status_alone_in_the_third_column() -> None:
+    lines = (RESULTS / "index.md").read_text().splitlines()
+    rows = [re.split(r" (?<!\\)\| ", line.strip("| ")) for line in lines if re.match(r"\| [a-z]+/(table|figure)-", line)]
+    assert [row[0] for row in rows] == item_names() and len(rows) == 83
+    assert all(row[1] == read_item(row[0]).claim and row[2] in STATUSES and len(row) == 8 for row in rows)
 
 
-def test_numbers_are_read_from_the_pages_and_wrong_names_are_errors(index: ModuleType) -> None:
-    page = (ROOT / "docs" / "results" / "digits-five.md").read_text()
-    found = index.number("digits-five.md", "Accuracy, %", "FedBN", "mean")
-    row = next(line for line in page.split("## Accuracy, %\n")[1].splitlines() if line.startswith("| FedBN |"))
-    assert f"**{found}**" in row and row.endswith(f"| {found.seeds} |")
-    for wrong in (("No heading", "FedBN", "mean"), ("Accuracy, %", "FedBM", "mean"), ("Accuracy, %", "FedBN", "men")):
-        with pytest.raises(SystemExit):
-            index.number("digits-five.md", *wrong)
+def test_hfedf_is_not_comparable_and_says_why() -> None:
+    row = next(line for line in (RESULTS / "index.md").read_text().splitlines() if line.startswith("| hfedf/table-11 |"))
+    known = Ledger.read(RESULTS / "runs")
+    if not any(record.method.startswith("hfedf") for record in known.records):
+        assert "| not comparable |" in row and "DomainBed" in row and "35.1 after 30 rounds" in row
 
 
-def test_readme_and_index_say_how_many_seeds_there_are(index: ModuleType) -> None:
-    measured = [one for many in index.measured().values() for one in many]
-    assert max(len(number.seeds.split(",")) for one in measured for number in (one.high, one.low)) == 2, "mend both sentences"
-    texts = [" ".join((ROOT / page).read_text().split()) for page in ("README.md", "docs/results/index.md")]
-    assert "none has more than two seeds" in texts[0] and "With two seeds, which is all that any row has so far" in texts[1]
+def answer(index: ModuleType, *records: object, reason: str = "") -> object:
+    return index.answer(item_from("tiny/table-1", TINY), Ledger(records), reason)
 
 
-@pytest.mark.parametrize("page", sorted(REPRODUCED.glob("*/*.md")), ids=lambda page: f"{page.parent.name}/{page.stem}")
-def test_a_page_of_reproduce_is_of_its_experiment_and_its_verdicts_follow_from_its_numbers(index: ModuleType, page: Path) -> None:
-    item, found = read_item(f"{page.parent.name}/{page.stem.removesuffix('-reduced')}"), index.read_page(page)
-    text = page.read_text()
-    assert found.title == f"{item.paper}, {item.item}: {item.title}" and f"Published claim: {item.claim}" in text
-    assert ("Reduced form: this is not the paper's setting." in text) == page.stem.endswith("-reduced")
-    assert found.seeds and f"`polyfed reproduce {item.name}" in text
-    lines = [line for line in text.splitlines() if line.startswith("* ") and " > " in line and not line.endswith(": not run")]
-    assert len(found.orders) == len(lines), "an order of the page cannot be read"
-    for one in found.orders:
-        assert one.order in item.orders
-        higher = float(one.high) > float(one.low)
-        assert one.verdict in ((index.HOLDS, index.HELD_ONCE) if higher else (index.DOES_NOT, index.FAILED_ONCE)) or (
-            one.verdict == index.UNDECIDED and "," in found.seeds
-        )
-        assert ("one seed" in one.verdict) == ("," not in found.seeds)
+def test_an_answer_takes_the_largest_form_and_the_least_favourable_order(index: ModuleType) -> None:
+    two = {0: 0.5, 1: 0.52}
+    full = [made_record("fedavg", seed, two[seed], rounds=3) for seed in two]
+    full += [made_record("fedbn", seed, two[seed] + 0.10 + seed / 1000, rounds=3) for seed in two]
+    local = [made_record("local", 0, 0.7, rounds=3), made_record("local", 1, 0.7, rounds=3)]
+    nothing = answer(index)
+    assert (nothing.status, nothing.seeds, nothing.form) == ("not run", "–", "–") and nothing.tests() == "–"
+    assert answer(index, reason="other data").status == "not comparable"
+    found = answer(index, *full)
+    # Differences of 10.0 and 10.1 points: t = 10.05 / 0.05 = 201 with one degree of freedom, p = 2 atan(1 / 201) / pi = 0.00317.
+    assert (found.status, found.seeds, found.form) == ("confirmed", "0, 1", "full") and "p = 0.003" in found.tests()
+    assert "1 of 2 orders not run" in found.tests() and found.published() == "avg: FedBN > FedAvg: 55 and 45"
+    assert answer(index, *full, *local).status == "cannot be distinguished", "0.7 - 0.6 and 0.7 - 0.621: p = 0.075"
+    one = answer(index, full[0], full[2])
+    assert one.status == "one seed only" and one.row()[2] == "one seed only"
+    laptop = [
+        made_record(method, seed, two[seed] + (method == "fedbn") * (0.1 + seed / 1000), rounds=2)
+        for method in ("fedavg", "fedbn")
+        for seed in two
+    ]
+    assert (answer(index, *laptop).status, answer(index, *laptop).form) == ("confirmed", "laptop")
+    assert answer(index, *laptop, *full).form == "full"
+    reduced = [made_record(method, 0, 0.5, rounds=1) for method in ("fedavg", "fedbn")]
+    assert (answer(index, *reduced).status, answer(index, *reduced).form) == ("reduced form only", "reduced")
 
 
-def test_a_page_that_names_a_folder_of_this_machine_is_not_published(tmp_path: Path) -> None:
-    publish = loaded(ROOT / "docs" / "results" / "publish.py").publish
-    page, to = tmp_path / "out" / "table-1.md", tmp_path / "docs"
-    page.parent.mkdir()
-    (page.parent / "table-1-1.svg").write_text("<svg/>")
-    page.write_text("# T\n\n![curves](table-1-1.svg)\n")
-    assert publish(page, "fedwon/table-1", to).read_text() == page.read_text()
-    assert (to / "fedwon" / "table-1-1.svg").read_text() == "<svg/>"
-    page.write_text("* run: there is no /home/ann/data/office\n")
-    with pytest.raises(SystemExit, match="/home/ann/data/office"):
-        publish(page, "fedwon/table-1", to)
+def test_pages_are_the_same_each_time_and_need_only_the_ledger(pages: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    item = item_from("tiny/table-1", TINY)
+    monkeypatch.setattr(pages, "item_names", lambda: ["tiny/table-1"])
+    monkeypatch.setattr(pages, "read_item", lambda name: item)
+    explanations = pages.Explanations({"tiny/table-1": {"": {"FedAvg": {"a": "too few images."}}}})
+    records = [made_record("fedavg", seed, 0.6 + seed / 100, rounds=3) for seed in (0, 1)]
+    records += [made_record("fedbn", 0, 0.6, rounds=3), made_record("fedavg", 0, 0.4, rounds=7)]
+    files = pages.pages(Ledger(records), explanations)
+    assert files == pages.pages(Ledger(list(reversed(records))), explanations)
+    assert set(files) == {"digits-mini.md", "pictures/tiny-table-1-1.svg"}
+    text = files["digits-mini.md"].decode()
+    # 60 and 61: the mean is 60.5, the deviation sqrt(0.5) = 0.707.
+    assert "| FedAvg | 50.0 / 60.5 ± 0.7 (+10.5)" in text and "| Local |" not in text
+    assert "* FedAvg, a (+10.5): too few images." in text and "FedAvg, b (+20.5), avg (+15.5): unexplained" in text
+    assert "FedBN, b (+10.0), avg (+5.0): unexplained" in text and "FedBN, a" not in text, "60 is the published number"
+    assert "avg: FedBN > FedAvg: one seed only (60.0 and 60.5 ± 0.7" in text
+    assert "## Further runs" in text and "--rounds 7" in text and text.count("](runs/") == 4
+    drawn = files["pictures/tiny-table-1-1.svg"].decode()
+    assert drawn.startswith("<svg xmlns=") and drawn.count('class="band') == 1, "one row has two seeds"
 
 
-def test_the_paper_s_own_setting_comes_before_others_and_the_reduced_form_decides_nothing(
-    index: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name, order = "fedwon/table-1", "Digits-Five, avg: FedWon > FedBN"
-    full = index.ReproducedPage("p.md", "t", "0", (index.ReproducedOrder(order, index.HELD_ONCE, "88", "87", "p.md", "0"),))
-    item = read_item(name)
-    monkeypatch.setattr(index, "reproduced", lambda form="": {} if form else {name: full})
-    found = index.answers()[name]
-    assert [one.order for one in found].count(order) == 1 and found[0] is full.orders[0]
-    assert index.verdict_of(item, found[:1], None) == f"{index.HELD_ONCE} (1 of 3 orders run)"
-    assert "88 and 87 (the paper's setting but for what the page marks; seed 0; [page](p.md))" in index.numbers_of(
-        item, found[:1], None
-    )
-    assert index.verdict_of(item, [], full) == index.REDUCED_ONLY and index.verdict_of(item, [], None) == index.NOT_RUN
-    assert f"reduced: {order}: 88 and 87; seed 0, [page](p.md); in full about " in index.numbers_of(item, [], full)
+def test_published_pages_are_those_of_the_ledger(tmp_path: Path) -> None:
+    publish = loaded(ROOT / "docs" / "results" / "publish.py")
+    assert publish.publish(RESULTS, check=True) == []
+    (tmp_path / "explanations.toml").write_text("")
+    write_record(tmp_path / "runs", made_record("fedavg", 0, 0.5))
+    (tmp_path / "by-hand.md").write_text("# By hand\n")
+    assert [path.name for path in publish.publish(tmp_path, check=True)] == ["digits-mini.md"]
+    publish.publish(tmp_path, check=False)
+    assert publish.publish(tmp_path, check=True) == []
+    (tmp_path / "pacs.md").write_text(publish.MARK)
+    assert publish.publish(tmp_path, check=False) == [tmp_path / "pacs.md"]
+    assert (tmp_path / "by-hand.md").exists() and not (tmp_path / "pacs.md").exists()
+
+
+def test_explanations_name_cells_that_exist() -> None:
+    document = tomllib.loads((RESULTS / "explanations.toml").read_text())
+    assert set(document["not_comparable"]) <= set(item_names())
+    for name, parts in document["cells"].items():
+        known = {part.name: part for part in read_item(name).parts}
+        for part, rows in parts.items():
+            assert set(rows) <= {row.name for row in known[part].rows}
+            assert all(set(cells) <= {"all", *(column.name for column in known[part].columns)} for cells in rows.values())
+
+
+def test_records_of_the_repository_are_small_whole_and_name_no_folder_of_a_machine() -> None:
+    paths = sorted((RESULTS / "runs").glob("*.json"))
+    known = Ledger.read(RESULTS / "runs")
+    assert len(known.records) == len(paths) >= 4
+    for path in paths:
+        text = path.read_text()
+        assert len(text) < 100_000 and not re.search(r"/(work|home|tmp|root|Users)/", text)
+        document = json.loads(text)
+        assert "--root DATA" in document["command"] and not {"seen", "unseen"} & set(document.get("validation", {}))
+
+
+def test_shared_results_were_taken_as_they_are() -> None:
+    known = Ledger.read(RESULTS / "runs")
+    found = {
+        (record.method.split("(")[0], record.seed): record
+        for record in known.records
+        if record.commit == "3241a162d5fed1c027250766da2b4630b5a06346"
+    }
+    means = {key: sum(one["accuracy"] for one in record.scores) / 4 for key, record in found.items()}
+    assert {key: round(100 * mean, 1) for key, mean in means.items()} == {
+        ("fedbn", 0): 71.2,
+        ("fedbn", 1): 71.8,
+        ("fedwon", 0): 73.3,
+        ("fedwon", 1): 67.9,
+    }
+    assert [record.selected_round for key, record in sorted(found.items()) if key[0] == "fedwon"] == [298, 299]
+
+
+# ------------------------------------------------------------------------------------------------------ hand-written pages
+def page_table(page: Path, heading: str) -> dict[str, dict[str, str]]:
+    """The first table under a heading of a page: rows by their first cell, cells by the head."""
+    section = page.read_text(encoding="utf-8").split(f"## {heading}\n", 1)[1].split("\n## ")[0]
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("|")]
+    rows: dict[str, dict[str, str]] = {}
+    for line in lines[2:]:
+        if len(line) != len(lines[0]) or line[0] in rows:
+            break
+        rows[line[0]] = dict(zip(lines[0], line, strict=True))
+    return rows
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_orders_in_words_are_those_of_the_tables(index: ModuleType, page: Path) -> None:
+def test_orders_in_words_are_those_of_the_tables(page: Path) -> None:
     """A comment after a claim says it in a form that can be checked: HEADING / COLUMN: A > B by 1.5; C < others but D."""
     for found in CHECKED.finditer(page.read_text()):
-        cells = {row: index.number(page.name, found["heading"], row, found["column"]).value for row in rows_of(index, page, found)}
+        cells = {}
+        for row, line in page_table(page, found["heading"]).items():
+            value = CELL.fullmatch(line[found["column"]])
+            if value is not None:
+                cells[row] = float(value["value"])
         for statement in found["statements"].split("; "):
             assert is_true(statement, cells), f"{page.name}: {statement} ({found['heading']}, {found['column']})"
-
-
-def rows_of(index: ModuleType, page: Path, found: re.Match[str]) -> list[str]:
-    rows = index.page_table(page.name, found["heading"])
-    return [row for row, cells in rows.items() if cells.get(found["column"]) not in ("–", "?")]
 
 
 def is_true(statement: str, cells: Mapping[str, float]) -> bool:
@@ -160,17 +235,5 @@ def test_statements_are_judged_by_the_cells() -> None:
 def test_every_sentence_in_bold_that_names_an_order_is_checked(page: Path) -> None:
     for item in re.findall(r"^\* \*\*(?:(?!^\* |^\n|^#).*\n)+", page.read_text(), re.MULTILINE):
         bold = " ".join(item.split("**")[1].split())
-        if ORDER_WORDS.search(bold) and not any(bold.startswith(each) for each in NO_ORDER_OF_A_TABLE):
+        if ORDER_WORDS.search(bold):
             assert CHECKED.search(item), f"{page.name}: add a comment that can be checked after: {bold}"
-
-
-def test_the_readme_counts_each_measured_order_once(index: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    def order(name: str, high: float, low: float, seeds: str = "0, 1") -> object:
-        return index.Measured(name, ("a", "b"), index.Number(high, 1.0, seeds), index.Number(low, 1.0, seeds), "pacs.md", "s")
-
-    a_paper, another = [order("x > y", 50, 40), order("y > z", 40, 50)], [order("x > y", 50, 40), order("z > x", 40.5, 40)]
-    another += [order("y > x", 40, 50, "0"), order("x > z", 50, 40, "0")]
-    monkeypatch.setattr(index, "measured", lambda: {"fedwon/table-1": a_paper, "fedbn/table-1": another})
-    monkeypatch.setattr(index, "reproduced", lambda form="": {})
-    row = index.summary_table("docs/results").splitlines()[-1]
-    assert row.startswith("| [PACS, 20 rounds") and row.endswith("(docs/results/pacs.md) | 1 | 1 | 1 | 2 |")

@@ -127,7 +127,7 @@ def test_other_data_than_those_measured_count_by_their_size(clock: Clock) -> Non
         ({"evaluate_every": 2}, 3, 0),
         ({"evaluate_every": 5}, 1, 0),
         ({"selection": "best_validation"}, 1, 5),
-        ({"selection": "best_validation", "evaluate_every": 2}, 4, 3),
+        ({"selection": "best_validation", "evaluate_every": 2}, 1, 3),
     ],
     ids=str,
 )

@@ -10,8 +10,10 @@ from pathlib import Path
 from polyfed.analysis.analyse import analyse_runs
 from polyfed.analysis.kinds import Analysis
 from polyfed.errors import SettingError, nearest
-from polyfed.experiments.files import Part
+from polyfed.experiments.files import PaperItem, Part
 from polyfed.experiments.grid import Cell, folder_of
+from polyfed.experiments.ledger import Record
+from polyfed.experiments.recorded_analyses import presented
 
 Finished = Mapping[str, Mapping[int, Path]]
 """Run folders by the name of their planned runs, and by seed."""
@@ -41,7 +43,28 @@ class PartAnalysis:
         return {seed: by_label[label] for (its, seed), label in self.labels.items() if its == folder and label in by_label}
 
 
-def labelled(cells: Sequence[Cell], finished: Finished) -> dict[tuple[str, int], str]:
+def kinds_by_run(item: PaperItem, cells: Sequence[Cell]) -> dict[str, tuple[str, ...]]:
+    """The kinds of analyses that each run of an experiment needs, by the name of its planned runs."""
+    found: dict[str, dict[str, None]] = {}
+    for part in item.parts:
+        for cell in cells:
+            if part.analysis is not None and cell.part.name == part.name and cell.settings is not None:
+                found.setdefault(folder_of(cell.settings), {})[part.analysis.kind] = None
+    return {folder: tuple(kinds) for folder, kinds in found.items()}
+
+
+def recorded_part(part: Part, cells: Sequence[Cell], records: Mapping[str, Mapping[int, Record]]) -> PartAnalysis:
+    """The analysis that a part names, from the records of its runs."""
+    labels = labelled(cells, records)
+    if part.analysis is None or not labels:
+        return PartAnalysis()
+    kind = part.analysis.kind
+    runs = {label: records[folder][seed].analyses.get(kind) for (folder, seed), label in labels.items()}
+    found, skipped = presented(kind, {label: one for label, one in runs.items() if one is not None})
+    return PartAnalysis(found, labels, skipped)
+
+
+def labelled(cells: Sequence[Cell], finished: Mapping[str, Mapping[int, object]]) -> dict[tuple[str, int], str]:
     """A label for each finished run of a part: its row; with its column where a row has several runs; with its seed where there are several."""
     first: dict[str, Cell] = {}
     for cell in cells:

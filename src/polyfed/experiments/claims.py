@@ -1,24 +1,27 @@
-"""Claims that name an order, checked against numbers: ``part, column: ROW > OTHER``."""
+"""Claims that name an order, tested against numbers: ``part, column: ROW > OTHER``, over seeds and over test images."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import re
-from collections.abc import Callable
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+
+from scipy.stats import ttest_1samp
 
 from polyfed.errors import SettingError
 from polyfed.experiments.files import PaperItem
-from polyfed.experiments.reproduction import Reproduction
+from polyfed.experiments.grid import folder_of, sources_of
+from polyfed.experiments.reproduction import MADE, Outcome, Reproduction, Trained
+from polyfed.reports.paired_tests import mcnemar
 
 ORDER = re.compile(r"(?:(?P<part>.+), )?(?P<column>[^:]+): (?P<high>.+) > (?P<low>.+)")
-Find = Callable[[str, str, str], tuple[float, float] | None]
-HOLDS, DOES_NOT, UNDECIDED, NOT_RUN = "holds here", "does not hold here", "cannot be told apart here", "not run"
-HELD_ONCE, FAILED_ONCE = "seen with one seed", "not seen with one seed"
-"""What one seed shows is no more than that."""
-APART = 2
-"""So many joint deviations over seeds must lie between two numbers that are told apart."""
+CONFIRMED, NOT_CONFIRMED, UNDECIDED = "confirmed", "not confirmed", "cannot be distinguished"
+ONE_SEED, NOT_COMPARABLE, NOT_RUN, REDUCED_ONLY = "one seed only", "not comparable", "not run", "reduced form only"
+STATUSES = (NOT_CONFIRMED, UNDECIDED, ONE_SEED, NOT_COMPARABLE, CONFIRMED, REDUCED_ONLY, NOT_RUN)
+"""All statuses. A claim with several orders has the first of these that one of its orders has."""
+SIGNIFICANT = 0.05
 
 
 @dataclass(frozen=True)
@@ -33,40 +36,134 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Checked:
-    """An order, with the numbers it was checked against; ``holds`` is None where one of them is missing.
+class Images:
+    """Test images of the same seeds that only one of two methods classifies correctly; an image counts once for each seed."""
 
-    ``joint`` is their joint deviation over seeds, not a number where there is one seed; ``remark`` is said after the numbers.
+    count: int
+    only_high: int
+    only_low: int
+
+    @property
+    def p_value(self) -> float:
+        """Of McNemar's exact test, two-sided."""
+        return mcnemar(self.only_high, self.only_low)
+
+
+@dataclass(frozen=True)
+class JudgedOrder:
+    """An order with the two cells that answer it.
+
+    Attributes:
+        order: what the claim names.
+        form: the form of the runs.
+        high: the cell that should be higher.
+        low: the cell that should be lower.
+        images: the same test images under both; None if records have none.
     """
 
     order: Order
-    high: float | None = None
-    low: float | None = None
-    joint: float = 0.0
-    remark: str = ""
+    form: str
+    high: Outcome
+    low: Outcome
+    images: Images | None = None
 
     @property
-    def holds(self) -> bool | None:
-        """Whether the order is that of the numbers."""
-        return None if self.high is None or self.low is None else self.high > self.low
+    def is_run(self) -> bool:
+        """Return True if both cells have runs."""
+        return all(one.values or one.diverged for one in (self.high, self.low))
+
+    @cached_property
+    def differences(self) -> dict[int, float]:
+        """The higher cell minus the lower one, for each seed that both have."""
+        return {seed: self.high.values[seed] - self.low.values[seed] for seed in self.high.values if seed in self.low.values}
+
+    @cached_property
+    def signs(self) -> dict[int, int]:
+        """The sign of each seed's difference. A seed is won if only the other method diverged in it, and lost the other way round."""
+        found = {seed: (value > 0) - (value < 0) for seed, value in self.differences.items()}
+        found |= {seed: 1 for seed in self.low.diverged if seed in self.high.values}
+        found |= {seed: -1 for seed in self.high.diverged if seed in self.low.values}
+        found |= {seed: 0 for seed in self.high.diverged if seed in self.low.diverged}
+        return dict(sorted(found.items()))
+
+    @property
+    def p_seeds(self) -> float | None:
+        """Of the paired t-test over seeds, two-sided; None with fewer than two pairs."""
+        values = list(self.differences.values())
+        if len(values) < 2:
+            return None
+        if len(set(values)) == 1:
+            return 0.0 if values[0] else 1.0
+        return float(ttest_1samp(values, 0.0).pvalue)
+
+    @property
+    def status(self) -> str:
+        """What the runs show of this order.
+
+        The order is decided if every shared seed has the same sign, and the paired t-test over seeds or McNemar's test over images is
+        significant. If one method diverged in every shared seed and the other in none, that decides as well.
+        """
+        if not self.is_run or not self.signs:
+            return NOT_RUN
+        if self.form == "reduced":
+            return REDUCED_ONLY
+        if self.high.cell.stands_in or self.low.cell.stands_in:
+            return NOT_COMPARABLE
+        if len(self.signs) == 1:
+            return ONE_SEED
+        (sign, *others) = set(self.signs.values())
+        if others or sign == 0:
+            return UNDECIDED
+        p_images = self.images.p_value if self.images is not None and self._images_agree(sign) else 1.0
+        p_seeds = 0.0 if not self.differences else 1.0 if self.p_seeds is None else self.p_seeds
+        if min(p_seeds, p_images) >= SIGNIFICANT:
+            return UNDECIDED
+        return CONFIRMED if sign > 0 else NOT_CONFIRMED
+
+    def _images_agree(self, sign: int) -> bool:
+        assert self.images is not None
+        return (self.images.only_high - self.images.only_low) * sign > 0
+
+    def test_words(self) -> str:
+        """Both tests, with what they are."""
+        words = []
+        if self.p_seeds is not None:
+            mean = statistics.fmean(self.differences.values())
+            words.append(
+                f"{mean:+.2g}, paired t-test over {len(self.differences)} seeds p = {_p(self.p_seeds)}".replace("-", "−", 1)
+            )
+        if self.images is not None:
+            words.append(
+                f"McNemar over {self.images.count:,} images ({self.images.only_high:,} against {self.images.only_low:,}) "
+                f"p = {_p(self.images.p_value)}"
+            )
+        lost = [
+            f"{one.cell.row.name} diverged with seed {', '.join(map(str, one.diverged))}"
+            for one in (self.high, self.low)
+            if one.diverged
+        ]
+        return "; ".join([*words, *lost]) or "no test"
 
     def __str__(self) -> str:
-        if self.high is None or self.low is None:
+        if not self.is_run:
             return f"{self.order.text}: {NOT_RUN}"
-        return f"{self.order.text}: {verdict(self.high - self.low, self.joint)} ({self.high:.4g} and {self.low:.4g}{self.remark})"
+        form = "" if self.form == "full" else f"{self.form} form, "
+        return f"{self.order.text}: {self.status} ({form}{self.high.words()} and {self.low.words()}; {self.test_words()})"
 
 
-def verdict(difference: float, joint: float) -> str:
-    """What a difference in the claimed direction carries, given the joint deviation over seeds (not a number: one seed)."""
-    if math.isnan(joint):
-        return HELD_ONCE if difference > 0 else FAILED_ONCE
-    if abs(difference) <= APART * joint:
-        return UNDECIDED
-    return HOLDS if difference > 0 else DOES_NOT
+def _p(value: float) -> str:
+    return f"{value:.3f}" if value >= 0.001 else f"{value:.1g}" if value else "0"
+
+
+def status_of(orders: Sequence[JudgedOrder]) -> str:
+    """The status of a claim from its orders: those that were run decide; the least favourable one counts."""
+    found = [one.status for one in orders]
+    run = [each for each in found if each not in (NOT_RUN, REDUCED_ONLY)]
+    return next(each for each in STATUSES if each in (run or found or [NOT_RUN]))
 
 
 def orders_of(item: PaperItem) -> list[Order]:
-    """The orders an experiment names; parts, rows and columns that it does not have are refused."""
+    """The orders an experiment names; a part, row or column that it does not have is an error."""
     return [_order(item, text) for text in item.orders]
 
 
@@ -82,37 +179,75 @@ def _order(item: PaperItem, text: str) -> Order:
     raise SettingError(f"{item.name}: the order {text!r} names a part, row or column that the experiment does not have.")
 
 
-def published_orders(item: PaperItem) -> list[Checked]:
-    """The orders, checked against the published numbers."""
+@dataclass(frozen=True)
+class PublishedOrder:
+    """An order with the numbers that the paper prints; None for one that it does not print."""
 
-    def find(part: str, row: str, column: str) -> tuple[float, float] | None:
-        for each in item.parts:
-            if each.name == part:
-                for line in each.rows:
-                    if line.name == row:
-                        value = line.published[[c.name for c in each.columns].index(column)].value
-                        return None if value is None else (value, 0.0)
-        return None
+    order: Order
+    high: float | None
+    low: float | None
 
-    return [check(order, find) for order in orders_of(item)]
+    @property
+    def holds(self) -> bool | None:
+        """Return True if the order is that of the numbers; None if one is missing."""
+        return None if self.high is None or self.low is None else self.high > self.low
+
+    def __str__(self) -> str:
+        shown = ["not printed" if value is None else f"{value:g}" for value in (self.high, self.low)]
+        return f"{self.order.text}: {shown[0]} and {shown[1]}"
 
 
-def checked_orders(found: Reproduction) -> list[Checked]:
-    """The orders, checked against ours."""
+def published_orders(item: PaperItem) -> list[PublishedOrder]:
+    """The orders with the published numbers."""
+    found = []
+    for order in orders_of(item):
+        part = next(each for each in item.parts if each.name == order.part)
+        place = [column.name for column in part.columns].index(order.column)
+        rows = {row.name: row.published[place].value for row in part.rows}
+        found.append(PublishedOrder(order, rows[order.high], rows[order.low]))
+    return found
+
+
+def judged_orders(found: Reproduction) -> list[JudgedOrder]:
+    """The orders of an experiment, tested on our runs."""
     places = [(part.name, row.name, column.name) for part in found.item.parts for row in part.rows for column in part.columns]
     ours = dict(zip(places, found.outcomes, strict=True))
-
-    def find(part: str, row: str, column: str) -> tuple[float, float] | None:
-        one = ours[part, row, column]
-        return None if one.mean is None else (one.mean, math.nan if one.spread is None else one.spread)
-
-    checked = [check(order, find) for order in orders_of(found.item)]
-    return checked if found.form.is_full else [dataclasses.replace(one, remark=f", {found.form.name} form") for one in checked]
+    tested = []
+    for order in orders_of(found.item):
+        high, low = (ours[order.part, row, order.column] for row in (order.high, order.low))
+        tested.append(JudgedOrder(order, found.form.name, high, low, images_of(found, high, low)))
+    return tested
 
 
-def check(order: Order, find: Find) -> Checked:
-    """One order against numbers that ``find(part, row, column)`` gives with their deviations, not a number for one seed."""
-    high, low = find(order.part, order.high, order.column), find(order.part, order.low, order.column)
-    if high is None or low is None:
-        return Checked(order)
-    return Checked(order, high[0], low[0], math.hypot(high[1], low[1]))
+def images_of(found: Reproduction, high: Outcome, low: Outcome) -> Images | None:
+    """The test images that both cells read, seed by seed; None if a record has no answers, or if the cells read no accuracy."""
+    column = high.cell.column
+    if column.number or column.minus or high.cell.part.score != "accuracy" or not (high.values and low.values):
+        return None
+    count = only_high = only_low = 0
+    for mine, theirs in zip(sources_of(high.cell, found.form), sources_of(low.cell, found.form), strict=True):
+        if mine.settings is None or theirs.settings is None:
+            return None
+        first, second = (_by_seed(found, folder_of(each.settings)) for each in (mine, theirs) if each.settings is not None)
+        for seed in first.keys() & second.keys() & high.values.keys() & low.values.keys():
+            one, other = first[seed].record.is_right(), second[seed].record.is_right()
+            keys = list(_read_keys(one, mine.column.read))
+            if not keys or any(key not in other or len(one[key]) != len(other[key]) for key in keys):
+                return None
+            for key in keys:
+                count += len(one[key])
+                only_high += int((one[key] & ~other[key]).sum())
+                only_low += int((other[key] & ~one[key]).sum())
+    return Images(count, only_high, only_low) if count else None
+
+
+def _by_seed(found: Reproduction, folder: str) -> dict[int, Trained]:
+    return {one.seed: one for one in found.trained.get(folder, [])}
+
+
+def _read_keys(answers: Iterable[tuple[str, str, str]], read: str) -> Iterator[tuple[str, str, str]]:
+    """The answers that a column reads: all seen domains, all unseen ones, or one domain."""
+    for key in answers:
+        view, _, domain = key
+        if (read == "mean" and view == "seen") or (read == "unseen" and view == "unseen") or domain in (read, read + MADE):
+            yield key

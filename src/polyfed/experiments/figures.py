@@ -41,13 +41,15 @@ class Picture:
     legend: Sequence[tuple[str, Markup]] = ()
 
 
-def pictures(found: Reproduction) -> Iterator[Picture]:
-    """Every picture that has something to show."""
+def pictures(found: Reproduction, only: Part | None = None) -> Iterator[Picture]:
+    """Every picture that has something to show; ``only``: those of one part."""
     before = 0
     for part in found.item.parts:
         count = len(part.rows) * len(part.columns)
         outcomes = found.outcomes[before : before + count]
         before += count
+        if only is not None and part is not only:
+            continue
         if part.analysis is not None:
             yield from _analysed(found, part, part.analysis)
             continue
@@ -70,12 +72,12 @@ def _charts(found: Reproduction, part: Part, outcomes: Sequence[Outcome]) -> Ite
 def _analysed(found: Reproduction, part: Part, asked: AskedAnalysis) -> Iterator[Picture]:
     """The pictures of a part's analysis that its file names."""
     made = found.analyses[part.name].found
-    for name in asked.figures if made is not None else ():
+    for name in asked.figures if made is not None and made.figures else ():
         assert made is not None
         if name not in made.figures:
             raise SettingError(f"{found.item.name}: {asked.kind} has no picture {name!r}. {nearest(name, list(made.figures))}")
         file = io.BytesIO()
-        made.figures[name].savefig(file, format="png", dpi=DOTS_PER_INCH)
+        made.figures[name].savefig(file, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
         title = ", ".join(filter(None, (part.name, made.title, name)))
         yield Picture(title, Markup(as_image(made.figures[name], DOTS_PER_INCH, title)), file.getvalue(), ".png")
 

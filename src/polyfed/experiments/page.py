@@ -7,7 +7,7 @@ from pathlib import Path
 
 from markupsafe import Markup, escape
 
-from polyfed.experiments.claims import checked_orders
+from polyfed.experiments.claims import judged_orders
 from polyfed.experiments.figures import STYLE, pictures
 from polyfed.experiments.files import PaperItem
 from polyfed.experiments.grid import Form
@@ -67,8 +67,8 @@ def sentences(found: Reproduction) -> list[str]:
 
 
 def verdicts(found: Reproduction) -> list[str]:
-    """Whether the orders that the claim names hold in our numbers."""
-    return [str(one) for one in checked_orders(found)]
+    """What our runs show of the orders that the claim names."""
+    return [str(one) for one in judged_orders(found)]
 
 
 def problem_sentences(found: Reproduction) -> list[str]:

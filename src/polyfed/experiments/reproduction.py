@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.core.data_types import DataSet
 from polyfed.core.evaluation import Row
 from polyfed.errors import DataError, PolyfedError, SettingError, UnknownName, nearest
-from polyfed.experiments.analyses import PartAnalysis, analyse_part
+from polyfed.experiments.analyses import PartAnalysis, analyse_part, kinds_by_run, recorded_part
 from polyfed.experiments.files import UNITS, PaperItem
 from polyfed.experiments.grid import Cell, Form, PlannedRun, cells_of, planned_runs, settings_of, sources_of
+from polyfed.experiments.ledger import DIVERGED, FINISHED, Ledger, Record, marks_of, write_record
+from polyfed.experiments.recording import record_of
 from polyfed.runs.assemble import build_data_set, build_federation
 from polyfed.runs.compare import ComparedRuns
 from polyfed.runs.notebook_bar import default_watcher
 from polyfed.runs.result import Result, accuracy_table
-from polyfed.runs.run_folder import RunFolder
 from polyfed.runs.watcher import Watcher
 
 if TYPE_CHECKING:
@@ -35,15 +36,36 @@ MADE = " (made)"
 
 @dataclass(frozen=True)
 class Trained:
-    """What a finished run scored: its rows, those of every scored round, where it is, and which packed files it was trained on."""
+    """The record of a finished run, its folder if there is one, and in what it differs from the cell's settings."""
 
-    seed: int
-    rows: Sequence[Row]
-    by_round: Mapping[int, Sequence[Row]]
-    digest: str
-    path: str
-    made_with: Mapping[str, Any]
-    data: str = ""
+    record: Record
+    path: str = ""
+    marks: tuple[str, ...] = ()
+
+    @property
+    def seed(self) -> int:
+        """Its seed."""
+        return self.record.seed
+
+    @property
+    def digest(self) -> str:
+        """The digest of its final state."""
+        return self.record.digest
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """Its test scores; none if it diverged."""
+        return self.record.rows()
+
+    @cached_property
+    def by_round(self) -> dict[int, list[Row]]:
+        """The test scores of every scored round."""
+        return self.record.rows_by_round()
+
+    @property
+    def made_with(self) -> dict[str, str]:
+        """Versions, machine and commit."""
+        return {**self.record.versions, "machine": self.record.machine, "commit": self.record.commit}
 
 
 @dataclass(frozen=True)
@@ -55,12 +77,14 @@ class Outcome:
         values: our number by seed, in the paper's unit.
         state: why there is no number; empty where there is one.
         notes: how the setting differs from the paper's.
+        diverged: seeds whose run ended in NaN.
     """
 
     cell: Cell
     values: Mapping[int, float]
     state: str = ""
     notes: tuple[str, ...] = ()
+    diverged: tuple[int, ...] = ()
 
     @property
     def mean(self) -> float | None:
@@ -83,7 +107,8 @@ class Outcome:
         if self.mean is None:
             return self.state
         digits = UNITS[self.cell.part.unit][1]
-        return f"{self.mean:.{digits}f}" + (f" ± {self.spread:.{digits}f}" if self.spread is not None else "")
+        lost = f" ({len(self.diverged)} of {len(self.diverged) + len(self.values)} {DIVERGED})" if self.diverged else ""
+        return f"{self.mean:.{digits}f}" + (f" ± {self.spread:.{digits}f}" if self.spread is not None else "") + lost
 
 
 @dataclass
@@ -155,22 +180,52 @@ def reproduce_item(
     without_data = data_problems(made.runs)
     todo = {name: run for name, run in made.runs.items() if name not in without_data}
     total, before = sum(run.seeds for run in todo.values()), 0
+    kinds = kinds_by_run(item, cells)
     for name, run in todo.items():
         try:
-            made.trained[name] = _train(run, folder / "runs" / name, _Offset(heard, run.words, before, total))
+            place = _Offset(heard, run.words, before, total)
+            made.trained[name] = _train(run, folder, kinds.get(name, ()), place)
         except PolyfedError as error:
             made.problems[name] = str(error)
             heard.notice(f"{run.words} ({run.settings.method}) is given up: {error}")
         before += run.seeds
     states = dict.fromkeys(made.problems, FAILED) | dict.fromkeys(without_data, NO_DATA)
     made.problems |= without_data
-    for part in item.parts:
-        if part.analysis is not None:
+    _conclude(made, cells, states)
+    for part in item.parts:  # feature maps and maps of images are not in records: they are drawn from the run folders
+        recorded = made.analyses.get(part.name)
+        if recorded is not None and recorded.found is not None and not recorded.found.figures:
             own = [cell for cell in cells if cell.part.name == part.name]
             finished = {name: {one.seed: Path(one.path) for one in many} for name, many in made.trained.items()}
             made.analyses[part.name] = analyse_part(part, own, finished, form.changes.get("root"), heard.notice)
-    made.outcomes = [outcome_of(cell, made, states) for cell in cells]
     return made
+
+
+def from_ledger(item: PaperItem, form: Form, ledger: Ledger) -> Reproduction:
+    """The experiment with the numbers that a ledger has; nothing is trained and no data is read.
+
+    Args:
+        item: the experiment.
+        form: what is asked for of it.
+        ledger: the records.
+    """
+    cells = cells_of(item, form)
+    made = Reproduction(item, form, [], planned_runs(cells, form))
+    for name, run in made.runs.items():
+        found = [Trained(one, "", marks_of(one, run.settings)) for one in ledger.find(run.settings).values()]
+        made.trained |= {name: found} if found else {}
+    _conclude(made, cells, {})
+    return made
+
+
+def _conclude(made: Reproduction, cells: Sequence[Cell], states: Mapping[str, str]) -> None:
+    """Fill in analyses and cells from the runs that were found."""
+    records = {name: {one.seed: one.record for one in many} for name, many in made.trained.items()}
+    for part in made.item.parts:
+        if part.analysis is not None:
+            own = [cell for cell in cells if cell.part.name == part.name]
+            made.analyses[part.name] = recorded_part(part, own, records)
+    made.outcomes = [outcome_of(cell, made, states) for cell in cells]
 
 
 def data_problems(runs: Mapping[str, PlannedRun]) -> dict[str, str]:
@@ -223,38 +278,20 @@ class _Offset(Watcher):
         self.heard.notice(text)
 
 
-def _train(run: PlannedRun, folder: Path, watcher: Watcher) -> list[Trained]:
-    runs = ComparedRuns(run.settings, run.settings.method, seeds=run.seeds, folder=folder, watcher=watcher)
-    found = [outcome for _, outcome in runs.train(_read)]
+def _train(run: PlannedRun, folder: Path, kinds: Sequence[str], watcher: Watcher) -> list[Trained]:
+    """Train all seeds of a run; each finished one leaves its record in its folder."""
+
+    def read(result: Result) -> Trained:
+        settings = dataclasses.replace(run.settings, seed=result.experiment.settings.seed)
+        record = record_of(result, settings, kinds)
+        write_record(Path(str(result.path)), record)
+        return Trained(record, str(result.path))
+
+    runs = ComparedRuns(run.settings, run.settings.method, seeds=run.seeds, folder=folder / "runs" / run.folder, watcher=watcher)
+    found = [outcome for _, outcome in runs.train(read)]
     if runs.problems:
         raise PolyfedError(next(iter(runs.problems.values())))
     return found
-
-
-def _read(result: Result) -> Trained:
-    """What is needed of a finished run, so that its models need not stay in memory."""
-    path = str(result.path)
-    folder = RunFolder(path)
-    by_round: dict[int, list[Row]] = {}
-    for line in folder.metrics():
-        if line["view"] in ("seen", "unseen") and "count" in line:
-            by_round.setdefault(int(line["round"]), []).append(Row(line["view"], line["client"], line["domain"], line))
-    made_with = folder.document().get("made_with", {})
-    seed, source = result.experiment.settings.seed, result.experiment.federation.source
-    return Trained(seed, result.rows, by_round, result.digest, path, made_with, packed_files(source))
-
-
-def packed_files(source: str) -> str:
-    """The packed files that data came from, which are smaller than the published ones; empty for others.
-
-    >>> (
-    ...     packed_files("packed vlcs_mini96.tar (187 images), stratified 70/30: LabelMe 53/12/12"),
-    ...     packed_files("folder PACS/: photo 1/1/1"),
-    ... )
-    ('packed vlcs_mini96.tar (187 images)', '')
-    """
-    found = re.match(r"packed [^(:,]+(?:\([^)]*\))?", source)
-    return found[0].strip() if found else ""
 
 
 def outcome_of(cell: Cell, made: Reproduction, states: Mapping[str, str]) -> Outcome:
@@ -267,6 +304,7 @@ def outcome_of(cell: Cell, made: Reproduction, states: Mapping[str, str]) -> Out
         return Outcome(cell, {}, state, (cell.why_not,) if state == "not yet" else ())
     values: list[Mapping[int, float]] = []
     notes: dict[str, None] = dict.fromkeys(cell.notes)
+    lost: set[int] = set()
     for source in sources_of(cell, form):
         notes |= dict.fromkeys(source.notes)
         if source.why_not or source.settings is None:
@@ -277,11 +315,15 @@ def outcome_of(cell: Cell, made: Reproduction, states: Mapping[str, str]) -> Out
         if source.column.number:
             found, is_made = made.analyses[source.part.name].values(source.column.number, name), False
         else:
-            found, is_made = score(source, {one.seed: one.rows for one in trained[name]})
+            found, is_made = score(source, {one.seed: one.rows for one in trained[name] if one.record.state == FINISHED})
+        lost |= {one.seed for one in trained[name] if one.record.state == DIVERGED}
+        if not found and lost:
+            return Outcome(cell, {}, DIVERGED, tuple(notes), tuple(sorted(lost)))
         if not found:
             return Outcome(cell, {}, NOT_MEASURED if source.column.number else NO_DATA)
         notes |= dict.fromkeys([f"{source.column.read}{MADE}: made by a recipe here, not the published files"] if is_made else [])
-        notes |= dict.fromkeys(f"data: {one.data}" for one in trained[name] if one.data)
+        notes |= dict.fromkeys(f"data: {one.record.data}" for one in trained[name] if one.record.data)
+        notes |= dict.fromkeys(mark for one in trained[name] for mark in one.marks)
         values.append(found)
     if not values:
         return Outcome(cell, {}, NOT_RUN)
@@ -289,7 +331,7 @@ def outcome_of(cell: Cell, made: Reproduction, states: Mapping[str, str]) -> Out
     means = {seed: statistics.fmean(each[seed] for each in values) for seed in sorted(seeds)}
     if len(means) != cell.item.seeds:
         notes[f"{len(means)} seed{'s' * (len(means) != 1)} (paper: {cell.item.seeds})"] = None
-    return Outcome(cell, means, "", tuple(notes))
+    return Outcome(cell, means, "", tuple(notes), tuple(sorted(lost - set(means))))
 
 
 def _difference(cell: Cell, made: Reproduction, states: Mapping[str, str]) -> Outcome:
@@ -306,7 +348,7 @@ def _difference(cell: Cell, made: Reproduction, states: Mapping[str, str]) -> Ou
     if not high.values or not low.values:
         return Outcome(cell, {}, high.state or low.state)
     both = {seed: value - low.values[seed] for seed, value in high.values.items() if seed in low.values}
-    return Outcome(cell, both, "", high.notes)
+    return Outcome(cell, both, "", high.notes, tuple(sorted({*high.diverged, *low.diverged})))
 
 
 def score(cell: Cell, rows: Mapping[int, Sequence[Row]]) -> tuple[dict[int, float], bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from polyfed.experiments.files import UNITS, Part
@@ -47,17 +47,24 @@ class ShownTable:
 
 def shown_tables(found: Reproduction, footnotes: Footnotes) -> list[ShownTable]:
     """A table for each part of which something is asked for: published, ours and the difference in each cell."""
-    tables, before = [], 0
-    for part in found.item.parts:
-        count = len(part.rows) * len(part.columns)
-        outcomes = found.outcomes[before : before + count]
-        before += count
+    tables = []
+    for part, outcomes in parts_of(found):
         if any(one.state != NOT_ASKED and one.cell.published.exists for one in outcomes):
-            tables.append(_table(part, outcomes, footnotes))
+            tables.append(shown_table(part, outcomes, footnotes))
     return tables
 
 
-def _table(part: Part, outcomes: Sequence[Outcome], footnotes: Footnotes) -> ShownTable:
+def parts_of(found: Reproduction) -> Iterator[tuple[Part, Sequence[Outcome]]]:
+    """Every part with its cells, row by row."""
+    before = 0
+    for part in found.item.parts:
+        count = len(part.rows) * len(part.columns)
+        yield part, found.outcomes[before : before + count]
+        before += count
+
+
+def shown_table(part: Part, outcomes: Sequence[Outcome], footnotes: Footnotes) -> ShownTable:
+    """One part as text."""
     table = ShownTable(part.name, ["method", *(column.name for column in part.columns)])
     width = len(part.columns)
     for number, row in enumerate(part.rows):

@@ -31,7 +31,7 @@ from polyfed.reports.tables import (
 )
 from polyfed.runs.compare import LEAVE_ONE_OUT, ComparedRuns, ComparisonRun
 from polyfed.runs.figures import as_image, dots_figure
-from polyfed.runs.headline import BASELINE, domains_of, headline, warnings_over_seeds
+from polyfed.runs.headline import BASELINE, domains_of, headline_by_scores, warnings_over_seeds
 from polyfed.settings import Settings
 
 
@@ -209,7 +209,8 @@ def require_pandas(what: str) -> Any:
 def compare_runs(runs: ComparedRuns) -> Comparison:
     """Train what is missing, and put the outcomes in one table."""
     found = runs.train(outcome)
-    chosen = headline(runs.settings.metric, tested_domains(found))
+    # If no run succeeded, there is nothing to choose for.
+    chosen = runs.headline if found else headline_by_scores(runs.settings.metric, {})
     rows = tuple(
         MethodRow(label, problem=runs.problems[label], own=one.own)
         if label in runs.problems

@@ -206,7 +206,7 @@ class Estimator:
             # Where steps are compiled, that happens in the first round.
             once=setup.at(examples_in(federation)) + max(0.0, short.rounds[0] - short.rounds[-1]),
             round=clients * training.at(trained_by_a_client(settings, federation)),
-            scorings=turns(settings.rounds, every, settings.scored_at_end) + (validated or not (every or settings.scored_at_end)),
+            scorings=validated + max(1 - validated, turns(settings.rounds, 0 if validated else every, settings.scored_at_end)),
             scoring=scoring.at(1),
             validations=turns(settings.rounds, every or 1) if validated else 0,
             validating=validating.at(1),

@@ -21,6 +21,7 @@ from polyfed.runs.checkpoint import Snapshot
 from polyfed.runs.experiment import Experiment, settings_given
 from polyfed.runs.given_objects import NAMES as OBJECTS
 from polyfed.runs.given_objects import give, parted
+from polyfed.runs.headline import as_plain, recorded_headline
 from polyfed.runs.last_rounds import scored_rounds
 from polyfed.runs.newcomer_file import leave_newcomer
 from polyfed.runs.portable_paths import on_this_machine
@@ -141,6 +142,7 @@ def facts_of(experiment: Experiment) -> dict[str, Any]:
         },
         "outline": summary_of(experiment.federation),
         "plan": experiment.plan_table(),
+        **as_plain(experiment.headline),
     }
 
 
@@ -173,6 +175,7 @@ def resume(
     folder.require_objects({"data": data, "method": method, "model": model, **{name: given.get(name) for name in OBJECTS}})
     model = None if isinstance(model, str) else model
     experiment = Experiment(settings, data, method, model, backend or backend_for, folder.recorded_inputs())
+    experiment.head_by(recorded_headline(folder.document()))
     give(experiment, given)
     folder.require_data(identity_of(experiment.federation))
     experiment.backend.keep_in(folder.path)

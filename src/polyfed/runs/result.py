@@ -20,7 +20,7 @@ from polyfed.errors import DataError, SettingError, nearest
 from polyfed.runs.answers_file import Answers
 from polyfed.runs.checkpoint import joint_digest
 from polyfed.runs.figures import dots_figure
-from polyfed.runs.headline import BASELINE, domains_of, headline, warnings
+from polyfed.runs.headline import BASELINE, domains_of, headline_by_scores, warnings
 from polyfed.runs.image_inputs import ImageInputs
 from polyfed.runs.last_rounds import WINDOW, ByRound, LastRounds
 from polyfed.runs.predictions import client_words, predicted
@@ -58,7 +58,7 @@ class Result:
         self.accuracy = accuracy_table(self.rows)
         self.classes = experiment.federation.classes
         self.domains = domains_of(self.rows)
-        self.headline = headline(experiment.settings.metric, self.domains)
+        self.headline = experiment.headline or headline_by_scores(experiment.settings.metric, self.domains)
         self.last_rounds = self._last_rounds(by_round or {})
         self.warnings = warnings(self.domains, str(experiment.method))
         if self.outlier:

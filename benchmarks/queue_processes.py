@@ -1,0 +1,342 @@
+"""The processes of the queue: one that starts the others, and those that train one run each. Each may be killed at any instant."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from queue_list import Expanded, Job, expand, read_list
+
+from polyfed.errors import PolyfedError, SettingError
+from polyfed.experiments.ledger import DIVERGED, FINISHED, Ledger, read_record, write_record
+from polyfed.experiments.recording import train_recorded
+from polyfed.runs.atomic_write import write_atomically
+from polyfed.runs.run_folder import plain, settings_from
+from polyfed.runs.watcher import Watcher
+
+PUBLISHED = Path("docs") / "results" / "runs"
+"""The repository's ledger: what it holds counts as finished."""
+MOST_KILLS = 3
+"""Processes of one run that may be killed from outside before the queue skips it."""
+WAIT = 1.0
+PARENT_DEATH_SIGNAL = 1
+"""Of prctl: the signal that a process gets when its parent ends."""
+NICE = 19
+OF_JOB = ".job.json"
+"""Ends the name of the file that tells a process what to do."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """The folder of results: what the queue writes, and where."""
+
+    path: Path
+
+    @property
+    def ledger(self) -> Path:
+        """Records of finished runs."""
+        return self.path / "ledger"
+
+    def state(self, key: str) -> Path:
+        """What is known of a job: round, CPU seconds, kills, error."""
+        return self.path / "jobs" / f"{key}.json"
+
+    def log(self, key: str) -> Path:
+        """What a job printed."""
+        return self.path / "logs" / f"{key}.log"
+
+    def read_state(self, key: str) -> dict[str, Any]:
+        """What is known of a job; nothing before it starts."""
+        try:
+            found: dict[str, Any] = json.loads(self.state(key).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        return found
+
+    def write_state(self, key: str, **values: Any) -> None:
+        """Note something about a job."""
+        path = self.state(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps({**self.read_state(key), **values}), sync=False)
+
+    def cores(self, default: int) -> int:
+        """How many processes may run: the number that ``queue cores`` wrote, else the one at the start."""
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return int((self.path / "cores").read_text())
+        return default
+
+
+def outcome(job: Job, results: Results, known: Ledger) -> str:
+    """How a job ended: finished, diverged or failed; empty if it has to run."""
+    state = results.read_state(job.key)
+    if job.settings is None:
+        return str(state.get("outcome", ""))
+    record = known.exact(job.settings).get(job.settings.seed)
+    if record is not None and set(job.analyses) <= set(record.analyses):
+        return record.state
+    return "failed" if state.get("outcome") == "failed" else ""
+
+
+# ------------------------------------------------------------------------------------------------------------- one run
+
+
+class Progress(Watcher):
+    """Writes the round and the CPU seconds of a job to its state file."""
+
+    def __init__(self, results: Results, key: str) -> None:
+        self.results, self.key, self.before = results, key, float(results.read_state(key).get("cpu_seconds", 0.0))
+
+    def begin(self, words: str, number: int, total: int) -> None:
+        print(words, flush=True)
+
+    def round(self, server: Any) -> None:
+        self.results.write_state(self.key, round=server.round, rounds=server.rounds, cpu_seconds=self.spent())
+
+    def spent(self) -> float:
+        """CPU seconds of all processes of this job so far."""
+        return self.before + time.process_time()
+
+    def end(self, words: str, outcome: str) -> None:
+        print(f"{words}: {outcome}", flush=True)
+
+    def notice(self, text: str) -> None:
+        print(text, flush=True)
+
+
+def end_with_parent(parent: int) -> None:
+    """End this process when the queue ends, however it ends, so that two processes never train one run."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        raise SystemExit("The queue ended before this run started.")
+
+
+def work(file: Path, results: Results, parent: int) -> int:
+    """Train one run and write its record, or become the command of an entry; an error is noted in the state of the job."""
+    end_with_parent(parent)
+    job = json.loads(file.read_text(encoding="utf-8"))
+    if "command" in job:
+        os.execvp(job["command"][0], job["command"])
+    progress = Progress(results, job["key"])
+    try:
+        record = train_recorded(settings_from(job["settings"], job["key"]), results.path / "runs", job["analyses"], progress)
+        write_record(results.ledger, record)
+    except PolyfedError as error:
+        print(f"Failed: {error}", flush=True)
+        results.write_state(job["key"], outcome="failed", error=str(error), cpu_seconds=progress.spent())
+        return 0
+    results.write_state(job["key"], outcome=record.state, cpu_seconds=progress.spent())
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------------------- the queue
+
+
+@dataclass
+class Running:
+    """A process of the queue."""
+
+    job: Job
+    process: subprocess.Popen[bytes]
+    started: float
+
+
+class Queue:
+    """Works the list: starts processes, notes how they end, writes progress."""
+
+    def __init__(self, results: Results, listed: Path, root: str, cores: int, script: Path, commit: str = "") -> None:
+        self.results, self.listed, self.root, self.cores = results, listed, root, cores
+        self.script, self.commit = script, commit
+        self.running: list[Running] = []
+        self.read_at = 0.0
+        self.expanded = Expanded()
+        self.known = Ledger([])
+        self.files: dict[str, Path] = {}
+
+    def look(self) -> None:
+        """Read the list again if it changed, and the ledger if it grew."""
+        changed = self.listed.stat().st_mtime
+        if changed != self.read_at:
+            self.read_at, self.expanded = changed, expand(read_list(self.listed), self.root)
+            for name, problem in self.expanded.problems.items():
+                print(f"{name}: {problem}", flush=True)
+        folders = (self.script.parent.parent / PUBLISHED, self.results.ledger)
+        files = {path.name: path for folder in folders for path in sorted(folder.glob("*.json"))}
+        if files != self.files:
+            self.files, self.known = files, Ledger(map(read_record, files.values()))
+
+    def waiting(self) -> list[Job]:
+        """Jobs that are to run, in order."""
+        busy = {one.job.key for one in self.running}
+        return [job for job in self.expanded.jobs if job.key not in busy and not outcome(job, self.results, self.known)]
+
+    def run(self) -> None:
+        """Work until nothing is left."""
+        try:
+            while True:
+                self.look()
+                self.reap()
+                waiting = self.waiting()
+                while waiting and len(self.running) < self.results.cores(self.cores):
+                    self.start(waiting.pop(0))
+                self.write_progress(waiting)
+                if not self.running and not waiting:
+                    return
+                time.sleep(WAIT)
+        finally:
+            for one in self.running:
+                one.process.terminate()
+                one.process.wait()
+
+    def start(self, job: Job) -> None:
+        """Start the process of a job."""
+        self.results.write_state(job.key, entry=job.entry, round=0)
+        todo: dict[str, Any] = {"key": job.key}
+        if job.settings is not None:
+            todo |= {"settings": plain(job.settings), "analyses": list(job.analyses)}
+        else:
+            places = {"python": sys.executable, "root": self.root, "results": str(self.results.path)}
+            todo["command"] = [word.format(**places) for word in shlex.split(job.command)]
+        file = self.results.path / "jobs" / f"{job.key}{OF_JOB}"
+        write_atomically(file, json.dumps(todo))
+        words = [sys.executable, str(self.script), "work", str(file), "--results", str(self.results.path)]
+        words += ["--parent", str(os.getpid())]
+        log = self.results.log(job.key)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        with log.open("ab") as file_of_log:
+            process = subprocess.Popen(
+                ["nice", "-n", str(NICE), *words],
+                stdout=file_of_log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **threads},
+                cwd=self.script.parent.parent,
+            )
+        self.running.append(Running(job, process, time.time()))
+
+    def reap(self) -> None:
+        """Note how processes ended. A run killed from outside is tried again, but not forever."""
+        for one in [one for one in self.running if one.process.poll() is not None]:
+            self.running.remove(one)
+            key, code = one.job.key, one.process.returncode
+            if one.job.settings is None:
+                spent = float(self.results.read_state(key).get("cpu_seconds", 0.0)) + time.time() - one.started
+                self.results.write_state(
+                    key, outcome=FINISHED if code == 0 else "failed", cpu_seconds=spent, error=f"exit code {code}"
+                )
+            elif code != 0:
+                kills = int(self.results.read_state(key).get("kills", 0)) + 1
+                self.results.write_state(key, kills=kills)
+                if code > 0 or kills >= MOST_KILLS:
+                    why = f"exit code {code}; see {self.results.log(key).relative_to(self.results.path)}"
+                    self.results.write_state(key, outcome="failed", error=why)
+        self.look()
+
+    def write_progress(self, waiting: list[Job]) -> None:
+        """Write progress.json and progress.txt."""
+        found = progress_of(self, waiting)
+        write_atomically(self.results.path / "progress.json", json.dumps(found, indent=1) + "\n", sync=False)
+        write_atomically(self.results.path / "progress.txt", progress_words(found), sync=False)
+
+
+def progress_of(queue: Queue, waiting: list[Job]) -> dict[str, Any]:
+    """Everything about the queue as plain values."""
+    results = queue.results
+    ended = {job.key: outcome(job, results, queue.known) for job in queue.expanded.jobs}
+    states = {job.key: results.read_state(job.key) for job in queue.expanded.jobs}
+    costs: dict[str, list[float]] = {}
+    for record in queue.known.records:
+        if record.state == FINISHED and record.cost.get("cpu_seconds"):
+            costs.setdefault(record.identity, []).append(float(record.cost["cpu_seconds"]))
+
+    def seconds(job: Job) -> float | None:
+        mine = costs.get(job.identity)
+        return sum(mine) / len(mine) if mine else job.seconds
+
+    left = [seconds(job) for job in waiting]
+    running = []
+    for one in queue.running:
+        state = states[one.job.key]
+        running.append({"run": one.job.key, "entry": one.job.entry, "round": state.get("round", 0), "rounds": state.get("rounds")})
+        whole, done = seconds(one.job), state.get("round", 0) / (state.get("rounds") or 1)
+        left.append(None if whole is None else whole * (1 - done))
+    return {
+        "updated": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": queue.commit,
+        "cores": results.cores(queue.cores),
+        "runs": len(ended),
+        "finished": sum(each == FINISHED for each in ended.values()),
+        "diverged": [key for key, each in ended.items() if each == DIVERGED],
+        "failed": {key: states[key].get("error", "") for key, each in ended.items() if each == "failed"},
+        "not_expanded": queue.expanded.problems,
+        "running": running,
+        "left": len(waiting),
+        "core_hours_left": round(sum(each or 0.0 for each in left) / 3600, 2),
+        "left_without_estimate": sum(each is None for each in left),
+        "core_hours_spent": round(sum(float(state.get("cpu_seconds", 0.0)) for state in all_states(results)) / 3600, 2),
+        "next": [job.key for job in waiting[:5]],
+    }
+
+
+def all_states(results: Results) -> Iterator[dict[str, Any]]:
+    """What is known of every job that was ever started."""
+    for path in sorted((results.path / "jobs").glob("*.json")):
+        if not path.name.endswith(OF_JOB):
+            yield json.loads(path.read_text(encoding="utf-8"))
+
+
+def progress_words(found: dict[str, Any]) -> str:
+    """Progress for people."""
+    unknown = f" (and {found['left_without_estimate']} without an estimate)" if found["left_without_estimate"] else ""
+    lines = [
+        f"{found['updated']}  commit {found['commit'][:12] or 'unknown'}, {found['cores']} core{'s' * (found['cores'] != 1)}",
+        f"finished {found['finished']}, diverged {len(found['diverged'])}, failed {len(found['failed'])}, "
+        f"running {len(found['running'])}, left {found['left']}, of {found['runs']} runs",
+        f"core-hours: spent {found['core_hours_spent']:.2f}, left about {found['core_hours_left']:.1f}{unknown}",
+        *(f"running: {one['run']}, round {one['round']} of {one['rounds'] or '?'} ({one['entry']})" for one in found["running"]),
+        *(f"diverged: {key}" for key in found["diverged"]),
+        *(f"failed: {key}: {error}" for key, error in found["failed"].items()),
+        *(f"not run: {name}: {error}" for name, error in found["not_expanded"].items()),
+        *(f"next: {key}" for key in found["next"]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+@contextlib.contextmanager
+def only_one(results: Results) -> Iterator[None]:
+    """Refuse a second queue on the same folder; the lock ends with the process, however it ends."""
+    results.path.mkdir(parents=True, exist_ok=True)
+    with (results.path / "queue.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SettingError(f"A queue already works on {results.path}. Look at benchmarks/queue status.") from None
+        yield
+
+
+def forget_failures(results: Results) -> None:
+    """Let failed jobs run again."""
+    for path in (results.path / "jobs").glob("*.json"):
+        if path.name.endswith(OF_JOB):
+            continue
+        state = json.loads(path.read_text(encoding="utf-8"))
+        if state.pop("outcome", "") == "failed":
+            write_atomically(path, json.dumps({**state, "kills": 0}), sync=False)
+
+
+def import_ledger(results: Results, to: Path) -> list[str]:
+    """Copy records into the repository's ledger; one that is there must have the same digest."""
+    return [write_record(to, read_record(path)).name for path in sorted(results.ledger.glob("*.json"))]

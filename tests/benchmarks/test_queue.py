@@ -1,0 +1,173 @@
+"""The queue: runs in order and once each, killed in the middle and started again, failures noted and skipped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from helpers.paths import ROOT
+from helpers.scripts import loaded
+from polyfed.errors import SettingError
+from polyfed.experiments.ledger import Ledger, read_record
+from polyfed.experiments.recording import train_recorded
+
+SCRIPT = ROOT / "benchmarks" / "queue"
+SMALL = 'data = "digits-mini(per_domain=40)", model = "small_cnn", checkpoint_every = "1"'
+LIST = f"""\
+max_hours = 1.0
+
+[[queue]]
+experiment = "fedwon/figure-1"
+seeds = [0, 1]
+set = {{ {SMALL}, rounds = 60 }}
+
+[[queue]]
+experiment = "fedwon/figure-12"
+seeds = 1
+set = {{ {SMALL}, rounds = 60 }}
+
+[[queue]]
+name = "a command"
+command = "{{python}} -c 'print(6 * 7)'"
+
+[[queue]]
+name = "a command that fails"
+command = "{{python}} -c 'raise SystemExit(3)'"
+
+[[queue]]
+name = "no such data"
+experiment = "fedwon/figure-1"
+seeds = [0]
+set = {{ data = "domainnet10", rounds = 1 }}
+
+[[queue]]
+name = "no such experiment"
+experiment = "fedwon/figure-99"
+
+[[queue]]
+name = "too long"
+experiment = "fixbn/table-5"
+"""
+
+
+@pytest.fixture
+def lists(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return loaded(ROOT / "benchmarks" / "queue_list.py")
+
+
+def write_list(folder: Path, text: str = LIST) -> Path:
+    path = folder / "queue.toml"
+    path.write_text(text)
+    return path
+
+
+def test_runs_that_entries_share_are_one_job_and_problems_are_named(lists: ModuleType, tmp_path: Path) -> None:
+    found = lists.expand(lists.read_list(write_list(tmp_path)), "DATA")
+    names = [(job.entry.split(";")[0], job.settings.seed if job.settings else None) for job in found.jobs]
+    assert names == [
+        ("fedwon/figure-1", 0),
+        ("fedwon/figure-1", 1),
+        ("a command", None),
+        ("a command that fails", None),
+        ("no such data", 0),
+    ]
+    assert all(job.analyses == ("norm-statistics",) for job in found.jobs if job.settings)
+    assert set(found.problems) == {"no such experiment", "too long"} and "more than max_hours = 1.0" in found.problems["too long"]
+
+
+def test_seeds_may_be_a_list_or_a_count_and_unknown_keys_are_errors(lists: ModuleType, tmp_path: Path) -> None:
+    entry = 'experiment = "fedwon/table-1"\ncolumns = ["Digits-Five"]\nonly = ["FedBN", "FedWon"]\n'
+    jobs = lists.expand(lists.read_list(write_list(tmp_path, f"[[queue]]\n{entry}seeds = [4, 2]\n")), "DATA").jobs
+    assert [(job.settings.seed, job.settings.method.split()[0]) for job in jobs] == [
+        (2, "fedbn"),
+        (2, "fedwon"),
+        (4, "fedbn"),
+        (4, "fedwon"),
+    ]
+    assert len(lists.expand(lists.read_list(write_list(tmp_path, f"[[queue]]\n{entry}seeds = 3\n")), "DATA").jobs) == 6
+    with pytest.raises(SettingError, match="'seed'"):
+        lists.read_list(write_list(tmp_path, f"[[queue]]\n{entry}seed = 3\n"))
+    with pytest.raises(SettingError, match="either experiment or command"):
+        lists.read_list(write_list(tmp_path, f"[[queue]]\n{entry}command = 'x'\n"))
+
+
+def test_the_shipped_list_names_experiments_rows_and_columns_that_exist(lists: ModuleType) -> None:
+    entries = [{**entry, "max_hours": 1e9} for entry in lists.read_list(ROOT / "benchmarks" / "queue.toml")]
+    found = lists.expand(entries, "DATA")
+    assert found.problems == {} and found.jobs[0].entry.startswith("fedwon/figure-1")
+    known = Ledger.read(ROOT / "docs" / "results" / "runs")
+    shared = [record for record in known.records if record.commit.startswith("3241a16")]
+    assert len(shared) == 4 and not {record.file for record in shared} & {f"{job.key}.json" for job in found.jobs}
+    queued = {job.identity for job in found.jobs}
+    assert {record.identity for record in shared} <= queued, "the next seeds of the shared runs have another identity"
+
+
+@pytest.mark.slow
+def test_a_killed_queue_continues_to_the_same_digests(lists: ModuleType, tmp_path: Path) -> None:
+    results, listed = tmp_path / "results", write_list(tmp_path)
+    (tmp_path / "data").mkdir()
+    words = [sys.executable, str(SCRIPT), "run", "--home", str(results / "queue"), "--root", str(tmp_path / "data")]
+    words += ["--list", str(listed), "--cores", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def rounds() -> dict[str, int]:
+        files = [path for path in (results / "jobs").glob("digits*.json") if not path.name.endswith(".job.json")]
+        return {path.stem: json.loads(path.read_text()).get("round", 0) for path in files}
+
+    queue = start()
+    wait_for(lambda: len(rounds()) == 2 and min(rounds().values()) >= 5, queue)
+    second = subprocess.run(words, env=environment, capture_output=True, check=False)
+    assert second.returncode != 0 and b"already works on" in second.stderr
+    children = children_of(queue.pid)
+    queue.send_signal(signal.SIGKILL)
+    queue.wait()
+    assert len(children) == 2
+    wait_for(lambda: not any(is_alive(pid) for pid in children))
+    assert not list((results / "ledger").glob("*.json")), "killed in the middle of both runs"
+    queue = start()
+    assert queue.wait(timeout=240) == 0
+    records = [read_record(path) for path in sorted((results / "ledger").glob("*.json"))]
+    assert [(record.seed, record.state) for record in records] == [(0, "finished"), (1, "finished")]
+    progress = json.loads((results / "progress.json").read_text())
+    assert progress["finished"] == 3 and progress["left"] == 0 and not progress["running"]
+    assert "exit code 3" in progress["failed"]["command-a-command-that-fails"]
+    assert len(progress["failed"]) == 2 and len(progress["not_expanded"]) == 2
+    assert "finished 3, diverged 0, failed 2" in (results / "progress.txt").read_text()
+    assert "42" in (results / "logs" / "command-a-command.log").read_text()
+    jobs = lists.expand(lists.read_list(listed), str(tmp_path / "data")).jobs
+    for job, record in zip(jobs[:2], records, strict=True):
+        whole = train_recorded(job.settings, tmp_path / "whole")
+        assert (whole.digest, whole.scores, whole.by_round) == (record.digest, record.scores, record.by_round)
+        assert set(record.analyses) == {"norm-statistics"}
+
+
+def wait_for(condition: object, process: subprocess.Popen[bytes] | None = None, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end and (process is None or process.poll() is None)
+        time.sleep(0.05)
+
+
+def children_of(pid: int) -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False).stdout.split()
+    return [int(each) for each in found]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
