@@ -131,7 +131,7 @@ def _jobs(entry: Mapping[str, Any], name: str, root: str) -> list[Job]:
     cells = cells_of(item, form)
     runs, kinds = planned_runs(cells, form), kinds_by_run(item, cells)
     if not runs:
-        raise SettingError(f"{name}: no cell of this entry can be run. Look at polyfed show {item.name}.")
+        raise SettingError(f"No cell of this entry can be run. Look at polyfed show {item.name}.")
     jobs = []
     numbers = {folder: list(seeds) if isinstance(seeds, list) else list(range(run.seeds)) for folder, run in runs.items()}
     # Seed by seed, so that every row has its first seed before any has its second.
@@ -146,5 +146,5 @@ def _jobs(entry: Mapping[str, Any], name: str, root: str) -> list[Job]:
                 )
     longest = max((job.seconds or 0.0 for job in jobs), default=0.0) / 3600
     if longest > entry.get("max_hours", math.inf):
-        raise SettingError(f"{name}: a run would take about {longest:.1f} core-hours, more than max_hours = {entry['max_hours']}.")
+        raise SettingError(f"A run would take about {longest:.1f} core-hours, more than max_hours = {entry['max_hours']}.")
     return jobs
