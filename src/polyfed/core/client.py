@@ -94,6 +94,8 @@ class Client:
     def lr(self) -> float:
         """The learning rate of this round."""
         settings, schedule = self.bench.settings, self.bench.own_schedule
+        if schedule is None and settings.schedule == "constant":
+            schedule = self.bench.method.schedule
         return settings.lr_at(self.round) if schedule is None else settings.lr * schedule(self.round, settings.rounds)
 
     def spend(self, charge: Charge) -> None:
