@@ -309,7 +309,7 @@ def require_finite(client: Client, loss: Tensor, steps: int) -> None:
         when = f"step {steps}" if client.bench.checks_each_step else f"one of its {steps} steps"
         raise NotFinite(
             f"Client {client.id}: the loss became {float(loss)} in round {client.round} ({when}). "
-            "Lower --lr, clip gradients, or drop such clients with --on-nan drop."
+            f"Lower --lr (try {client.bench.settings.lr / 3:.2g}), clip gradients, or drop such clients with --on-nan drop."
         )
 
 

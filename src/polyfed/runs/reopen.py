@@ -78,6 +78,7 @@ def open_experiment(
             placeholders = placeholder_federation(folder)
             recorded = RecordedInputs.of(placeholders)
             experiment = Experiment(settings, placeholders, method, model, without_data(at_nodes), recorded)
+    experiment.origins = folder.document().get("origins", {})
     restore(experiment, snapshot, folder)
     return experiment
 

@@ -23,6 +23,7 @@ from polyfed.runs.figures import dots_figure
 from polyfed.runs.headline import BASELINE, domains_of, headline, warnings
 from polyfed.runs.image_inputs import ImageInputs
 from polyfed.runs.predictions import client_words, predicted
+from polyfed.runs.training_defaults import training_words
 
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment
@@ -120,6 +121,7 @@ class Result:
             "data": self.experiment.settings.data,
             "seed": self.experiment.settings.seed,
             "rounds": self.experiment.server.round,
+            "training": training_words(self.experiment.settings, self.experiment.origins),
             "metric": self.headline.measure,
             "metric_reason": self.headline.reason,
             "headline": self.table(self.headline.measure),
