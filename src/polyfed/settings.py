@@ -62,6 +62,38 @@ OPTIMIZER_BUFFERS = {
 }
 
 
+class Unset:
+    """A default that a data set or a model may replace. It works as its plain value; an equal value that is given is not one."""
+
+    def plain(self) -> Any:
+        """Return the value alone."""
+        raise NotImplementedError
+
+
+class UnsetRate(Unset, float):
+    """A learning rate that was not given."""
+
+    def plain(self) -> float:
+        """Return the value alone."""
+        return float(self)
+
+
+class UnsetCount(Unset, int):
+    """A batch size that was not given."""
+
+    def plain(self) -> int:
+        """Return the value alone."""
+        return int(self)
+
+
+class UnsetName(Unset, str):
+    """An optimizer that was not given."""
+
+    def plain(self) -> str:
+        """Return the value alone."""
+        return str(self)
+
+
 def setting(default: Any, doc: str) -> Any:
     """A field with its documentation."""
     return field(default=default, metadata={"doc": doc})
@@ -87,13 +119,15 @@ class Settings:
     total_epochs: float | None = setting(None, "budget in passes over all data, instead of rounds")
     local_epochs: int = setting(1, "epochs of local training in a round")
     local_steps: int | None = setting(None, "steps of local training in a round, instead of epochs")
-    batch_size: int = setting(32, "samples in a training batch")
+    batch_size: int = setting(UnsetCount(32), "samples in a training batch, unless the data set or the model declares another")
     sampling: str = setting(
         "shuffled", "training images of an epoch: shuffled (each once), or balanced (drawn so that a client's classes are even)"
     )
-    lr: float = setting(0.05, "learning rate of clients")
+    lr: float = setting(UnsetRate(0.05), "client learning rate, unless the data set or the model declares another")
     schedule: str = setting("constant", "learning rate by round: constant, cosine, steps(at=(0.5, 0.75), factor=0.1)")
-    optimizer: str = setting("sgd", "optimizer of clients: sgd, adam or adamw")
+    optimizer: str = setting(
+        UnsetName("sgd"), "client optimizer: sgd, adam or adamw, unless the data set or the model declares another"
+    )
     momentum: float = setting(0.0, "momentum of sgd")
     weight_decay: float = setting(0.0, "weight decay")
     clients_per_round: float | None = setting(None, "clients in a round: a number, or a share below 1; default: all")

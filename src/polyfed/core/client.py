@@ -96,6 +96,8 @@ class Client:
     def lr(self) -> float:
         """The learning rate of this round."""
         settings, schedule = self.bench.settings, self.bench.own_schedule
+        if schedule is None and settings.schedule == "constant":
+            schedule = self.bench.method.schedule
         return settings.lr_at(self.round) if schedule is None else settings.lr * schedule(self.round, settings.rounds)
 
     def spend(self, charge: Charge) -> None:
@@ -309,7 +311,7 @@ def require_finite(client: Client, loss: Tensor, steps: int) -> None:
         when = f"step {steps}" if client.bench.checks_each_step else f"one of its {steps} steps"
         raise NotFinite(
             f"Client {client.id}: the loss became {float(loss)} in round {client.round} ({when}). "
-            "Lower --lr, clip gradients, or drop such clients with --on-nan drop."
+            f"Lower --lr (try {client.bench.settings.lr / 3:.2g}), clip gradients, or drop such clients with --on-nan drop."
         )
 
 

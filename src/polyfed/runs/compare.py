@@ -33,7 +33,7 @@ from polyfed.runs.notebook_bar import default_watcher
 from polyfed.runs.portable_paths import anchored
 from polyfed.runs.result import Result
 from polyfed.runs.run_folder import RunFolder
-from polyfed.runs.selection import BY_VALIDATION
+from polyfed.runs.training_defaults import GIVEN, with_declared
 from polyfed.runs.watcher import Watcher
 from polyfed.settings import AUTO, Settings, require_count
 
@@ -120,6 +120,7 @@ class ComparedRuns:
             needing = [label for label, one in self.methods.items() if one.method.facts.batch_norm]
             for notice in why_this_model(settings, self.settings, self.data, " and ".join(needing)):
                 self.watcher.notice(f"{notice} It is the same for all methods.")
+        self.settings, self.origins = with_declared(self.settings, self.data, self.model)
         left_out = [domain.name for domain in self.data.domains] if isinstance(self.data, DataSet) else []
         self.runs = self._planned(left_out if protocol == LEAVE_ONE_OUT else [None])
         self.problems: dict[str, str] = {}
@@ -205,6 +206,8 @@ class ComparedRuns:
         experiment.given = [*self.given, *(name for name, value in objects.items() if value is not None)]
         for notice in experiment.notices:
             self.watcher.notice(notice)
+        own = self.methods[run.method].own
+        experiment.origins = {name: GIVEN if name in own else origin for name, origin in self.origins.items()}
         folder, exists = self.folder_of(run, experiment)
         rounds: list[int] = []
 
@@ -284,7 +287,7 @@ def holds_run(folder: RunFolder, experiment: Experiment) -> bool:
         return False
     settings = (folder.settings(), anchored(experiment.settings, experiment.given))
     one, other = (dataclasses.replace(each, **NOT_COMPARED) for each in settings)
-    if experiment.settings.selection in BY_VALIDATION:
+    if experiment.settings.needs_validation:
         found = recorded_headline(folder.document())
         chosen_by = experiment.federation.task.main_measure if found is None else found.measure
         if chosen_by != experiment.bench.measure:

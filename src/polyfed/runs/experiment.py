@@ -37,6 +37,7 @@ from polyfed.runs.default_model import why_this_model, with_one_model
 from polyfed.runs.headline import headline
 from polyfed.runs.run_folder import RunFolder
 from polyfed.runs.selection import require_validation
+from polyfed.runs.training_defaults import with_declared
 from polyfed.settings import Settings, with_changes
 
 DEFAULTS = Settings()
@@ -88,7 +89,9 @@ class Experiment:
             self.federation = self.method.population(self.federation)
         if settings.needs_validation:
             require_validation(self.federation, settings.selection)
-        self.settings = dataclasses.replace(rounds_from_budget(settings, self.federation), method=str(self.method))
+        self.origins: Mapping[str, str]
+        settled, self.origins = with_declared(settings, self.federation, model)
+        self.settings = dataclasses.replace(rounds_from_budget(settled, self.federation), method=str(self.method))
         if model is None and recorded is None:
             self.settings = with_one_model(self.settings, self.federation.default_model, [self.method])
         initial = None if settings.init is None else read_initial(settings.init)

@@ -82,6 +82,7 @@ def open_experiment(
             recorded = RecordedInputs.of(placeholders)
             experiment = Experiment(settings, placeholders, method, model, without_data(at_nodes), recorded)
     experiment.head_by(recorded_headline(folder.document()))
+    experiment.origins = folder.document().get("origins", {})
     restore(experiment, snapshot, folder)
     return experiment
 

@@ -25,6 +25,7 @@ from polyfed.runs.image_inputs import ImageInputs
 from polyfed.runs.last_rounds import WINDOW, ByRound, LastRounds
 from polyfed.runs.predictions import client_words, predicted
 from polyfed.runs.selection import LAST
+from polyfed.runs.training_defaults import training_words
 
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment
@@ -144,6 +145,7 @@ class Result:
             "data": self.experiment.settings.data,
             "seed": self.experiment.settings.seed,
             "rounds": self.experiment.server.round,
+            "training": training_words(self.experiment.settings, self.experiment.origins),
             "metric": self.headline.measure,
             "metric_reason": self.headline.reason,
             "headline": self.table(self.headline.measure),

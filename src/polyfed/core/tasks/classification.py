@@ -29,6 +29,9 @@ class Classification(Task):
     mark = "confidence_when_right"
     class_labels = True
 
+    def chance_loss(self, outputs: int) -> float | None:
+        return math.log(outputs)
+
     def problem(self, targets: Tensor, classes: int | None = None) -> str:
         if targets.dtype not in WHOLE or targets.dim() != 1:
             return kind_of(targets)

@@ -126,6 +126,10 @@ class Task(abc.ABC):
     def width(self, targets: Sequence[Tensor]) -> int:
         """How many classes (labels, outputs) the targets of some given data have."""
 
+    def chance_loss(self, outputs: int) -> float | None:
+        """Return the default loss of a model that gives every class or label the same probability; None if the task has none."""
+        return None
+
     def for_loss(self, y: Tensor) -> Tensor:
         """A batch of targets as the loss takes them."""
         return y
