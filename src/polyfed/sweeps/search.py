@@ -42,7 +42,6 @@ from polyfed.runs.notebook_bar import default_watcher
 from polyfed.runs.recorder import OF_TRAINING
 from polyfed.runs.result import Result
 from polyfed.runs.run_folder import RunFolder, plain, versions
-from polyfed.runs.selection import BY_VALIDATION
 from polyfed.runs.watcher import Watcher
 from polyfed.settings import MOST_RUNS, Settings, require_count
 from polyfed.sweeps.data import ReadTooSoon, need_validation, trial_settings, with_validation, without_tests
@@ -199,7 +198,7 @@ class Sweep:
 
     def chosen_by(self, settings: Settings, stoppable: bool = False) -> str:
         """Return the metric if it decides how a run ends and is not the main one; the run's name has it then."""
-        decides = stoppable or settings.selection in BY_VALIDATION
+        decides = stoppable or settings.needs_validation
         return self.metric if decides and self.metric != self.whole.task.main_measure else ""
 
     def as_json(self) -> dict[str, Any]:
