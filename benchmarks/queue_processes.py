@@ -30,7 +30,7 @@ PUBLISHED = Path("docs") / "results" / "runs"
 """The repository's ledger: what it holds counts as finished."""
 MOST_KILLS = 3
 """Processes of one run that may be killed from outside before the queue skips it."""
-WAIT = 1.0
+WAIT = 2.0
 PARENT_DEATH_SIGNAL = 1
 """Of prctl: the signal that a process gets when its parent ends."""
 NICE = 19

@@ -62,6 +62,38 @@ OPTIMIZER_BUFFERS = {
 }
 
 
+class Unset:
+    """A default that a data set or a model may replace. It works as its plain value; an equal value that is given is not one."""
+
+    def plain(self) -> Any:
+        """Return the value alone."""
+        raise NotImplementedError
+
+
+class UnsetRate(Unset, float):
+    """A learning rate that was not given."""
+
+    def plain(self) -> float:
+        """Return the value alone."""
+        return float(self)
+
+
+class UnsetCount(Unset, int):
+    """A batch size that was not given."""
+
+    def plain(self) -> int:
+        """Return the value alone."""
+        return int(self)
+
+
+class UnsetName(Unset, str):
+    """An optimizer that was not given."""
+
+    def plain(self) -> str:
+        """Return the value alone."""
+        return str(self)
+
+
 def setting(default: Any, doc: str) -> Any:
     """A field with its documentation."""
     return field(default=default, metadata={"doc": doc})
@@ -87,13 +119,15 @@ class Settings:
     total_epochs: float | None = setting(None, "budget in passes over all data, instead of rounds")
     local_epochs: int = setting(1, "epochs of local training in a round")
     local_steps: int | None = setting(None, "steps of local training in a round, instead of epochs")
-    batch_size: int = setting(32, "samples in a training batch")
+    batch_size: int = setting(UnsetCount(32), "samples in a training batch, unless the data set or the model declares another")
     sampling: str = setting(
         "shuffled", "training images of an epoch: shuffled (each once), or balanced (drawn so that a client's classes are even)"
     )
-    lr: float = setting(0.05, "learning rate of clients")
+    lr: float = setting(UnsetRate(0.05), "client learning rate, unless the data set or the model declares another")
     schedule: str = setting("constant", "learning rate by round: constant, cosine, steps(at=(0.5, 0.75), factor=0.1)")
-    optimizer: str = setting("sgd", "optimizer of clients: sgd, adam or adamw")
+    optimizer: str = setting(
+        UnsetName("sgd"), "client optimizer: sgd, adam or adamw, unless the data set or the model declares another"
+    )
     momentum: float = setting(0.0, "momentum of sgd")
     weight_decay: float = setting(0.0, "weight decay")
     clients_per_round: float | None = setting(None, "clients in a round: a number, or a share below 1; default: all")
@@ -114,7 +148,9 @@ class Settings:
         "after local training, before averaging, weighted by training size)",
     )
     evaluate_every: int = setting(
-        0, "evaluate every n rounds; 0: only at the end, and on validation data for best_validation every round"
+        0,
+        "score test data every n rounds; 0: at the end. If validation data choose the round, they are scored every n rounds (0: every "
+        "round), and test data once, at the end",
     )
     evaluate_last: int = setting(0, "also score test data after each of the last n rounds")
     evaluate_clients: int = setting(
@@ -124,8 +160,8 @@ class Settings:
     newcomer: str = setting("averaged", "local layers of the newcomer model: averaged, re-estimated, nearest or ensemble")
     metric: str = setting(
         AUTO,
-        "measure that heads the tables: accuracy, balanced_accuracy, macro_f1, auroc, mean_iou, exact_match, micro_f1, r2, or auto "
-        "(the task's own; balanced where classes are uneven)",
+        "metric that heads the tables and chooses rounds and settings on validation data: accuracy, balanced_accuracy, macro_f1, "
+        "auroc, mean_iou, exact_match, micro_f1, r2, or auto (the task's; balanced if training labels are uneven)",
     )
     test_batch_size: int = setting(
         256, "samples in a test batch; of images beyond 96x96 pixels fewer, as many as have no more pixels than 256 of these"

@@ -16,7 +16,7 @@ from polyfed.core import evaluation, joint_scoring
 from polyfed.core.data_types import ArrayExamples, ClientData, Federation
 from polyfed.core.evaluation import Row
 from polyfed.core.method import Method, parse
-from polyfed.core.metrics import Scores, results_of_parts
+from polyfed.core.metrics import COUNTS, Scores, results_of_parts
 from polyfed.core.scored_clients import sample_to_score
 from polyfed.core.server import ClientInfo
 from polyfed.reports.tables import domain_rows
@@ -56,7 +56,7 @@ def experiment(
 
 def one_by_one(run: Experiment, monkeypatch: pytest.MonkeyPatch, split: str = "test") -> list[Row]:
     with monkeypatch.context() as patch:
-        patch.setattr(evaluation, "MANY", 10**9)
+        patch.setattr(evaluation, "models_are_equal", lambda method, plan: False)
         return run.evaluate(split)
 
 
@@ -79,6 +79,68 @@ def test_one_pass_gives_every_client_its_own_scores(split: str, monkeypatch: pyt
     for one, other in zip(together, apart, strict=True):
         assert one.numbers["accuracy"] == other.numbers["accuracy"]
         same_numbers(one.numbers, other.numbers, 1e-6)
+
+
+def few_clients(*sizes: int) -> Federation:
+    stream = torch.Generator().manual_seed(1)
+    clients = [
+        ClientData(f"c{number:02d}", ("a",), examples(4, stream), {"a": examples(size, stream)}, examples(size, stream))
+        for number, size in enumerate(sizes)
+    ]
+    return Federation("few", ("x", "y", "z"), tuple(clients))
+
+
+@pytest.mark.parametrize("split", ["test", "validation"])
+@pytest.mark.parametrize(
+    ("sizes", "passes"),
+    [
+        ([9] * 20, [63, 9, 9, 63, 9, 9, 54, 9, 9]),  # seven fit into a batch of 64; the first and last of a batch are tried alone
+        ([3] * 5, [15, 3, 3]),
+        ([7] * 5, [7] * 5),  # 14 images twice cost more than two further clients save (REPAID)
+        ([30] * 5, [30] * 5),
+        ([2, 2], [2, 2]),
+    ],
+    ids=str,
+)
+def test_few_clients_share_a_batch_where_that_is_cheaper(
+    split: str, sizes: list[int], passes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = experiment(data=few_clients(*sizes), clients_per_round=None)
+    run.train()
+    apart = one_by_one(run, monkeypatch, split)
+    seen = passes_of(run.bench.model)
+    together = run.evaluate(split)
+    assert seen == passes
+    for one, other in zip(together, apart, strict=True):
+        assert (one.view, one.client, one.domain) == (other.view, other.client, other.domain)
+        assert all(one.numbers[name] == other.numbers[name] for name in ("accuracy", "count", "right", *COUNTS))
+        same_numbers(one.numbers, other.numbers, 1e-5)
+
+
+def test_in_detail_few_clients_keep_their_answers_and_areas() -> None:
+    run = experiment(data=few_clients(*[9] * 20), clients_per_round=None)
+    run.bench.answers = {}
+    rows = run.evaluate(in_detail=True)
+    assert len(run.bench.answers) == 20 and all("auroc" in row.numbers for row in rows)
+
+
+def test_clients_whose_answers_hang_on_the_last_digit_are_scored_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    near = torch.tensor([[0.4, 0.2, 0.4 - 1e-7], [0.4, 0.2, 0.4 - 1e-4]])
+    assert joint_scoring.near_ties(near).tolist() == [True, False]
+    assert joint_scoring.near_ties(torch.ones(2, 1)).tolist() == [False, False], "one class has no second"
+    run = experiment(data=few_clients(*[9] * 7), clients_per_round=None)
+    sizes = passes_of(run.bench.model)
+    original = joint_scoring.near_ties
+
+    def one_tie(probabilities: Tensor) -> Tensor:
+        found = original(probabilities)
+        found[9 * 3 + 5] = True  # an image of the fourth client
+        return found
+
+    monkeypatch.setattr(joint_scoring, "near_ties", one_tie)
+    found = run.evaluate()
+    assert sizes == [63, 9, 9, 9], "the batch, its first and last client, and the fourth"
+    assert [row.client for row in found] == [f"c{number:02d}" for number in range(7)]
 
 
 def test_workers_score_the_same_batches() -> None:

@@ -15,6 +15,7 @@ from polyfed.experiments import files, rates
 from polyfed.experiments.files import OPEN, PAPER, item_from, item_names, read_item
 from polyfed.experiments.grid import Form, cells_of, sources_of
 from polyfed.experiments.rates import is_log, log_problems, read_log
+from polyfed.settings import Unset
 
 OPEN_ROWS = {
     "fedstein/table-1": {"FedStein"},
@@ -30,6 +31,15 @@ OPEN_ROWS = {
     "hfedf/figure-14": {"ResNet-18", "MobileNetV2"},
 }
 """Rates that the papers do not print. A row leaves this list when its rate is chosen on validation data."""
+
+
+def test_experiments_do_not_depend_on_defaults_that_data_sets_declare() -> None:
+    for name in item_names():
+        for cell in cells_of(read_item(name), Form(planned=True)):
+            for source in [] if cell.why_not else sources_of(cell, Form(planned=True)):
+                assert source.settings is not None
+                unset = [each for each in ("lr", "batch_size") if isinstance(getattr(source.settings, each), Unset)]
+                assert not unset, (name, source.row.name, unset)
 
 
 @pytest.mark.parametrize("name", item_names())

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import polyfed
 from helpers import tiny_runs
 from helpers.watching import watched
 from polyfed.core.client import Client
@@ -51,9 +52,54 @@ def moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor], names: tupl
 
 def test_a_freeze_after_the_last_round_is_fedavg_to_the_bit() -> None:
     plain = digest_of("fedavg", momentum=0.9)
-    for text in ("fixbn(freeze_at=3)", "fixbn(freeze_at=1.0)", 'fixbn(freeze_at=3, freeze="both")', 'fixbn(freeze="nothing")'):
+    nothing = 'fixbn(freeze="nothing", decay=None)'
+    for text in ("fixbn(freeze_at=3)", "fixbn(freeze_at=1.0)", 'fixbn(freeze_at=3, freeze="both")', nothing):
         assert digest_of(text, momentum=0.9) == plain, text
     assert digest_of("fixbn(freeze_at=2)", momentum=0.9) != plain
+
+
+STEPS = "steps(at=(0.5, 0.75), factor=0.1)"
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 4, 5, 7])
+def test_the_default_decay_is_the_schedule_of_the_paper_to_the_bit(rounds: int) -> None:
+    bare = digest_of("fixbn(decay=None)", rounds=rounds, schedule=STEPS)
+    assert digest_of("fixbn", rounds=rounds) == bare
+    assert digest_of("fixbn(decay=None)", rounds=rounds) != bare
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "steps(at=(), factor=0.1)", "steps(at=(0.9,), factor=0.5)"])
+def test_a_schedule_of_the_run_wins_over_the_decay(schedule: str) -> None:
+    assert digest_of("fixbn", rounds=4, schedule=schedule) == digest_of("fixbn(decay=None)", rounds=4, schedule=schedule)
+
+
+def test_a_schedule_given_in_python_wins_over_the_decay() -> None:
+    given = {"schedule": lambda number, rounds: 1.0, "rounds": 4, "batch_size": 4}
+    runs = [polyfed.run(tiny_federation(), text, TinyNet, **given) for text in ("fixbn", "fixbn(decay=None)")]
+    assert runs[0].digest == runs[1].digest
+
+
+@pytest.mark.parametrize(
+    ("freeze_at", "rounds", "rates"),
+    [
+        ("0.5", 4, [1, 1, 0.1, 0.01]),
+        ("0.9", 20, [1] * 18 + [0.1, 0.01]),
+        ("4", 10, [1] * 4 + [0.1] * 3 + [0.01] * 3),
+        ("0", 4, [1, 1, 0.1, 0.1]),
+        ("0.5", 1, [1]),
+        ("4", 4, [1] * 4),
+        ("1.0", 4, [1] * 4),
+    ],
+)
+def test_the_rate_falls_at_the_freeze_and_half_way_to_the_end(freeze_at: str, rounds: int, rates: list[float]) -> None:
+    experiment = built(f"fixbn(freeze_at={freeze_at})", rounds=rounds, lr=1.0)
+    assert [stage(experiment, number).lr for number in range(1, rounds + 1)] == pytest.approx(rates)
+
+
+def test_only_a_constant_rate_is_warned_of() -> None:
+    assert any("remove decay=None" in notice for notice in built("fixbn(decay=None)").notices)
+    for text, schedule in (("fixbn", "constant"), ("fixbn(decay=None)", STEPS)):
+        assert not any("constant" in notice for notice in built(text, schedule=schedule).notices)
 
 
 def test_the_first_stage_is_fedavg() -> None:
@@ -146,7 +192,7 @@ def frozen(model: nn.Module) -> nn.Module:
 
 def test_one_full_step_a_round_is_sgd_on_the_union() -> None:
     federation = tiny_federation(EQUAL)
-    experiment = built("fixbn(freeze_at=1)", federation, rounds=4, batch_size=6, local_steps=1, lr=0.1)
+    experiment = built("fixbn(freeze_at=1, decay=None)", federation, rounds=4, batch_size=6, local_steps=1, lr=0.1)
     seen: dict[int, dict[str, Tensor]] = {}
     experiment.train([lambda server: seen.__setitem__(server.round, dict(server.state))])
     union = federation.pooled().clients[0].train
@@ -165,7 +211,7 @@ def test_one_full_step_a_round_is_sgd_on_the_union() -> None:
 
 def test_central_with_fixbn_is_plain_training_in_two_stages() -> None:
     federation = tiny_federation()
-    experiment = trained("central + fixbn(freeze_at=1)", federation, momentum=0.9, lr=0.02)
+    experiment = trained("central + fixbn(freeze_at=1, decay=None)", federation, momentum=0.9, lr=0.02)
     torch.manual_seed(3)
     model = TinyNet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
@@ -230,6 +276,9 @@ def test_maintained_momentum_is_still_exchanged_in_the_second_stage() -> None:
         ("fixbn(freeze_at=True)", "takes a round"),
         ('fixbn(freeze="afine")', "Did you mean affine"),
         ('fixbn(stage_one="x")', "stage_one"),
+        ("fixbn(decay=0)", "above 0 and at most 1"),
+        ("fixbn(decay=10)", "above 0 and at most 1"),
+        ("fixbn(decay=True)", "above 0 and at most 1"),
         ('fixbn(freeze="affine", stage_one="decoupled")', "write freeze_at=1.0"),
     ],
 )
@@ -252,8 +301,8 @@ def test_what_it_cannot_work_on_says_so() -> None:
 
 
 def test_text() -> None:
-    assert str(parse("fixbn")) == "fixbn(freeze_at=0.5)"
-    assert str(parse("fixbn(90)")) == "fixbn(freeze_at=90)"
+    assert str(parse("fixbn")) == "fixbn(freeze_at=0.5, decay=0.1)"
+    assert str(parse("fixbn(90, decay=None)")) == "fixbn(freeze_at=90, decay=None)"
     with pytest.raises(JoinError, match="round"):
         parse('local + fixbn(stage_one="decoupled")')
 

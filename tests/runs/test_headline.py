@@ -17,7 +17,7 @@ from polyfed.core.data_types import ArrayExamples, DataSet, Domain
 from polyfed.core.metrics import COUNTS, Scores, unevenness
 from polyfed.errors import SettingError
 from polyfed.reports.html import render
-from polyfed.runs.headline import headline, no_better, warnings
+from polyfed.runs.headline import headline_by_scores, no_better, warnings
 
 SENTENCE = "no better than always answering the most frequent class"
 
@@ -42,14 +42,14 @@ def test_always_one_answer_is_no_better_and_anything_learnt_is() -> None:
     assert not no_better({"accuracy": 0.1, "count": 10}), "scores of before counts were kept"
 
 
-def test_the_rule_for_the_headline() -> None:
+def test_the_rule_for_runs_that_record_no_metric() -> None:
     assert unevenness([24, 3, 3]) == 8.0 and unevenness([5, 0, 5]) == 1.0 and unevenness([7]) == unevenness([]) == 1.0
     uneven, even = {("unseen", "d"): scored([0] * 30, SKEWED)}, {("seen", "a"): scored([0, 1, 2], [0, 1, 2])}
-    assert headline("auto", even).measure == "accuracy"
-    chosen = headline("auto", {**even, **uneven})
-    assert chosen.measure == "balanced_accuracy" and "In d the most frequent class has 8.0 times" in chosen.reason
-    assert headline("accuracy", uneven).measure == "accuracy"
-    assert headline("auto", {("seen", "a"): {"accuracy": 0.5, "count": 4}}).measure == "accuracy"
+    assert headline_by_scores("auto", even).measure == "accuracy"
+    chosen = headline_by_scores("auto", {**even, **uneven})
+    assert chosen.measure == "balanced_accuracy" and "In d the most frequent class has 8.0 times the test images" in chosen.reason
+    assert headline_by_scores("accuracy", uneven).measure == "accuracy"
+    assert headline_by_scores("auto", {("seen", "a"): {"accuracy": 0.5, "count": 4}}).measure == "accuracy"
     assert SENTENCE in warnings(uneven)[0] and "unseen d: accuracy 80.0 %, that class 80.0 %" in warnings(uneven)[0]
     assert warnings(even) == []
 

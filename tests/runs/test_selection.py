@@ -6,7 +6,7 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -15,6 +15,7 @@ from helpers.tiny_runs import tiny_net
 from polyfed.core.client import score
 from polyfed.core.evaluation import Row
 from polyfed.errors import DataError, RunFolderError, SettingError, TooFewReplies
+from polyfed.runs.callback import Callback, RunState
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.runs.reopen import open_run
@@ -173,6 +174,34 @@ def test_a_round_may_be_chosen_by_what_clients_have_trained(tmp_path: Path, monk
     }
     assert chosen_round(tmp_path / "run") == {3}, "by size: 0.475, 0.522, 0.600, 0.567; unweighted, round 2 would win"
     assert chosen.digest == train_run(local_selection(method, sizes, rounds=3, selection="last"), None).digest
+
+
+@pytest.mark.parametrize("selection", ["best_validation", "best_local_validation"])
+def test_test_data_are_scored_once_if_validation_chooses_the_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, selection: str
+) -> None:
+    asked: list[tuple[int, str]] = []
+    original = Experiment.evaluate
+
+    def noting(self: Experiment, split: str = "test", newcomer: str | None = None, in_detail: bool = False) -> list[Row]:
+        asked.append((self.server.round, split))
+        return original(self, split, newcomer, in_detail)
+
+    class Heard(Callback):
+        views: ClassVar[list[set[str]]] = []
+
+        def after_evaluation(self, run: RunState) -> None:
+            self.views.append({row.view for row in run.scores})
+
+    monkeypatch.setattr(Experiment, "evaluate", noting)
+    experiment = experiment_of("fedavg", selection=selection, evaluate_every=2)
+    train_run(experiment, RunFolder(tmp_path / "run"), callbacks=[Heard()])
+    view = "validation" if selection == "best_validation" else "local_validation"
+    assert asked == ([(2, "validation"), (4, "validation")] if view == "validation" else []) + [(4, "test")]
+    lines = RunFolder(tmp_path / "run").metrics()
+    assert {line["round"] for line in lines if line["view"] == view} == {2, 4} and Heard.views == [{view}, {view}]
+    assert not [line for line in lines if line["view"] in ("seen", "unseen")]
+    assert [line["round"] for line in lines if line["view"] == "selected_unseen"] == [4]
 
 
 def local_selection(method: str, sizes: dict[str, int], **changes: Any) -> Experiment:

@@ -36,7 +36,7 @@ class Backend(Transaction, Protocol):
         data: the data of each client by its id, or placeholders with their sizes.
         changed: clients whose state changed since the last checkpoint; the recorder empties it.
         losses_of_round: the training loss of each client in the last committed round.
-        validations_of_round: the validation accuracy of what each client trained in that round, where the run chooses by it.
+        validations_of_round: the validation score of what each client trained in that round, by the run's metric, if the run chooses by it.
     """
 
     remote: bool
@@ -86,7 +86,7 @@ class Backend(Transaction, Protocol):
 class Outcome:
     """What came of a question to one client: its answer, its state after it, its loss; without an answer, why it is left out.
 
-    ``validation`` is the accuracy of the model it trained, where the run chooses its round by that.
+    ``validation`` is the score of the model it trained, by the run's metric, where the run chooses its round by that.
     """
 
     client: str

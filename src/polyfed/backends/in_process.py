@@ -31,9 +31,9 @@ class InProcess(StagingBackend):
 
     def scored_together(self, ask: Ask, clients: Sequence[str]) -> Iterator[Sequence[str]]:
         """Groups of clients that are scored in one batch."""
-        split = ask.payloads[clients[0]].extras["split"] if clients else ""
-        for group in neighbours([self.data[client] for client in clients], split, self.bench):
-            yield [client.id for client in group]
+        if clients:
+            for group in neighbours([self.data[client] for client in clients], ask.payloads[clients[0]].extras, self.bench):
+                yield [client.id for client in group]
 
     def scores_of(self, ask: Ask, group: Sequence[str]) -> Iterator[Outcome]:
         """Score a group in one batch, or one by one where that is all that can be done."""
@@ -41,9 +41,9 @@ class InProcess(StagingBackend):
         at_work = [
             Client(self.data[name], self.bench, state, ask.round, ask.attempt) for name, state in zip(group, states, strict=True)
         ]
-        answers = evaluate_together(at_work, ask.payloads[group[0]])
-        for place, (name, state) in enumerate(zip(group, states, strict=True)):
-            yield self.outcome(ask, name, state) if answers is None else Outcome(name, answers[place], state)
+        answers = evaluate_together(at_work, ask.payloads[group[0]]) or [None] * len(group)
+        for name, state, found in zip(group, states, answers, strict=True):
+            yield self.outcome(ask, name, state) if found is None else Outcome(name, found, state)
 
     def outcome(self, ask: Ask, name: str, state: ClientState) -> Outcome:
         """Let one client answer."""

@@ -34,8 +34,9 @@ def init(
     """Write a ready Flower app folder for a recipe; a file that exists is left as it is."""
     needs_flower()
     from polyfed.flower.app_folder import README, write_app
+    from polyfed.runs.training_defaults import with_declared_by_name
 
-    settings = chosen_settings(None, {}, changes, recipe, trust=trust)
+    settings = with_declared_by_name(chosen_settings(None, {}, changes, recipe, trust=trust))
     refuse_what_cannot_run(settings, recipe)
     for file in write_app(Path(folder), settings, recipe):
         print(file)

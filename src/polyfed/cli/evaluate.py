@@ -144,7 +144,7 @@ def summary_of(
     experiment: Experiment, path: str, data: str | None, split: str, seen: list[Row], unseen: dict[str, list[Row]]
 ) -> dict[str, Any]:
     """What was found as one JSON object; ``accuracy`` has the run's own newcomer choice, or the only one asked for."""
-    from polyfed.runs.headline import domains_of, headline, warnings
+    from polyfed.runs.headline import domains_of, headline_by_scores, warnings
     from polyfed.runs.result import accuracy_table
 
     own = experiment.settings.newcomer
@@ -152,7 +152,8 @@ def summary_of(
     as_seen = [dataclasses.replace(row, view="seen") for row in seen]
     rows = [*seen, *shown]
     domains = domains_of([*as_seen, *shown])
-    chosen, warned = headline(experiment.settings.metric, domains), warnings(domains, str(experiment.method))
+    chosen = experiment.headline or headline_by_scores(experiment.settings.metric, domains)
+    warned = warnings(domains, str(experiment.method))
     return {
         **({"warning": " ".join(warned)} if warned else {}),
         "run": path,

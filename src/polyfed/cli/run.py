@@ -146,6 +146,7 @@ def report(result: Result, as_json: bool, quiet: bool, view: View) -> None:
     summary = result.summary()
     if not quiet:
         print_scores(summary, view=view)
+        console().print(summary["training"], markup=False, highlight=False)
         print_costs(summary)
         print_privacy(summary.get("privacy"), view)
         console().print(f"run folder: {summary['run']}", soft_wrap=True, markup=False)

@@ -51,7 +51,9 @@ def serve(
 ) -> None:
     """Serve a recipe to nodes on other machines: makes certificates and kits, waits for the nodes, trains, and ends with the run."""
     needs_flower()
-    settings = chosen_settings(None, {}, changes, recipe, trust=trust)
+    from polyfed.runs.training_defaults import with_declared_by_name
+
+    settings = with_declared_by_name(chosen_settings(None, {}, changes, recipe, trust=trust))
     refuse_what_cannot_run(settings, recipe)
     from polyfed.deploy.serve import Failed, Wanted
     from polyfed.deploy.serve import serve as run_server

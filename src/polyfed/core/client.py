@@ -15,9 +15,11 @@ from polyfed.core.data_types import ClientData, Examples, in_batches
 from polyfed.core.device import CPU, moved, precision, sent_to
 from polyfed.core.entries import OPTIMIZER
 from polyfed.core.freed_memory import give_back_much
+from polyfed.core.metrics import IN_DETAIL
 from polyfed.core.optimizers import make_optimizer
 from polyfed.core.seeds import default_stream, generator
 from polyfed.core.slots import Answer
+from polyfed.core.tasks.known import value_by
 from polyfed.core.tasks.task import TaskScores
 from polyfed.core.workbench import ClientState, Workbench, forward_with_features
 from polyfed.errors import ClientFailure, DataError, NotFinite
@@ -94,6 +96,8 @@ class Client:
     def lr(self) -> float:
         """The learning rate of this round."""
         settings, schedule = self.bench.settings, self.bench.own_schedule
+        if schedule is None and settings.schedule == "constant":
+            schedule = self.bench.method.schedule
         return settings.lr_at(self.round) if schedule is None else settings.lr * schedule(self.round, settings.rounds)
 
     def spend(self, charge: Charge) -> None:
@@ -307,7 +311,7 @@ def require_finite(client: Client, loss: Tensor, steps: int) -> None:
         when = f"step {steps}" if client.bench.checks_each_step else f"one of its {steps} steps"
         raise NotFinite(
             f"Client {client.id}: the loss became {float(loss)} in round {client.round} ({when}). "
-            "Lower --lr, clip gradients, or drop such clients with --on-nan drop."
+            f"Lower --lr (try {client.bench.settings.lr / 3:.2g}), clip gradients, or drop such clients with --on-nan drop."
         )
 
 
@@ -333,11 +337,15 @@ def scored_parts(data: ClientData, split: str) -> Mapping[str, Examples]:
 
 
 def local_validation(client: Client) -> float | None:
-    """The task's main measure on validation data of the model that a client has just trained, where the run chooses its round by it."""
-    if client.bench.settings.selection != "best_local_validation" or client.data.validation is None:
+    """Score the model that a client has just trained on its validation data, by the run's metric, if the run chooses its round by it."""
+    bench, validation = client.bench, client.data.validation
+    if bench.settings.selection != "best_local_validation" or validation is None:
         return None
     with failures_named(client, "validation"):
-        return score(client.bench, client.data.validation).main
+        scores = score(bench, validation, in_detail=bench.measure in IN_DETAIL)
+        if bench.measure == bench.task.main_measure:
+            return scores.main
+        return value_by(bench.measure, scores.results(), client.id)
 
 
 @torch.no_grad()

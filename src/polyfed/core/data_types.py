@@ -200,12 +200,21 @@ def class_words(data: DataSet | Federation) -> str:
     return f"{count} {plural}" + ("" if data.task is CLASSIFICATION else f", {data.task.name}")
 
 
+@dataclass(frozen=True)
+class TrainsWith:
+    """Settings that a data set or a model is trained with if none are given, as its paper has them."""
+
+    lr: float
+    optimizer: str = "sgd"
+    batch_size: int = 32
+
+
 @dataclass(frozen=True, repr=False)
 class DataSet:
     """Domains with the same classes.
 
     ``source`` says which files and splits were used, for every table; ``notes`` are sentences that users read before training;
-    ``task`` is what is learnt.
+    ``task`` is what is learnt; ``trains_with`` are training settings to use if none are given.
     """
 
     name: str
@@ -216,6 +225,7 @@ class DataSet:
     source: str = ""
     notes: tuple[str, ...] = ()
     task: Task = CLASSIFICATION
+    trains_with: TrainsWith | None = None
 
     def __repr__(self) -> str:
         rows = [(d.name, len(d.train), 0 if d.validation is None else len(d.validation), len(d.test)) for d in self.domains]
@@ -254,6 +264,7 @@ class Federation:
     source: str = ""
     notes: tuple[str, ...] = ()
     task: Task = CLASSIFICATION
+    trains_with: TrainsWith | None = None
 
     def __post_init__(self) -> None:
         ids = [client.id for client in self.clients]

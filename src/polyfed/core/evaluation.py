@@ -53,7 +53,8 @@ def seen(server: Server, split: str = "test", in_detail: bool = False) -> Talk[l
         yield from prepare(server)
     clients = scored_clients(server, split)
     question: dict[str, Any] = {"split": split, **({"detail": True} if in_detail else {})}
-    together = len(clients) >= MANY and models_are_equal(server.method, server.plan)
+    enough = MANY if in_detail or not server.task.class_labels else 2
+    together = len(clients) >= enough and models_are_equal(server.method, server.plan)
     if together:
         payloads = dict.fromkeys(clients, Payload(server.outgoing(""), question))
     else:

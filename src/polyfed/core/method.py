@@ -28,6 +28,7 @@ from polyfed.core.slots import (
     Outgoing,
     Population,
     Predict,
+    RateFactor,
     Receiving,
     ReplyEntries,
     Sampling,
@@ -38,7 +39,7 @@ from polyfed.core.slots import (
     Upload,
     Weighting,
 )
-from polyfed.errors import JoinError, OptionError
+from polyfed.errors import JoinError, OptionError, TextError
 from polyfed.text import Call, Option, read_sum, write_call
 
 if TYPE_CHECKING:
@@ -146,6 +147,7 @@ class Method:
     population: Population | None = None
     sampling: Sampling | None = None
     batch_gradient: BatchGradient | None = None
+    schedule: RateFactor | None = None
     task_loss: Term | None = None
     predict: Predict | None = None
     outgoing: Outgoing | None = None
@@ -227,7 +229,11 @@ def register(factory: Factory[P]) -> Factory[P]: ...
 
 @overload
 def register(
-    *, shows: tuple[str, ...] = (), base: bool = False, shared_options: Mapping[str, str] | None = None
+    *,
+    shows: tuple[str, ...] = (),
+    base: bool = False,
+    shared_options: Mapping[str, str] | None = None,
+    absent: Mapping[str, Option] | None = None,
 ) -> Callable[[Factory[P]], Factory[P]]: ...
 
 
@@ -237,6 +243,7 @@ def register(
     shows: tuple[str, ...] = (),
     base: bool = False,
     shared_options: Mapping[str, str] | None = None,
+    absent: Mapping[str, Option] | None = None,
 ) -> Any:
     """Make a factory of methods listable, writable as text, and contract-tested.
 
@@ -245,6 +252,7 @@ def register(
         shows: options that the text form always writes, even at their default.
         base: the method that all others modify; there is one.
         shared_options: texts of options that several factories have; they are added to the docstring, whose last section is Args.
+        absent: the value that an option has in run folders written before the method had it, if that is not the default.
     """
 
     def record(factory: Factory[P]) -> Factory[P]:
@@ -259,7 +267,7 @@ def register(
                 raise OptionError(f"The factory {entry.name} returned a method called {made.name}; the two names must be the same.")
             return replace(made, options=tuple(options.items()), always_written=shows, is_base=base)
 
-        entry = methods.add(factory, build_with=build, is_base=base)
+        entry = methods.add(factory, build_with=build, is_base=base, absent=absent or {})
         return build
 
     return record(factory) if factory is not None else record
@@ -286,6 +294,20 @@ def parse(text: str) -> Method:
         record.bind(call)
         parts += record.extra["build_with"](*call.positional, **call.named).parts
     return join(parts)
+
+
+def read_recorded(text: str) -> str:
+    """Return a method text from a run folder with the options that the method got later, at the values that the run had."""
+    try:
+        calls = read_sum(text)
+    except TextError:
+        return text
+    written = [call.spelled in methods and not call.positional for call in calls]
+    added = [methods.find(call.spelled).extra["absent"] if one else {} for call, one in zip(calls, written, strict=True)]
+    missing = [{key: one[key] for key in one if key not in call.named} for call, one in zip(calls, added, strict=True)]
+    if not any(missing):
+        return text
+    return " + ".join(write_call(call.spelled, {**call.named, **more}) for call, more in zip(calls, missing, strict=True))
 
 
 def join(parts: Iterable[Method]) -> Method:

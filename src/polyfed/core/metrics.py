@@ -41,6 +41,8 @@ MEASURES: Mapping[str, str] = {
 SMALLER_IS_BETTER = ("calibration_error", "mean_absolute_error", "root_mean_squared_error")
 IN_UNITS = ("mean_absolute_error", "root_mean_squared_error")
 """Measures in the units of the targets; the others are shares, and shown in percent."""
+IN_DETAIL = ("auroc",)
+"""Metrics that are computed only if scores are requested in detail."""
 SUMMED = ("count", "right", "exact", "pixels")
 """Numbers of a score that add up over clients."""
 NEITHER_IS_BETTER = ("confidence_when_right", "confidence_when_wrong")

@@ -70,6 +70,12 @@ class Sampling(Protocol):
     def __call__(self, client: Client, /) -> Iterator[Tensor]: ...
 
 
+class RateFactor(Protocol):
+    """Return the factor on the client learning rate in a round (1 is the first) of so many rounds."""
+
+    def __call__(self, round_number: int, rounds: int, /) -> float: ...
+
+
 class BatchGradient(Protocol):
     """Sets the gradient of every parameter from one batch, and returns the loss. The step has no logits yet."""
 
@@ -264,6 +270,13 @@ _TABLE = (
         BatchGradient,
         must_be_used=True,
         one_by_one=True,
+    ),
+    Slot(
+        "schedule",
+        "client",
+        "round, rounds → factor on the client learning rate; off if the run has a `--schedule`",
+        Join.ONE_OWNER,
+        RateFactor,
     ),
     Slot("task_loss", "client", "step → scalar, replaces the task loss", Join.ONE_OWNER, Term, must_be_used=True),
     Slot("predict", "both", "model, x → probabilities", Join.ONE_OWNER, Predict),

@@ -69,6 +69,8 @@ class Workbench:
         """Makes a client's optimizer from its parameters and ``lr``, where the user gave one in Python."""
         self.own_schedule: Callable[[int, int], float] | None = None
         """The factor on the learning rate from a round and the number of rounds, where the user gave one in Python."""
+        self.measure: str = self.task.main_measure
+        """The metric by which the run chooses its round; the run sets it before round 1."""
         self.answers: dict[tuple[str, str, str], Mapping[str, Tensor]] | None = None
         """The answers of the last evaluation by view, client and domain, where this process notes them. They never travel."""
 

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from polyfed.core.data_types import DataSet, Domain
+from polyfed.core.data_types import DataSet, Domain, TrainsWith
 from polyfed.core.tasks.known import CLASSIFICATION
 from polyfed.core.tasks.task import Task
 from polyfed.data.archives import contents
@@ -128,6 +128,7 @@ class Declaration:
         normalisation: The normalisation, where ``normalise`` is no option.
         side: The side of the images, where ``size`` is no option.
         task: What is learnt.
+        trains_with: Learning rate, optimizer and batch size that runs use if none are given, as the paper has them.
         files: The files that can be downloaded.
         page: Where the files, or those that cannot be downloaded here, are had by hand, and what to do there.
         class_names: The classes as the files under a folder name them, where the declared ones are only numbers.
@@ -155,6 +156,7 @@ class Declaration:
     class_names: Callable[[Path], tuple[str, ...]] | None = None
     check_with: Mapping[str, object] = field(default_factory=dict)
     task: Task = CLASSIFICATION
+    trains_with: TrainsWith | None = None
 
     @property
     def cuts(self) -> bool:
@@ -183,6 +185,7 @@ class Declaration:
             preparation=prepared,
             default_model=self.default_model,
             task=self.task,
+            trains_with=self.trains_with,
             source=source_text(
                 sources, domains, *(option.note({PER_DOMAIN: kept, **chosen}[option.name]) for option in self.all_options)
             ),

@@ -59,6 +59,7 @@ def federate(
         unseen=tested,
         preparation=dataset.preparation,
         default_model=dataset.default_model,
+        trains_with=dataset.trains_with,
         source=dataset.source,
         notes=dataset.notes,
         task=dataset.task,

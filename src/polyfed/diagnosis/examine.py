@@ -20,6 +20,7 @@ from polyfed.errors import PolyfedError
 from polyfed.reports.json_values import json_values
 from polyfed.runs.estimate import Estimate, Estimator
 from polyfed.runs.experiment import settings_given
+from polyfed.runs.training_defaults import with_declared
 from polyfed.settings import Settings
 
 SECONDS_TO_ESTIMATE = 3.0
@@ -113,6 +114,7 @@ def examine(data: Any, model: Any = None, aggregates_only: bool = False, notify:
     begun = time.process_time()
     federation = untested(data if not isinstance(data, str | Path) else settings.data, settings)
     named = None if isinstance(model, str) else model
+    settings = dataclasses.replace(settings, batch_size=with_declared(settings, federation, named)[0].batch_size)
     notify("Taking a few steps at each client")
     if aggregates_only:
         measures = measured_from_aggregates(federation, named, settings)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,7 @@ class Record:
         """The name of its file."""
         return f"{self.identity}-seed{self.seed}.json"
 
-    @cached_property
+    @functools.cached_property
     def full_settings(self) -> Settings:
         """The settings with defaults filled in and every option of the method."""
         return settings_of_record(self.settings, self.method, self.seed, self.file)
@@ -162,6 +162,7 @@ def recorded_settings(settings: Settings) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
 
+@functools.cache
 def identity_of(settings: Settings) -> str:
     """The name of runs with these settings, whatever their seed and machine.
 
@@ -172,6 +173,7 @@ def identity_of(settings: Settings) -> str:
     return f"{data_slug(settings.data)}-{slug(method)[:30]}-{hashlib.sha256(written).hexdigest()[:10]}"
 
 
+@functools.cache
 def loose_identity(settings: Settings) -> str:
     """The identity without what changes only rounding or evaluation: runs with the same one can stand for each other, with a mark."""
     changes: dict[str, Any] = {name: DEFAULTS[name] for name in VARIANT}

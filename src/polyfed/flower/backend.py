@@ -85,7 +85,7 @@ class FlowerBackend(StagingBackend):
 
     def message_for(self, encoder: Encoder, ask: Ask, client: str) -> WireMessage:
         """The message of an ask to one client."""
-        self.number += 1
+        self.number, bench = self.number + 1, self.bench
         start = self.current_state(client).memory
         control = {
             "client": client,
@@ -97,7 +97,7 @@ class FlowerBackend(StagingBackend):
             "start": {"version": start["version"], "digest": start["digest"]} if start else None,
             "version": version_name(self.begun, self.number, ask.round, ask.attempt),
             "needed": self.needed(client),
-            "facts": self.facts,
+            "facts": self.facts | ({"measure": bench.measure} if bench.measure != bench.task.main_measure else {}),
         }
         return encoder.encode(ask.payloads[client], control)
 

@@ -75,6 +75,7 @@ class Workplace:
                 federation = normalised_as_asked(normalised_for(model, self.federation), facts)
                 self.made = build_bench(settings, self.method, federation, model)
             self.made.loss = task_loss(settings.loss, self.federation.task, list(facts["class_counts"]))
+            self.made.measure = measure_in(facts, self.federation.task)
             self.facts = text
         return self.made
 
@@ -227,6 +228,14 @@ def sound(payload: Payload) -> Payload:
         if problem := problem_with_values(value):
             raise BadMessage(f"entry {plain_text(name)} {problem}")
     return payload
+
+
+def measure_in(facts: Mapping[str, Any], task: Task) -> str:
+    """Return the metric by which the run chooses its round: the task's main one if the server names none."""
+    measure = facts.get("measure", task.main_measure)
+    if measure not in task.measures:
+        raise BadMessage(f"the server chooses rounds by {plain_text(str(measure))[:100]}, which is no metric of {task.name}")
+    return str(measure)
 
 
 def normalised_as_asked(federation: Federation, facts: Mapping[str, Any]) -> Federation:

@@ -16,8 +16,8 @@ from polyfed.backends.choose import BackendFor, refuse_unused
 from polyfed.core.data_types import ClientData, Federation
 from polyfed.core.load_methods import load_file
 from polyfed.core.method import as_method
-from polyfed.core.metrics import MEASURES
 from polyfed.core.server import Server
+from polyfed.core.tasks.task import Headline
 from polyfed.core.workbench import Workbench
 from polyfed.costs.malloc import keep_freed_pages
 from polyfed.errors import SettingError
@@ -52,11 +52,12 @@ from polyfed.runs.newcomer_file import needs_file
 from polyfed.runs.portable_paths import anchored
 from polyfed.runs.result import Result
 from polyfed.runs.run_folder import HELD_BY_NODES, RunFolder
-from polyfed.settings import Settings
+from polyfed.settings import AUTO, Settings
 
 log = logging.getLogger("polyfed")
 app = ServerApp()
 
+REPORTED = "The nodes report these class counts; a node whose policy withholds them reports even ones."
 # What the server works out for itself, or what only says where files are.
 MAY_DIFFER = ("rounds", "total_epochs", "method", "load", "root", "unseen", "backend")
 
@@ -132,6 +133,7 @@ def recorded(settings: Settings, federation: Federation, roster: Roster, config:
     else:
         experiment = Experiment(settings, federation, backend=backend)
         require_newcomer(experiment, leaves_newcomer)
+        experiment.head_by(as_reported(experiment))
         experiment.given = [HELD_BY_NODES]
         for notice in experiment.notices:
             log.warning("%s", notice)
@@ -141,6 +143,14 @@ def recorded(settings: Settings, federation: Federation, roster: Roster, config:
             "Layers stayed at the nodes, so there is no model for newcomers. --run-config 'newcomer-model=true' lets the server ask for them."
         )
     return ended
+
+
+def as_reported(experiment: Experiment) -> Headline | None:
+    """Return the metric with its reason: the server has the class counts that nodes report, and no labels."""
+    found = experiment.headline
+    if found is None or experiment.settings.metric != AUTO or not experiment.federation.task.class_labels:
+        return found
+    return dataclasses.replace(found, reason=f"{found.reason} {REPORTED}")
 
 
 def reaching(roster: Roster, config: Mapping[str, object]) -> BackendFor:
@@ -211,8 +221,7 @@ def log_result(result: Result) -> None:
     summary = result.summary()
     for sentence in result.warnings:
         log.warning("%s", sentence)
-    measure = result.experiment.federation.task.main_measure
-    table, words = result.table(measure), MEASURES[measure]
+    table, words = result.table(result.headline.measure), result.headline.words
     for view in ("seen", "unseen"):
         for domain, value in table[view].items():
             log.info("%s %s: %s %.4f", view, domain, words, value)

@@ -2,6 +2,7 @@
 
     rounds 1..T*:    FedAvg; at the end S* = sum_k p_k S_k
     rounds T*+1..T:  y = gamma * (x - mu*) / sqrt(sigma2* + eps) + beta, in training and in testing; gamma and beta still learn and are averaged
+    learning rate:   times ``decay`` after round T*, and once more after round floor((T* + T) / 2)
 
 With frozen statistics the gradient of a sample no longer depends on the rest of its batch, which is what differs between clients.
 
@@ -9,12 +10,16 @@ Reference: Zhong et al., Making Batch Normalization Great in Federated Deep Lear
 Cityscapes: round 90 of 100). ``freeze`` holds the rows of Table H. ``stage_one="decoupled"`` is the probe of section 3.3; that of section 3.4 is
 ``polyfed.methods._shared.batch_norm_statistics.union_statistics``.
 
-Differences from the paper: none known; no code of the authors was available to check against. The paper decays the learning rate by 0.1 at T* and
-at 3T/4: a setting of the run (``--schedule "steps(at=(0.5, 0.75), factor=0.1)"``). Freezing without the decay can diverge.
+The paper decays the learning rate by 0.1 at 50 % and 75 % of the rounds in every experiment; that is ``decay=0.1`` with T* = T/2. For another T*
+the second decay comes half-way between the freeze and the end, which is our choice. A ``--schedule`` switches the decay off. Freezing at a constant
+rate (``decay=None``) can diverge.
+
+Differences from the paper: none known; no code of the authors was available to check against.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import nn
@@ -71,7 +76,7 @@ class FreezeStatistics:
         refuse_late(self.at, bench)
 
     def notice(self, bench: Workbench, clients: int) -> str:
-        """Freezing without a smaller learning rate can diverge; freezing before round 1 leaves nothing learnt to freeze."""
+        """Warn of a constant learning rate, which can diverge, and of a freeze before round 1, which freezes initial values."""
         rounds = bench.settings.rounds
         if last_round(self.at, rounds) == 0:
             return (
@@ -79,12 +84,25 @@ class FreezeStatistics:
                 "Use more rounds, or a later freeze_at."
             )
         freezes = last_round(self.at, rounds) < rounds
-        if not freezes or bench.settings.schedule != "constant":
+        if not freezes or bench.method.schedule is not None or bench.settings.schedule != "constant":
             return ""
         return (
-            "fixbn freezes statistics at a constant learning rate, which can diverge; the paper decays it at the same round: "
-            '--schedule "steps(at=(0.5, 0.75), factor=0.1)".'
+            "fixbn freezes statistics at a constant learning rate, which can diverge. The paper decays the rate at the same round: "
+            "remove decay=None."
         )
+
+
+@dataclass(frozen=True)
+class DecayAtFreeze:
+    """Multiply the learning rate by a factor after round T*, and once more half-way between T* and the end."""
+
+    at: int | float
+    factor: float
+
+    def __call__(self, round_number: int, rounds: int) -> float:
+        freeze = last_round(self.at, rounds)
+        passed = sum(0 < after < round_number for after in (freeze, (freeze + rounds) // 2))
+        return math.pow(self.factor, passed)
 
 
 @dataclass(frozen=True)
@@ -124,16 +142,18 @@ def refuse_late(at: int | float, bench: Workbench) -> None:
         )
 
 
-@register(shows=("freeze_at",))
-def fixbn(freeze_at: int | float = 0.5, freeze: str = "statistics", stage_one: str = "fedavg") -> Method:
+@register(shows=("freeze_at", "decay"), absent={"decay": None})
+def fixbn(freeze_at: int | float = 0.5, freeze: str = "statistics", stage_one: str = "fedavg", decay: float | None = 0.1) -> Method:
     """Freeze the averaged batch-norm statistics half-way and train on with them.
 
     Args:
         freeze_at: the last round before the freeze: a whole number, or a share of all rounds; 1.0 never freezes.
         freeze: statistics, affine, both or nothing (Table H).
         stage_one: until then fedavg, or decoupled: statistics are averaged before the weights are trained with them.
+        decay: the learning rate is multiplied by it after the freeze, and once more half-way between the freeze and the end; a decay
+            before round 1 is skipped, and --schedule switches it off. None: no decay.
     """
-    _refuse_options(freeze_at, freeze, stage_one)
+    _refuse_options(freeze_at, freeze, stage_one, decay)
     neutral = freeze_at == 1.0 and isinstance(freeze_at, float)
     frozen = () if neutral else FROZEN[freeze]
     decoupled = stage_one == "decoupled"
@@ -146,6 +166,7 @@ def fixbn(freeze_at: int | float = 0.5, freeze: str = "statistics", stage_one: s
         "fixbn",
         sharing=tuple(Rule(select, up=False, since=freeze_at) for select in frozen),
         before_training=tuple(before),
+        schedule=None if neutral or decay is None else DecayAtFreeze(freeze_at, decay),
         after_training=(release_affine,) if bn_affine in frozen else (),
         round=Decoupled(freeze_at) if decoupled else None,
         answers={STATISTICS_QUESTION: measure_statistics} if decoupled else {},
@@ -154,13 +175,15 @@ def fixbn(freeze_at: int | float = 0.5, freeze: str = "statistics", stage_one: s
     )
 
 
-def _refuse_options(freeze_at: int | float, freeze: str, stage_one: str) -> None:
+def _refuse_options(freeze_at: int | float, freeze: str, stage_one: str, decay: float | None) -> None:
     if isinstance(freeze_at, bool) or not isinstance(freeze_at, int | float) or freeze_at < 0:
         raise OptionError(f"fixbn: freeze_at takes a round (60) or a share of all rounds (0.5), found {freeze_at!r}.")
     if isinstance(freeze_at, float) and freeze_at > 1:
         raise OptionError(
             f"fixbn: freeze_at as a share lies between 0.0 and 1.0, found {freeze_at}. Write a round as a whole number."
         )
+    if decay is not None and (isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 < decay <= 1):
+        raise OptionError(f"fixbn: decay takes a factor above 0 and at most 1, or None, found {decay!r}.")
     require_choice("fixbn", "freeze", freeze, FROZEN)
     require_choice("fixbn", "stage_one", stage_one, STAGE_ONE)
     if stage_one == "decoupled" and freeze in ("affine", "nothing"):

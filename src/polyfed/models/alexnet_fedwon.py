@@ -6,6 +6,7 @@ from collections import OrderedDict
 
 from torch import nn
 
+from polyfed.core.data_types import TrainsWith
 from polyfed.models import models
 from polyfed.models.blocks import Headed, need_choice, need_size
 from polyfed.models.six_layer_cnn import VARIANTS, add_hidden_layer
@@ -42,4 +43,4 @@ def alexnet_fedwon(classes: int, input_shape: tuple[int, int, int], variant: str
     return Headed(body, nn.Linear(4096, classes))
 
 
-models.add(alexnet_fedwon)
+models.add(alexnet_fedwon, trains_with=TrainsWith(lr=0.01))

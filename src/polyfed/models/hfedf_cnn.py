@@ -7,6 +7,7 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
+from polyfed.core.data_types import TrainsWith
 from polyfed.models import models
 from polyfed.models.blocks import Headed, need_choice, need_size, norm_or_not
 
@@ -65,4 +66,4 @@ def _convolution(fan_in: int, fan_out: int, kernel: int, norm: str) -> nn.Module
     return nn.Sequential(convolution, *norms) if norms else convolution
 
 
-models.add(hfedf_cnn, batch_norm={"norm": "batch"})
+models.add(hfedf_cnn, batch_norm={"norm": "batch"}, trains_with=TrainsWith(lr=0.005))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.code_gate import allow, code_in, note
+from polyfed.core.method import read_recorded
 from polyfed.errors import SettingError, nearest, same_name
 from polyfed.recipes.grids import SUFFIX, shipped_texts
 from polyfed.runs.account_key import is_sealed
@@ -102,7 +103,10 @@ def read(text: str) -> Recipe:
     if problems := problems or form_problems(content.decode(), document):
         raise SettingError(f"{text}: {' '.join(map(str, problems))}")
     about = {key: value for key, value in document.items() if key in (*SENTENCES, NUMBERS)}
-    return Recipe(text, content.decode(), about, plain_values(document[SETTINGS]), methods_in(document))
+    values = plain_values(document[SETTINGS])
+    if "made_with" in document and isinstance(values.get("method"), str):
+        values["method"] = read_recorded(values["method"])
+    return Recipe(text, content.decode(), about, values, methods_in(document))
 
 
 def name_code(text: str, values: Mapping[str, Any], trust: bool = False) -> None:

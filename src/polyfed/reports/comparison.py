@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from polyfed.core.evaluation import Row
@@ -31,7 +32,8 @@ from polyfed.reports.tables import (
 )
 from polyfed.runs.compare import LEAVE_ONE_OUT, ComparedRuns, ComparisonRun
 from polyfed.runs.figures import as_image, dots_figure
-from polyfed.runs.headline import BASELINE, domains_of, headline, warnings_over_seeds
+from polyfed.runs.headline import BASELINE, domains_of, headline_by_scores, warnings_over_seeds
+from polyfed.runs.training_defaults import training_words
 from polyfed.settings import Settings
 
 
@@ -209,7 +211,8 @@ def require_pandas(what: str) -> Any:
 def compare_runs(runs: ComparedRuns) -> Comparison:
     """Train what is missing, and put the outcomes in one table."""
     found = runs.train(outcome)
-    chosen = headline(runs.settings.metric, tested_domains(found))
+    # If no run succeeded, there is nothing to choose for.
+    chosen = runs.headline if found else headline_by_scores(runs.settings.metric, {})
     rows = tuple(
         MethodRow(label, problem=runs.problems[label], own=one.own)
         if label in runs.problems
@@ -236,6 +239,7 @@ def compare_runs(runs: ComparedRuns) -> Comparison:
             chosen.words,
             any(row.own for row in rows),
             runs.model_words,
+            runs.origins,
         ),
         model=runs.model_words,
         folder=runs.folder,
@@ -312,6 +316,7 @@ def footnote(
     measure: str,
     some_have_their_own: bool = False,
     model: str = "",
+    origins: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """What the table means, in sentences; some methods may have settings of their own."""
     if len(seeds) > 1:
@@ -320,7 +325,7 @@ def footnote(
         meaning = f"± is the standard error of one run (seed {seeds[0]}) from the size of its test"
     epochs = f"{settings.local_epochs} local epoch{'s' * (settings.local_epochs > 1)}"
     work = epochs if settings.local_steps is None else f"{settings.local_steps} local steps"
-    length = f"{rounds_words(rounds)} of {work}, batch {settings.batch_size}, lr {settings.lr:g}, {settings.optimizer}"
+    length = f"{rounds_words(rounds)} of {work}; {training_words(settings, origins)}"
     length += ", where a method's row does not say otherwise" if some_have_their_own else ""
     tested = "all images of" if settings.unseen_part == "all" else "the test part of"
     unseen = f" Each column is the {measure} of the newcomer on {tested} a domain that nobody trained on."

@@ -18,11 +18,11 @@ from polyfed.core.evaluation import Row
 from polyfed.core.method import parse
 from polyfed.core.metrics import SMALLER_IS_BETTER
 from polyfed.core.tasks.known import task_of_records
-from polyfed.core.tasks.task import Task
+from polyfed.core.tasks.task import Headline, Task
 from polyfed.errors import PolyfedError, RunFolderError
 from polyfed.runs.answers_file import Answers, read_answers
 from polyfed.runs.checkpoint import digest
-from polyfed.runs.headline import domains_of
+from polyfed.runs.headline import domains_of, headline_of
 from polyfed.runs.portable_paths import is_path
 from polyfed.runs.run_folder import RunFolder, missing_words
 from polyfed.settings import BY_VALIDATION, INCIDENTAL, Settings
@@ -265,6 +265,10 @@ class Group:
     def task(self) -> Task:
         """What was learnt, as the scores tell."""
         return task_of_records(self.domains_scored())
+
+    def headline(self, metric: str) -> Headline:
+        """Return the metric of its tables: the requested one, or the one that its runs record."""
+        return headline_of(metric, [part.document for run in self.runs for part in run.folders], self.domains_scored())
 
     def domains_scored(self) -> dict[tuple[str, str], dict[str, Any]]:
         """The numbers of each domain in some run; which classes its test set holds is the same in all."""

@@ -26,7 +26,6 @@ from polyfed.reports.gather import MEAN, VIEWS, Group, gather, run_folders
 from polyfed.reports.searches import searches_in
 from polyfed.reports.verdict import headline, notices
 from polyfed.runs.atomic_write import write_atomically
-from polyfed.runs.headline import headline as headline_measure
 from polyfed.runs.headline import warnings_over_seeds
 from polyfed.settings import AUTO
 
@@ -136,7 +135,7 @@ def _inside_script(tree: Any) -> str:
 
 def headed(group: Group, metric: str) -> Group:
     """The group by the measure that heads its tables; a measure that no run has falls back to the usual one."""
-    chosen = headline_measure(metric, group.domains_scored()).measure
+    chosen = group.headline(metric).measure
     looked_at = group.by(chosen)
     scored = any(entry.finals(view, MEAN) for view in VIEWS for entry in looked_at.entries if entry.runs)
     return looked_at if scored else group
@@ -174,7 +173,7 @@ def group_values(
     sentences: dict[str, list[str]] = {}
     for entry in group.entries:
         sentences.setdefault(sections.uploads_beyond_entries(entry), []).append(entry.label)
-    chosen = headline_measure(metric, group.domains_scored())
+    chosen = group.headline(metric)
     tables = [
         table
         for measure in dict.fromkeys([group.measure, *in_percent(group.task)])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from polyfed.errors import RunFolderError
 from polyfed.reports.gather import MEAN, VIEWS, Run
-from polyfed.runs.headline import headline
+from polyfed.runs.headline import headline_by_scores, recorded_headline
 from polyfed.runs.lock import is_held
 from polyfed.runs.manifest import newest_notes
 from polyfed.runs.run_folder import RunFolder
@@ -49,7 +49,7 @@ def look_at(path: str | Path) -> LiveRun:
     folder = RunFolder(path)
     lines = folder.metrics()
     run = Run(str(path), folder.document(), lines)
-    measure = headline(str(run.settings["metric"]), run.domains).measure
+    measure = (recorded_headline(run.document) or headline_by_scores(str(run.settings["metric"]), run.domains)).measure
     curves: dict[tuple[str, str], list[float]] = {}
     for view in VIEWS:
         for _, table in sorted(run.tables_of(measure)[view].items()):

@@ -1,4 +1,4 @@
-"""The round with the best validation scores of the source clients, by the task's main measure, where a run ends with that round's model.
+"""The round with the best validation scores of the source clients, by the run's metric, if a run ends with that round's model.
 
 The best state so far is saved next to the checkpoints (``best/``). A resumed run reads it again; where a later round has overwritten
 it, the run passes through that round again and finds the same state. Where it was lost otherwise, the run does not go on: another
@@ -14,10 +14,11 @@ from typing import Any
 
 from polyfed.core.evaluation import Row
 from polyfed.core.method import Method
+from polyfed.core.metrics import IN_DETAIL
 from polyfed.core.privacy import ACCOUNTS, account_keys
 from polyfed.core.scored_clients import scored_clients
 from polyfed.core.server import Server
-from polyfed.core.tasks.known import main_value
+from polyfed.core.tasks.known import value_by
 from polyfed.core.workbench import ClientState
 from polyfed.errors import RunFolderError, TooFewReplies
 from polyfed.runs.checkpoint import Checkpoints, Snapshot, copied
@@ -75,13 +76,18 @@ class BestValidation:
         return rows
 
     @property
+    def measure(self) -> str:
+        """The metric that rounds are compared by."""
+        return self.experiment.bench.measure
+
+    @property
     def scored(self) -> list[str]:
         """The clients whose validation scores count."""
         return scored_clients(self.experiment.server, "validation")
 
     def scores(self) -> list[Row]:
         """Validation scores of the present models, after averaging."""
-        return self.experiment.evaluate(split="validation")
+        return self.experiment.evaluate(split="validation", in_detail=self.measure in IN_DETAIL)
 
     def mean(self, rows: Sequence[Row]) -> float:
         """What rounds are compared by: every client counts the same."""
@@ -89,7 +95,7 @@ class BestValidation:
 
     def value_of(self, row: Row) -> float:
         """What one client's validation scores are compared by."""
-        return main_value(self.experiment.federation.task, row)
+        return value_by(self.measure, row.numbers, row.client, row.view)
 
     def notes(self) -> dict[str, Any] | None:
         """What a checkpoint says about the best state so far."""
@@ -127,8 +133,10 @@ class BestLocalValidation(BestValidation):
     def scores(self) -> list[Row]:
         """What clients scored at the end of their local training."""
         data = self.experiment.backend.data
-        scored, main = self.experiment.backend.validations_of_round, self.experiment.federation.task.main_measure
-        return [Row("local_validation", client, "+".join(data[client].domains), {main: value}) for client, value in scored.items()]
+        scored, measure = self.experiment.backend.validations_of_round, self.measure
+        return [
+            Row("local_validation", client, "+".join(data[client].domains), {measure: value}) for client, value in scored.items()
+        ]
 
     def mean(self, rows: Sequence[Row]) -> float:
         """The mean over clients, weighted by their training samples."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from polyfed.core.evaluation import Row
+from polyfed.core.metrics import IN_DETAIL
 
 if TYPE_CHECKING:
     from polyfed.core.server import Server
@@ -25,7 +27,7 @@ class RunState:
         round: the last round that is over.
         rounds: the rounds that are planned.
         losses: the training loss of each client that trained in this round.
-        scores: the scores of the last evaluation, each with ``view``, ``client``, ``domain`` and ``numbers``.
+        scores: the scores of the last evaluation (of validation data if they choose the round), each with ``view``, ``client``, ``domain`` and ``numbers``.
         bytes_up: training traffic from clients so far.
         bytes_down: training traffic to clients so far.
         settings: every setting of the run.
@@ -116,5 +118,5 @@ class Callbacks:
             bytes_down=experiment.costs.total("down"),
             settings=experiment.settings,
             path=None if folder is None else str(folder.path),
-            score=experiment.evaluate,
+            score=functools.partial(experiment.evaluate, in_detail=experiment.bench.measure in IN_DETAIL),
         )

@@ -10,6 +10,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,19 +18,22 @@ from polyfed.backends.in_process import InProcess
 from polyfed.core.data_types import DataSet, Federation
 from polyfed.core.method import Method
 from polyfed.core.server import Server
+from polyfed.core.tasks.task import Headline
 from polyfed.data.identity import identity_of
 from polyfed.errors import PolyfedError, SettingError, nearest
-from polyfed.runs.assemble import build_data_set
+from polyfed.runs.assemble import build_data_set, build_federation
 from polyfed.runs.candidates import candidates
 from polyfed.runs.default_model import why_this_model, with_one_model
 from polyfed.runs.experiment import Experiment, refuse_dealing, settings_given
 from polyfed.runs.folder_names import slug
+from polyfed.runs.headline import headline, recorded_headline
 from polyfed.runs.lifecycle import resume, tracked_by, train_run
 from polyfed.runs.lock import BeingTrained, is_held, once_free
 from polyfed.runs.notebook_bar import default_watcher
 from polyfed.runs.portable_paths import anchored
 from polyfed.runs.result import Result
 from polyfed.runs.run_folder import RunFolder
+from polyfed.runs.training_defaults import GIVEN, with_declared
 from polyfed.runs.watcher import Watcher
 from polyfed.settings import AUTO, Settings, require_count
 
@@ -116,10 +120,17 @@ class ComparedRuns:
             needing = [label for label, one in self.methods.items() if one.method.facts.batch_norm]
             for notice in why_this_model(settings, self.settings, self.data, " and ".join(needing)):
                 self.watcher.notice(f"{notice} It is the same for all methods.")
+        self.settings, self.origins = with_declared(self.settings, self.data, self.model)
         left_out = [domain.name for domain in self.data.domains] if isinstance(self.data, DataSet) else []
         self.runs = self._planned(left_out if protocol == LEAVE_ONE_OUT else [None])
         self.problems: dict[str, str] = {}
         self.reused = 0
+
+    @cached_property
+    def headline(self) -> Headline:
+        """The metric of all its runs and of their table: the requested one, or chosen from the training labels of all domains."""
+        whole = dataclasses.replace(self.settings, unseen=()) if self.protocol == LEAVE_ONE_OUT else self.settings
+        return headline(self.settings.metric, build_federation(self.data, whole))
 
     @property
     def model_words(self) -> str:
@@ -190,10 +201,13 @@ class ComparedRuns:
 
     def _train_one(self, run: ComparisonRun, read: Callable[[Result], Read]) -> Read:
         experiment = Experiment(run.settings, self.data, run.value, self.model)
+        experiment.head_by(self.headline)
         objects = {"method": run.value, "model": self.model}
         experiment.given = [*self.given, *(name for name, value in objects.items() if value is not None)]
         for notice in experiment.notices:
             self.watcher.notice(notice)
+        own = self.methods[run.method].own
+        experiment.origins = {name: GIVEN if name in own else origin for name, origin in self.origins.items()}
         folder, exists = self.folder_of(run, experiment)
         rounds: list[int] = []
 
@@ -266,12 +280,17 @@ def data_for(data: Any, settings: Settings, protocol: str) -> DataSet | Federati
 def holds_run(folder: RunFolder, experiment: Experiment) -> bool:
     """Whether a folder holds the run of an experiment: its settings, its data, and its method with the same options.
 
-    Options count since a default may have changed. A method or model that is a value of Python cannot be compared, so such a run is
+    Options count since a default may have changed, and so does the metric if it chose the round. A method or model that is a value of Python cannot be compared, so such a run is
     never taken for another.
     """
     if {"method", "model"} & {*experiment.given, *folder.document().get("given_in_python", ())}:
         return False
     settings = (folder.settings(), anchored(experiment.settings, experiment.given))
     one, other = (dataclasses.replace(each, **NOT_COMPARED) for each in settings)
+    if experiment.settings.needs_validation:
+        found = recorded_headline(folder.document())
+        chosen_by = experiment.federation.task.main_measure if found is None else found.measure
+        if chosen_by != experiment.bench.measure:
+            return False
     same_options = folder.document().get("method", {}).get("all_options") == experiment.method.full_text
     return one == other and same_options and not folder.other_data(identity_of(experiment.federation))

@@ -32,6 +32,7 @@ from polyfed.runs.compare import ComparisonRun
 from polyfed.runs.experiment import Experiment, already_dealt, rounds_from_budget, settings_given, threads
 from polyfed.runs.recorder import is_turn
 from polyfed.runs.selection import BEST_VALIDATION
+from polyfed.runs.training_defaults import with_declared
 from polyfed.runs.watcher import Watcher
 from polyfed.settings import Settings
 
@@ -147,8 +148,8 @@ class Estimator:
         for file in settings.load:
             load_file(file)
         self.method = as_method(settings.method if method is None else method)
-        self.settings, self.model = settings, model
-        settled = rounds_from_budget(settings, self.population_of(federation))
+        self.settings, self.model = with_declared(settings, federation, model)[0], model
+        settled = rounds_from_budget(self.settings, self.population_of(federation))
         load_libraries()
         self.short = self.measure(settled, federation, SHORT, SHORT_TEST)
         batches = int(seconds / max(self.short.rounds[-1], 1e-3))
@@ -206,7 +207,7 @@ class Estimator:
             # Where steps are compiled, that happens in the first round.
             once=setup.at(examples_in(federation)) + max(0.0, short.rounds[0] - short.rounds[-1]),
             round=clients * training.at(trained_by_a_client(settings, federation)),
-            scorings=turns(settings.rounds, every, settings.scored_at_end) + (validated or not (every or settings.scored_at_end)),
+            scorings=validated + max(1 - validated, turns(settings.rounds, 0 if validated else every, settings.scored_at_end)),
             scoring=scoring.at(1),
             validations=turns(settings.rounds, every or 1) if validated else 0,
             validating=validating.at(1),

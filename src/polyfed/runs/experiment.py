@@ -26,6 +26,7 @@ from polyfed.core.method import Method, as_method
 from polyfed.core.reply_checks import checked
 from polyfed.core.scored_clients import models_are_equal, scored_clients
 from polyfed.core.server import Server
+from polyfed.core.tasks.task import Headline
 from polyfed.core.workbench import Workbench
 from polyfed.costs.totals import Costs, counted
 from polyfed.data.recorded_inputs import RecordedInputs
@@ -33,8 +34,10 @@ from polyfed.errors import ModelError, RunFolderError, SettingError
 from polyfed.runs.assemble import build_bench, build_federation, normalised_for, notices, prepared_model, refuse_absent
 from polyfed.runs.checkpoint import Snapshot
 from polyfed.runs.default_model import why_this_model, with_one_model
+from polyfed.runs.headline import headline
 from polyfed.runs.run_folder import RunFolder
 from polyfed.runs.selection import require_validation
+from polyfed.runs.training_defaults import with_declared
 from polyfed.settings import Settings, with_changes
 
 DEFAULTS = Settings()
@@ -81,11 +84,14 @@ class Experiment:
         )
         if recorded is not None:
             self.federation = recorded.put_into(self.federation)
+        chosen = headline(settings.metric, self.federation)  # before a method pools the domains
         if self.method.population is not None:
             self.federation = self.method.population(self.federation)
         if settings.needs_validation:
             require_validation(self.federation, settings.selection)
-        self.settings = dataclasses.replace(rounds_from_budget(settings, self.federation), method=str(self.method))
+        self.origins: Mapping[str, str]
+        settled, self.origins = with_declared(settings, self.federation, model)
+        self.settings = dataclasses.replace(rounds_from_budget(settled, self.federation), method=str(self.method))
         if model is None and recorded is None:
             self.settings = with_one_model(self.settings, self.federation.default_model, [self.method])
         initial = None if settings.init is None else read_initial(settings.init)
@@ -94,6 +100,7 @@ class Experiment:
             if recorded is None:
                 self.federation = normalised_for(prepared, self.federation)
             self.bench: Workbench = build_bench(self.settings, self.method, self.federation, prepared)
+        self.head_by(chosen)
         refuse_absent(self.settings, self.method, len(self.federation.clients))
         self.backend: Backend = backend(self.bench, self.federation.clients)
         self.costs = Costs()
@@ -119,6 +126,11 @@ class Experiment:
                 f"Every client has a model of its own: {drawn['scored']} of {drawn['clients']} clients are scored, drawn by the seed "
                 "(--evaluate-clients 0 scores all)."
             )
+
+    def head_by(self, chosen: Headline | None) -> None:
+        """Set the metric that heads the tables and chooses rounds; None, for runs that record none: the task's main metric chooses."""
+        self.headline = chosen
+        self.bench.measure = self.federation.task.main_measure if chosen is None else chosen.measure
 
     @property
     def ask_clients(self) -> AskClients:

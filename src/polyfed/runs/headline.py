@@ -1,7 +1,9 @@
-"""Which measure heads the tables of a run, and whether a model does better than always giving the same answer.
+"""Choose the metric of a run, and find models that do no better than always giving the same answer.
 
-The task has the rule of ``--metric auto``. That of classification: balanced accuracy where the classes of a test set are uneven, else
-accuracy. They are uneven where the most frequent class has more than three times as many images as the other classes have on average.
+The metric heads the tables, and rounds and settings are chosen by it. It is chosen before round 1 and recorded in ``run.toml``, so all
+tables and reports of a run have the same one. The task has the rule of ``--metric auto``. For classification: balanced accuracy if the
+training labels of a domain are uneven, else accuracy. They are uneven if the most frequent class has more than three times as many images
+as the other classes have on average.
 """
 
 from __future__ import annotations
@@ -9,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from polyfed.core.data_types import Federation
 from polyfed.core.evaluation import Row
+from polyfed.core.metrics import MEASURES
 from polyfed.core.tasks.known import pooled, task_of_record, task_of_records
 from polyfed.core.tasks.task import Headline
 from polyfed.settings import AUTO
@@ -20,6 +24,8 @@ BASELINE = "most frequent class"
 """What a method is measured against: somebody who always answers it."""
 
 
+RECORDED = "metric"
+"""The table of ``run.toml`` that holds the choice."""
 Domains = Mapping[tuple[str, str], Mapping[str, Any]]
 """The pooled scores of each (view, domain)."""
 
@@ -32,11 +38,60 @@ def domains_of(rows: Iterable[Row]) -> dict[tuple[str, str], dict[str, Any]]:
     return {key: pooled(many) for key, many in found.items()}
 
 
-def headline(metric: str, domains: Domains) -> Headline:
-    """The measure that was asked for, or the one that the rule chooses."""
+def headline(metric: str, federation: Federation) -> Headline:
+    """Return the requested metric, or choose one from the training labels of each domain, whichever clients hold them."""
     if metric != AUTO:
-        return Headline(metric, f"--metric {metric} was asked for.")
-    return task_of_records(domains).headline(domains)
+        return requested(metric)
+    task, classes = federation.task, len(federation.classes)
+    by_domain: dict[str, list[int]] = {}
+    for client in federation.clients:
+        counts, domain = task.class_counts(client.train, classes), "+".join(client.domains)
+        by_domain[domain] = [a + b for a, b in zip(by_domain.get(domain, [0] * len(counts)), counts, strict=True)]
+    return task.headline(by_domain)
+
+
+def requested(metric: str) -> Headline:
+    """Return the metric of an explicit ``--metric``."""
+    return Headline(metric, f"--metric {metric} was asked for.")
+
+
+def as_plain(found: Headline | None) -> dict[str, dict[str, str]]:
+    """Return what ``run.toml`` records of the choice; nothing if there is none."""
+    return {} if found is None else {RECORDED: {"name": found.measure, "reason": found.reason}}
+
+
+def recorded_headline(document: Mapping[str, Any]) -> Headline | None:
+    """Return the choice that ``run.toml`` records; None for folders of versions that recorded none."""
+    found = document.get(RECORDED)
+    if not isinstance(found, Mapping) or found.get("name") not in MEASURES:
+        return None
+    return Headline(str(found["name"]), str(found.get("reason", "")))
+
+
+def headline_of(metric: str, documents: Iterable[Mapping[str, Any]], domains: Domains) -> Headline:
+    """Return the metric of one table over several runs.
+
+    An explicit metric wins, then what the runs record. If they differ, the one that is not the task's main metric wins. If no run records
+    any, the test scores decide, as they did when these runs were trained.
+
+    Args:
+        metric: the requested metric, or auto.
+        documents: ``run.toml`` of each run.
+        domains: pooled test scores.
+    """
+    if metric != AUTO:
+        return requested(metric)
+    found = [one for one in map(recorded_headline, documents) if one is not None]
+    main = task_of_records(domains).main_measure
+    return next((one for one in found if one.measure != main), found[0] if found else headline_by_scores(AUTO, domains))
+
+
+def headline_by_scores(metric: str, domains: Domains) -> Headline:
+    """Return the requested metric, or choose one from the test labels: the rule for runs that record no choice."""
+    if metric != AUTO:
+        return requested(metric)
+    counts = {domain: n.get("class_counts", ()) for (_, domain), n in domains.items() if "balanced_accuracy" in n}
+    return task_of_records(domains).headline(counts, "test")
 
 
 def no_better(numbers: Mapping[str, Any]) -> bool:

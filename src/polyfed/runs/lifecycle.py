@@ -19,8 +19,10 @@ from polyfed.runs.answers_file import read_answers, write_answers
 from polyfed.runs.callback import Callback, Callbacks, StoppedEarly
 from polyfed.runs.checkpoint import Snapshot
 from polyfed.runs.experiment import Experiment, settings_given
+from polyfed.runs.first_loss import FirstLoss
 from polyfed.runs.given_objects import NAMES as OBJECTS
 from polyfed.runs.given_objects import give, parted
+from polyfed.runs.headline import as_plain, recorded_headline
 from polyfed.runs.last_rounds import scored_rounds
 from polyfed.runs.newcomer_file import leave_newcomer
 from polyfed.runs.portable_paths import on_this_machine
@@ -91,7 +93,13 @@ def trained(
     try:
         heard_by.begin()
         with progress_bar(experiment, progress) as advance:
-            observed_by: list[Observer] = [recorder, *([advance] if advance is not None else []), *observers, heard_by]
+            observed_by: list[Observer] = [
+                recorder,
+                FirstLoss(experiment),
+                *([advance] if advance is not None else []),
+                *observers,
+                heard_by,
+            ]
             experiment.train(observed_by, hear=None if folder is None else recorder.drift.hear)
     except StoppedEarly as stop:
         log.info("%s", stop)
@@ -139,8 +147,10 @@ def facts_of(experiment: Experiment) -> dict[str, Any]:
             "parameters": sum(p.numel() for p in experiment.bench.model.parameters()),
             "head": experiment.bench.head or "",
         },
+        "origins": dict(experiment.origins),
         "outline": summary_of(experiment.federation),
         "plan": experiment.plan_table(),
+        **as_plain(experiment.headline),
     }
 
 
@@ -173,6 +183,8 @@ def resume(
     folder.require_objects({"data": data, "method": method, "model": model, **{name: given.get(name) for name in OBJECTS}})
     model = None if isinstance(model, str) else model
     experiment = Experiment(settings, data, method, model, backend or backend_for, folder.recorded_inputs())
+    experiment.head_by(recorded_headline(folder.document()))
+    experiment.origins = folder.document().get("origins", {})
     give(experiment, given)
     folder.require_data(identity_of(experiment.federation))
     experiment.backend.keep_in(folder.path)

@@ -64,10 +64,10 @@ class Recorder:
         self.copied_bytes = 0
         self.meter = Meter(trains_in_this_process(experiment.settings), background=lambda: self.background.cpu_seconds)
         # A run that was stopped after its last round was scored, and before its end, has these scores already.
-        number, is_last = experiment.server.round, experiment.server.round == experiment.server.rounds
-        self.rows: list[Row] = rows_at(folder.metrics(), number, split) if folder is not None and is_last else []
-        self.rows_of_round = number if self.rows else -1
         self.by_round: dict[int, list[Row]] = {} if folder is None else scored_rounds(folder.metrics(), split)
+        number, is_last = experiment.server.round, experiment.server.round == experiment.server.rounds
+        self.rows: list[Row] = self.by_round.get(number, []) if is_last else []
+        self.rows_of_round = number if self.rows else -1
         self.answers: Answers = {}
         self.complete = -1
         self.drift = StatisticsDrift(experiment.bench.plan, experiment.server, experiment.backend)
@@ -90,8 +90,9 @@ class Recorder:
             self.write([*self.drift.lines(server, self.experiment.backend), *noted_lines(server)])
         every = server.settings.evaluate_every
         if self.selection is not None and is_turn(server.round, server.rounds, every or 1):
-            self.write([as_line(server.round, row) for row in self.selection.look()])
-        if is_turn(server.round, server.rounds, every, server.settings.scored_at_end):
+            self.rows, self.rows_of_round = self.selection.look(), server.round
+            self.write([as_line(server.round, row) for row in self.rows])
+        if is_turn(server.round, server.rounds, 0 if self.selection is not None else every, server.settings.scored_at_end):
             self.evaluate()
         if self.folder is not None and server.round and self.is_time(server):
             self.save()
@@ -112,12 +113,13 @@ class Recorder:
         number = self.experiment.server.round
         rounds, averaged = self.experiment.server.rounds, self.experiment.settings.averaged_rounds
         counts = ends or number > rounds - max(1, averaged)
-        if self.rows_of_round != number:
+        if number not in self.by_round:
             # The model of the last round counts, unless another one is chosen, which is scored in detail then.
-            self.rows, self.rows_of_round = self.scored(in_detail=counts and self.selection is None), number
-            self.by_round[number] = self.rows
-            self.write([as_line(number, row) for row in self.rows])
-        return self.rows
+            self.by_round[number] = self.scored(in_detail=counts and self.selection is None)
+            self.write([as_line(number, row) for row in self.by_round[number]])
+        if self.selection is None:  # else callbacks receive the validation scores
+            self.rows, self.rows_of_round = self.by_round[number], number
+        return self.by_round[number]
 
     def scored(self, in_detail: bool) -> list[Row]:
         """The scores of the present state; in detail, with an answer for each image where the tests are in this process."""

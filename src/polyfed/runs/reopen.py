@@ -20,6 +20,7 @@ from polyfed.runs.answers_file import read_answers
 from polyfed.runs.checkpoint import Snapshot
 from polyfed.runs.client_state_files import NODES, read_states
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.headline import recorded_headline
 from polyfed.runs.last_rounds import scored_rounds
 from polyfed.runs.manifest import newest_notes
 from polyfed.runs.newcomer_file import put_back
@@ -80,6 +81,8 @@ def open_experiment(
             placeholders = placeholder_federation(folder)
             recorded = RecordedInputs.of(placeholders)
             experiment = Experiment(settings, placeholders, method, model, without_data(at_nodes), recorded)
+    experiment.head_by(recorded_headline(folder.document()))
+    experiment.origins = folder.document().get("origins", {})
     restore(experiment, snapshot, folder)
     return experiment
 

@@ -20,11 +20,12 @@ from polyfed.errors import DataError, SettingError, nearest
 from polyfed.runs.answers_file import Answers
 from polyfed.runs.checkpoint import joint_digest
 from polyfed.runs.figures import dots_figure
-from polyfed.runs.headline import BASELINE, domains_of, headline, warnings
+from polyfed.runs.headline import BASELINE, domains_of, headline_by_scores, warnings
 from polyfed.runs.image_inputs import ImageInputs
 from polyfed.runs.last_rounds import WINDOW, ByRound, LastRounds
 from polyfed.runs.predictions import client_words, predicted
 from polyfed.runs.selection import LAST
+from polyfed.runs.training_defaults import training_words
 
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment
@@ -58,7 +59,7 @@ class Result:
         self.accuracy = accuracy_table(self.rows)
         self.classes = experiment.federation.classes
         self.domains = domains_of(self.rows)
-        self.headline = headline(experiment.settings.metric, self.domains)
+        self.headline = experiment.headline or headline_by_scores(experiment.settings.metric, self.domains)
         self.last_rounds = self._last_rounds(by_round or {})
         self.warnings = warnings(self.domains, str(experiment.method))
         if self.outlier:
@@ -144,6 +145,7 @@ class Result:
             "data": self.experiment.settings.data,
             "seed": self.experiment.settings.seed,
             "rounds": self.experiment.server.round,
+            "training": training_words(self.experiment.settings, self.experiment.origins),
             "metric": self.headline.measure,
             "metric_reason": self.headline.reason,
             "headline": self.table(self.headline.measure),

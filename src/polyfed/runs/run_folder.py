@@ -19,6 +19,7 @@ from typing import Any
 import tomli_w
 
 from polyfed.core.code_gate import NamedCode, allow, code_in, note
+from polyfed.core.method import read_recorded
 from polyfed.data.identity import differences
 from polyfed.data.recorded_inputs import RecordedInputs
 from polyfed.errors import DataError, RunFolderError, SettingError, nearest
@@ -126,7 +127,7 @@ class RunFolder:
             raise RunFolderError(
                 f"{path} was written by a newer polyfed (format {document['format']}, this one reads {FORMAT}). Upgrade polyfed to go on."
             )
-        return document if document.get("format", 0) == FORMAT else renamed(document)
+        return with_all_options(document if document.get("format", 0) == FORMAT else renamed(document))
 
     def settings(self) -> Settings:
         """The settings of the run."""
@@ -363,6 +364,16 @@ def renamed(document: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(document.get(table), dict)
     }
     return {**document, **tables}
+
+
+def with_all_options(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the document with its method written as it was run, if methods got options since."""
+    if "method" in document.get("given_in_python", ()):
+        return document
+    for table, key in (("settings", "method"), ("method", "text"), ("method", "all_options")):
+        if isinstance(document.get(table), dict) and isinstance(text := document[table].get(key), str):
+            document[table][key] = read_recorded(text)
+    return document
 
 
 def plain(settings: Settings) -> dict[str, Any]:

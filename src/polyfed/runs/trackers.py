@@ -31,6 +31,9 @@ def numbers_of(run: RunState, scored: bool) -> Iterator[tuple[str, float]]:
                 yield f"{view}/{domain}/{name}", float(numbers[name])
 
 
+VIEWS = ("seen", "unseen")
+
+
 class Tracker(Callback):
     """Writes numbers somewhere, by the round they are of."""
 
@@ -45,14 +48,15 @@ class Tracker(Callback):
         self.write(run.round, list(numbers_of(run, scored=False)))
 
     def after_evaluation(self, run: RunState) -> None:
-        self.scored_round = run.round
+        if any(row.view in VIEWS for row in run.scores):
+            self.scored_round = run.round
         self.write(run.round, list(numbers_of(run, scored=True)))
 
     def end(self, result: Result) -> None:
         """The scores of the model that the run ends with, where they are not written yet."""
         number = result.experiment.server.round
         if self.scored_round != number:
-            found = {key: value for key, value in result.domains.items() if key[0] in ("seen", "unseen")}
+            found = {key: value for key, value in result.domains.items() if key[0] in VIEWS}
             self.write(
                 number,
                 [

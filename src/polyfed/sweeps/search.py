@@ -21,8 +21,8 @@ from typing import Any
 from polyfed.core.conversation import EVALUATION
 from polyfed.core.data_types import DataSet
 from polyfed.core.metrics import MEASURES
-from polyfed.core.tasks.known import main_value
-from polyfed.core.tasks.task import Task
+from polyfed.core.tasks.known import value_by
+from polyfed.core.tasks.task import Headline
 from polyfed.errors import ClientFailure, PolyfedError, RunFolderError, SettingError, TooFewReplies
 from polyfed.reports.comparison import require_pandas
 from polyfed.reports.json_values import json_values
@@ -35,6 +35,7 @@ from polyfed.runs.candidates import Candidate, candidates
 from polyfed.runs.checkpoint import Checkpoints
 from polyfed.runs.default_model import with_one_model
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.headline import headline
 from polyfed.runs.lifecycle import facts_of, resume, train_run
 from polyfed.runs.lock import once_free
 from polyfed.runs.notebook_bar import default_watcher
@@ -103,6 +104,7 @@ class Sweep:
         self.whole = build_data_set(settings.data, settings) if data is None else data
         if "model" not in {axis.name for axis in axes}:
             self.settings = with_one_model(settings, self.whole.default_model, [one.method for one in found])
+        self.headline: Headline | None = None
         self.total = len(found) * (self.trials + seeds)
         self.begun = 0
 
@@ -119,11 +121,13 @@ class Sweep:
         return self.searched
 
     def data_of_search(self) -> DataSet:
-        """What trials see: no test set can be read."""
+        """Return what trials see: no test set can be read. Its training labels choose the metric of the search."""
         data = without_tests(self.whole)
         if self.hold_out is not None:
             data = with_validation(data, self.hold_out, self.settings.seed, self.settings.unseen)
-        need_validation(build_federation(data, trial_settings(self.settings)))
+        federation = build_federation(data, trial_settings(self.settings))
+        need_validation(federation)
+        self.headline = headline(self.settings.metric, federation)
         return data
 
     def begin(self, words: str) -> None:
@@ -151,9 +155,10 @@ class Sweep:
         """The chosen setting with one seed: read, resumed, taken over from its trial, or trained."""
         settings = dataclasses.replace(trial.settings, seed=seed, unseen_part=self.settings.unseen_part)
         experiment = Experiment(settings, self.whole)
+        experiment.head_by(self.headline)
         # A run folder that holds the name of its data needs nothing more: polyfed resume builds them again.
         experiment.given = [] if self.data_by_name else ["data"]
-        folder = RunFolder(self.folder / "final" / name_of(experiment.settings, {}, self.whole.source))
+        folder = RunFolder(self.folder / "final" / name_of(experiment.settings, {}, self.whole.source, self.chosen_by(settings)))
         if (folder.path / "run.toml").exists():
             return resume(folder.path, self.whole, notify=self.watcher.notice, observers=[self.watcher.round])
         if seed == trial.settings.seed and self.hold_out is None and not trial.settings.evaluate_every:
@@ -169,7 +174,7 @@ class Sweep:
             "search": "grid" if self.is_grid else self.sampler,
             "halving": self.halving,
             "searched": {axis.name: list(axis.values) for axis in self.axes},
-            "chosen_by": f"mean over clients of the {MEASURES[self.whole.task.main_measure]} on source-validation data",
+            "chosen_by": f"mean over clients of the {MEASURES[self.metric]} on source-validation data",
             "hold_out": self.hold_out,
             "trials_per_method": self.trials,
             "final_seeds": self.seeds,
@@ -188,9 +193,13 @@ class Sweep:
 
     @property
     def metric(self) -> str:
-        """The measure of the tests: as the settings say, or the task's own (balanced accuracy where a run found uneven classes)."""
-        found = [str(made["metric"]) for one in self.searched for made in one.outcomes]
-        return next((measure for measure in found if measure != "accuracy"), "accuracy")
+        """The metric that chooses settings and heads the tests: the requested one, or chosen from training labels before the first trial."""
+        return self.whole.task.main_measure if self.headline is None else self.headline.measure
+
+    def chosen_by(self, settings: Settings, stoppable: bool = False) -> str:
+        """Return the metric if it decides how a run ends and is not the main one; the run's name has it then."""
+        decides = stoppable or settings.needs_validation
+        return self.metric if decides and self.metric != self.whole.task.main_measure else ""
 
     def as_json(self) -> dict[str, Any]:
         """The search as ``polyfed sweep --json`` prints it."""
@@ -277,6 +286,7 @@ class Searcher:
         """What is tried for a method."""
         sweep, axes = self.sweep, axes_of_method(self.sweep.axes, one.candidate.text)
         about = [plain(sweep.settings), self.data.source, sweep.is_grid, sweep.halving]
+        about += [sweep.metric] if sweep.metric != self.data.task.main_measure else []
         start = grid(axes) if sweep.is_grid else []
         return Proposals(sweep.folder, self.store, one.method, axes, start, sweep.sampler, sweep.settings.seed, about)
 
@@ -294,7 +304,7 @@ class Searcher:
             words = f"{one.method}, {values_words(values)}"
             self.begin(words)
             try:
-                score = self.score(one.candidate, values, Rungs(proposals, number, self.data.task) if self.halving else None)
+                score = self.score(one.candidate, values, Rungs(proposals, number, self.sweep.metric) if self.halving else None)
             except (ReadTooSoon, RunFolderError):
                 raise
             except PolyfedError as error:
@@ -321,7 +331,9 @@ class Searcher:
         """One trial: read back, resumed or trained. A trial whose training fails is remembered as failed."""
         settings = applied(method.settings(self.settings), method.text, values)
         experiment = Experiment(trial_settings(settings), self.data)
-        name = name_of(experiment.settings, values, self.data.source) + (STOPPABLE if rungs else "")
+        experiment.head_by(self.sweep.headline)
+        chosen_by = self.sweep.chosen_by(settings, rungs is not None)
+        name = name_of(experiment.settings, values, self.data.source, chosen_by) + (STOPPABLE if rungs else "")
         trial = Trial(values, experiment.settings, self.folder / name)
         for notice in experiment.notices:
             self.watcher.notice(notice)
@@ -333,7 +345,7 @@ class Searcher:
         except (ClientFailure, TooFewReplies) as error:
             failure.write_text(json.dumps({"problem": str(error)}))
             return Score(trial, None, problem=str(error))
-        clients = {row.client: main_value(experiment.federation.task, row) for row in result.rows}
+        clients = {row.client: value_by(self.sweep.metric, row.numbers, row.client) for row in result.rows}
         reached = result.experiment.server.round
         stopped = reached if reached < result.experiment.server.rounds else None
         return Score(trial, statistics.fmean(clients.values()), clients, stopped=stopped)
@@ -353,8 +365,8 @@ class Searcher:
 class Rungs(Callback):
     """Stops the run of a trial at a rung of successive halving where it is behind the trials before it."""
 
-    def __init__(self, proposals: Proposals, number: int, task: Task) -> None:
-        self.proposals, self.number, self.task = proposals, number, task
+    def __init__(self, proposals: Proposals, number: int, measure: str) -> None:
+        self.proposals, self.number, self.measure = proposals, number, measure
 
     def begin(self, run: RunState) -> bool | None:
         return self.after_round(run)  # it may have been stopped at a rung before it was judged
@@ -364,7 +376,7 @@ class Rungs(Callback):
         if run.round not in found:
             return None
         rung = found.index(run.round)
-        scores = [main_value(self.task, row) for row in run.score(VALIDATION)]
+        scores = [value_by(self.measure, row.numbers, row.client) for row in run.score(VALIDATION)]
         self.proposals.report(self.number, rung, statistics.fmean(scores))
         return self.proposals.is_behind(self.number, rung)
 

@@ -34,8 +34,8 @@ class Score:
 
     Attributes:
         trial: the trial.
-        validation: the mean accuracy over clients; None where training failed.
-        clients: the accuracy of each client.
+        validation: the mean over clients of the metric of the search; None where training failed.
+        clients: that metric of each client.
         problem: why training failed.
         stopped: the round after which it was stopped since it was behind; None where it was trained to its end.
     """
@@ -84,10 +84,11 @@ class Searched:
         return sum(score.rounds for score in self.scores)
 
 
-def name_of(settings: Settings, values: Values, source: str) -> str:
-    """A folder name that differs where the settings or the data do."""
+def name_of(settings: Settings, values: Values, source: str, chosen_by: str = "") -> str:
+    """Return a folder name that differs if the settings or the data do, or the metric if it decides how the run ends."""
     described = {name: value for name, value in plain(settings).items() if name not in ("checkpoint_every", "metric")}
     described["method"] = parse(settings.method).full_text  # a default may change between two searches
+    described |= {"chosen_by": chosen_by} if chosen_by else {}
     digest = hashlib.sha256(json.dumps([described, source], sort_keys=True).encode()).hexdigest()[:10]
     words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{settings.method} {values_words(values)} seed{settings.seed}").strip("-.")[
         :LONGEST_NAME

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyfed.core.extras import Asked
 from polyfed.core.metrics import SCORES, Scores, results_of_parts, unevenness
-from polyfed.core.tasks.task import WHOLE, HasTargets, Headline, Prediction, Records, Task, TaskScores, kind_of
+from polyfed.core.tasks.task import WHOLE, ClassCounts, HasTargets, Headline, Prediction, Task, TaskScores, kind_of
 
 UNEVEN = 3.0
 
@@ -28,6 +28,9 @@ class Classification(Task):
     )
     mark = "confidence_when_right"
     class_labels = True
+
+    def chance_loss(self, outputs: int) -> float | None:
+        return math.log(outputs)
 
     def problem(self, targets: Tensor, classes: int | None = None) -> str:
         if targets.dtype not in WHOLE or targets.dim() != 1:
@@ -81,21 +84,17 @@ class Classification(Task):
     def problem_with_record(self, record: Any, asked: Asked) -> str:
         return SCORES.problem(record, asked)
 
-    def headline(self, records: Records) -> Headline:
-        """Balanced accuracy where the classes of a test set are uneven, else accuracy."""
-        uneven = {
-            domain: ratio
-            for (_, domain), numbers in records.items()
-            if (ratio := unevenness(numbers.get("class_counts", ()))) > UNEVEN and "balanced_accuracy" in numbers
-        }
+    def headline(self, counts: ClassCounts, split: str = "training") -> Headline:
+        """Choose balanced accuracy if the classes of a domain are uneven, else accuracy."""
+        uneven = {domain: ratio for domain, found in counts.items() if (ratio := unevenness(found)) > UNEVEN}
         if not uneven:
-            return Headline("accuracy", "No test set has a class with more than three times the images of the others.")
+            return Headline("accuracy", f"No {split} set has a class with more than three times the images of the others.")
         worst = max(uneven, key=lambda domain: uneven[domain])
-        more = f" ({len(uneven)} test sets are uneven)" if len(uneven) > 1 else ""
+        more = f" ({len(uneven)} {split} sets are uneven)" if len(uneven) > 1 else ""
         return Headline(
             "balanced_accuracy",
             f"Classes are uneven, so balanced accuracy heads the tables. In {worst} the most frequent class has {uneven[worst]:.1f} times "
-            f"the images that the other classes have on average{more}. --metric accuracy shows accuracy instead.",
+            f"the {split} images that the other classes have on average{more}. --metric accuracy shows accuracy instead.",
         )
 
     def no_better(self, record: Mapping[str, Any]) -> bool:

@@ -96,14 +96,14 @@ def require_measure(metric: str, task: Task) -> None:
         )
 
 
-def main_value(task: Task, row: Any) -> float:
-    """The main measure of a row of scores; rounds and settings are chosen by it."""
-    if task.main_measure not in row.numbers:
+def value_by(measure: str, numbers: Mapping[str, Any], client: str, view: str = "validation") -> float:
+    """Return a metric from the scores of a client; rounds and settings are chosen by it."""
+    if measure not in numbers:
         raise DataError(
-            f"The scores of client {row.client} have no {MEASURES[task.main_measure]}: its {row.view} targets cannot tell models apart "
-            "(all are equal, or there are none). Give it others, or choose the last round (--selection last)."
+            f"The scores of client {client} have no {MEASURES[measure]}: its {view} targets cannot tell models apart "
+            "(all are equal, or there are none). Give it others, choose by another --metric, or choose the last round (--selection last)."
         )
-    return float(row.numbers[task.main_measure])
+    return float(numbers[measure])
 
 
 def in_percent(task: Task) -> list[str]:

@@ -29,6 +29,9 @@ class MultiLabel(Task):
     mark = "label_counts"
     nobody = "always answering what is more frequent for each label"
 
+    def chance_loss(self, outputs: int) -> float | None:
+        return math.log(2)
+
     def problem(self, targets: Tensor, classes: int | None = None) -> str:
         if targets.dim() != 2:
             return kind_of(targets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,9 @@ class Segmentation(Task):
     default_model = "small_unet"
     measures = ("mean_iou", "accuracy", "balanced_accuracy", "macro_f1")
     mark = "pixels"
+
+    def chance_loss(self, outputs: int) -> float | None:
+        return math.log(outputs)
 
     def problem(self, targets: Tensor, classes: int | None = None) -> str:
         if targets.dtype not in WHOLE or targets.dim() != 3:

@@ -17,8 +17,8 @@ from polyfed.errors import DataError, NotFinite, SettingError
 
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 """Types of targets that are whole numbers."""
-Records = Mapping[tuple[str, str], Mapping[str, Any]]
-"""The pooled scores of each (view, domain)."""
+ClassCounts = Mapping[str, Sequence[float]]
+"""Examples of each class, by domain."""
 
 
 class HasTargets(Protocol):
@@ -126,6 +126,10 @@ class Task(abc.ABC):
     def width(self, targets: Sequence[Tensor]) -> int:
         """How many classes (labels, outputs) the targets of some given data have."""
 
+    def chance_loss(self, outputs: int) -> float | None:
+        """Return the default loss of a model that gives every class or label the same probability; None if the task has none."""
+        return None
+
     def for_loss(self, y: Tensor) -> Tensor:
         """A batch of targets as the loss takes them."""
         return y
@@ -205,8 +209,8 @@ class Task(abc.ABC):
     def problem_with_record(self, record: Any, asked: Asked) -> str:
         """Why something is no score record of the task; empty where it is one."""
 
-    def headline(self, records: Records) -> Headline:
-        """The measure that ``--metric auto`` puts at the head of the tables."""
+    def headline(self, counts: ClassCounts, split: str = "training") -> Headline:
+        """Choose the metric of ``--metric auto`` from the class counts of a split."""
         return Headline(self.main_measure, f"It is the main measure of the task {self.name}.")
 
     def no_better(self, record: Mapping[str, Any]) -> bool:

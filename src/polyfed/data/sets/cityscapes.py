@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from polyfed.core.data_types import TrainsWith
 from polyfed.data.archives import FileTree, existing_trees, joined_archives
 from polyfed.data.declaration import normalise_option, registered
 from polyfed.data.domain_files import DomainSource
@@ -115,6 +116,7 @@ CITYSCAPES = MaskDeclaration(
     layouts=(FOLDER, ARCHIVES),
     expected={FOLDER: SIZES, ARCHIVES: SIZES},
     default_model="deeplabv3plus",
+    trains_with=TrainsWith(lr=0.001, optimizer="adam", batch_size=8),
     options=(
         height_option(256, "Height of the images, half of their width: 1024 as published, which FixBN tests at."),
         *crop_options(192),

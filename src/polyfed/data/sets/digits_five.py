@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from polyfed.core.data_types import TrainsWith
 from polyfed.data.archives import identities
 from polyfed.data.cache import Arrays
 from polyfed.data.declaration import (
@@ -180,6 +181,7 @@ DIGITS_FIVE = Declaration(
         GANIN: {"MNIST-M": {"train": 59_001, "test": 9_001}},
     },
     default_model="six_layer_cnn",
+    trains_with=TrainsWith(lr=0.1),
     normalisation="half",
     side=SIDE,
     options=(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from polyfed.core.data_types import ArrayExamples, DataSet, Domain
+from polyfed.core.data_types import ArrayExamples, DataSet, Domain, TrainsWith
 from polyfed.data import digit_recipes as recipes
 from polyfed.data.digit_recipes import Box, Material, Picture
 from polyfed.data.registry import data_sets
@@ -61,6 +61,7 @@ def digits_mini(per_domain: int = MOST_TRAINING_EXAMPLES) -> DataSet:
         classes=CLASSES,
         domains=tuple(_domain(name, material, per_domain) for name in DOMAINS),
         default_model="small_cnn",
+        trains_with=TrainsWith(lr=0.05),
         source=SOURCE,
     )
 

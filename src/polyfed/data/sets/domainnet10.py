@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from polyfed.core.data_types import TrainsWith
 from polyfed.data.archives import joined_archives
 from polyfed.data.class_folders import ClassFolders, class_folders, find_class_folders, plain
 from polyfed.data.declaration import Declaration, augment_option, normalise_option, registered, size_option, validation_option
@@ -62,6 +63,7 @@ DOMAINNET10 = Declaration(
     layouts=(FOLDER, ZIPS, "with FedBN's DomainNet/<domain>_train.pkl and <domain>_test.pkl for its lists"),
     expected={},
     default_model="alexnet_fedwon",
+    trains_with=TrainsWith(lr=0.01),
     options=(
         size_option(256, "Side of the images; 256 in the FedBN and FedWon papers."),
         protocol_option("about 105 for training and as many for validation"),

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from polyfed.core.data_types import TrainsWith
 from polyfed.data.archives import FileTree, FolderTree, existing_trees
 from polyfed.data.cache import Arrays
 from polyfed.data.declaration import (
@@ -203,6 +204,7 @@ FED_ISIC2019 = Declaration(
     packed_sha256={PACKED_FILE: "a8782da4cf60ce2ba8b5b28e639f7ddd6efb1f0117922e96fc2a39a3272ddc42"},
     expected={FLAMBY: FLAMBY_SIZES, PACKED: PACKED_SIZES},
     default_model="resnet18",
+    trains_with=TrainsWith(lr=0.005, batch_size=64),
     options=(
         size_option(TILE, "Side of the images; the packed ones have 64."),
         DataOption(

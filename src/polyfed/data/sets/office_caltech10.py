@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from polyfed.core.data_types import TrainsWith
 from polyfed.data.class_folders import find_class_folders, plain
 from polyfed.data.declaration import (
     Declaration,
@@ -73,6 +74,7 @@ OFFICE_CALTECH10 = Declaration(
     packed_sha256={PACKED_FILE: "8feadb15f8a014e461282ec1680b1fc6ab1c4587fa0e29cd05d94c9f04aff981"},
     expected={f"{layout}, {split}": SIZES for layout in PLACES for split in ORIGINS},
     default_model="alexnet_fedwon",
+    trains_with=TrainsWith(lr=0.01),
     options=(
         size_option(128, "Side of the images: 256 in the FedBN and FedWon papers; the packed images have 128."),
         protocol_option("62 for training, 50 for validation"),

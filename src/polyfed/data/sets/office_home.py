@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from polyfed.core.data_types import TrainsWith
 from polyfed.data.cache import Arrays
 from polyfed.data.class_folders import ImageList, SplitLists, find_class_folders, plain
 from polyfed.data.declaration import Declaration, SplitCounts, augment_option, normalise_option, registered, size_option
@@ -65,6 +66,7 @@ OFFICE_HOME = Declaration(
     layouts=(FOLDER, ARCHIVE),
     expected={f"{layout}, {SPLIT}": SIZES for layout in PLACES},
     default_model="hfedf_cnn",
+    trains_with=TrainsWith(lr=0.005),
     options=(
         size_option(64, "Side of the images: 32 for hFedF, 224 for gPerXAN."),
         augment_option("flip", 'Augmentation of training batches: "domainbed" (hFedF), "flip_jitter" (gPerXAN); "flip" is ours.'),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from polyfed.core.data_types import TrainsWith
 from polyfed.data.archives import FileTree, FolderTree, existing_trees
 from polyfed.data.cache import Arrays
 from polyfed.data.class_folders import ImageList, SplitLists, find_class_folders, plain, tail
@@ -109,6 +110,7 @@ PACS = Declaration(
         f"{layout}, {split}": expected for layout in PLACES for split, expected in ((LISTS, EXPECTED_WITH_LISTS), (NO_LISTS, SIZES))
     },
     default_model="hfedf_cnn",
+    trains_with=TrainsWith(lr=0.005),
     options=(
         size_option(96, "Side of the images: 32 for hFedF, 224 for gPerXAN; the packed images have 96."),
         augment_option(

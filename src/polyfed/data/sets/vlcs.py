@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from polyfed.core.data_types import TrainsWith
 from polyfed.data.cache import Arrays
 from polyfed.data.class_folders import ImageList, SplitLists, find_class_folders, plain
 from polyfed.data.declaration import Declaration, SplitCounts, augment_option, normalise_option, registered, size_option
@@ -80,6 +81,7 @@ VLCS = Declaration(
         f"{PACKED}, {MINI_SPLIT}": MINI_SIZES,
     },
     default_model="hfedf_cnn",
+    trains_with=TrainsWith(lr=0.005),
     options=(
         size_option(64, "Side of the images; 32 for hFedF. The packed ones have 96."),
         augment_option("flip", 'Augmentation of training batches: "domainbed" (hFedF follows DomainBed); "flip" is ours.'),

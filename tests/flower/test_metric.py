@@ -1,0 +1,78 @@
+"""The metric of a run over nodes: chosen from the class counts that they report, and sent to them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
+
+from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, over, tiny_data, virtual_nodes
+from polyfed.core.tasks.known import CLASSIFICATION
+from polyfed.deploy.guarded_app import evenly
+from polyfed.flower.descriptions import Description
+from polyfed.flower.node import measure_in
+from polyfed.flower.placeholder_federation import federation_of
+from polyfed.flower.server_app import as_reported
+from polyfed.flower.wire_message import BadMessage
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.lifecycle import train_run
+from polyfed.runs.run_folder import RunFolder
+from polyfed.settings import Settings
+from polyfed.testing import TinyNet
+
+
+@pytest.mark.parametrize("metric", ["auto", "balanced_accuracy", "auroc"])
+def test_nodes_score_what_they_trained_by_the_metric_of_the_run(tmp_path: Path, metric: str) -> None:
+    settings = Settings(
+        data=TINY, model=TINY_MODEL, rounds=3, batch_size=4, lr=0.3, selection="best_local_validation", metric=metric
+    )
+    lines = {}
+    with tiny_data():
+        grid = FakeGrid(settings, tmp_path, virtual_nodes(3))
+        for name, experiment in (("nodes", over(grid, settings)), ("here", Experiment(settings))):
+            train_run(experiment, RunFolder(tmp_path / name))
+            found = RunFolder(tmp_path / name).metrics()
+            lines[name] = [line for line in found if line["view"] == "local_validation" or "selected_round" in line]
+    assert lines["nodes"] == lines["here"] and len(lines["here"]) == 9 + 3
+    assert all(("accuracy" if metric == "auto" else metric) in line for line in lines["here"])
+
+
+def test_the_server_chooses_from_reported_counts_and_says_so() -> None:
+    node = Description(
+        client="north",
+        domains=("north",),
+        name="toy",
+        source="",
+        default_model="small_cnn",
+        task="classification",
+        classes=("0", "1"),
+        class_counts=(40, 4),
+        samples=44,
+        input_shape=(3, 8, 8),
+        input_type="uint8",
+        mean=(0.5,),
+        std=(0.5,),
+        tests={"north": 5},
+        validation=None,
+    )
+
+    def chosen(counts: tuple[int, ...], metric: str = "auto") -> tuple[str, str]:
+        federation = federation_of([dataclasses.replace(node, class_counts=counts)])
+        found = as_reported(Experiment(Settings(metric=metric), federation, model=TinyNet(2)))
+        assert found is not None
+        return found.measure, found.reason
+
+    measure, reason = chosen((40, 4))
+    assert measure == "balanced_accuracy" and "10.0 times" in reason and "The nodes report these class counts" in reason
+    measure, reason = chosen(tuple(evenly([40, 4])))
+    assert measure == "accuracy" and "a node whose policy withholds them reports even ones" in reason
+    assert chosen((40, 4), "accuracy") == ("accuracy", "--metric accuracy was asked for.")
+
+
+def test_a_metric_that_the_task_lacks_is_refused_by_the_node() -> None:
+    assert measure_in({}, CLASSIFICATION) == "accuracy" and measure_in({"measure": "macro_f1"}, CLASSIFICATION) == "macro_f1"
+    with pytest.raises(BadMessage, match="the server chooses rounds by r2, which is no metric of classification"):
+        measure_in({"measure": "r2"}, CLASSIFICATION)
