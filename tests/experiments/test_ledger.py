@@ -21,7 +21,7 @@ from polyfed.runs.run_folder import RunFolder
 from polyfed.settings import Settings
 
 SETTINGS = Settings(
-    data="digits-mini(per_domain=40)", method="fedbn", rounds=3, evaluate_every=1, selection="best_validation", seed=1
+    data="digits-mini(per_domain=40)", method="fedbn", rounds=3, evaluate_last=3, selection="best_validation", seed=1
 )
 
 
