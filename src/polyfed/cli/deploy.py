@@ -52,8 +52,8 @@ def refuse_what_cannot_run(settings: Settings, recipe: str) -> None:
     """Say now what server and nodes would only say when they start."""
     from polyfed.recipes.checks import Findings, check_texts, check_together
 
-    found = Findings(lambda key: None)
+    found = Findings()
     check_texts(settings, found)
     check_together(settings, found)
     if found.problems:
-        raise SettingError(f"{recipe}: {' '.join(map(str, found.problems))}")
+        raise SettingError(f"{recipe}: {' '.join(found.problems)}")
