@@ -23,7 +23,7 @@ from polyfed.experiments.reproduction import Outcome, Reproduction, Trained, fro
 from polyfed.experiments.tables import LEGEND, Footnotes, parts_of, shown_table
 from polyfed.reports.charts import Series, line_chart, ticks
 from polyfed.reports.method_tables import table
-from polyfed.runs.folder_names import data_slug
+from polyfed.runs.folder_names import data_slug, slug
 from polyfed.runs.result import accuracy_table
 
 PAGES = Path(__file__).parent / "results"
@@ -81,10 +81,7 @@ class Section:
     @property
     def stem(self) -> str:
         """The start of its pictures' names."""
-        words = "-".join(
-            filter(None, (self.found.item.name, self.part.name, "" if self.found.form.is_full else self.found.form.name))
-        )
-        return "".join(letter if letter.isalnum() else "-" for letter in words.lower()).replace("--", "-").strip("-")
+        return slug(self.title.lower())
 
     @property
     def data(self) -> str:

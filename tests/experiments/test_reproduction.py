@@ -276,7 +276,7 @@ def test_an_analysis_fills_cells_and_pictures(looked_into: Reproduction) -> None
     deviations = cells["models", "FedBN"].values
     rows = [row for row in looked_into.analyses["models"].found.tables["spread"] if row["run"] == "FedBN, seed 1"]  # type: ignore[union-attr]
     tested = [row["deviation"] for row in rows if row["models"] == "as tested"]
-    assert deviations[1] == pytest.approx(sum(tested) / len(tested), rel=1e-4) and deviations[0] > 0
+    assert deviations[1] == pytest.approx(sum(tested) / len(tested), rel=1e-3) and deviations[0] > 0
     page = write_page(looked_into)
     text, html = page.read_text(), page.with_suffix(".html").read_text()
     (drawn,) = page.parent.glob("figure-2-reduced-*.png")

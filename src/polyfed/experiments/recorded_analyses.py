@@ -23,7 +23,7 @@ from polyfed.runs.result import Result
 NORM_STATISTICS = "norm-statistics"
 DRAWN_CHANNELS = 64
 """Channels of a layer that a figure draws (``drawings.channel_curves``)."""
-DIGITS = 5
+DIGITS = 4
 OF_DISTANCE = ("source", "layer", "one", "other", "shift")
 TYPES = {each.__name__: each for each in (Confidence, GradientBias, EntrySpread, Drift, Noted, GridRun)}
 """What analyses measure of a run and a record can hold. Feature maps and t-SNE show images, so records have only their numbers."""
