@@ -82,7 +82,7 @@ def small_set() -> DataSet:
 def grid(tmp_path: Path) -> Iterator[FakeGrid]:
     """Two nodes with data of their own, whose default model has no batch norm, and a method that needs it."""
     data_sets.add(small_set, "small_set")
-    settings = Settings(data="small_set", method="fedbn", rounds=2, batch_size=4, local_steps=1, checkpoint_every="1")
+    settings = Settings(data="small_set", method="fedbn", rounds=2, lr=0.05, batch_size=4, local_steps=1, checkpoint_every="1")
     try:
         yield FakeGrid(
             settings, tmp_path / "nodes", {n: {"data": "small_set", "domain": domain} for n, domain in enumerate("ab", 10)}

@@ -98,7 +98,7 @@ def channel_curves(found: NormStatistics, label: str, layers: Sequence[str]) -> 
             colour, width = ("black", 1.4) if owner == SERVER else (_colour(place), 0.8)
             shown = range(min(64, len(by_layer[layer].mean)))
             for row, values in enumerate((by_layer[layer].mean, by_layer[layer].variance)):
-                axes[row][column].plot(shown, values[: len(shown)].tolist(), color=colour, linewidth=width, label=_short(owner, 14))
+                axes[row][column].plot(shown, values[: len(shown)].tolist(), color=colour, linewidth=width, label=_short(owner, 20))
         axes[0][column].set_title(_short(layer, 30), fontsize=8)
         axes[1][column].set_xlabel("channel", fontsize=8)
     axes[0][0].set_ylabel("running mean", fontsize=8)
