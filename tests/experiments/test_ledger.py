@@ -21,7 +21,7 @@ from polyfed.runs.run_folder import RunFolder
 from polyfed.settings import Settings
 
 SETTINGS = Settings(
-    data="digits-mini(per_domain=40)", method="fedbn", rounds=3, evaluate_every=1, selection="best_validation", seed=1
+    data="digits-mini(per_domain=40)", method="fedbn", rounds=3, evaluate_last=3, selection="best_validation", seed=1
 )
 
 
@@ -134,6 +134,16 @@ def test_a_cell_takes_the_group_with_the_most_seeds_and_never_mixes() -> None:
     assert list(found.values()) == exact and marks_of(found[0], wanted) == ()
     assert Ledger(half).find(Settings(method="fedbn", lr=0.1)) == {}
     assert list(Ledger(exact).exact(wanted)) == [0] and not Ledger(half).exact(wanted)
+
+
+def test_runs_that_differ_in_scored_rounds_only_are_one_group() -> None:
+    chosen = {"method": "fedbn", "selection": "best_validation"}
+    before = [made_record("fedbn", seed, 0.5, selection="best_validation") for seed in (0, 1, 2)]
+    after = [made_record("fedbn", seed, 0.6, selection="best_validation", evaluate_last=10) for seed in (2, 3)]
+    found = Ledger([*before, *after]).find(Settings(**chosen, evaluate_last=10))  # type: ignore[arg-type]
+    assert {seed: record.scores[0]["accuracy"] for seed, record in found.items()} == {0: 0.5, 1: 0.5, 2: 0.6, 3: 0.6}
+    found = Ledger([*before, *after]).find(Settings(**chosen))  # type: ignore[arg-type]
+    assert found[2].scores[0]["accuracy"] == 0.5 and len(found) == 4
 
 
 def test_last_rounds_may_stand_for_means_of_last_rounds_with_a_mark_but_not_for_a_chosen_round() -> None:
