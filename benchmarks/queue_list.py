@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from polyfed.experiments.ledger import identity_of
 from polyfed.runs.folder_names import slug
 from polyfed.settings import Settings
 
-KEYS = ("experiment", "form", "only", "columns", "seeds", "set", "analyses", "command", "name", "hours", "max_hours")
+KEYS = ("experiment", "form", "only", "columns", "seeds", "set", "analyses", "command", "name", "hours", "max_hours", "lr_from")
 
 
 @dataclass(frozen=True)
@@ -87,19 +88,20 @@ def _many(value: Any) -> tuple[str, ...]:
     return () if value is None else (value,) if isinstance(value, str) else tuple(value)
 
 
-def expand(entries: Sequence[Mapping[str, Any]], root: str) -> Expanded:
+def expand(entries: Sequence[Mapping[str, Any]], root: str, results: Path = Path()) -> Expanded:
     """The jobs of a list. A run that several entries name is one job, at its first place, with the analyses of all of them.
 
     Args:
         entries: of the list.
         root: the folder of the data.
+        results: the folder that ``lr_from`` is relative to.
     """
     found = Expanded()
     places: dict[str, int] = {}
     for entry in entries:
         name = name_of(entry)
         try:
-            jobs = _jobs(entry, name, root)
+            jobs = _jobs(entry, name, root, results)
         except PolyfedError as error:
             found.problems[name] = str(error)
             continue
@@ -114,12 +116,17 @@ def expand(entries: Sequence[Mapping[str, Any]], root: str) -> Expanded:
     return found
 
 
-def _jobs(entry: Mapping[str, Any], name: str, root: str) -> list[Job]:
+def _jobs(entry: Mapping[str, Any], name: str, root: str, results: Path) -> list[Job]:
     hours = entry.get("hours")
     if "command" in entry:
         return [Job(f"command-{slug(name)}", name, command=str(entry["command"]), seconds=None if hours is None else 3600 * hours)]
     seeds = entry.get("seeds")
     changes = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.get("set", {}).items()}
+    if "lr_from" in entry:
+        log = results / entry["lr_from"]
+        if not log.is_file():
+            raise SettingError(f"It waits for {entry['lr_from']}, the log of a rate search.")
+        changes["lr"] = json.loads(log.read_text(encoding="utf-8"))["chosen"]
     form = Form(
         str(entry.get("form", "full")),
         _many(entry.get("only")),

@@ -160,16 +160,16 @@ class Queue:
         self.results, self.listed, self.root, self.cores = results, listed, root, cores
         self.script, self.commit = script, commit
         self.running: list[Running] = []
-        self.read_at = 0.0
+        self.read_at: tuple[float, ...] = ()
         self.expanded = Expanded()
         self.known = Ledger([])
         self.files: dict[str, Path] = {}
 
     def look(self) -> None:
-        """Read the list again if it changed, and the ledger if it grew."""
-        changed = self.listed.stat().st_mtime
+        """Read the list again if it or the log of a rate search changed, and the ledger if it grew."""
+        changed = tuple(path.stat().st_mtime for path in (self.listed, *sorted(self.results.path.glob("rates/*.json"))))
         if changed != self.read_at:
-            self.read_at, self.expanded = changed, expand(read_list(self.listed), self.root)
+            self.read_at, self.expanded = changed, expand(read_list(self.listed), self.root, self.results.path)
             for name, problem in self.expanded.problems.items():
                 print(f"{name}: {problem}", flush=True)
         folders = (self.script.parent.parent / PUBLISHED, self.results.ledger)

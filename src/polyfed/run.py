@@ -167,7 +167,6 @@ def sweep(
 def doctor(
     data: Any = "digits-mini",
     model: Model = None,
-    aggregates_only: bool = False,
     notify: Callable[[str], None] | None = None,
     **settings: Any,
 ) -> Diagnosis:
@@ -178,7 +177,6 @@ def doctor(
     Args:
         data: as for ``polyfed.run``.
         model: as for ``polyfed.run``.
-        aggregates_only: see only sums of each client, as over Flower; what needs images in one place is left out.
         notify: called with a few words about what is measured next.
         settings: any field of ``polyfed.Settings``; ``batch_size``, ``clients_per_round`` and ``partition`` matter most.
 
@@ -191,7 +189,7 @@ def doctor(
     """
     from polyfed.diagnosis.examine import examine
 
-    return examine(data, model, aggregates_only, notify, **settings)
+    return examine(data, model, notify, **settings)
 
 
 def estimate(

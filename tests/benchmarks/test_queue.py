@@ -70,6 +70,21 @@ def write_list(folder: Path, text: str = LIST) -> Path:
     return path
 
 
+def test_an_entry_waits_for_its_learning_rate(lists: ModuleType, tmp_path: Path) -> None:
+    entry = {
+        "experiment": "fedstein/table-1",
+        "only": ["FedStein"],
+        "columns": ["Digits-Five"],
+        "seeds": [0, 1],
+        "lr_from": "rate.json",
+    }
+    before = lists.expand([entry], "DATA", tmp_path)
+    assert not before.jobs and "waits for rate.json" in next(iter(before.problems.values()))
+    (tmp_path / "rate.json").write_text(json.dumps({"chosen": 0.03}))
+    after = lists.expand([entry], "DATA", tmp_path)
+    assert [(job.settings.seed, job.settings.lr) for job in after.jobs] == [(0, 0.03), (1, 0.03)] and not after.problems
+
+
 def test_runs_that_entries_share_are_one_job_and_problems_are_named(lists: ModuleType, tmp_path: Path) -> None:
     found = lists.expand(lists.read_list(write_list(tmp_path)), "DATA")
     names = [(job.entry.split(";")[0], job.settings.seed if job.settings else None) for job in found.jobs]
@@ -101,7 +116,8 @@ def test_seeds_may_be_a_list_or_a_count_and_unknown_keys_are_errors(lists: Modul
 
 
 def test_the_shipped_list_names_experiments_rows_and_columns_that_exist(lists: ModuleType) -> None:
-    entries = [{**entry, "max_hours": 1e9} for entry in lists.read_list(ROOT / "benchmarks" / "queue.toml")]
+    listed = lists.read_list(ROOT / "benchmarks" / "queue.toml")
+    entries = [{key: value for key, value in entry.items() if key not in ("max_hours", "lr_from")} for entry in listed]
     found = lists.expand(entries, "DATA")
     assert found.problems == {} and found.jobs[0].entry.startswith("fedwon/figure-1")
     known = Ledger.read(ROOT / "docs" / "results" / "runs")

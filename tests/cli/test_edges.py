@@ -13,9 +13,7 @@ LONG, NUL = "x" * 300, "a\0b"
 
 
 @pytest.mark.parametrize("name", [LONG, NUL])
-@pytest.mark.parametrize(
-    "command", [("resume",), ("evaluate",), ("digest",), ("report",), ("validate",), ("run", "--recipe"), ("show",)]
-)
+@pytest.mark.parametrize("command", [("resume",), ("evaluate",), ("digest",), ("report",), ("run", "--recipe"), ("show",)])
 def test_names_that_no_file_can_have(polyfed: Command, command: tuple[str, ...], name: str) -> None:
     says(polyfed(*command, name))
 

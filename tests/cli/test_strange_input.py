@@ -50,7 +50,6 @@ START: dict[str, tuple[str, ...]] = {
     "inspect": (RUN,),
     "ls": ("methods",),
     "show": ("fedbn",),
-    "validate": ("recipe.toml",),
 }
 """A good command line of each command."""
 OF_RUNS: dict[str, tuple[str, ...]] = {
@@ -201,7 +200,7 @@ recipes = (
 
 def strange_recipes(examples: int, folder: Path) -> None:
     @drawn(examples)
-    @given(recipes, st.sampled_from([("validate",), ("run", "--recipe"), ("compare", "--methods", "fedavg", "--recipe")]))
+    @given(recipes, st.sampled_from([("run", "--recipe"), ("compare", "--methods", "fedavg", "--recipe")]))
     def each(content: bytes, words: tuple[str, ...]) -> None:
         tidy(folder)
         (folder / "strange.toml").write_bytes(content)

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
-import io
 import json
 import os
 import pickle
-import shutil
-import tarfile
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.io
 import torch
 from PIL import Image
 
 import polyfed
 from polyfed.cli.predict import read_images
 from polyfed.core.data_types import joined
-from polyfed.data import archives, tar_of_tars
 from polyfed.data.check import check
 from polyfed.data.federate import federate
 from polyfed.data.pixel_store import PixelStore, StoredExamples
@@ -143,157 +137,27 @@ def test_tiny_imagenet_as_published(tmp_path, three_classes, zipped):
     assert domain.train.batch(slice(0, 2))[0].shape == (2, 3, 8, 8)
 
 
-@pytest.mark.parametrize("kaggle", [False, True])
-def test_imagenet_as_torchvision_and_kaggle_have_it(tmp_path, three_classes, kaggle):
-    base = tmp_path / ("ILSVRC/Data/CLS-LOC" if kaggle else "imagenet")
-    lines = ["ImageId,PredictionString"]
+def test_imagenet_as_torchvision_unpacks_it(tmp_path, three_classes):
     for number, wordnet in enumerate(IDS):
         for image_number in range(4):
-            image(base / "train" / wordnet / f"{wordnet}_{image_number}.JPEG", 12)
-        image(base / "val" / ("" if kaggle else wordnet) / f"ILSVRC2012_val_{number:08d}.JPEG", 10)
-        lines.append(f"ILSVRC2012_val_{number:08d},{wordnet} 1 2 3 4 {wordnet} 5 6 7 8 ")
-    if kaggle:
-        (tmp_path / "LOC_val_solution.csv").write_text("\n".join(lines))
+            image(tmp_path / "imagenet" / "train" / wordnet / f"{wordnet}_{image_number}.JPEG", 12)
+        image(tmp_path / "imagenet" / "val" / wordnet / f"ILSVRC2012_val_{number:08d}.JPEG", 10)
     data = built("imagenet", tmp_path)
     assert data.classes == IDS and data.domains[0].test.labels.tolist() == [0, 1, 2]
     assert len(data.domains[0].train) == 12
-    if kaggle:
-        (tmp_path / "LOC_val_solution.csv").unlink()
-        with pytest.raises(DataError, match="class of 3 validation images is not known"):
-            built("imagenet", tmp_path)
+    image(tmp_path / "imagenet" / "val" / "ILSVRC2012_val_00000009.JPEG")
+    with pytest.raises(
+        DataError, match=r"class of 1 validation images is not known: .*00000009\.JPEG\. Sort them into val/<id>/\."
+    ):
+        built("imagenet", tmp_path)
 
 
-def tar(path: Path, files: dict[str, bytes]) -> bytes:
-    """A tar of these files; written, and as bytes."""
-    with tarfile.open(path, "w") as archive:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return path.read_bytes()
-
-
-def development_kit(folder: Path, ids: tuple[str, ...], numbers: list[int]) -> None:
-    """The kit's two files; ids have numbers in another order than their names, and number 9 is no leaf of the tree of words."""
-    folder.mkdir(parents=True)
-    names = ("ILSVRC2012_ID", "WNID", "words")
-    synsets = np.array(
-        [(number, wordnet, "a word") for number, wordnet in ((2, ids[0]), (1, ids[1]), (3, ids[2]), (9, "n00001740"))],
-        dtype=[(name, object) for name in names],
-    )
-    scipy.io.savemat(folder / "meta.mat", {"synsets": synsets[:, None]})
-    (folder / "ILSVRC2012_validation_ground_truth.txt").write_text("\n".join(map(str, numbers)) + "\n")
-
-
-@pytest.fixture
-def imagenet_archives(tmp_path) -> Path:
-    """A tar with a tar for each class, and one of validation images, as they are downloaded; no list of classes yet."""
-    classes, pictures = {}, {}
-    for wordnet in IDS:
-        inner = {}
-        for number in range(4):
-            image(tmp_path / "one.png", 12)
-            inner[f"{wordnet}_{number}.JPEG"] = (tmp_path / "one.png").read_bytes()
-        classes[f"{wordnet}.tar"] = tar(tmp_path / "inner.tar", inner)
-        pictures |= {f"{wordnet}/{name}": content for name, content in inner.items()}
-    (tmp_path / "down").mkdir()
-    tar(tmp_path / "down" / "ILSVRC2012_img_train.tar", classes)
-    tested = {
-        f"ILSVRC2012_val_{number:08d}.JPEG": pictures[f"{IDS[number % 3]}/{IDS[number % 3]}_0.JPEG"] for number in range(1, 6)
-    }
-    tar(tmp_path / "down" / "ILSVRC2012_img_val.tar", tested)
-    for name, content in pictures.items():
-        path = tmp_path / "unpacked" / "train" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    (tmp_path / "unpacked" / "val").mkdir()
-    for name, content in tested.items():
-        (tmp_path / "unpacked" / "val" / name).write_bytes(content)
-    return tmp_path
-
-
-LABELS = [1, 2, 0, 1, 2]
-"""The class of each of the five validation images: they show what IDS[number % 3] shows, for the numbers 1 to 5."""
-
-
-def give_list(folder: Path, kind: str) -> None:
-    ids = [IDS[label] for label in LABELS]
-    if kind.startswith("kit"):
-        development_kit(folder / "ILSVRC2012_devkit_t12" / "data", IDS, [{0: 2, 1: 1, 2: 3}[label] for label in LABELS])
-        if kind == "kit in its archive":
-            with tarfile.open(folder / "ILSVRC2012_devkit_t12.tar.gz", "w:gz") as archive:
-                archive.add(folder / "ILSVRC2012_devkit_t12", "ILSVRC2012_devkit_t12")
-            shutil.rmtree(folder / "ILSVRC2012_devkit_t12")
-    elif kind == "torchvision":
-        torch.save((dict.fromkeys(IDS, ("a", "b")), ids), folder / "meta.bin")
-    else:
-        (folder / "imagenet_2012_validation_synset_labels.txt").write_text("\n".join(ids) + "\n")
-
-
-@pytest.mark.parametrize("kind", ["kit", "kit in its archive", "torchvision", "ids"])
-def test_imagenet_from_its_archives_is_what_it_is_unpacked(imagenet_archives, three_classes, kind):
-    found = []
-    for place in ("down", "unpacked"):
-        give_list(imagenet_archives / place, kind)
-        found.append(built("imagenet", imagenet_archives / place, size=12))
-    packed, unpacked = found
-    assert packed.classes == unpacked.classes == IDS
-    for part in ("train", "test"):
-        (x, y), (other_x, other_y) = (getattr(data.domains[0], part).batch(slice(None)) for data in found)
-        assert torch.equal(x, other_x) and torch.equal(y, other_y)
-    assert packed.domains[0].test.labels.tolist() == LABELS and len(packed.domains[0].train) == 12
-
-
-def test_imagenets_archive_is_walked_once_and_again_when_it_changes(imagenet_archives, three_classes, monkeypatch):
-    give_list(imagenet_archives / "down", "ids")
-    built("imagenet", imagenet_archives / "down")
-    walks = []
-    walk = tar_of_tars._files_in
-    monkeypatch.setattr(tar_of_tars, "_files_in", lambda path: walks.append(path.name) or walk(path))
-    store = built("imagenet", imagenet_archives / "down").domains[0].train.stores[0]
-    assert walks == [] and (pickle.loads(pickle.dumps(store)).rows([1]) == store.rows([1])).all()
-    os.utime(imagenet_archives / "down" / "ILSVRC2012_img_val.tar", (1, 1))
-    built("imagenet", imagenet_archives / "down")
-    assert walks == ["ILSVRC2012_img_val.tar"]
-
-
-def test_imagenets_archives_that_cannot_be_used_are_told(imagenet_archives, three_classes):
-    down = imagenet_archives / "down"
-    with pytest.raises(DataError, match="class of 5 validation images is not known"):
-        built("imagenet", down)
-    (down / "meta.bin").write_bytes(b"not a list")
-    with pytest.raises(DataError, match=r"meta\.bin cannot be read as the list that torchvision makes"):
-        built("imagenet", down)
-    (down / "meta.bin").unlink()
-    give_list(down, "ids")
-    whole = (down / "ILSVRC2012_img_train.tar").read_bytes()
-    (down / "ILSVRC2012_img_train.tar").write_bytes(gzip.compress(whole))
-    with pytest.raises(DataError, match=r"img_train\.tar is no tar archive, is compressed or damaged"):
-        built("imagenet", down)
-    (down / "ILSVRC2012_img_train.tar").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"img_train\.tar is no tar archive, is compressed or damaged: unexpected end of data"):
-        built("imagenet", down)
-
-
-def test_files_of_an_inner_tar_end_where_it_ends(tmp_path):
-    """The header of an inner file that promises more bytes than its tar has would read the next class."""
-    content = b"x" * 1000
-    inner = bytearray(tar(tmp_path / "inner.tar", {"a.JPEG": content}))
-    header = tarfile.TarInfo("a.JPEG")
-    header.size = 30_000
-    inner[:512] = header.tobuf(tarfile.USTAR_FORMAT)
-    tar(tmp_path / "outer.tar", {"n00000001.tar": bytes(inner), "n00000002.tar": tar(tmp_path / "inner.tar", {"b.JPEG": content})})
-    with pytest.raises(DataError, match="unexpected end of data"):
-        tar_of_tars.TarOfTars(tmp_path / "outer.tar", "train").names  # noqa: B018
-
-
-def test_a_tar_of_tars_holds_no_more_files_than_are_read(tmp_path, monkeypatch):
-    tar(tmp_path / "outer.tar", {"n00000001.tar": tar(tmp_path / "inner.tar", {f"{number}.JPEG": b"1" for number in range(9)})})
-    assert len(tar_of_tars.TarOfTars(tmp_path / "outer.tar", "train").names) == 9
-    monkeypatch.setattr(archives, "MOST_MEMBERS", 8)
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "other"))
-    with pytest.raises(DataError, match="holds more than 8 files"):
-        tar_of_tars.TarOfTars(tmp_path / "outer.tar", "train").names  # noqa: B018
+def test_imagenets_archive_must_be_unpacked(tmp_path):
+    (tmp_path / "ILSVRC2012_img_train.tar").touch()
+    with pytest.raises(
+        DataError, match=r"img_train\.tar is not unpacked\. Unpack it once .* torchvision\.datasets\.ImageNet or tar"
+    ):
+        built("imagenet", tmp_path)
 
 
 class Counting:

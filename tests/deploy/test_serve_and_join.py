@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 import os
 import shutil
 import ssl
@@ -17,7 +16,6 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
-import polyfed
 from helpers import namespaces
 from helpers.deployed import DATA, DOMAINS, LONG, Deployed, on_loopback
 from helpers.flower_harness import end, free_port
@@ -128,22 +126,6 @@ def test_a_node_stops_at_the_limit_of_its_own_privacy_account(here: Deployed) ->
     account = here.folder / "node-2/privacy.jsonl"
     assert verify(account).lines == 1 and account.stat().st_mode & 0o777 == 0o600
     assert verify(here.folder / "node-1/privacy.jsonl").lines == 2
-
-
-def test_the_doctor_looks_at_the_nodes_and_then_the_same_nodes_train(here: Deployed) -> None:
-    """Its numbers are those of the doctor in process, to the bit; the nodes stay, and the folder serves a run after it."""
-    server = here.serve("fedavg", 3, "--doctor")
-    nodes = [here.join(node, machine, domain, wait=False) for node, machine, domain in NODES]
-    assert server.wait(3 * LONG) == 0, server.log
-    told = json.loads((here.server_folder / "doctor/diagnosis.json").read_text())
-    alike = polyfed.doctor(DATA, aggregates_only=True, unseen=("post", "print"), rounds=2, batch_size=8, local_steps=2)
-    assert told["findings"] == alike.as_json()["findings"] and told["left_out"].keys() == {"gradient bias"}
-    assert f"use {told['method']}" in server.log and f"--set method={told['method']}" in server.log
-    assert here.audited(here.folder / "node-1/audit.jsonl", {"event": "answered", "what": "evaluate.polyfed"})["bytes"] > 0
-    verify(here.server_folder / "audit.jsonl")
-    again = here.serve("fedbn", 3)
-    assert again.wait(3 * LONG) == 0 and all(node.alive for node in nodes), again.log
-    assert digest_in(again.log) == in_process(settings("fedbn")).digest
 
 
 def test_errors_reach_the_server_without_paths_and_file_names(here: Deployed) -> None:

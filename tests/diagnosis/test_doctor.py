@@ -66,7 +66,6 @@ def test_every_finding_has_a_number_a_range_and_a_sentence() -> None:
     ]
     for one in told["findings"]:
         assert isinstance(one["value"], float | int) and one["sentence"].endswith(".")
-        assert one["computed_by"] in ("simulation only", "simulation or real federation")
     assert all(len(one["known"]) > 5 for one in told["findings"])
     assert told["cost"]["cpu_seconds"] > 0 and told["command"].startswith("polyfed sweep") and told["seconds"] > 0
     assert told["method"] in repr(diagnosis(2)) and told["command"] in repr(diagnosis(2))
@@ -190,8 +189,3 @@ def test_the_command_says_what_python_says(polyfed: Command) -> None:
     assert told.json["method"] == "fedbn" and "use fedbn" in told.out and "polyfed sweep" in told.out
     again = package.doctor("digits-mini(per_domain=30)", "small_cnn(width=4)", batch_size=8).as_json()
     assert {one["name"]: one["value"] for one in again["findings"]} == {one["name"]: one["value"] for one in told.json["findings"]}
-
-
-def test_from_sums_a_task_without_classes_is_refused_before_anything_is_trained() -> None:
-    with pytest.raises(package.PolyfedError, match="The doctor"):
-        package.doctor('class_and_domain(of="digits-mini(per_domain=10)")', aggregates_only=True)

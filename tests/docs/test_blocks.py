@@ -147,7 +147,6 @@ class Reader:
             "images/": lambda: self.write_picture("images/one.png"),
             "photo.jpg": lambda: self.write_picture("photo.jpg"),
             "seven.png": lambda: self.write_picture("seven.png"),
-            "recipes/*.toml": self.copy_recipe,
         }
         for word, make in made.items():
             if word in self.texts:
@@ -184,10 +183,6 @@ class Reader:
     def write_network(self) -> None:
         (model,) = (block.body for block in blocks_of(PAGES[self.page]) if "def my_model" in block.body)
         self.write("my_network.py", model)
-
-    def copy_recipe(self) -> None:
-        (self.folder / "recipes").mkdir()
-        assert self.polyfed("cp", "demo", "recipes/demo.toml").code == 0
 
     def write_digits(self) -> None:
         subprocess.run(

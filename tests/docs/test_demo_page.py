@@ -13,7 +13,7 @@ from polyfed.core.method import methods as registered
 from polyfed.recipes import read
 from polyfed.runs.candidates import candidates
 
-ROW = re.compile(r"^ (\S+(?: with \S+)?) +((?:\d+\.\d ±\d+\.\d +)+)(\d+\.\d) ", re.MULTILINE)
+ROW = re.compile(r"^ (\w+(?:\([^)]*\))?(?: with \S+)?) +((?:\d+\.\d ±\d+\.\d +)+)(\d+\.\d) ", re.MULTILINE)
 
 
 def shown() -> dict[str, list[float]]:

@@ -20,8 +20,9 @@ from PIL import Image
 from helpers.command_line import as_process
 from helpers.flower_harness import PROGRAMS, Trial, executor_name
 from helpers.flower_runs import EXECUTOR, NODES, RUN_LIMIT, SMALL, SUPERNODE, Site, digest_in
-from polyfed.flower.app_folder import README, write_app
-from polyfed.flower.certificates import node_name
+from helpers.paths import DOCS
+from helpers.trial_certificates import node_name
+from polyfed.flower.app_folder import write_app
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.lifecycle import train_run
 from polyfed.runs.newcomer_file import FILE
@@ -95,17 +96,15 @@ def test_the_run_folder_is_named_after_the_nodes_data(site: Site) -> None:
 
 
 def test_telling_flwr_twice_where_the_server_is_lets_it_reach_the_server(site: Site, tmp_path: Path) -> None:
-    """By the words of the app's own page, which wrote the same table twice; that is no TOML."""
-    app = tmp_path / "app"
-    write_app(app, SHORT, "told-twice")
+    """By the words of the page, which wrote the same table twice; that is no TOML."""
     (tmp_path / "certificates").symlink_to(site.trial.certificates)
-    text = (app / README).read_text()
+    text = (DOCS / "own-superlink.md").read_text()
     begin = text.index("mkdir -p ~/.flwr")
     block = text[begin : text.index("\nEND\n", begin) + len("\nEND\n")].replace("127.0.0.1:8000", site.trial.address)
     variables = {**site.trial.variables(tmp_path), "HOME": str(tmp_path)}
     del variables["FLWR_HOME"]
     for _ in range(2):
-        subprocess.run(["bash", "-euc", block], check=True, cwd=app, env=variables)
+        subprocess.run(["bash", "-euc", block], check=True, cwd=tmp_path, env=variables)
     assert (tmp_path / ".flwr/config.toml").read_text().count("[superlink.trial]") == 1
     done = subprocess.run(
         [str(PROGRAMS / "flwr"), "list", "trial"], env=variables, capture_output=True, text=True, timeout=RUN_LIMIT, check=False

@@ -13,7 +13,8 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed
 pytest.importorskip("cryptography", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
 from helpers.flower_harness import LINK, HarnessError, Process, Trial
-from polyfed.flower.certificates import CA_CERTIFICATE, make_certificates, node_name
+from helpers.trial_certificates import make_certificates, node_name
+from polyfed.flower.certificates import CA_CERTIFICATE
 
 APP = """
 [project]

@@ -56,7 +56,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from polyfed.flower.certificates import CA_CERTIFICATE, PUBLIC_SUFFIX, SERVER_CERTIFICATE, SERVER_KEY, make_certificates, node_name
+from helpers.trial_certificates import make_certificates, node_name
+from polyfed.flower.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY
 
 PROGRAMS = Path(sys.executable).parent
 HOST = "127.0.0.1"
@@ -326,7 +327,7 @@ class Trial:
     def register(self, *numbers: int) -> None:
         """Tell the SuperLink the public keys of nodes."""
         for number in numbers:
-            self.flwr("supernode", "register", str(self.certificates / (node_name(number) + PUBLIC_SUFFIX)), LINK)
+            self.flwr("supernode", "register", str(self.certificates / f"{node_name(number)}.pub"), LINK)
 
     def submit(self, app: Path, *words: str) -> Process:
         """Start a run with ``flwr run``; the process streams the ServerApp's log and ends with the run."""

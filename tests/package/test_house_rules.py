@@ -27,7 +27,6 @@ KNOWN = {
     "reports/costs.py": ["fedavg"],  # what costs are set beside
     "models/alexnet_fedwon.py": ["fedwon"],  # a start of weights that a paper describes
     "models/six_layer_cnn.py": ["fedwon"],
-    "diagnosis/aggregates.py": ["checkup"],  # the part that answers the doctor
     "diagnosis/advice.py": ["fedavg", "fedbn", "fedwon", "fixbn", "gperxan", "perxan"],  # what the doctor recommends
     "diagnosis/examine.py": ["fedavg"],  # what it is compared with
     "diagnosis/measures.py": ["fedavg"],  # what clients warm up with

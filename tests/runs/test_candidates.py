@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ from helpers.command_line import Command, says
 from polyfed.core.method import Method
 from polyfed.errors import SettingError
 from polyfed.recipes import read
-from polyfed.recipes.checks import problems_with
 from polyfed.runs.candidates import candidates
 from polyfed.runs.run_folder import RunFolder
 
@@ -91,7 +91,6 @@ def test_a_recipe_names_methods_with_settings_of_their_own(tmp_path: Path, polyf
     file = tmp_path / "r.toml"
     file.write_text(RECIPE)
     assert read(str(file)).methods == {"fedavg": {}, "fedbn + agc(clip=1.0)": {"lr": 0.2, "schedule": "cosine"}}
-    assert problems_with(str(file)) == []
     done = polyfed("compare", "--recipe", file, "--out", "c", "--json")
     assert done.code == 0, done.err
     assert [one["method"] for one in done.json["methods"]] == ["fedavg", "fedbn + agc(clip=1.0) with lr=0.2, schedule=cosine"]
@@ -109,12 +108,16 @@ def test_a_recipe_names_methods_with_settings_of_their_own(tmp_path: Path, polyf
         ('"fedbn" = { rounds = 2 }', "the same for all"),
         ('"fedbn" = { lr = "fast" }', "lr takes a number"),
         ('"fedbn" = 3', "takes a table of settings"),
-        ('"fedbm" = {}', "Did you mean fedbn"),
-        ('"local + fedprox" = {}', "fedprox would be ignored"),
     ],
 )
 def test_what_is_wrong_with_a_method_of_a_recipe_is_said_with_its_line(tmp_path: Path, line: str, words: str) -> None:
     file = tmp_path / "r.toml"
     file.write_text(f"{RECIPE}{line}\n")
-    (problem,) = problems_with(str(file))
-    assert str(problem).startswith("line 9:") and words in str(problem)
+    with pytest.raises(SettingError, match=rf"^{re.escape(str(file))}: line 9: .*{words}"):
+        read(str(file))
+
+
+def test_an_unknown_method_of_a_recipe_is_refused_before_training(tmp_path: Path, polyfed: Command) -> None:
+    (tmp_path / "r.toml").write_text(f'{RECIPE}"fedbm" = {{}}\n')
+    says(polyfed("compare", "--recipe", "r.toml", "--out", "c"), "Did you mean fedbn")
+    assert not (tmp_path / "c").exists()

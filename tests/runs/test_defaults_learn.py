@@ -27,9 +27,9 @@ DATA = {
     "vlcs(size=32)": "vlcs_mini96.tar",
 }
 """Data sets at their defaults, three of them with smaller images to save time, and the file that each is read from."""
-REJECTED: dict[tuple[str, str], str] = {}
+REJECTED = {("camvid", "gperxan"): "needs one class label for each example"}
 """Combinations that raise an error, and a word of it."""
-STEPS, EXAMPLES = 5, 64
+STEPS, EXAMPLES = 3, 32
 NOT_DATA = {"README.md", "pacs_splits.tar.gz"}
 
 
@@ -67,7 +67,6 @@ def test_the_training_loss_falls_in_two_rounds(text: str, method: str, shared_da
     start = training_loss(experiment)
     experiment.train()
     end = training_loss(experiment)
-    print(f"MEASURED {text} {method} lr {experiment.settings.lr} {start:.4f} -> {end:.4f}", flush=True)
     assert math.isfinite(end) and end < start, (
         f"{start:.4f} at the start, {end:.4f} after two rounds at lr {experiment.settings.lr}"
     )

@@ -45,7 +45,7 @@ def test_what_run_toml_says_is_enough_to_run_again(tmp_path: Path) -> None:
     assert document["made_with"]["torch"] and document["plan"]
     assert RunFolder(tmp_path / "run").settings() == experiment.settings
     without_seals(tmp_path / "run")
-    (tmp_path / "run" / "run.toml").write_text("format = 1\n[settings]\nruonds = 3\n")
+    (tmp_path / "run" / "run.toml").write_text("format = 2\n[settings]\nruonds = 3\n")
     with pytest.raises(SettingError, match="rounds"):
         RunFolder(tmp_path / "run").settings()
 

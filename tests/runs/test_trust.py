@@ -104,7 +104,7 @@ def test_the_program_in_a_process_of_its_own_runs_no_such_code_unless_it_is_trus
     foreign: Foreign, images: Path, tmp_path: Path
 ) -> None:
     words = commands(foreign, images)
-    for one in (*words.values(), ("validate", foreign.recipe)):
+    for one in words.values():
         refused(as_process(tmp_path, *one), foreign)
     for one in (("inspect", foreign.run), ("digest", foreign.run), ("report", foreign.run, "-o", "page.html")):
         assert as_process(tmp_path, *one).code == 0 and not foreign.ran, one
@@ -112,7 +112,7 @@ def test_the_program_in_a_process_of_its_own_runs_no_such_code_unless_it_is_trus
 
 
 def test_commands_that_need_no_code_run_none(foreign: Foreign, polyfed: Command) -> None:
-    for words in (("report", foreign.run, "-o", "page.html"), ("digest", foreign.run), ("validate", foreign.recipe)):
+    for words in (("report", foreign.run, "-o", "page.html"), ("digest", foreign.run)):
         polyfed(*words)
         assert not foreign.ran, words
 
@@ -149,14 +149,6 @@ def test_a_recipe_that_is_trusted_runs_its_code(foreign: Foreign, polyfed: Comma
     assert foreign.ran, ended.err
 
 
-def test_validate_runs_a_file_of_methods_only_where_it_is_trusted(polyfed: Command, images: Path, tmp_path: Path) -> None:
-    polyfed("run", images, "--out", "run", "-q", *SHORT)
-    foreign = Foreign(tmp_path, tmp_path / "run", images, "load")
-    refused(polyfed("validate", foreign.recipe), foreign)
-    assert polyfed("validate", foreign.recipe, "--trust").code == 0
-    assert foreign.ran
-
-
 def test_naming_the_code_again_allows_it(foreign: Foreign, polyfed: Command) -> None:
     setting = "--load" if foreign.file.name in foreign.named else "--model"
     ended = polyfed("run", "--recipe", foreign.recipe, "--out", "new", setting, foreign.named, "-q")
@@ -184,9 +176,9 @@ class Own:
 def test_a_folder_of_this_account_needs_no_flag(polyfed: Command, images: Path, tmp_path: Path) -> None:
     own = Own(tmp_path, polyfed, images)
     image = next(images.rglob("*.png"))
-    for words in (("predict", own.run, image), ("evaluate", own.run), ("resume", own.run), ("validate", own.run / "run.toml")):
+    for words in (("predict", own.run, image), ("evaluate", own.run), ("resume", own.run)):
         own.marker.unlink(missing_ok=True)
-        ended = polyfed(*words, *(["-q"] if words[0] != "validate" else []))
+        ended = polyfed(*words, "-q")
         assert ended.code == 0 and own.marker.exists(), ended.err
 
 

@@ -47,8 +47,6 @@ GROUPS: dict[str, tuple[Entry, ...]] = {
     "Look things up": (
         Entry("ls", "ls:ls", "List methods, data, models, recipes and more."),
         Entry("show", "show:show", "Show one of them in full."),
-        Entry("cp", "cp:cp", "Copy a recipe, to change it."),
-        Entry("validate", "validate:validate", "Check recipes without training."),
         Entry("data", "data:data_app", "Look after the files of data sets."),
         Entry("info", "info:info", "Print versions, cores and devices, for bug reports."),
     ),
@@ -78,8 +76,6 @@ SYNONYMS = {
     "tune": "sweep",
     "continue": "resume",
     "restart": "resume",
-    "copy": "cp",
-    "check": "validate",
     "describe": "show",
     "hash": "digest",
     "server": "serve",

@@ -1,4 +1,4 @@
-"""``polyfed deploy``: a Flower app folder for a recipe, and certificates and keys for trials."""
+"""``polyfed deploy``: a Flower app folder for a recipe."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from polyfed.settings import Settings
 
 INIT_EXAMPLE = "Example: polyfed deploy init trial/app --recipe demo --set rounds=5"
-CERTS_EXAMPLE = "Example: polyfed deploy certs trial/certificates --nodes 3 --host fl.example.org"
-DAYS = 90
 
 deploy_app = typer.Typer(help="Run a recipe between machines, over Flower.", no_args_is_help=True)
 
@@ -33,7 +31,7 @@ def init(
 ) -> None:
     """Write a ready Flower app folder for a recipe; a file that exists is left as it is."""
     needs_flower()
-    from polyfed.flower.app_folder import README, write_app
+    from polyfed.flower.app_folder import write_app
     from polyfed.runs.training_defaults import with_declared_by_name
 
     settings = with_declared_by_name(chosen_settings(None, {}, changes, recipe, trust=trust))
@@ -42,34 +40,7 @@ def init(
         print(file)
         if file.suffix == ".py":
             print(f"  SHA-256 {hashlib.sha256(file.read_bytes()).hexdigest()}: nodes run this file only if they list it.")
-    print(f"The commands that start server, nodes and run are in {Path(folder) / README}.")
-
-
-@deploy_app.command("certs", epilog=CERTS_EXAMPLE)
-def certs(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder for certificates and keys; made if it does not exist.")],
-    nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="How many nodes get a key pair.")],
-    host: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--host", metavar="NAME", help="Name or address by which nodes reach the server, beside localhost; may be repeated."
-        ),
-    ] = None,
-    days: Annotated[int, typer.Option("--days", metavar="N", help="How long the certificates are valid.")] = DAYS,
-) -> None:
-    """Make a CA, a server certificate and node keys, for trials; a file that exists is left as it is."""
-    needs_flower()
-    from polyfed.flower.certificates import CA_CERTIFICATE, CA_KEY, LOOPBACK, SERVER_CERTIFICATE, SERVER_KEY, make_certificates
-
-    for file in make_certificates(Path(folder), nodes, host or (), days):
-        print(file)
-    print(f"For trials, valid for {days} days: all private keys were made in one place, and none has a password.")
-    print(
-        f"The server takes {CA_CERTIFICATE}, {SERVER_CERTIFICATE} and {SERVER_KEY}; each node takes {CA_CERTIFICATE} and its own key."
-    )
-    print(
-        f"Nodes reach the server as {', '.join(dict.fromkeys([*LOOPBACK, *(host or ())]))}. Nobody needs {CA_KEY} to run anything."
-    )
+    print("docs/own-superlink.md has the commands that start the server, the nodes and the run.")
 
 
 def needs_flower() -> None:
@@ -82,8 +53,8 @@ def refuse_what_cannot_run(settings: Settings, recipe: str) -> None:
     """Say now what server and nodes would only say when they start."""
     from polyfed.recipes.checks import Findings, check_texts, check_together
 
-    found = Findings(lambda key: None)
+    found = Findings()
     check_texts(settings, found)
     check_together(settings, found)
     if found.problems:
-        raise SettingError(f"{recipe}: {' '.join(map(str, found.problems))}")
+        raise SettingError(f"{recipe}: {' '.join(found.problems)}")

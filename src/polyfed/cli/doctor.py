@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from polyfed.cli.guard import stoppable
 from polyfed.cli.options import Changes, Data, Explain, Json, Quiet, Recipe, Trust, Wide, arguments, chosen_settings, with_settings
@@ -29,9 +27,6 @@ def doctor(
     trust: Trust = False,
     wide: Wide = False,
     explain: Explain = False,
-    aggregates_only: Annotated[
-        bool, typer.Option("--aggregates-only", help="See only sums of each client, as a real federation would tell them.")
-    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -39,7 +34,7 @@ def doctor(
     listen(quiet)
     settings = chosen_settings(data, values, changes, recipe, trust=trust)
     with status("Reading data", quiet) as shown, stoppable("nothing was written."):
-        found = examine_data(**arguments(settings), aggregates_only=aggregates_only, notify=shown.update if shown else None)
+        found = examine_data(**arguments(settings), notify=shown.update if shown else None)
     if not quiet:
         print_diagnosis(found, View(wide, explain))
     if as_json:
@@ -60,15 +55,9 @@ def print_diagnosis(found: Diagnosis, view: View) -> None:
             escape(one.sentence),
         )
     print_table(f"{found.data}: {measures.looked_at} of {measures.clients} clients looked at", shown, view)
-    only = ", ".join(one.name for one in found.findings if not one.everywhere)
-    worked_out = ", worked out from sums of each client" if measures.aggregates_only else ""
     meanings = (
-        f"times chance: compared with the same images dealt to clients at random{worked_out}.",
+        "times chance: compared with the same images dealt to clients at random.",
         "known: the lowest and highest of polyfed's reference federations.",
-        ""
-        if measures.aggregates_only
-        else f"Only a simulation can compute: {only or 'nothing'}; a real federation computes the rest from sums of each client "
-        "(--aggregates-only; polyfed serve --doctor).",
     )
     print_footnotes("times chance: next to the same images dealt at random.", meanings, view)
     for name, why in found.left_out.items():

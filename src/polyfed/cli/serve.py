@@ -33,10 +33,6 @@ def serve(
     newcomer: Annotated[
         bool, typer.Option("--newcomer", help="At the end, ask nodes for layers that stay local, for a newcomer's model.")
     ] = False,
-    doctor: Annotated[
-        bool,
-        typer.Option("--doctor", help="Train nothing: ask nodes for sums, and say whether batch norm will hurt and what to use."),
-    ] = False,
     run_config: Annotated[
         list[str] | None,
         typer.Option("--run-config", metavar="KEY=VALUE", help="Such as patience=240 (docs/deploy.md); may be repeated."),
@@ -59,7 +55,7 @@ def serve(
     from polyfed.deploy.serve import serve as run_server
 
     config = dict(read_config(text) for text in run_config or ())
-    wanted = Wanted(settings, recipe, host, nodes, Path(folder), port, listen, newcomer, config, doctor)
+    wanted = Wanted(settings, recipe, host, nodes, Path(folder), port, listen, newcomer, config)
     if write_units is not None:
         from polyfed.deploy.units import write_server_units
 
@@ -67,29 +63,10 @@ def serve(
             print(file)
         return
     try:
-        code = run_server(wanted, said)
+        raise typer.Exit(run_server(wanted, said))
     except Failed as error:
         said(f"polyfed: {error}", error=True)
         raise typer.Exit(1) from error
-    if doctor:
-        say_what_next(wanted.folder)
-    raise typer.Exit(code)
-
-
-def say_what_next(folder: Path) -> None:
-    """How to train with what the doctor recommends, and with the runner-up."""
-    import json
-    import shlex
-    import sys
-
-    from polyfed.deploy.server_folder import ServerFolder
-
-    found = json.loads(ServerFolder(folder).diagnosis.read_text(encoding="utf-8"))
-    words = ["polyfed", *(word for word in sys.argv[1:] if word != "--doctor")]
-    said("Train it with the same nodes, which stay and wait:")
-    said(shlex.join([*words, "--set", f"method={found['method']}"]))
-    said("To compare, the runner-up in a folder and with nodes of its own:")
-    said(shlex.join([*words, "--folder", f"{folder}-2", "--set", f"method={found['runner_up']}"]))
 
 
 def words_without(option: str) -> list[str]:

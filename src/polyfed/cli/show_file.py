@@ -92,8 +92,6 @@ def experiment_json(name: str) -> dict[str, Any]:
 def _print_recipe(found: dict[str, Any], view: View) -> None:
     from rich.markup import escape
 
-    from polyfed.recipes import shipped_names
-
     out = console()
     out.print(f"[bold]{escape(found['name'])}[/bold] [dim]recipe[/dim]\n")
     for key, value in found["about"].items():
@@ -104,8 +102,6 @@ def _print_recipe(found: dict[str, Any], view: View) -> None:
         _print_pairs("methods", compared, view, ("method", "settings of its own"))
     if found["command"]:
         out.print(found["command"], soft_wrap=True, markup=False)
-    if found["name"] in shipped_names():
-        out.print(f"polyfed cp {found['name']}", soft_wrap=True, markup=False)
 
 
 def _print_experiment(found: dict[str, Any], view: View) -> None:

@@ -53,17 +53,6 @@ def reads_data(hook: object) -> bool:
     return bool(getattr(hook, "reads_data", True))
 
 
-def with_class_counts(answer: F) -> F:
-    """Mark an answer: it tells numbers of samples by class, which a node may keep to itself."""
-    answer.tells_class_counts = True  # type: ignore[attr-defined]
-    return answer
-
-
-def asks_for_class_counts(method: Method, question: str) -> bool:
-    """Whether the answer to a question of the method's own tells numbers of samples by class."""
-    return bool(getattr(method.answers.get(question), "tells_class_counts", False))
-
-
 @dataclass(frozen=True)
 class Departure:
     """One thing that leaves a client.

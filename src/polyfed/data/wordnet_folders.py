@@ -33,7 +33,7 @@ def wordnet_files(
     classes: int,
     size: int,
     validation: float,
-    flat: FlatLabels,
+    flat: FlatLabels = lambda tree: {},
 ) -> StreamedFiles:
     """The one domain in a tree, its public validation images as the test part.
 
@@ -54,7 +54,9 @@ def wordnet_files(
     if len(ids) != classes:
         problems.append(f"{tree.path}: {len(ids)} folders of classes in train, expected {classes}.")
     if unknown:
-        problems.append(f"{tree.path}: the class of {len(unknown)} validation images is not known: {first_of(unknown)}.")
+        problems.append(
+            f"{tree.path}: the class of {len(unknown)} validation images is not known: {first_of(unknown)}. Sort them into val/<id>/."
+        )
     if not tested:
         problems.append(f"{tree.path} holds no validation images, which are the test part.")
     files = [(place[wordnet], name) for wordnet, name in (*trained, *tested) if wordnet in place]

@@ -15,9 +15,9 @@ from collections.abc import Collection
 from typing import Any
 
 from polyfed.deploy.policy import Refused
-from polyfed.flower.app_folder import CLIENT_APP, PROJECT, README, RECIPE
+from polyfed.flower.app_folder import CLIENT_APP, PROJECT, RECIPE
 
-HARMLESS = frozenset({PROJECT, RECIPE, README, ".info/CONTENT"})
+HARMLESS = frozenset({PROJECT, RECIPE, "README.md", ".info/CONTENT"})
 LARGEST = 16 * 1024 * 1024
 PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """The compressions that Flower uses; others take as much memory as the file says."""

@@ -19,14 +19,12 @@ from polyfed.core.conversation import NEWCOMER
 from polyfed.core.losses import needs_class_counts
 from polyfed.core.method import Method, as_method
 from polyfed.core.privacy import (
-    CLASS_COUNTS,
     KEPT_LAYERS,
     TEST_DATA_ONLY,
     TEST_SCORES,
     TRAINING_LOSS,
     VALIDATION_SCORES,
     answered,
-    asks_for_class_counts,
     departures,
     uncovered,
 )
@@ -153,7 +151,8 @@ class Policy:
             samples = settings.local_steps * settings.batch_size
             yield f"clients train on {samples} examples in a round, least_samples is {self.least_samples}"
         if not self.tells_class_counts and needs_class_counts(settings.loss):
-            yield f"the loss {name_in(settings.loss)} may need the numbers of examples by class, and {self._why_no_class_counts}"
+            why = "dp_required is true" if self.class_counts else "class_counts is false"
+            yield f"the loss {name_in(settings.loss)} may need the numbers of examples by class, and {why}"
 
     def _about_ask(self, ask: Mapping[str, Any]) -> Iterator[str]:
         if ask.get("purpose") == NEWCOMER and not self.newcomer:
@@ -178,15 +177,9 @@ class Policy:
             yield f"{row.what} are asked for, and scores does not name them"
         if row.what == VALIDATION_SCORES and row not in departures(method, settings):
             yield f"{row.what} are asked for, and the run does not choose its round by them (selection is {settings.selection})"
-        if asks_for_class_counts(method, question) and not self.tells_class_counts:
-            yield f"{CLASS_COUNTS} are asked for, and {self._why_no_class_counts}"
         # What a training lets out is judged with the method.
         if self.dp_required and question != "train" and row != TEST_DATA_ONLY and not row.covered:
             yield f"{row.what} are asked for, which no noise covers ({row.why}), and dp_required is true"
-
-    @property
-    def _why_no_class_counts(self) -> str:
-        return "dp_required is true" if self.class_counts else "class_counts is false"
 
     @property
     def _withheld_scores(self) -> list[str]:

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import signal
 import sys
 import threading
@@ -32,7 +31,6 @@ from polyfed.deploy.processes import LOOPBACK, Child, answers, free_port, start,
 from polyfed.deploy.registry import ENROLLED, FILE, Registry
 from polyfed.deploy.server_app import FOLDER_VARIABLE, NUMBERS
 from polyfed.deploy.server_folder import ServerFolder
-from polyfed.diagnosis.aggregates import to_be_looked_at
 from polyfed.errors import PolyfedError, SettingError
 from polyfed.flower.app_folder import write_app
 from polyfed.flower.certificates import CA_CERTIFICATE, HOST_NAME, SERVER_CERTIFICATE, SERVER_KEY, is_address
@@ -49,7 +47,7 @@ START_LIMIT = 120.0
 TICK = 0.5
 HOUR = 3600.0
 SEEN = "seen.json"
-SERVER_APP, DOCTOR_APP = "polyfed.deploy.server_app:app", "polyfed.deploy.doctor_app:app"
+SERVER_APP = "polyfed.deploy.server_app:app"
 ANY_ADDRESS = "0.0.0.0"
 
 
@@ -71,7 +69,6 @@ class Wanted:
         listen: address that the front listens on.
         newcomer: leave a model for newcomers, though it needs layers that stay at the nodes.
         config: other keys of the run's configuration.
-        doctor: look at the nodes instead of training.
     """
 
     settings: Settings
@@ -83,7 +80,6 @@ class Wanted:
     listen: str = ANY_ADDRESS
     newcomer: bool = False
     config: Mapping[str, Any] = field(default_factory=dict)
-    doctor: bool = False
 
     def __post_init__(self) -> None:
         if self.nodes < 1:
@@ -99,9 +95,8 @@ class Wanted:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What must not change when a server goes on. The doctor trains nothing, so settings may change after it."""
-        served = {"recipe": self.recipe, "host": self.host, "port": self.port}
-        return served if self.doctor else {**served, "settings": settings_text(self.settings)}
+        """Return what must not change when a server resumes."""
+        return {"recipe": self.recipe, "host": self.host, "port": self.port, "settings": settings_text(self.settings)}
 
 
 def serve(wanted: Wanted, show: Callable[[str], None] = print) -> int:
@@ -112,9 +107,7 @@ def serve(wanted: Wanted, show: Callable[[str], None] = print) -> int:
     folder = ServerFolder(wanted.folder.resolve())
     prepare(folder, wanted)
     with folder.locked():
-        if wanted.doctor:
-            write_doctor(folder, wanted)
-        elif run_is_finished(folder):
+        if run_is_finished(folder):
             show(f"The run has finished: {folder.run}")
             return FINISHED
         server = Server(folder, wanted, show)
@@ -130,26 +123,20 @@ def _interrupted(number: int, frame: object) -> None:
 
 def prepare(folder: ServerFolder, wanted: Wanted) -> None:
     """Make a new folder, or check that an old one is for the same run."""
-    before = folder.description() if folder.is_made else {}
-    other = [name for name, value in wanted.identity.items() if before.get(name, value) != value]
-    if other:
-        raise SettingError(
-            f"{folder.path} holds a server with another {', '.join(other)}. Start it as it was, or name another --folder."
-        )
-    if not before:
+    if folder.is_made:
+        before = folder.description()
+        other = [name for name, value in wanted.identity.items() if before.get(name) != value]
+        if other:
+            raise SettingError(
+                f"{folder.path} holds a server with another {', '.join(other)}. Start it as it was, or name another --folder."
+            )
+    else:
         if folder.path.exists() and any(folder.path.iterdir()):
             raise SettingError(f"{folder.path} holds something else. Name another --folder.")
         folder.make()
-    if not wanted.doctor and not folder.app.exists():
+    if not folder.app.exists():
         write_app(folder.app, wanted.settings, wanted.recipe, SERVER_APP)
-    folder.describe({**before, **wanted.identity})
-
-
-def write_doctor(folder: ServerFolder, wanted: Wanted) -> None:
-    """Write the app that looks at the nodes, in the place of an earlier one."""
-    shutil.rmtree(folder.doctor_app.parent, ignore_errors=True)
-    write_app(folder.doctor_app, to_be_looked_at(wanted.settings), wanted.recipe, DOCTOR_APP)
-    write_private(folder.examined, settings_text(wanted.settings))
+    folder.describe(wanted.identity)
 
 
 def run_is_finished(folder: ServerFolder) -> bool:
@@ -348,7 +335,7 @@ class Server:
     def train(self) -> int:
         """Start the run, show its log, and wait for its end."""
         config = {MIN_NODES: self.wanted.nodes, NEWCOMER: self.wanted.newcomer, **self.wanted.config}
-        run = self.control.start(self.folder.doctor_app if self.wanted.doctor else self.folder.app, config)
+        run = self.control.start(self.folder.app, config)
         self.audit.write("run started", run=str(run))
         threading.Thread(target=self.show_log, args=(run,), daemon=True).start()
         while (ended := self.control.ended(run)) is None:
@@ -362,12 +349,7 @@ class Server:
         time.sleep(2 * TICK)
         if not completed:
             raise Failed(f"The run failed ({how}). Its log is above; started again with the same folder, the server goes on.")
-        left = (
-            f"Diagnosis: {shown_path(self.folder.diagnosis)}"
-            if self.wanted.doctor
-            else f"Run folder: {shown_path(self.folder.run)}"
-        )
-        self.show(f"Finished. {left}")
+        self.show(f"Finished. Run folder: {shown_path(self.folder.run)}")
         return FINISHED
 
     def show_log(self, run: int) -> None:

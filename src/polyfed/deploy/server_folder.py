@@ -64,21 +64,6 @@ class ServerFolder:
         return self.path / "app"
 
     @property
-    def doctor_app(self) -> Path:
-        """The Flower app of the doctor, and beside it what it was asked about."""
-        return self.path / "doctor" / "app"
-
-    @property
-    def examined(self) -> Path:
-        """The settings that the doctor is asked about."""
-        return self.path / "doctor" / "settings.json"
-
-    @property
-    def diagnosis(self) -> Path:
-        """What the doctor said last."""
-        return self.path / "doctor" / "diagnosis.json"
-
-    @property
     def run(self) -> Path:
         """The run folder."""
         return self.path / "run"

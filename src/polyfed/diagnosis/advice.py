@@ -54,5 +54,5 @@ def advise(found: Mapping[str, Finding]) -> Advice:
         why = "Local batch norm would age between two turns of a client, so nothing is kept at clients."
         return Advice("batch norm will hurt", "fedwon", "fedavg + group_norm", (*reasons, why))
     why = "Every client takes part often enough to keep batch norm of its own."
-    # gPerXAN's guide needs a class for each example; without label skew nobody has told of classes.
+    # gPerXAN's guide needs one class per example. Without classes there is no label skew.
     return Advice("shared batch norm will hurt", "fedbn", "gperxan" if "label skew" in found else "perxan", (*reasons, why))

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polyfed.core.data_types import Federation
 from polyfed.diagnosis.advice import Advice, advise
-from polyfed.diagnosis.aggregates import measured_from_aggregates
 from polyfed.diagnosis.findings import Finding, findings, left_out
 from polyfed.diagnosis.measures import Measures, Notify, measured
 from polyfed.diagnosis.patient import drawn, untested
@@ -84,7 +82,6 @@ class Diagnosis:
                 "reasons": self.advice.reasons,
                 "apart": self.apart,
                 "findings": [one.as_json() for one in self.findings],
-                "aggregates_only": self.measures.aggregates_only,
                 "left_out": self.left_out,
                 "clients": self.measures.clients,
                 "clients_looked_at": self.measures.looked_at,
@@ -107,7 +104,7 @@ class Diagnosis:
         return "\n".join([title, *lines, *told, *([self.command] if self.command else [])])
 
 
-def examine(data: Any, model: Any = None, aggregates_only: bool = False, notify: Notify | None = None, **values: Any) -> Diagnosis:
+def examine(data: Any, model: Any = None, notify: Notify | None = None, **values: Any) -> Diagnosis:
     """What ``polyfed.doctor`` does."""
     notify = notify or (lambda _: None)
     settings = settings_given(data, model, values)
@@ -116,19 +113,11 @@ def examine(data: Any, model: Any = None, aggregates_only: bool = False, notify:
     named = None if isinstance(model, str) else model
     settings = dataclasses.replace(settings, batch_size=with_declared(settings, federation, named)[0].batch_size)
     notify("Taking a few steps at each client")
-    if aggregates_only:
-        measures = measured_from_aggregates(federation, named, settings)
-    else:
-        measures = measured(federation, named, settings, notify)
+    measures = measured(federation, named, settings, notify)
     notify("Measuring what a run would cost")
-    return concluded(measures, federation, named, settings, begun)
-
-
-def concluded(measures: Measures, federation: Federation, model: Any, settings: Settings, begun: float) -> Diagnosis:
-    """Findings and advice from what was measured; ``begun`` is when looking began, in CPU seconds of this process."""
     found = findings(measures)
     advice = advise({one.name: one for one in found})
-    cost = cost_of(advice.method, federation, model, settings)
+    cost = cost_of(advice.method, federation, named, settings)
     return Diagnosis(settings.data, advice, found, measures, cost, command_for(settings, advice), time.process_time() - begun)
 
 

@@ -11,8 +11,6 @@ from typing import Any
 from polyfed.diagnosis.known import APART, BIAS, DOMAINS, KNOWN, LABELS, NAMED, SELDOM, SHIFT, TINY_BATCH
 from polyfed.diagnosis.measures import Measures
 
-NEEDS_SIMULATION = "needs a simulation: it pools images"
-KEPT = "fewer than two clients tell their numbers of images by class"
 NO_CLASS = "examples of this task have no class each"
 
 
@@ -26,7 +24,6 @@ class Finding:
         unit: what the number is in.
         is_large: whether it speaks against batch norm, or for a remedy.
         sentence: what it means here.
-        everywhere: whether a real federation could compute it from aggregates; otherwise only a simulation can, with all images in one place.
         details: numbers behind it, by client, layer or norm.
     """
 
@@ -35,7 +32,6 @@ class Finding:
     unit: str
     is_large: bool
     sentence: str
-    everywhere: bool
     details: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -51,7 +47,6 @@ class Finding:
             "unit": self.unit,
             "is_large": self.is_large,
             "sentence": self.sentence,
-            "computed_by": "simulation or real federation" if self.everywhere else "simulation only",
             "known": self.known,
             "details": dict(self.details),
         }
@@ -84,10 +79,8 @@ def findings(measures: Measures) -> list[Finding]:
 
 
 def left_out(measures: Measures) -> dict[str, str]:
-    """Findings that there cannot be here, each with the reason: clients told sums only, or not all of them, or there are no classes."""
-    pooled = {"gradient bias": NEEDS_SIMULATION} if measures.aggregates_only and measures.batch_norms else {}
-    why = KEPT if measures.aggregates_only else NO_CLASS
-    return pooled | (dict.fromkeys(("label skew", "domains"), why) if math.isnan(measures.label_skew) else {})
+    """Return the findings that this task cannot have, each with the reason."""
+    return dict.fromkeys(("label skew", "domains"), NO_CLASS) if math.isnan(measures.label_skew) else {}
 
 
 def statistics_finding(measures: Measures) -> Finding:
@@ -102,7 +95,7 @@ def statistics_finding(measures: Measures) -> Finding:
     else:
         sentence = "Clients look alike to batch norm."
     details = {"by_client": dict(measures.shift), "by_layer": dict(measures.shift_by_layer), "apart": apart}
-    return Finding("statistics", value, "times chance", value > SHIFT or bool(apart), sentence, True, details)
+    return Finding("statistics", value, "times chance", value > SHIFT or bool(apart), sentence, details)
 
 
 def bias_finding(measures: Measures) -> Finding:
@@ -115,24 +108,24 @@ def bias_finding(measures: Measures) -> Finding:
     else:
         sentence = f"Batch norm's gradient is about as far off as batches of this size make it ({against})."
     details = {"batch norm": measures.bias, "by chance": measures.bias_by_chance, **measures.other_bias}
-    return Finding("gradient bias", value, "times chance", value > BIAS, sentence, False, details)
+    return Finding("gradient bias", value, "times chance", value > BIAS, sentence, details)
 
 
 def label_finding(measures: Measures) -> Finding:
     """Label skew."""
     value = measures.label_skew
     sentence = f"{100 * value:.0f} % of a client's labels would have to change for everybody's mix."
-    return Finding("label skew", value, "share", value > LABELS, sentence, True)
+    return Finding("label skew", value, "share", value > LABELS, sentence)
 
 
 def domain_finding(measures: Measures) -> Finding:
     """Distance of domains in feature space."""
     if math.isnan(measures.domains):
-        return Finding("domains", math.nan, "times chance", False, "No class has enough images at two clients to compare.", True)
+        return Finding("domains", math.nan, "times chance", False, "No class has enough images at two clients to compare.")
     value = ratio(measures.domains, measures.domains_by_chance)
     large = value > DOMAINS
     sentence = "Images of one class look different at different clients." if large else "Images of one class look alike everywhere."
-    return Finding("domains", value, "times chance", large, sentence, True)
+    return Finding("domains", value, "times chance", large, sentence)
 
 
 def batch_finding(measures: Measures) -> Finding:
@@ -144,7 +137,7 @@ def batch_finding(measures: Measures) -> Finding:
         False: "a last, smaller batch" if value < measures.batch_size else "large enough",
     }
     sentence = f"Batches hold {measures.batch_size} images, the smallest {value}: {words[large]}."
-    return Finding("smallest batch", value, "images", large, sentence, True)
+    return Finding("smallest batch", value, "images", large, sentence)
 
 
 def sampling_finding(measures: Measures) -> Finding:
@@ -155,7 +148,7 @@ def sampling_finding(measures: Measures) -> Finding:
     sentence = (
         f"{often}: what a client keeps is {1 / value:.0f} rounds old on average." if seldom else f"{often}: they can keep state."
     )
-    return Finding("sampling", value, "share of clients", seldom, sentence, True)
+    return Finding("sampling", value, "share of clients", seldom, sentence)
 
 
 def size_finding(measures: Measures) -> Finding:
@@ -165,4 +158,4 @@ def size_finding(measures: Measures) -> Finding:
         f"The model has {measures.parameters:,} parameters: {megabytes:.2f} MB to and from a client in a round, "
         f"{3 * megabytes:.1f} MB at least to train it (weights, gradients, one copy), activations apart."
     )
-    return Finding("model", megabytes, "MB", False, sentence, True)
+    return Finding("model", megabytes, "MB", False, sentence)

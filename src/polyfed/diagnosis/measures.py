@@ -47,8 +47,7 @@ class Measures:
         sampled: clients that take part in a round.
         batch_size: as it was set.
         smallest_batch: the fewest images that a client's training batch may hold.
-        label_skew: total variation between a client's labels and everybody's, averaged; NaN where clients keep their labels to themselves,
-            or examples have no class each.
+        label_skew: total variation between a client's labels and everybody's, averaged; NaN where examples have no class each.
         batch_norms: batch norms of the model.
         shift: distance of a client's batch-norm statistics to those of the others, over layers, in standard deviations.
         shift_by_chance: the same of shuffled clients, averaged.
@@ -60,7 +59,6 @@ class Measures:
         domains_by_chance: the same with the owners shuffled inside each class.
         parameters: numbers of the model.
         entries: bytes of all entries.
-        aggregates_only: whether all this is from sums that clients told, and ``bias`` and ``other_bias`` are missing.
     """
 
     clients: int
@@ -81,7 +79,6 @@ class Measures:
     bias: float = math.nan
     bias_by_chance: float = math.nan
     other_bias: Mapping[str, float] = field(default_factory=dict)
-    aggregates_only: bool = False
 
 
 def measured(federation: Federation, model: Any, settings: Settings, notify: Notify) -> Measures:
@@ -137,20 +134,16 @@ def warmed_up(few: Federation, model: Any, settings: Settings) -> Experiment:
 
 
 def _experiment(few: Federation, model: Any, settings: Settings) -> Experiment:
-    return Experiment(already_dealt(with_changes(settings, warm_up("fedavg"))), few, None, model, backend=InProcess)
-
-
-def warm_up(method: str) -> dict[str, Any]:
-    """The settings that the doctor changes, to take a few steps at each client."""
     plain = {"selection": "last", "clients_per_round": None, "backend": "process", "workers": "1", "compile": "off", "drop": 0.0}
-    return {
+    warm_up = {
         **plain,
-        "method": method,
+        "method": "fedavg",
         "rounds": ROUNDS,
         "total_epochs": None,
         "local_steps": STEPS,
         "evaluate_every": 0,
     }
+    return Experiment(already_dealt(with_changes(settings, warm_up)), few, None, model, backend=InProcess)
 
 
 def outlines(experiment: Experiment, federation: Federation, settings: Settings) -> dict[str, Any]:
@@ -186,12 +179,7 @@ def smallest_batch(images: int, settings: Settings) -> int:
 
 def label_skew(labels: Sequence[Tensor], classes: int) -> float:
     """Total variation between each client's labels and everybody's, averaged: 0 for equal ones, towards 1 for one class each."""
-    return skew_of_counts([torch.bincount(own, minlength=classes) for own in labels])
-
-
-def skew_of_counts(by_client: Sequence[Tensor]) -> float:
-    """The same from each client's numbers of labels by class."""
-    counts = torch.stack([own.double() for own in by_client])
+    counts = torch.stack([torch.bincount(own, minlength=classes).double() for own in labels])
     shares, everybody = counts / counts.sum(1, keepdim=True), counts.sum(0) / counts.sum()
     return float((shares - everybody).abs().sum(1).mean() / 2)
 
@@ -202,13 +190,9 @@ def shift_of_clients(found: NormStatistics) -> dict[str, float]:
     for one in between_clients(found):
         pairs.setdefault((one.one, one.other), []).append(one.shift)
     means = {pair: statistics.fmean(values) for pair, values in pairs.items()}
-    return to_the_others(means, [owner for owner in found.by_owner if owner != SERVER])
-
-
-def to_the_others(pairs: Mapping[tuple[str, str], float], owners: Sequence[str]) -> dict[str, float]:
-    """The median distance of each owner to the others; 0 for one that is alone."""
+    owners = [owner for owner in found.by_owner if owner != SERVER]
     return {
-        owner: statistics.median([value for pair, value in pairs.items() if owner in pair]) if len(owners) > 1 else 0.0
+        owner: statistics.median([value for pair, value in means.items() if owner in pair]) if len(owners) > 1 else 0.0
         for owner in owners
     }
 

@@ -40,16 +40,10 @@ def _without_tests(federation: Federation) -> Federation:
 
 def drawn(federation: Federation, seed: int, images: int = IMAGES, clients: int = CLIENTS) -> Federation:
     """Some training images of some clients, in memory; nothing to validate or test on."""
-    few = some_clients(federation, seed, clients)
-    return dataclasses.replace(few, clients=tuple(_fewer(client, seed, images) for client in few.clients))
-
-
-def some_clients(federation: Federation, seed: int, clients: int = CLIENTS) -> Federation:
-    """The federation with at most so many of its clients, and without unseen domains."""
     chosen = federation.clients
     if len(chosen) > clients:
         chosen = tuple(chooser(seed, "doctor", "clients").sample(chosen, clients))
-    return dataclasses.replace(federation, clients=chosen, unseen={})
+    return dataclasses.replace(federation, clients=tuple(_fewer(client, seed, images) for client in chosen), unseen={})
 
 
 def _fewer(client: ClientData, seed: int, images: int) -> ClientData:

@@ -16,7 +16,7 @@ from polyfed.experiments.files import FORMS, OF_FORM, OPEN, PAPER, Column, Paper
 from polyfed.experiments.published import Published
 from polyfed.recipes import layered
 from polyfed.runs.folder_names import data_slug, slug
-from polyfed.settings import Settings, setting_names
+from polyfed.settings import CHOICES, Settings, setting_names
 from polyfed.text import read_call
 
 NOT_IN_NAME = ("seed", "root", "workers", "checkpoint_every", "metric")
@@ -182,9 +182,10 @@ def _full(part: Part, row: Row, column: Column) -> dict[str, Any]:
 
 
 def settings_of(item: PaperItem, part: Part, row: Row, column: Column, form: Form) -> Settings:
-    """The settings of a cell's runs."""
+    """The settings of a cell's runs; the score that the part reports also chooses rounds."""
     full = _full(part, row, column)
-    return _made(tuple(sorted(layered(full, _reduction(item, part, row, full, form), form.changes).items())))
+    reported = {"metric": part.score} if part.score in CHOICES["metric"] else {}
+    return _made(tuple(sorted(layered(reported, full, _reduction(item, part, row, full, form), form.changes).items())))
 
 
 @functools.cache

@@ -32,8 +32,6 @@ ALWAYS = ("data", "model", "rounds", "lr", "optimizer", "batch_size", "local_epo
 """Settings that every record has, so that a new default does not change what it means."""
 VARIANT = ("amp", "layout", "backend")
 """Settings that change rounding, not the experiment: a cell shows such runs with a mark."""
-OF_EVALUATION = ("evaluate_every", "evaluate_last")
-"""Settings that change no training, unless validation scores choose the round."""
 LAST, MEAN_LAST = "last", "mean_last"
 LAST_ONLY = "last round only"
 MACHINE_PATH = re.compile(r"(?<![\w.:/])(?:~|/(?:home|work|tmp|root|Users|mnt|media|data|opt|var|srv))/")
@@ -166,10 +164,12 @@ def recorded_settings(settings: Settings) -> dict[str, Any]:
 def identity_of(settings: Settings) -> str:
     """The name of runs with these settings, whatever their seed and machine.
 
-    It does not change when a setting or an option of a method is added, since defaults do not count.
+    It does not change when a setting or an option of a method is added, since defaults do not count. Further test scores
+    (``evaluate_last``) do not count either: they change neither the training nor the chosen round.
     """
-    method = canonical(settings.method)
-    written = json.dumps(recorded_settings(settings) | {"method": method}, sort_keys=True).encode()
+    method, counted = canonical(settings.method), recorded_settings(settings)
+    counted.pop("evaluate_last", None)
+    written = json.dumps(counted | {"method": method}, sort_keys=True).encode()
     return f"{data_slug(settings.data)}-{slug(method)[:30]}-{hashlib.sha256(written).hexdigest()[:10]}"
 
 
@@ -178,9 +178,7 @@ def loose_identity(settings: Settings) -> str:
     """The identity without what changes only rounding or evaluation: runs with the same one can stand for each other, with a mark."""
     changes: dict[str, Any] = {name: DEFAULTS[name] for name in VARIANT}
     if settings.selection.split("(")[0] in (LAST, MEAN_LAST):
-        changes |= {name: DEFAULTS[name] for name in OF_EVALUATION} | {"selection": LAST}
-    else:
-        changes["evaluate_last"] = DEFAULTS["evaluate_last"]
+        changes |= {"evaluate_every": DEFAULTS["evaluate_every"], "selection": LAST}
     return identity_of(dataclasses.replace(settings, **changes))
 
 

@@ -16,12 +16,11 @@ from pathlib import Path
 import tomli_w
 
 from polyfed.errors import SettingError
-from polyfed.flower.new_files import refuse_existing, writing_to
 from polyfed.flower.run_config import DEFAULTS, SETTINGS_KEY, settings_text
 from polyfed.settings import Settings
 
 SERVER_APP, CLIENT_APP = "polyfed.flower.server_app:app", "polyfed.flower.client_app:app"
-PROJECT, RECIPE, README = "pyproject.toml", "recipe.toml", "README.md"
+PROJECT, RECIPE = "pyproject.toml", "recipe.toml"
 ALWAYS_WRITTEN = ("data", "method", "rounds")
 LONGEST_NAME = 32
 # Flower leaves files of these names out of what it sends.
@@ -41,19 +40,20 @@ def write_app(folder: Path, settings: Settings, name: str, server_app: str = SER
         The files written.
     """
     own = own_files(settings.load)
-    refuse_existing(folder, [PROJECT, RECIPE, README, *own], "nothing is overwritten. Name another folder.")
+    if folder.exists() and not folder.is_dir():
+        raise SettingError(f"{folder} is a file. Name a folder.")
+    if found := [name for name in (PROJECT, RECIPE, *own) if (folder / name).exists()]:
+        raise SettingError(f"{folder} already holds {', '.join(found)}, and nothing is overwritten. Name another folder.")
     travelling = dataclasses.replace(settings, load=tuple(own))
-    texts = {
-        PROJECT: project_text(travelling, name, server_app),
-        RECIPE: recipe_text(travelling, name),
-        README: readme_text(name),
-    }
-    with writing_to(folder):
+    texts = {PROJECT: project_text(travelling, name, server_app), RECIPE: recipe_text(travelling, name)}
+    try:
         folder.mkdir(parents=True, exist_ok=True)
         for file, text in texts.items():
             (folder / file).write_text(text, encoding="utf-8")
         for file, source in own.items():
             shutil.copyfile(source, folder / file)
+    except OSError as error:
+        raise SettingError(f"Cannot write to {folder}: {error.strerror or error}. Name another place.") from error
     return [folder / file for file in (*texts, *own)]
 
 
@@ -114,86 +114,3 @@ def app_name(name: str) -> str:
     """
     plain = re.sub(r"[^a-z0-9]+", "-", Path(name).name.removesuffix(".toml").lower()).strip("-")
     return plain[:LONGEST_NAME].strip("-") or "polyfed-app"
-
-
-def readme_text(name: str) -> str:
-    """How to start everything, word by word."""
-    return README_TEXT.replace("NAME", app_name(name))
-
-
-README_TEXT = """\
-# NAME over Flower
-
-This folder is a Flower app. `flwr run` sends it to the SuperLink, which hands it to the SuperNodes. It holds settings only:
-polyfed with its flower extra (`pip install 'polyfed[flower]'`) must be installed on every machine, in the same version.
-
-* `pyproject.toml`: the app; the settings are the JSON text `polyfed-settings`.
-* `recipe.toml`: the same settings, to read. To change them: `polyfed deploy init ANOTHER_DIR --recipe recipe.toml --set rounds=50`.
-
-The commands below start three nodes on one machine. Run them in this folder, each block in a terminal of its own, with the Python
-environment of polyfed active: Flower looks for its own programs on the `PATH`.
-
-## 1. Certificates and keys (for trials)
-
-```
-polyfed deploy certs ../certificates --nodes 3
-```
-
-If nodes run on other machines, add the name by which they reach this one: `--host fl.example.org`.
-
-## 2. The server
-
-```
-export FLWR_TELEMETRY_ENABLED=0 FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1
-flower-superlink --host 127.0.0.1 --port 8000 \\
-  --ssl-ca-certfile ../certificates/ca.crt --ssl-certfile ../certificates/server.crt --ssl-keyfile ../certificates/server.key \\
-  --enable-supernode-auth --disable-runtime-dependency-installation
-```
-
-For nodes on other machines say `--host 0.0.0.0`.
-
-## 3. Tell `flwr` where the server is, and the server which nodes may come in
-
-```
-mkdir -p ~/.flwr
-grep -qsF '[superlink.trial]' ~/.flwr/config.toml || cat >> ~/.flwr/config.toml <<END
-
-[superlink.trial]
-address = "127.0.0.1:8000"
-root-certificates = "$(realpath ../certificates/ca.crt)"
-END
-flwr supernode register ../certificates/node-1.pub trial
-flwr supernode register ../certificates/node-2.pub trial
-flwr supernode register ../certificates/node-3.pub trial
-```
-
-## 4. The nodes
-
-Each node says in `--node-config` where its data are and which domain they are. The data stay where they are. For node 1:
-
-```
-export FLWR_TELEMETRY_ENABLED=0 FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1 FLWR_HOME=$HOME/.flwr-node-1
-flower-supernode --superlink 127.0.0.1:8000 --root-certificates ../certificates/ca.crt \\
-  --auth-supernode-private-key ../certificates/node-1 --host 127.0.0.1 --port 9094 \\
-  --node-config 'data="/srv/images" domain="sketch"'
-```
-
-The others have their own number in `FLWR_HOME` and the key, their own data and domain, and, on the same machine, their own port.
-
-## 5. The run
-
-```
-flwr run . trial --stream --run-config 'min-nodes=3'
-```
-
-The log ends with the accuracy of each domain and the run folder, which is on the server, in `runs/` where `flower-superlink` was started.
-`flwr list trial` shows how runs stand, `flwr stop RUN_ID trial` ends one. `--run-config` may also say:
-
-* `min-nodes=3 wait=600.0`: how many nodes the run waits for, and for how many seconds at most;
-* `timeout=3600.0`: how many seconds a node may take to answer an ask;
-* `patience=120.0`: how many seconds a node that has gone is waited for;
-* `describe-timeout=300.0`: how many seconds a node may take to describe itself;
-* `unseen-data="/srv/unseen"`: images on the server, on whose domains the newcomer's model is tested;
-* `newcomer-model=true`: at the end, ask the nodes once for the layers that stayed local, so that the run folder has a model for newcomers;
-* `out="/srv/runs/trial"`: the run folder; if it holds a run with the same settings, that run goes on.
-"""

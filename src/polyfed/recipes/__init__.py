@@ -251,32 +251,6 @@ def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return chosen
 
 
-def copy(name: str, destination: str | None = None) -> Path:
-    """Copy a shipped recipe for the user to own; its command then names the copy. Nothing is overwritten.
-
-    Args:
-        name: the name of a shipped recipe; hyphens, underscores and case do not matter.
-        destination: a file or a folder; default: the last part of the name, here.
-    """
-    shipped = same_name(name, shipped_names())
-    if shipped is None:
-        raise SettingError(f"There is no recipe called {name!r}. {nearest(name, shipped_names())}")
-    name = shipped
-    own = Path(name).name + SUFFIX
-    target = Path(own) if destination is None else Path(destination)
-    if target.is_dir():
-        target = target / own
-    text = shipped_texts()[name].replace(f"--recipe {name}", f"--recipe {target}")
-    try:
-        with target.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError as error:
-        raise SettingError(f"{target} exists already and is left as it is. Name another file: polyfed cp {name} FILE.") from error
-    except OSError as error:
-        raise SettingError(f"Cannot write {target}: {error.strerror or error}. Name another place.") from error
-    return target
-
-
 def command_of(text: str) -> str:
     """The command in the first comment of a recipe's text; empty where there is none."""
     for line in text.splitlines():

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import inspect
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from polyfed.backends.choose import require_known
@@ -27,47 +27,19 @@ from polyfed.data.placeholders import blank_data, blank_federation
 from polyfed.data.registry import data_sets, partitions
 from polyfed.errors import DataError, OptionError, PolyfedError, nearest
 from polyfed.models import models
-from polyfed.recipes import SETTINGS, Problem, find, form_problems, line_of, method_problems, methods_in, name_code, parsed, usable
 from polyfed.runs.assemble import build_bench, build_loss, prepared_model
-from polyfed.runs.candidates import read_candidate
 from polyfed.settings import AUTO, Settings
 from polyfed.text import Call, read_call, read_sum
 
 GIVEN_BY_RUN = ("root", "classes", "input_shape", "dataset", "seed", "class_counts")
 
 
-def problems_with(text: str, trust: bool = False) -> list[Problem]:
-    """Every problem of a recipe, given by its file or its name; a file that is not there is an error.
-
-    Args:
-        text: the file or name.
-        trust: run the files of methods that the recipe names.
-    """
-    found_as = find(text)
-    document, problems = parsed(found_as.content)
-    if problems:
-        return problems
-    content = found_as.content.decode()
-    problems = form_problems(content, document)
-    written = document.get(SETTINGS)
-    if not isinstance(written, Mapping):
-        return problems
-    sound, unsound = usable(written)
-    name_code(text, written, trust)
-    found = Findings(lambda key: line_of(content, key), {key for key, _ in unsound})
-    check_texts(sound, found)
-    check_together(sound, found)
-    for method, own in sound_methods(document).items():
-        check_compared(sound, method, own, found)
-    return sorted([*problems, *found.problems], key=lambda problem: problem.line or 0)
-
-
 class Findings:
-    """Gathers problems, each with the line of the setting it is about; ``wrong`` are the settings that have any."""
+    """Gathers problems; ``wrong`` are the settings that have any."""
 
-    def __init__(self, line: Callable[[str], int | None], wrong: Iterable[str] = ()) -> None:
-        self.line, self.wrong = line, set(wrong)
-        self.problems: list[Problem] = []
+    def __init__(self, wrong: Iterable[str] = ()) -> None:
+        self.wrong = set(wrong)
+        self.problems: list[str] = []
 
     @contextlib.contextmanager
     def about(self, key: str) -> Iterator[None]:
@@ -75,7 +47,7 @@ class Findings:
         try:
             yield
         except PolyfedError as error:
-            self.problems.append(Problem(str(error), self.line(key)))
+            self.problems.append(str(error))
             self.wrong.add(key)
 
 
@@ -113,20 +85,6 @@ def check_method(settings: Settings, found: Findings) -> None:
     if not found.wrong & {"load", "method"}:
         with found.about("method"):
             join(parts)
-
-
-def sound_methods(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The methods of the table ``[methods]`` whose own settings can be used."""
-    return {} if "made_with" in document or list(method_problems(document)) else methods_in(document)
-
-
-def check_compared(settings: Settings, text: str, own: Mapping[str, Any], found: Findings) -> None:
-    """One method of the table ``[methods]``, with the settings of its own: what is wrong with it alone is told by its line."""
-    about_it = Findings(lambda _: found.line(text), found.wrong - {"method"})
-    known = {problem.sentence for problem in found.problems}
-    with about_it.about("method"):
-        check_together(read_candidate(text, own).settings(settings), about_it)
-    found.problems += [problem for problem in about_it.problems if problem.sentence not in known]
 
 
 def check_call(registry: Registry[Any], text: str) -> Recorded[Any]:

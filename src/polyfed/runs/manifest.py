@@ -13,8 +13,7 @@ from typing import Any
 from polyfed.errors import RunFolderError
 
 FORMAT = 2
-BEFORE_2 = {"ledger": "costs"}
-"""Notes that had other names in the first format."""
+OLDER = "was written by polyfed 0.1 (format 1), which this version does not read. Open it with polyfed 0.2."
 
 
 def manifest_files(folder: Path) -> list[Path]:
@@ -59,7 +58,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if not isinstance(manifest.get("notes"), dict):
         raise Damaged(f"{path} is damaged (it has no notes).")
     if written_as < FORMAT:
-        manifest["notes"] = {BEFORE_2.get(name, name): note for name, note in manifest["notes"].items()}
+        raise RunFolderError(f"{path} {OLDER}")
     return manifest  # type: ignore[no-any-return]
 
 

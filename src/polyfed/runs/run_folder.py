@@ -27,15 +27,13 @@ from polyfed.runs.account_key import is_sealed, sealed
 from polyfed.runs.atomic_write import write_atomically
 from polyfed.runs.checkpoint import Checkpoints, Snapshot
 from polyfed.runs.lock import hold_lock
-from polyfed.runs.manifest import newest_notes
+from polyfed.runs.manifest import OLDER, newest_notes
 from polyfed.runs.portable_paths import anchored
 from polyfed.settings import Settings, setting_names
 
 log = logging.getLogger("polyfed")
 
 FORMAT = 2
-BEFORE_2 = {"settings": {"deliver": "backend"}, "method": {"leaves": "data_derived_uploads", "grain": "granularity"}}
-"""Names of the first format, by table; such runs are still opened and resumed."""
 DOCUMENT, METRICS, NEWCOMER_FILE = "run.toml", "metrics.jsonl", "newcomer.safetensors"
 ANSWERS_FILE = "answers.safetensors"
 SEALS = "seals"
@@ -127,7 +125,9 @@ class RunFolder:
             raise RunFolderError(
                 f"{path} was written by a newer polyfed (format {document['format']}, this one reads {FORMAT}). Upgrade polyfed to go on."
             )
-        return with_all_options(document if document.get("format", 0) == FORMAT else renamed(document))
+        if document.get("format", 1) < FORMAT:
+            raise RunFolderError(f"{path} {OLDER}")
+        return with_all_options(document)
 
     def settings(self) -> Settings:
         """The settings of the run."""
@@ -354,16 +354,6 @@ class RunFolder:
         with self.metrics_file.open("a+b") as file:
             file.truncate(size)
         return True
-
-
-def renamed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """What an older polyfed wrote, with the names of today."""
-    tables = {
-        table: {names.get(key, key): value for key, value in document[table].items()}
-        for table, names in BEFORE_2.items()
-        if isinstance(document.get(table), dict)
-    }
-    return {**document, **tables}
 
 
 def with_all_options(document: dict[str, Any]) -> dict[str, Any]:

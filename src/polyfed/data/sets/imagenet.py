@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from polyfed.data.archives import FileTree, JoinedTree
 from polyfed.data.declaration import (
     Declaration,
     SplitCounts,
@@ -15,47 +14,35 @@ from polyfed.data.declaration import (
     size_option,
     validation_option,
 )
-from polyfed.data.imagenet_labels import LISTS, validation_ids
 from polyfed.data.streamed_files import StreamedFiles
-from polyfed.data.tar_of_tars import TarOfTars
 from polyfed.data.wordnet_folders import holding, wordnet_files, wordnet_ids
+from polyfed.errors import DataError
 
 NUMBER = 1000
 CLASSES = tuple(f"class {number:03d}" for number in range(NUMBER))
 DOMAIN = "ImageNet"
-FOLDERS = f"folders train/<id>/* and val/<id>/* (torchvision's), or Kaggle's ILSVRC/Data/CLS-LOC/, or val/* with {LISTS}"
-ARCHIVES = f"archives ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, as they were downloaded, with {LISTS}"
+LAYOUT = "folders train/<id>/* and val/<id>/*, as torchvision unpacks them"
 SIZES: Mapping[str, SplitCounts] = {DOMAIN: {"train": 1_281_167, "test": (50,) * NUMBER}}
 PLACES = ("imagenet", "ImageNet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC", "")
-TRAINING_ARCHIVE, VALIDATION_ARCHIVE = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
+TRAINING_ARCHIVE = "ILSVRC2012_img_train.tar"
 
 
 def find(root: Path, size: int, validation: float) -> list[StreamedFiles]:
     """The one domain under a folder."""
-    layout, tree = _tree(root)
+    tree = holding(root, PLACES)
     if tree is None:
+        for archive in (root / place / TRAINING_ARCHIVE for place in PLACES):
+            if archive.is_file():
+                raise DataError(
+                    f"{archive} is not unpacked. Unpack it once to train/<id>/ and val/<id>/, with torchvision.datasets.ImageNet or tar."
+                )
         return []
-    found = wordnet_files(
-        tree, layout, data_set="imagenet", title=DOMAIN, classes=NUMBER, size=size, validation=validation, flat=validation_ids
-    )
-    return [found]
+    return [wordnet_files(tree, LAYOUT, data_set="imagenet", title=DOMAIN, classes=NUMBER, size=size, validation=validation)]
 
 
 def class_names(root: Path, usual: tuple[str, ...] = CLASSES) -> tuple[str, ...]:
     """The WordNet ids of the classes under a folder."""
-    return wordnet_ids(_tree(root)[1], usual)
-
-
-def _tree(root: Path) -> tuple[str, FileTree | None]:
-    """The files, and the layout they are in."""
-    unpacked = holding(root, PLACES)
-    if unpacked is not None:
-        return FOLDERS, unpacked
-    for folder in (root / place for place in PLACES):
-        parts = {"train": folder / TRAINING_ARCHIVE, "val": folder / VALIDATION_ARCHIVE}
-        if parts["train"].is_file():
-            return ARCHIVES, JoinedTree(folder, [TarOfTars(path, part) for part, path in parts.items() if path.is_file()])
-    return "", None
+    return wordnet_ids(holding(root, PLACES), usual)
 
 
 IMAGENET = Declaration(
@@ -71,8 +58,8 @@ IMAGENET = Declaration(
     splits="the published training part; the public validation part for testing",
     terms="non-commercial research and education; the files come from image-net.org after a registration",
     citation="Russakovsky et al. 2015",
-    layouts=(FOLDERS, ARCHIVES),
-    expected={FOLDERS: SIZES, ARCHIVES: SIZES},
+    layouts=(LAYOUT,),
+    expected={LAYOUT: SIZES},
     default_model="resnet18",
     options=(
         size_option(224, "Side of the images."),
@@ -80,7 +67,7 @@ IMAGENET = Declaration(
         augment_option("imagenet", "Augmentation of training batches; PyTorch's recipe by default."),
         normalise_option("imagenet"),
     ),
-    page="https://image-net.org/download.php: register and agree to the terms, get the ILSVRC 2012 training and validation images and the development kit (task 1 & 2), as they are or unpacked to train/<id>/ and val/<id>/; or Kaggle's imagenet-object-localization-challenge",
+    page="https://image-net.org/download.php: register and agree to the terms, get the ILSVRC 2012 training and validation images and the development kit (task 1 & 2), and unpack them once with torchvision.datasets.ImageNet",
     find=find,
     class_names=class_names,
 )
