@@ -136,6 +136,17 @@ def test_a_cell_takes_the_group_with_the_most_seeds_and_never_mixes() -> None:
     assert list(Ledger(exact).exact(wanted)) == [0] and not Ledger(half).exact(wanted)
 
 
+def test_runs_that_differ_in_scored_rounds_only_are_one_group() -> None:
+    before = [made_record("fedbn", seed, 0.5) for seed in (0, 1, 2)]
+    after = [made_record("fedbn", seed, 0.6, evaluate_every=5) for seed in (2, 3)]
+    found = Ledger([*before, *after]).find(Settings(method="fedbn", evaluate_every=5))
+    assert {seed: record.scores[0]["accuracy"] for seed, record in found.items()} == {0: 0.5, 1: 0.5, 2: 0.6, 3: 0.6}
+    found = Ledger([*before, *after]).find(Settings(method="fedbn"))
+    assert found[2].scores[0]["accuracy"] == 0.5 and len(found) == 4
+    chosen = [Settings(method="fedbn", selection="best_validation", evaluate_last=last) for last in (0, 10)]
+    assert identity_of(chosen[0]) == identity_of(chosen[1]), "the four shared runs and their next seeds"
+
+
 def test_last_rounds_may_stand_for_means_of_last_rounds_with_a_mark_but_not_for_a_chosen_round() -> None:
     last = made_record("fedbn", 0, 0.5)
     mean = Settings(method="fedbn", selection="mean_last(10)")

@@ -187,6 +187,8 @@ def marks_of(record: Record, wanted: Settings) -> tuple[str, ...]:
     found = [str(value) for name in VARIANT if (value := getattr(record.full_settings, name)) != getattr(wanted, name)]
     if record.selection == LAST and wanted.selection.startswith(MEAN_LAST):
         found.append(LAST_ONLY)
+    if record.selection.startswith(MEAN_LAST) and wanted.selection == LAST:
+        found.append(f"mean of the last {len(record.last_rounds)} rounds")
     return tuple(dict.fromkeys([*found, *record.notes]))
 
 
@@ -314,13 +316,13 @@ class Ledger:
 
     def __init__(self, records: Iterable[Record]) -> None:
         self.records = sorted(records, key=lambda one: (one.identity, one.seed))
-        self.loose: dict[str, dict[str, dict[int, Record]]] = {}
+        self.loose: dict[str, list[Record]] = {}
+        known: dict[tuple[str, int], Record] = {}
         for record in self.records:
-            settings = record.full_settings
-            exact = self.loose.setdefault(loose_identity(settings), {}).setdefault(identity_of(settings), {})
-            if record.seed in exact:
-                raise RunFolderError(f"{record.file} and {exact[record.seed].file} are the same run. Remove one of them.")
-            exact[record.seed] = record
+            before = known.setdefault((identity_of(record.full_settings), record.seed), record)
+            if before is not record:
+                raise RunFolderError(f"{record.file} and {before.file} are the same run. Remove one of them.")
+            self.loose.setdefault(loose_identity(record.full_settings), []).append(record)
 
     @classmethod
     def read(cls, folder: Path) -> Ledger:
@@ -329,17 +331,27 @@ class Ledger:
 
     def exact(self, settings: Settings) -> dict[int, Record]:
         """The records with exactly these settings, by seed."""
-        return self.loose.get(loose_identity(settings), {}).get(identity_of(settings), {})
+        wanted = identity_of(settings)
+        return {one.seed: one for one in self.loose.get(loose_identity(settings), []) if identity_of(one.full_settings) == wanted}
 
     def find(self, settings: Settings) -> dict[int, Record]:
         """The records for a cell, by seed.
 
-        Runs that differ only in precision, memory layout, backend or evaluation count as well, but are never mixed: the group with the
-        most seeds is taken; of two groups with equally many, the one with exactly these settings.
+        Runs that differ only in precision, memory layout, backend or selection of the last rounds count as well, but are never mixed:
+        the group with the most seeds is taken; of two groups with equally many, the one with these settings. Runs of a group may differ
+        in which rounds were scored besides; of two for the same seed, the one with exactly these settings is taken.
         """
-        groups = self.loose.get(loose_identity(settings), {})
-        wanted = identity_of(settings)
+        groups: dict[tuple[str, ...], dict[int, Record]] = {}
+        exact = self.exact(settings)
+        for record in self.loose.get(loose_identity(settings), []):
+            group = groups.setdefault(_variant(record.full_settings), {})
+            group[record.seed] = exact.get(record.seed, record) if _variant(settings) == _variant(record.full_settings) else record
         if not groups:
             return {}
-        best = max(groups, key=lambda name: (len(groups[name]), name == wanted, -len(name), name))
+        best = max(groups, key=lambda variant: (len(groups[variant]), variant == _variant(settings), variant))
         return dict(sorted(groups[best].items()))
+
+
+def _variant(settings: Settings) -> tuple[str, ...]:
+    """What must not differ between the runs of a cell."""
+    return tuple(str(getattr(settings, name)) for name in (*VARIANT, "selection"))
