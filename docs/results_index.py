@@ -17,6 +17,7 @@ from polyfed.experiments.budget import core_hours
 from polyfed.experiments.claims import (
     NOT_COMPARABLE,
     NOT_RUN,
+    ONE_SEED,
     REDUCED_ONLY,
     JudgedOrder,
     PublishedOrder,
@@ -76,14 +77,15 @@ class Answer:
         if self.run:
             return status_of(self.run)
         if self.shown is not None and not self.item.orders:
-            return REDUCED_ONLY if self.shown.form.name == "reduced" else NOT_COMPARABLE
+            seeds = {seed for one in self.shown.outcomes for seed in one.values}
+            return REDUCED_ONLY if self.shown.form.name == "reduced" else ONE_SEED if len(seeds) < 2 else NOT_COMPARABLE
         return NOT_COMPARABLE if self.reason else NOT_RUN
 
     @property
     def seeds(self) -> str:
         """The seeds that both cells of an order share; of a claim without orders, those of its numbers."""
         found = [set(one.signs) for one in self.run]
-        if not found and self.status == NOT_COMPARABLE and self.shown is not None:
+        if not found and self.shown is not None and not self.item.orders:
             found = [set(one.values) for one in self.shown.outcomes if one.values]
         names = list(dict.fromkeys(", ".join(map(str, sorted(seeds))) for seeds in found if seeds))
         return "; ".join(names) or "–"

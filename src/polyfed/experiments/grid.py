@@ -312,8 +312,9 @@ class PlannedRun:
 
 @functools.cache
 def folder_of(settings: Settings) -> str:
-    """The name of the folder of runs with these settings, whatever their seed."""
-    values = {name: getattr(settings, name) for name in setting_names() if name not in NOT_IN_NAME}
+    """The name of the folder of runs with these settings, whatever their seed; a new setting at its default does not change it."""
+    names = [name for name in setting_names() if name not in NOT_IN_NAME and getattr(settings, name) != _default(name)]
+    values = {name: getattr(settings, name) for name in names}
     written = json.dumps(values | {"method": canonical(settings.method)}, sort_keys=True, default=list).encode()
     return f"{data_slug(settings.data)}-{slug(settings.method)[:30]}-{hashlib.sha256(written).hexdigest()[:10]}"
 
