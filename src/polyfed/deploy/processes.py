@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,8 +114,3 @@ def answers(host: str, port: int, seconds: float = 0.5) -> bool:
 def tail(text: str, lines: int = 12) -> str:
     """The last lines of a text."""
     return "\n".join(text.strip().splitlines()[-lines:])
-
-
-def sleep_until(deadline: float, longest: float = 0.2) -> None:
-    """Sleep a little, but not beyond a deadline."""
-    time.sleep(max(0.0, min(longest, deadline - time.monotonic())))

@@ -24,9 +24,9 @@ def experiment_rows(root: str | None = None, out: str | Path = FOLDER) -> list[d
     return [_row(read_item(name), root, Path(out), here) for name in item_names()]
 
 
-def experiment_row(name: str, root: str | None = None, out: str | Path = FOLDER) -> dict[str, Any]:
+def experiment_row(name: str) -> dict[str, Any]:
     """The row of one experiment."""
-    return _row(read_item(name), root, Path(out), {})
+    return _row(read_item(name), None, Path(FOLDER), {})
 
 
 def _row(item: PaperItem, root: str | None, out: Path, here: dict[str, bool]) -> dict[str, Any]:

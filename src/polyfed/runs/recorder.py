@@ -33,9 +33,9 @@ from polyfed.runs.statistics_drift import STATISTICS, StatisticsDrift
 log = logging.getLogger("polyfed")
 
 NOTED = "noted"
+"""The view of what a method logs in a round (``server.note``)."""
 OF_TRAINING = ("training", SPREAD, STATISTICS, NOTED)
 """Views of metrics that training writes; the others are scores."""
-"""The view of what a method itself noted of a round (``server.note``)."""
 
 
 @dataclasses.dataclass(frozen=True)
