@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,7 @@ def outcome(job: Job, results: Results, known: Ledger) -> str:
     if job.settings is None:
         return str(state.get("outcome", ""))
     record = known.exact(job.settings).get(job.settings.seed)
-    if record is not None and set(job.analyses) <= set(record.analyses):
+    if record is not None and (record.state == DIVERGED or set(job.analyses) <= set(record.analyses)):
         return record.state
     return "failed" if state.get("outcome") == "failed" else ""
 
@@ -169,7 +170,13 @@ class Queue:
         """Read the list again if it or the log of a rate search changed, and the ledger if it grew."""
         changed = tuple(path.stat().st_mtime for path in (self.listed, *sorted(self.results.path.glob("rates/*.json"))))
         if changed != self.read_at:
-            self.read_at, self.expanded = changed, expand(read_list(self.listed), self.root, self.results.path)
+            self.read_at = changed
+            try:
+                self.expanded = expand(read_list(self.listed), self.root, self.results.path)
+            except (tomllib.TOMLDecodeError, SettingError) as error:
+                if not self.expanded.jobs:
+                    raise
+                print(f"{self.listed} cannot be read, so the list stays as it was: {error}", flush=True)
             for name, problem in self.expanded.problems.items():
                 print(f"{name}: {problem}", flush=True)
         folders = (self.script.parent.parent / PUBLISHED, self.results.ledger)
@@ -232,12 +239,12 @@ class Queue:
         for one in [one for one in self.running if one.process.poll() is not None]:
             self.running.remove(one)
             key, code = one.job.key, one.process.returncode
-            if one.job.settings is None:
+            if one.job.settings is None and code >= 0:
                 spent = float(self.results.read_state(key).get("cpu_seconds", 0.0)) + time.time() - one.started
                 self.results.write_state(
                     key, outcome=FINISHED if code == 0 else "failed", cpu_seconds=spent, error=f"exit code {code}"
                 )
-            elif code != 0:
+            elif code != 0:  # a command that was killed starts again as well, since it resumes
                 kills = int(self.results.read_state(key).get("kills", 0)) + 1
                 self.results.write_state(key, kills=kills)
                 if code > 0 or kills >= MOST_KILLS:

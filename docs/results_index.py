@@ -195,7 +195,8 @@ def summary_table(folder: str) -> str:
             one.published(),
             ours,
             one.seeds,
-            one.status,
+            one.status
+            + (f" ({len(one.run)} of {len(one.tested)} orders run)" if len(one.run) < len(one.tested) and one.run else ""),
         ]
         rows.append([cell.replace("|", "\\|") for cell in cells])
     return table(("paper", "claim", "published", "ours", "seeds", "status"), rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -14,9 +15,10 @@ from types import ModuleType
 import pytest
 
 from helpers.paths import ROOT
+from helpers.records import made_record
 from helpers.scripts import loaded
 from polyfed.errors import SettingError
-from polyfed.experiments.ledger import Ledger, loose_identity, read_record
+from polyfed.experiments.ledger import Ledger, loose_identity, read_record, recorded_settings
 from polyfed.experiments.recording import train_recorded
 
 SCRIPT = ROOT / "benchmarks" / "queue"
@@ -68,6 +70,14 @@ def write_list(folder: Path, text: str = LIST) -> Path:
     path = folder / "queue.toml"
     path.write_text(text)
     return path
+
+
+def test_a_diverged_run_does_not_run_again_for_its_analyses(lists: ModuleType, tmp_path: Path) -> None:
+    processes = loaded(ROOT / "benchmarks" / "queue_processes.py")
+    entry = {"experiment": "fedwon/figure-1", "seeds": [0]}
+    (job,) = lists.expand([entry], "DATA").jobs
+    record = dataclasses.replace(made_record("fedavg", 0, float("nan")), settings=recorded_settings(job.settings))
+    assert job.analyses and processes.outcome(job, processes.Results(tmp_path), Ledger([record])) == "diverged"
 
 
 def test_an_entry_waits_for_its_learning_rate(lists: ModuleType, tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_in_detail_few_clients_keep_their_answers_and_areas() -> None:
 
 
 def test_clients_whose_answers_hang_on_the_last_digit_are_scored_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    near = torch.tensor([[0.4, 0.2, 0.4 - 1e-7], [0.4, 0.2, 0.4 - 1e-4]])
+    near = torch.tensor([[0.4, 0.2, 0.4 - 1e-7], [0.4, 0.2, 0.4 - 1e-3]])
     assert joint_scoring.near_ties(near).tolist() == [True, False]
     assert joint_scoring.near_ties(torch.ones(2, 1)).tolist() == [False, False], "one class has no second"
     run = experiment(data=few_clients(*[9] * 7), clients_per_round=None)

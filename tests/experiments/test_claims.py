@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 
@@ -61,7 +62,7 @@ def test_seeds_decide_by_a_paired_t_test() -> None:
 
 def test_seeds_that_disagree_or_are_noisy_cannot_be_distinguished() -> None:
     assert case({0: 0.90, 1: 0.50}, {0: 0.50, 1: 0.51}).status == "cannot be distinguished"
-    noisy = case({0: 0.52, 1: 0.70}, {0: 0.50, 1: 0.50})
+    noisy = case({0: 0.52, 1: 0.70, 2: 0.51}, {0: 0.50, 1: 0.50, 2: 0.50})
     assert noisy.status == "cannot be distinguished" and noisy.p_seeds is not None and noisy.p_seeds > 0.3
     assert case({0: 0.5, 1: 0.5}, {0: 0.5, 1: 0.5}).status == "cannot be distinguished", "a tie"
     assert case({0: 0.6, 1: 0.5}, {0: 0.5, 1: 0.5}).status == "cannot be distinguished", "one seed is a tie"
@@ -84,17 +85,47 @@ def test_diverged_seeds_are_lost_by_the_method_that_diverged() -> None:
     assert case({0: 0.6, 1: 0.7, 2: NAN}, {}).high.words() == "65.0 ± 7.1 (1 of 3 diverged)"
 
 
-def test_images_are_paired_over_the_shared_seeds_and_tested_as_mcnemar_does() -> None:
-    right = {0: [True] * 12 + [False] * 8, 1: [True] * 14 + [False] * 6, 2: [True] * 20}
-    wrong = {0: [True] * 4 + [False] * 15 + [True], 1: [False] * 5 + [True] * 10 + [False] * 5}
-    one = judged(records("fedbn", {0: 0.52, 1: 0.70, 2: 0.9}, right), records("fedavg", {0: 0.50, 1: 0.50}, wrong))
-    # Seed 0: images 4 to 11 only the first, image 19 only the second. Seed 1: images 0 to 4 only the first, image 14 only the second.
-    assert one.images == Images(40, 13, 2)
-    assert one.images.p_value == pytest.approx(2 * binom.cdf(2, 15, 0.5)) == pytest.approx(2 * (1 + 15 + 105) / 2**15)
-    assert one.status == "confirmed" and one.p_seeds is not None and one.p_seeds > 0.05, "decided by the images"
-    assert "McNemar over 40 images (13 against 2) p = 0.007" in str(one)
-    against = judged(records("fedbn", {0: 0.52, 1: 0.70}, wrong), records("fedavg", {0: 0.50, 1: 0.50}, right))
+RIGHT = {seed: [True] * 12 + [False] * 8 for seed in range(3)}
+WRONG = {seed: [True] * 2 + [False] * 17 + [True] for seed in range(3)}
+"""Images 2 to 11 only the first classifies correctly, image 19 only the second."""
+
+
+def test_an_image_counts_once_however_many_seeds_there_are() -> None:
+    one = judged(records("fedbn", {0: 0.61, 1: 0.61}, RIGHT), records("fedavg", {0: 0.50, 1: 0.51}, WRONG))
+    assert one.images == Images(20, 10, 1)
+    assert one.images.p_value == pytest.approx(2 * binom.cdf(1, 11, 0.5)) == pytest.approx(2 * (1 + 11) / 2**11)
+    # Image 0: one seed for each method, a tie. Image 1: the first in one seed, both in the other.
+    mixed = judged(
+        records("fedbn", {0: 0.6, 1: 0.6}, {0: [True, True], 1: [False, True]}),
+        records("fedavg", {0: 0.5, 1: 0.5}, {0: [False, False], 1: [True, True]}),
+    )
+    assert mixed.images == Images(2, 1, 0)
+
+
+def test_two_seeds_need_images_and_a_difference_beyond_two_deviations() -> None:
+    apart = judged(records("fedbn", {0: 0.61, 1: 0.61}, RIGHT), records("fedavg", {0: 0.50, 1: 0.51}, WRONG))
+    assert apart.status == "confirmed" and apart.p_seeds is None, "differences 11 and 10: mean 10.5, deviation 0.7"
+    assert "+10 ± 0.71 over 2 seeds; sign test over 20 images (10 against 1) p = 0.012" in str(apart)
+    near = judged(records("fedbn", {0: 0.61, 1: 0.54}, RIGHT), records("fedavg", {0: 0.50, 1: 0.50}, WRONG))
+    assert near.status == "cannot be distinguished", "differences 11 and 4: mean 7.5, deviation 4.9"
+    assert case({0: 0.61, 1: 0.61}, {0: 0.50, 1: 0.51}).status == "cannot be distinguished", "no images"
+    assert case({0: 0.6, 1: 0.7}, {0: 0.5, 1: 0.6}).status == "cannot be distinguished", "equal differences prove nothing"
+
+
+def test_images_and_seeds_must_both_decide() -> None:
+    same = {seed: [True] * 10 + [False] * 10 for seed in range(3)}
+    clear = {0: 0.60, 1: 0.62, 2: 0.61}, {0: 0.50, 1: 0.53, 2: 0.51}
+    assert judged(records("fedbn", clear[0], same), records("fedavg", clear[1], same)).status == "cannot be distinguished"
+    assert judged(records("fedbn", clear[0], RIGHT), records("fedavg", clear[1], WRONG)).status == "confirmed"
+    against = judged(records("fedbn", clear[0], WRONG), records("fedavg", clear[1], RIGHT))
     assert against.status == "cannot be distinguished", "images say the opposite of the means over domains"
+    noisy = {0: 0.51, 1: 0.53, 2: 0.81}, {0: 0.50, 1: 0.50, 2: 0.50}
+    assert judged(records("fedbn", noisy[0], RIGHT), records("fedavg", noisy[1], WRONG)).status == "cannot be distinguished"
+
+
+def test_answers_of_one_round_do_not_test_a_mean_of_several() -> None:
+    averaged = [dataclasses.replace(one, last_rounds=[1, 2]) for one in records("fedbn", {0: 0.6, 1: 0.6}, RIGHT)]
+    assert judged(averaged, records("fedavg", {0: 0.5, 1: 0.5}, WRONG)).images is None
 
 
 def test_other_images_or_none_give_no_image_test() -> None:

@@ -344,3 +344,25 @@ def test_a_last_round_that_is_not_typical_is_reported(monkeypatch: pytest.Monkey
 def test_a_mean_over_no_rounds_is_refused(wrong: str) -> None:
     with pytest.raises(SettingError, match="selection cannot be"):
         Settings(selection=wrong)
+
+
+@pytest.mark.usefixtures("given_tests")
+def test_a_mean_over_fewer_rounds_than_asked_for_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    class Stop(Callback):
+        def after_round(self, run: RunState) -> bool:
+            return run.round == 2
+
+    result = train_run(experiment_of(selection="mean_last(2)"), None, callbacks=[Stop()])
+    assert result.accuracy["mean"] == pytest.approx(LAST_SCORES[1])
+    assert "mean_last(2): the run stopped early, after round 2. Scores are the mean of 1 of its last 2 rounds." in caplog.messages
+
+
+def test_answers_for_images_survive_a_stop_after_the_last_scores(tmp_path: Path) -> None:
+    whole = train_run(experiment_of(evaluate_every=1), RunFolder(tmp_path / "whole"))
+    with pytest.raises(Killed):
+        train_run(
+            experiment_of(evaluate_every=1), RunFolder(tmp_path / "cut"), observers=[lambda server: _killed(server.round == 4)]
+        )
+    resumed = go_on(tmp_path / "cut")
+    assert whole.answers and resumed.answers.keys() == whole.answers.keys()
+    assert resumed.experiment.costs.bytes == whole.experiment.costs.bytes

@@ -15,6 +15,9 @@ from helpers import tiny_runs
 from polyfed.core.data_types import Federation, TrainsWith
 from polyfed.data.registry import data_sets
 from polyfed.flower.run_config import read_settings, settings_text
+from polyfed.reports.commands import command
+from polyfed.reports.gather import read_run
+from polyfed.runs.compare import ComparedRuns
 from polyfed.runs.estimate import Estimator
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.first_loss import start_of
@@ -167,3 +170,15 @@ def test_a_loss_that_something_is_added_to_has_no_known_start() -> None:
 def test_a_loss_that_is_not_finite_suggests_a_rate() -> None:
     with pytest.raises(polyfed.PolyfedError, match=r"Lower --lr \(try 3.3e\+29\)"):
         polyfed.run(tiny_federation(), "fedavg", tiny_runs.tiny_net, lr=1e30, rounds=2, batch_size=4)
+
+
+def test_a_declared_rate_does_not_go_with_an_optimizer_of_the_methods_own() -> None:
+    """The data declare a rate for SGD; Adam has the general one, as in a run with --optimizer adam."""
+    runs = ComparedRuns(Settings(), "fedavg; fedavg with optimizer=adam", data=declaring(SGD), model=TinyNet())
+    assert [(run.settings.optimizer, run.settings.lr) for run in runs.runs] == [("sgd", 0.02), ("adam", 0.05)]
+
+
+@pytest.mark.parametrize(("given", "written"), [({}, False), ({"lr": 0.05}, True)])
+def test_the_command_of_a_run_gives_a_default_again_that_was_given(tmp_path: Path, given: dict[str, Any], written: bool) -> None:
+    polyfed.run("digits-mini(per_domain=10)", model="small_cnn(width=4)", out=tmp_path / "run", **SHORT, **given)
+    assert ("--lr 0.05" in command(read_run(tmp_path / "run"))) == written

@@ -274,7 +274,7 @@ _TABLE = (
     Slot(
         "schedule",
         "client",
-        "round, rounds → factor on the client learning rate; off if the run has a `--schedule`",
+        "round, rounds → factor on the client learning rate; off if the run has a `--schedule` other than constant",
         Join.ONE_OWNER,
         RateFactor,
     ),

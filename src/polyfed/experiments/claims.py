@@ -8,11 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 from scipy.stats import ttest_1samp
 
 from polyfed.errors import SettingError
 from polyfed.experiments.files import PaperItem
 from polyfed.experiments.grid import folder_of, sources_of
+from polyfed.experiments.ledger import LAST_ONLY
 from polyfed.experiments.reproduction import MADE, Outcome, Reproduction, Trained
 from polyfed.reports.paired_tests import mcnemar
 
@@ -22,6 +24,13 @@ ONE_SEED, NOT_COMPARABLE, NOT_RUN, REDUCED_ONLY = "one seed only", "not comparab
 STATUSES = (NOT_CONFIRMED, UNDECIDED, ONE_SEED, NOT_COMPARABLE, CONFIRMED, REDUCED_ONLY, NOT_RUN)
 """All statuses. A claim with several orders has the first of these that one of its orders has."""
 SIGNIFICANT = 0.05
+ENOUGH_SEEDS = 3
+"""With fewer shared seeds, a t-test over seeds has no power; test images must decide then."""
+APART = 2
+"""With two seeds, the mean difference must be larger than this many deviations of the difference over seeds."""
+ROUNDING = 1e-6
+UNLIKE = ("bfloat16", LAST_ONLY)
+"""Marks that both cells of an order must share."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Images:
-    """Test images of the same seeds that only one of two methods classifies correctly; an image counts once for each seed."""
+    """Test images that one of two methods classifies correctly in more of the shared seeds than the other; an image counts once."""
 
     count: int
     only_high: int
@@ -45,7 +54,7 @@ class Images:
 
     @property
     def p_value(self) -> float:
-        """Of McNemar's exact test, two-sided."""
+        """Of the exact sign test over images, two-sided; with one seed this is McNemar's test."""
         return mcnemar(self.only_high, self.only_low)
 
 
@@ -88,37 +97,47 @@ class JudgedOrder:
 
     @property
     def p_seeds(self) -> float | None:
-        """Of the paired t-test over seeds, two-sided; None with fewer than two pairs."""
+        """Of the paired t-test over seeds, two-sided; None with fewer than three pairs, or if all differences are equal."""
         values = list(self.differences.values())
-        if len(values) < 2:
+        if len(values) < ENOUGH_SEEDS or statistics.stdev(values) < ROUNDING:
             return None
-        if len(set(values)) == 1:
-            return 0.0 if values[0] else 1.0
         return float(ttest_1samp(values, 0.0).pvalue)
 
     @property
     def status(self) -> str:
         """What the runs show of this order.
 
-        The order is decided if every shared seed has the same sign, and the paired t-test over seeds or McNemar's test over images is
-        significant. If one method diverged in every shared seed and the other in none, that decides as well.
+        The order is decided if every shared seed has the same sign, the seeds agree (``_seeds_decide``), and the test over images, if
+        the records have them, is significant in the same direction. If one method diverged in at least two shared seeds and the other
+        in none, and no finished pair disagrees, that decides as well.
         """
         if not self.is_run or not self.signs:
             return NOT_RUN
         if self.form == "reduced":
             return REDUCED_ONLY
-        if self.high.cell.stands_in or self.low.cell.stands_in:
+        if self.high.cell.stands_in or self.low.cell.stands_in or self._marks(self.high) != self._marks(self.low):
             return NOT_COMPARABLE
         if len(self.signs) == 1:
             return ONE_SEED
         (sign, *others) = set(self.signs.values())
         if others or sign == 0:
             return UNDECIDED
-        p_images = self.images.p_value if self.images is not None and self._images_agree(sign) else 1.0
-        p_seeds = 0.0 if not self.differences else 1.0 if self.p_seeds is None else self.p_seeds
-        if min(p_seeds, p_images) >= SIGNIFICANT:
+        diverged = len(self.signs) - len(self.differences)
+        images_decide = self.images is None or (self._images_agree(sign) and self.images.p_value < SIGNIFICANT)
+        if diverged < 2 and not (self._seeds_decide() and images_decide):
             return UNDECIDED
         return CONFIRMED if sign > 0 else NOT_CONFIRMED
+
+    def _seeds_decide(self) -> bool:
+        """Three seeds or more: the t-test is significant. Two: the mean is larger than two deviations, and there is a test over images."""
+        values = list(self.differences.values())
+        if len(values) >= ENOUGH_SEEDS:
+            return self.p_seeds is not None and self.p_seeds < SIGNIFICANT
+        return len(values) == 2 and self.images is not None and abs(statistics.fmean(values)) > APART * statistics.stdev(values)
+
+    @staticmethod
+    def _marks(one: Outcome) -> set[str]:
+        return {note for note in one.notes if note in UNLIKE}
 
     def _images_agree(self, sign: int) -> bool:
         assert self.images is not None
@@ -127,14 +146,14 @@ class JudgedOrder:
     def test_words(self) -> str:
         """Both tests, with what they are."""
         words = []
-        if self.p_seeds is not None:
-            mean = statistics.fmean(self.differences.values())
-            words.append(
-                f"{mean:+.2g}, paired t-test over {len(self.differences)} seeds p = {_p(self.p_seeds)}".replace("-", "−", 1)
-            )
+        values = list(self.differences.values())
+        if len(values) > 1:
+            tested = "" if self.p_seeds is None else f", paired t-test p = {_p(self.p_seeds)}"
+            mean = f"{statistics.fmean(values):+.2g}".replace("-", "−")
+            words.append(f"{mean} ± {statistics.stdev(values):.2g} over {len(values)} seeds{tested}")
         if self.images is not None:
             words.append(
-                f"McNemar over {self.images.count:,} images ({self.images.only_high:,} against {self.images.only_low:,}) "
+                f"sign test over {self.images.count:,} images ({self.images.only_high:,} against {self.images.only_low:,}) "
                 f"p = {_p(self.images.p_value)}"
             )
         lost = [
@@ -220,25 +239,32 @@ def judged_orders(found: Reproduction) -> list[JudgedOrder]:
 
 
 def images_of(found: Reproduction, high: Outcome, low: Outcome) -> Images | None:
-    """The test images that both cells read, seed by seed; None if a record has no answers, or if the cells read no accuracy."""
+    """Compare two cells on the test images that both read, averaged over the shared seeds.
+
+    Returns None if a record has no answers, if its scores are the mean of several rounds (the answers are those of the last one), or if
+    the cells read no accuracy.
+    """
     column = high.cell.column
     if column.number or column.minus or high.cell.part.score != "accuracy" or not (high.values and low.values):
         return None
-    count = only_high = only_low = 0
-    for mine, theirs in zip(sources_of(high.cell, found.form), sources_of(low.cell, found.form), strict=True):
+    leads: dict[tuple[int, tuple[str, str, str]], np.ndarray] = {}
+    for place, (mine, theirs) in enumerate(zip(sources_of(high.cell, found.form), sources_of(low.cell, found.form), strict=True)):
         if mine.settings is None or theirs.settings is None:
             return None
-        first, second = (_by_seed(found, folder_of(each.settings)) for each in (mine, theirs) if each.settings is not None)
+        first, second = (_by_seed(found, folder_of(each)) for each in (mine.settings, theirs.settings))
         for seed in first.keys() & second.keys() & high.values.keys() & low.values.keys():
-            one, other = first[seed].record.is_right(), second[seed].record.is_right()
+            records = first[seed].record, second[seed].record
+            one, other = (record.is_right() for record in records)
             keys = list(_read_keys(one, mine.column.read))
-            if not keys or any(key not in other or len(one[key]) != len(other[key]) for key in keys):
+            if any(len(record.last_rounds) > 1 for record in records) or not keys:
                 return None
             for key in keys:
-                count += len(one[key])
-                only_high += int((one[key] & ~other[key]).sum())
-                only_low += int((other[key] & ~one[key]).sum())
-    return Images(count, only_high, only_low) if count else None
+                before = leads.get((place, key), np.zeros(len(one[key]), dtype=int))
+                if key not in other or not len(one[key]) == len(other[key]) == len(before):
+                    return None
+                leads[place, key] = before + one[key].astype(int) - other[key].astype(int)
+    net = np.concatenate(list(leads.values())) if leads else np.zeros(0)
+    return Images(len(net), int((net > 0).sum()), int((net < 0).sum())) if len(net) else None
 
 
 def _by_seed(found: Reproduction, folder: str) -> dict[int, Trained]:

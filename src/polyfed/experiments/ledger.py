@@ -282,15 +282,13 @@ def require_portable(document: Any, where: str) -> None:
 
 
 def write_record(folder: Path, record: Record) -> Path:
-    """Write a record. A record of the same run must have the same digest, and is kept then.
+    """Write a record. A record of the same run must have the same digest; what either of them measured is kept then.
 
     Args:
         folder: the ledger.
         record: what is written.
     """
     path = folder / record.file
-    document = json.loads(json.dumps(record.as_json(), allow_nan=False))
-    record_from(document, record.file)
     if path.exists():
         before = read_record(path)
         if before.digest != record.digest or before.state != record.state:
@@ -298,8 +296,12 @@ def write_record(folder: Path, record: Record) -> Path:
                 f"{path.name} is in the ledger with digest {before.digest[:16] or before.state}, and this run has "
                 f"{record.digest[:16] or record.state}. Find out which is right and remove the other."
             )
-        if len(before.analyses) >= len(record.analyses):
+        longer = max(before.by_round, record.by_round, key=lambda each: len(each.get("rounds", ())))
+        record = dataclasses.replace(before, analyses={**before.analyses, **record.analyses}, by_round=longer)
+        if record == before:
             return path
+    document = json.loads(json.dumps(record.as_json(), allow_nan=False))
+    record_from(document, record.file)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text_of(document))
     return path

@@ -29,7 +29,7 @@ from polyfed.runs.notebook_bar import default_watcher
 from polyfed.runs.result import Result, accuracy_table
 from polyfed.runs.run_folder import RunFolder, plain
 from polyfed.runs.watcher import Watcher
-from polyfed.settings import Settings
+from polyfed.settings import Settings, Unset
 
 NOT_REPEATED = ("data", "method", "seed", "root", "workers", "checkpoint_every", "metric")
 OF_VERSIONS = ("machine", "commit")
@@ -153,7 +153,8 @@ def command_of(settings: Settings) -> str:
     """The ``polyfed run`` command that repeats a run; the folder of the data is DATA."""
     values = {**DEFAULTS, **plain(settings)}
     words = ["polyfed", "run", settings.data, "--method", settings.method]
-    rest = [*options(values, DEFAULTS, NOT_REPEATED), "--seed", str(settings.seed), "--root", "DATA"]
+    given = [name for name in ("lr", "optimizer", "batch_size") if not isinstance(getattr(settings, name), Unset)]
+    rest = [*options(values, DEFAULTS, NOT_REPEATED, given), "--seed", str(settings.seed), "--root", "DATA"]
     return shlex.join([*words, *rest])
 
 

@@ -21,7 +21,7 @@ from polyfed.settings import Settings
 
 SERVER_APP, CLIENT_APP = "polyfed.flower.server_app:app", "polyfed.flower.client_app:app"
 PROJECT, RECIPE = "pyproject.toml", "recipe.toml"
-ALWAYS_WRITTEN = ("data", "method", "rounds")
+ALWAYS_WRITTEN = ("data", "method", "rounds", "lr", "optimizer", "batch_size")
 LONGEST_NAME = 32
 # Flower leaves files of these names out of what it sends.
 NEVER_SENT = re.compile(r"test_.*\.py|.*_test\.py")

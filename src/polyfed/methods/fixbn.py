@@ -11,7 +11,7 @@ Cityscapes: round 90 of 100). ``freeze`` holds the rows of Table H. ``stage_one=
 ``polyfed.analysis.union_statistics.union_statistics``.
 
 The paper decays the learning rate by 0.1 at 50 % and 75 % of the rounds in every experiment; that is ``decay=0.1`` with T* = T/2. For another T*
-the second decay comes half-way between the freeze and the end, which is our choice. A ``--schedule`` switches the decay off. Freezing at a constant
+the second decay comes half-way between the freeze and the end, which is our choice. A ``--schedule`` other than constant switches the decay off. Freezing at a constant
 rate (``decay=None``) can diverge.
 
 Differences from the paper: none known; no code of the authors was available to check against.
@@ -151,7 +151,7 @@ def fixbn(freeze_at: int | float = 0.5, freeze: str = "statistics", stage_one: s
         freeze: statistics, affine, both or nothing (Table H).
         stage_one: until then fedavg, or decoupled: statistics are averaged before the weights are trained with them.
         decay: the learning rate is multiplied by it after the freeze, and once more half-way between the freeze and the end; a decay
-            before round 1 is skipped, and --schedule switches it off. None: no decay.
+            before round 1 is skipped, and a --schedule other than constant switches it off. None: no decay.
     """
     _refuse_options(freeze_at, freeze, stage_one, decay)
     neutral = freeze_at == 1.0 and isinstance(freeze_at, float)

@@ -12,6 +12,7 @@ from polyfed.errors import PolyfedError
 from polyfed.reports.gather import DEFAULTS, Run, run_folders
 from polyfed.runs.candidates import common_to_all
 from polyfed.runs.compare import LEAVE_ONE_OUT, LEAVE_ONE_OUT_DEFAULTS
+from polyfed.runs.training_defaults import GIVEN
 
 APART = ("data", "method", "seed")
 """Settings that commands write in a place of their own."""
@@ -23,14 +24,22 @@ def command(run: Run) -> str:
     if given:
         return f"# {run.method}, seed {run.seed}: begun in Python, with: {', '.join(given)}. It needs them again."
     words = ["polyfed", "run", str(run.settings["data"]), "--method", method_then(run)]
-    return shlex.join([*words, *options(run.settings, DEFAULTS, APART), "--seed", str(run.seed)])
+    return shlex.join([*words, *options(run.settings, DEFAULTS, APART, given_values(run)), "--seed", str(run.seed)])
 
 
-def options(settings: Mapping[str, Any], defaults: Mapping[str, Any], but: Collection[str]) -> Iterator[str]:
-    """Settings that are not the defaults, as options."""
+def given_values(run: Run) -> list[str]:
+    """Settings that were given although a data set or a model may declare others: a default, too, must be given again."""
+    return [name for name, origin in run.document.get("origins", {}).items() if origin == GIVEN]
+
+
+def options(
+    settings: Mapping[str, Any], defaults: Mapping[str, Any], but: Collection[str], given: Collection[str] = ()
+) -> Iterator[str]:
+    """Settings that are not the defaults, and those that were given, as options."""
     for name, default in defaults.items():
         value = settings[name]
-        if name in but or value is None or value == default or (isinstance(value, list) and tuple(value) == default):
+        is_default = name not in given and (value == default or (isinstance(value, list) and tuple(value) == default))
+        if name in but or value is None or is_default:
             continue
         for one in value if isinstance(value, list | tuple) else [value]:
             yield from (f"--{name.replace('_', '-')}", str(one))
@@ -68,12 +77,14 @@ def compare_command(runs: Sequence[Run], left_out: Collection[str] = ()) -> str 
         return None
     defaults = {**DEFAULTS, **LEAVE_ONE_OUT_DEFAULTS} if left_out else DEFAULTS
     texts = [
-        with_own(method, {name: value for name in own if (value := run.settings[name]) != DEFAULTS[name]})
+        with_own(
+            method, {name: value for name in own if (value := run.settings[name]) != DEFAULTS[name] or name in given_values(run)}
+        )
         for method, run in methods.items()
     ]
     words = ["polyfed", "compare", str(runs[0].settings["data"]), "--methods", "; ".join(texts)]
     words += ["--protocol", LEAVE_ONE_OUT] * bool(left_out)
-    words += options(runs[0].settings, defaults, {*but, *own})
+    words += options(runs[0].settings, defaults, {*but, *own}, given_values(runs[0]))
     words += ["--seed", str(seeds[0])] * (seeds[0] != DEFAULTS["seed"])
     return shlex.join([*words, *(["--seeds", str(len(seeds))] * (len(seeds) > 1))])
 

@@ -22,7 +22,7 @@ from polyfed.core.tasks.task import Headline
 from polyfed.data.identity import identity_of
 from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.runs.assemble import build_data_set, build_federation
-from polyfed.runs.candidates import candidates
+from polyfed.runs.candidates import Candidate, candidates
 from polyfed.runs.default_model import why_this_model, with_one_model
 from polyfed.runs.experiment import Experiment, refuse_dealing, settings_given
 from polyfed.runs.folder_names import slug
@@ -33,7 +33,7 @@ from polyfed.runs.notebook_bar import default_watcher
 from polyfed.runs.portable_paths import anchored
 from polyfed.runs.result import Result
 from polyfed.runs.run_folder import RunFolder
-from polyfed.runs.training_defaults import GIVEN, with_declared
+from polyfed.runs.training_defaults import with_declared
 from polyfed.runs.watcher import Watcher
 from polyfed.settings import AUTO, Settings, require_count
 
@@ -120,6 +120,7 @@ class ComparedRuns:
             needing = [label for label, one in self.methods.items() if one.method.facts.batch_norm]
             for notice in why_this_model(settings, self.settings, self.data, " and ".join(needing)):
                 self.watcher.notice(f"{notice} It is the same for all methods.")
+        self.undeclared = self.settings
         self.settings, self.origins = with_declared(self.settings, self.data, self.model)
         left_out = [domain.name for domain in self.data.domains] if isinstance(self.data, DataSet) else []
         self.runs = self._planned(left_out if protocol == LEAVE_ONE_OUT else [None])
@@ -146,13 +147,17 @@ class ComparedRuns:
                 label,
                 seed,
                 domain,
-                dataclasses.replace(one.settings(settings), seed=seed, unseen=settings.unseen if domain is None else (domain,)),
+                dataclasses.replace(self._chosen(one)[0], seed=seed, unseen=settings.unseen if domain is None else (domain,)),
                 one.value,
             )
             for label, one in self.methods.items()
             for seed in self.seeds
             for domain in left_out
         ]
+
+    def _chosen(self, one: Candidate) -> tuple[Settings, dict[str, str]]:
+        """The settings of a method and their origins: a rate that is declared does not go with an optimizer of the method's own."""
+        return with_declared(one.settings(self.undeclared), self.data, self.model)
 
     def train(self, read: Callable[[Result], Read]) -> list[tuple[ComparisonRun, Read]]:
         """Train, resume or read back every run. A method that fails is given up and named in ``problems``; the others go on.
@@ -206,8 +211,7 @@ class ComparedRuns:
         experiment.given = [*self.given, *(name for name, value in objects.items() if value is not None)]
         for notice in experiment.notices:
             self.watcher.notice(notice)
-        own = self.methods[run.method].own
-        experiment.origins = {name: GIVEN if name in own else origin for name, origin in self.origins.items()}
+        experiment.origins = self._chosen(self.methods[run.method])[1]
         folder, exists = self.folder_of(run, experiment)
         rounds: list[int] = []
 

@@ -6,6 +6,7 @@ ends the run waits for it.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import logging
@@ -68,6 +69,7 @@ class Recorder:
         number, is_last = experiment.server.round, experiment.server.round == experiment.server.rounds
         self.rows: list[Row] = self.by_round.get(number, []) if is_last else []
         self.rows_of_round = number if self.rows else -1
+        self.scored_before = bool(self.rows)
         self.answers: Answers = {}
         self.complete = -1
         self.drift = StatisticsDrift(experiment.bench.plan, experiment.server, experiment.backend)
@@ -117,6 +119,11 @@ class Recorder:
             # The model of the last round counts, unless another one is chosen, which is scored in detail then.
             self.by_round[number] = self.scored(in_detail=counts and self.selection is None)
             self.write([as_line(number, row) for row in self.by_round[number]])
+        elif ends and self.scored_before and self.selection is None:
+            # The answers for single images are not in the metrics. What scoring again costs is not a cost of the run.
+            costs = copy.deepcopy(self.experiment.costs)
+            self.scored(in_detail=True)
+            self.experiment.costs = costs
         if self.selection is None:  # else callbacks receive the validation scores
             self.rows, self.rows_of_round = self.by_round[number], number
         return self.by_round[number]
@@ -140,7 +147,16 @@ class Recorder:
             self.rows, selected = self.scored(in_detail=True), self.selection.round
         elif averaged:
             self.evaluate(ends=True)
-            self.rows, selected = mean_rows({n: rows for n, rows in self.by_round.items() if n > number - averaged}), number
+            averaged_over = {n: rows for n, rows in self.by_round.items() if n > number - averaged}
+            if len(averaged_over) < min(averaged, number):
+                log.warning(
+                    "%s: the run stopped early, after round %d. Scores are the mean of %d of its last %d rounds.",
+                    self.experiment.settings.selection,
+                    number,
+                    len(averaged_over),
+                    averaged,
+                )
+            self.rows, selected = mean_rows(averaged_over), number
         else:
             return self.evaluate(ends=True)
         self.write([{**as_line(number, row), "view": f"selected_{row.view}", "selected_round": selected} for row in self.rows])
