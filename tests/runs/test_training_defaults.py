@@ -69,7 +69,7 @@ def test_a_declared_rate_comes_with_its_optimizer_or_not_at_all(given: dict[str,
 def test_a_model_declares_for_data_that_do_not() -> None:
     for model in ("hfedf_cnn", 'hfedf_cnn(norm="batch")'):
         settings, origins = with_declared(Settings(model=model), declaring(None))
-        assert settings.lr == 0.005 and origins["lr"] == "hfedf_cnn"
+        assert settings.lr == 0.002 and origins["lr"] == "hfedf_cnn"
         settings, origins = with_declared(Settings(model=model), declaring(SGD))
         assert settings.lr == 0.02 and origins["lr"] == "tiny"
     assert with_declared(Settings(model="small_cnn"), declaring(None))[0].lr == 0.05
@@ -94,7 +94,7 @@ def test_digits_mini_keeps_its_rate_with_every_model() -> None:
     [
         ("digits-five", (0.1, "sgd", 32)),
         ("office-caltech10(size=64)", (0.01, "sgd", 32)),
-        ("pacs", (0.005, "sgd", 32)),
+        ("pacs", (0.002, "sgd", 32)),
         ("fed-isic2019", (0.005, "sgd", 64)),
         ("cityscapes", (0.001, "adam", 8)),
         ("./my_images", (0.05, "sgd", 32)),

@@ -66,4 +66,4 @@ def _convolution(fan_in: int, fan_out: int, kernel: int, norm: str) -> nn.Module
     return nn.Sequential(convolution, *norms) if norms else convolution
 
 
-models.add(hfedf_cnn, batch_norm={"norm": "batch"}, trains_with=TrainsWith(lr=0.005))
+models.add(hfedf_cnn, batch_norm={"norm": "batch"}, trains_with=TrainsWith(lr=0.002))

@@ -66,7 +66,7 @@ OFFICE_HOME = Declaration(
     layouts=(FOLDER, ARCHIVE),
     expected={f"{layout}, {SPLIT}": SIZES for layout in PLACES},
     default_model="hfedf_cnn",
-    trains_with=TrainsWith(lr=0.005),
+    trains_with=TrainsWith(lr=0.002),
     options=(
         size_option(64, "Side of the images: 32 for hFedF, 224 for gPerXAN."),
         augment_option("flip", 'Augmentation of training batches: "domainbed" (hFedF), "flip_jitter" (gPerXAN); "flip" is ours.'),

@@ -110,7 +110,7 @@ PACS = Declaration(
         f"{layout}, {split}": expected for layout in PLACES for split, expected in ((LISTS, EXPECTED_WITH_LISTS), (NO_LISTS, SIZES))
     },
     default_model="hfedf_cnn",
-    trains_with=TrainsWith(lr=0.005),
+    trains_with=TrainsWith(lr=0.002),
     options=(
         size_option(96, "Side of the images: 32 for hFedF, 224 for gPerXAN; the packed images have 96."),
         augment_option(

@@ -81,7 +81,7 @@ VLCS = Declaration(
         f"{PACKED}, {MINI_SPLIT}": MINI_SIZES,
     },
     default_model="hfedf_cnn",
-    trains_with=TrainsWith(lr=0.005),
+    trains_with=TrainsWith(lr=0.002),
     options=(
         size_option(64, "Side of the images; 32 for hFedF. The packed ones have 96."),
         augment_option("flip", 'Augmentation of training batches: "domainbed" (hFedF follows DomainBed); "flip" is ours.'),
