@@ -82,24 +82,24 @@ def answer(index: ModuleType, *records: object, reason: str = "") -> object:
 
 
 def test_an_answer_takes_the_largest_form_and_the_least_favourable_order(index: ModuleType) -> None:
-    two = {0: 0.5, 1: 0.52}
-    full = [made_record("fedavg", seed, two[seed], rounds=3) for seed in two]
-    full += [made_record("fedbn", seed, two[seed] + 0.10 + seed / 1000, rounds=3) for seed in two]
-    local = [made_record("local", 0, 0.7, rounds=3), made_record("local", 1, 0.7, rounds=3)]
+    three = {0: 0.5, 1: 0.52, 2: 0.51}
+    full = [made_record("fedavg", seed, three[seed], rounds=3) for seed in three]
+    full += [made_record("fedbn", seed, three[seed] + 0.10 + seed / 1000, rounds=3) for seed in three]
+    local = [made_record("local", seed, score, rounds=3) for seed, score in ((0, 0.7), (1, 0.63), (2, 0.64))]
     nothing = answer(index)
     assert (nothing.status, nothing.seeds, nothing.form) == ("not run", "–", "–") and nothing.tests() == "–"
     assert answer(index, reason="other data").status == "not comparable"
     found = answer(index, *full)
-    # Differences of 10.0 and 10.1 points: t = 10.05 / 0.05 = 201 with one degree of freedom, p = 2 atan(1 / 201) / pi = 0.00317.
-    assert (found.status, found.seeds, found.form) == ("confirmed", "0, 1", "full") and "p = 0.003" in found.tests()
+    # Differences of 10.0, 10.1 and 10.2 points: t = 10.1 / (0.1 / sqrt(3)) = 174.9 with two degrees of freedom, p = 1 - t / sqrt(2 + t²).
+    assert (found.status, found.seeds, found.form) == ("confirmed", "0, 1, 2", "full") and "p = 3e-05" in found.tests()
     assert "1 of 2 orders not run" in found.tests() and found.published() == "avg: FedBN > FedAvg: 55 and 45"
-    assert answer(index, *full, *local).status == "cannot be distinguished", "0.7 - 0.6 and 0.7 - 0.621: p = 0.075"
-    one = answer(index, full[0], full[2])
+    assert answer(index, *full, *local).status == "cannot be distinguished", "differences 10.0, 0.9 and 2.8: p = 0.24"
+    one = answer(index, full[0], full[3])
     assert one.status == "one seed only" and one.row()[2] == "one seed only"
     laptop = [
-        made_record(method, seed, two[seed] + (method == "fedbn") * (0.1 + seed / 1000), rounds=2)
+        made_record(method, seed, three[seed] + (method == "fedbn") * (0.1 + seed / 1000), rounds=2)
         for method in ("fedavg", "fedbn")
-        for seed in two
+        for seed in three
     ]
     assert (answer(index, *laptop).status, answer(index, *laptop).form) == ("confirmed", "laptop")
     assert answer(index, *laptop, *full).form == "full"
