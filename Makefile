@@ -121,7 +121,7 @@ wheel: $(VENV)/.installed-dev $(DIST_VENV)/.installed  ## build wheel and sdist,
 	echo "$$borrowed" > "$$("$$clean/venv/bin/python" -c "$$purelib")/borrowed.pth"; \
 	cd "$$clean"; \
 	pip check; \
-	venv/bin/python -c 'import pathlib, polyfed, sys; home = pathlib.Path(polyfed.__file__).parent; print("polyfed is", home); sys.exit(not (home.is_relative_to(sys.prefix) and (home / "py.typed").exists()))'; \
+	venv/bin/python -c 'import pathlib, polyfed, sys; home = pathlib.Path(polyfed.__file__).parent; print("polyfed is", home); sys.exit(not (home.is_relative_to(sys.prefix) and all((home / name).exists() for name in ("py.typed", "flower/deploy/templates/nginx.conf"))))'; \
 	venv/bin/polyfed $(DEMO_QUICK)
 
 # twine wants a newer packaging than Flower allows.

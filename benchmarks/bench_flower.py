@@ -37,8 +37,8 @@ from write_flower import DATA, TEXT, document  # noqa: E402
 from helpers.flower_harness import Trial  # noqa: E402
 from helpers.flower_runs import EXECUTOR, digest_in  # noqa: E402
 from polyfed.core.code_gate import allow, code_in  # noqa: E402
-from polyfed.core.server import Server  # noqa: E402
-from polyfed.flower.app_folder import write_app  # noqa: E402
+from polyfed.flower.app import write_app  # noqa: E402
+from polyfed.runs.callbacks.callback import Callback, RunState  # noqa: E402
 from polyfed.runs.experiment import Experiment  # noqa: E402
 from polyfed.runs.lifecycle import train_run  # noqa: E402
 from polyfed.settings import Settings  # noqa: E402
@@ -128,11 +128,11 @@ def in_process(settings: Settings) -> dict[str, Any]:
     moments: list[float] = []
     allow(code_in(model=settings.model))
 
-    def note(server: Server) -> None:
-        if server.round:
+    class Note(Callback):
+        def after_round(self, run: RunState) -> None:
             moments.append(time.monotonic())
 
-    result = train_run(Experiment(settings), None, observers=[note])
+    result = train_run(Experiment(settings), None, callbacks=[Note()])
     return {"rounds": differences(moments), "digest": result.digest}
 
 

@@ -32,7 +32,7 @@ sys.path.append(str(HERE.parent / "tests"))
 
 from helpers.flower_harness import Trial
 from helpers.flower_runs import EXECUTOR, SUPERNODE, digest_in
-from polyfed.flower.app_folder import write_app
+from polyfed.flower.app import write_app
 from polyfed.settings import Settings
 
 PLAIN_APP = HERE / "plain_flower.py"

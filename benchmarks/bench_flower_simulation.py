@@ -19,7 +19,7 @@ from bench_flower import NEVER, differences
 from results import put, read
 from write_flower import DATA, TEXT, document
 
-from polyfed.core.server import Server
+from polyfed.runs.callbacks.callback import Callback, RunState
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.lifecycle import train_run
 from polyfed.settings import Settings
@@ -31,13 +31,13 @@ def run(settings: Settings) -> tuple[list[float], str]:
     """Seconds of each round after the first, and the digest."""
     moments: list[float] = []
 
-    def note(server: Server) -> None:
-        if server.round:
+    class Note(Callback):
+        def after_round(self, run: RunState) -> None:
             moments.append(time.monotonic())
 
     experiment = Experiment(settings)
     try:
-        digest = train_run(experiment, None, observers=[note]).digest
+        digest = train_run(experiment, None, callbacks=[Note()]).digest
     finally:
         experiment.backend.close()
     return differences(moments), digest

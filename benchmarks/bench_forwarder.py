@@ -15,9 +15,8 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from polyfed.deploy.authority import certificate_request, kept_authority, kept_server, sign_request
-from polyfed.deploy.forwarder import Forwarder, client_context, server_context
-from polyfed.flower.certificates import pem, pem_key
+from polyfed.flower.deploy.certificates import certificate_request, kept_authority, kept_server, pem, pem_key, sign_request
+from polyfed.flower.join.forwarder import Forwarder, client_context, server_context
 
 SMALL, SMALL_REQUESTS = 1_000, 300
 LARGE, LARGE_REQUESTS = 5 * 1024 * 1024, 20

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from polyfed.core.batch_norm import batch_norms_of
 from polyfed.core.data_types import ArrayExamples, ClientData, Federation
-from polyfed.layers.folding import fold_for_prediction
+from polyfed.models.layers.folding import fold_for_prediction
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.export import write_onnx
 from polyfed.settings import Settings

@@ -21,10 +21,9 @@ from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.experiments.files import FORMS, PaperItem, Part, Row, read_item
 from polyfed.experiments.grid import Form, settings_of
 from polyfed.experiments.rates import log_problems
-from polyfed.runs.atomic_write import write_atomically
-from polyfed.runs.run_folder import versions
-from polyfed.runs.written_settings import read_change
-from polyfed.settings import Settings
+from polyfed.runs.folder.atomic_write import write_atomically
+from polyfed.runs.folder.run_folder import versions
+from polyfed.settings import Settings, read_change
 from polyfed.sweeps.search import Searcher, Sweep
 from polyfed.sweeps.space import Axis
 from polyfed.sweeps.trials import edges

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import polyfed
 from polyfed.runs.estimate import estimate_run
-from polyfed.runs.run_folder import RunFolder
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.settings import Settings
 from polyfed.sweeps.search import Searcher, Sweep
 from polyfed.sweeps.space import Axis
@@ -113,7 +113,7 @@ def tested(asked: argparse.Namespace, turns: list[Turn], chosen: str) -> list[di
         sweep, scores = search(asked, turn)
         by_cell = {values_words(score.trial.values): score for score in scores}
         for cell in dict.fromkeys((chosen, values_words(BEFORE))):
-            result = sweep.final(by_cell[cell].trial, turn[0])
+            result = sweep.final(by_cell[cell].trial, turn[0], sweep.next_run(cell))
             rows.append({"method": result.experiment.settings.method, "turn": turn, **result.accuracy, "digest": result.digest})
         values = settings(asked, turn)
         result = polyfed.run(values.pop("data"), "fedavg", out=Path(asked.out) / "fedavg" / f"{turn[1]}-seed{turn[0]}", **values)

@@ -14,8 +14,7 @@ from typing import Any
 
 from polyfed.core.method import parse
 from polyfed.experiments.ledger import FINISHED, Record, identity_of, recorded_settings, write_record
-from polyfed.runs.written_settings import read_change
-from polyfed.settings import Settings
+from polyfed.settings import Settings, read_change
 
 LEDGER = Path(__file__).resolve().parents[1] / "docs" / "results" / "runs"
 COUNTS = {"Amazon": 192, "Caltech": 225, "DSLR": 32, "Webcam": 59}

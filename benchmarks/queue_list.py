@@ -17,7 +17,7 @@ from polyfed.experiments.budget import core_seconds
 from polyfed.experiments.files import read_item
 from polyfed.experiments.grid import Form, cells_of, planned_runs
 from polyfed.experiments.ledger import identity_of
-from polyfed.runs.folder_names import slug
+from polyfed.runs.folder.folder_names import slug
 from polyfed.settings import Settings
 
 KEYS = ("experiment", "form", "only", "columns", "seeds", "set", "analyses", "command", "name", "hours", "max_hours", "lr_from")

@@ -23,9 +23,10 @@ from queue_list import Expanded, Job, expand, read_list
 from polyfed.errors import PolyfedError, SettingError
 from polyfed.experiments.ledger import DIVERGED, FINISHED, Ledger, read_record, write_record
 from polyfed.experiments.recording import train_recorded
-from polyfed.runs.atomic_write import write_atomically
-from polyfed.runs.run_folder import plain, settings_from
-from polyfed.runs.watcher import Watcher
+from polyfed.runs.callbacks.callback import Callback, RunState
+from polyfed.runs.folder.atomic_write import write_atomically
+from polyfed.runs.result import Result
+from polyfed.settings import Settings
 
 PUBLISHED = Path("docs") / "results" / "runs"
 """The repository's ledger: what it holds counts as finished."""
@@ -93,26 +94,27 @@ def outcome(job: Job, results: Results, known: Ledger) -> str:
 # ------------------------------------------------------------------------------------------------------------- one run
 
 
-class Progress(Watcher):
+class Progress(Callback):
     """Writes the round and the CPU seconds of a job to its state file."""
 
     def __init__(self, results: Results, key: str) -> None:
         self.results, self.key, self.before = results, key, float(results.read_state(key).get("cpu_seconds", 0.0))
 
-    def begin(self, words: str, number: int, total: int) -> None:
-        print(words, flush=True)
+    def begin(self, run: RunState) -> None:
+        self.label = run.label
+        print(run.label, flush=True)
 
-    def round(self, server: Any) -> None:
-        self.results.write_state(self.key, round=server.round, rounds=server.rounds, cpu_seconds=self.spent())
+    def after_round(self, run: RunState) -> None:
+        self.results.write_state(self.key, round=run.round, rounds=run.rounds, cpu_seconds=self.spent())
 
     def spent(self) -> float:
         """CPU seconds of all processes of this job so far."""
         return self.before + time.process_time()
 
-    def end(self, words: str, outcome: str) -> None:
-        print(f"{words}: {outcome}", flush=True)
+    def end(self, result: Result) -> None:
+        print(f"{self.label}: {result.words}", flush=True)
 
-    def notice(self, text: str) -> None:
+    def message(self, text: str) -> None:
         print(text, flush=True)
 
 
@@ -132,7 +134,7 @@ def work(file: Path, results: Results, parent: int) -> int:
         os.execvp(job["command"][0], job["command"])
     progress = Progress(results, job["key"])
     try:
-        record = train_recorded(settings_from(job["settings"], job["key"]), results.path / "runs", job["analyses"], progress)
+        record = train_recorded(Settings.from_dict(job["settings"], job["key"]), results.path / "runs", job["analyses"], [progress])
         write_record(results.ledger, record)
     except PolyfedError as error:
         print(f"Failed: {error}", flush=True)
@@ -212,7 +214,7 @@ class Queue:
         self.results.write_state(job.key, entry=job.entry, round=0)
         todo: dict[str, Any] = {"key": job.key}
         if job.settings is not None:
-            todo |= {"settings": plain(job.settings), "analyses": list(job.analyses)}
+            todo |= {"settings": job.settings.to_dict(), "analyses": list(job.analyses)}
         else:
             places = {"python": sys.executable, "root": self.root, "results": str(self.results.path)}
             todo["command"] = [word.format(**places) for word in shlex.split(job.command)]

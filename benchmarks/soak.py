@@ -24,11 +24,11 @@ import torch
 from works import CLASSES, client_name
 
 from polyfed.core.data_types import ArrayExamples, ClientData, Federation
-from polyfed.core.server import Server
 from polyfed.costs.malloc import keep_freed_pages
+from polyfed.runs.callbacks.callback import Callback, RunState
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
-from polyfed.runs.run_folder import RunFolder
 from polyfed.settings import Settings
 from polyfed.testing import TinyNet
 
@@ -54,7 +54,7 @@ def net() -> TinyNet:
     return TinyNet(CLASSES)
 
 
-class Looker:
+class Looker(Callback):
     """Writes down now and then how the run does."""
 
     def __init__(self, folder: Path, every: int) -> None:
@@ -62,17 +62,17 @@ class Looker:
         self.file = measurements_of(folder)
         self.marks: tuple[int, float, float] | None = None
 
-    def __call__(self, server: Server) -> None:
-        if server.round % self.every:
+    def after_round(self, run: RunState) -> None:
+        if run.round % self.every:
             return
         own = processes.tree(os.getpid())
-        now = server.round, time.perf_counter(), processes.processor_seconds(own)
+        now = run.round, time.perf_counter(), processes.processor_seconds(own)
         if self.marks is not None:
             rounds, seconds, processor = (after - before for after, before in zip(now, self.marks, strict=True))
             files = [path for path in self.folder.rglob("*") if path.is_file()]
             checkpoint = [path for path in files if path.parent != self.folder]
             found = {
-                "round": server.round,
+                "round": run.round,
                 "seconds": seconds / rounds,
                 "processor": processor / rounds,
                 "memory": anonymous_bytes(os.getpid()),
@@ -84,6 +84,9 @@ class Looker:
             with self.file.open("a") as file:
                 file.write(json.dumps(found) + "\n")
         self.marks = now
+
+    def message(self, text: str) -> None:
+        print(text)
 
 
 def size_of(path: Path) -> int:
@@ -110,7 +113,7 @@ def train(folder: Path, options: argparse.Namespace) -> None:
     look = Looker(folder, options.look_every)
     data = federation(options.clients)
     if (folder / "run.toml").exists():
-        resume(folder, data=data, model=net(), notify=print, observers=[look])
+        resume(folder, data=data, model=net(), callbacks=[look])
         return
     settings = Settings(
         method=options.method,
@@ -120,7 +123,7 @@ def train(folder: Path, options: argparse.Namespace) -> None:
         workers=str(options.workers),
         checkpoint_every=options.checkpoint_every,
     )
-    train_run(Experiment(settings, data, model=net()), RunFolder(folder), observers=[look])
+    train_run(Experiment(settings, data, model=net()), RunFolder(folder), [look])
 
 
 def quarters(folder: Path, rounds: int) -> list[dict[str, float]]:

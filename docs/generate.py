@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import dataclasses
 import importlib.util
 import inspect
 import json
@@ -32,7 +31,7 @@ from polyfed.reports.catalogue import registry_of, written
 from polyfed.reports.docstrings import first_sentence
 from polyfed.reports.kinds import EXPERIMENTS, KINDS, RECIPES
 from polyfed.reports.method_tables import table
-from polyfed.settings import Settings
+from polyfed.settings import FACTS
 from polyfed.text import write_option
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,7 +43,6 @@ PACKAGE = ROOT / "src" / "polyfed"
 WIDTH = 115
 UPWARDS = (
     "core",
-    "layers",
     "models",
     "data",
     "methods",
@@ -70,9 +68,9 @@ def pages() -> list[Path]:
 def settings_table() -> str:
     """Every setting with its option, default and meaning."""
     rows = (
-        [f"`{item.name}`", f"`--{item.name.replace('_', '-')}`", _default(item.default), item.metadata["doc"]]
-        for item in dataclasses.fields(Settings)
-        if item.name != "data"
+        [f"`{name}`", f"`--{name.replace('_', '-')}`", _default(facts.default), facts.doc]
+        for name, facts in FACTS.items()
+        if name != "data"
     )
     return table(("setting", "option", "default", "meaning"), rows)
 
@@ -218,7 +216,7 @@ def python_interface() -> str:
     for name in polyfed.__all__:
         found = getattr(polyfed, name)
         homes.setdefault(
-            "Functions" if found.__module__ == "polyfed.run" else "Classes, and what methods of your own use", []
+            "Functions" if found.__module__ == "polyfed.api" else "Classes, and what methods of your own use", []
         ).append(f"::: {found.__module__}.{name}")
     return "\n\n".join(f"## {title}\n\n" + "\n\n".join(sorted(names)) for title, names in sorted(homes.items(), reverse=True))
 

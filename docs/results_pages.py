@@ -23,7 +23,7 @@ from polyfed.experiments.reproduction import Outcome, Reproduction, Trained, fro
 from polyfed.experiments.tables import LEGEND, Footnotes, parts_of, shown_table
 from polyfed.reports.charts import Series, line_chart, ticks
 from polyfed.reports.method_tables import table
-from polyfed.runs.folder_names import data_slug, slug
+from polyfed.runs.folder.folder_names import data_slug, slug
 from polyfed.runs.result import accuracy_table
 
 PAGES = Path(__file__).parent / "results"

@@ -10,7 +10,7 @@ import polyfed
 
 
 @dataclass(frozen=True)
-class SmallFeatures:
+class SmallFeatures(polyfed.Part):
     weight: float
     needs_features = True  # the input of the classifier, in step.features
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-# run.py imports nothing heavy. "run" is its own name too: importing the file first lets the name stand for the function.
-from polyfed.run import analyse as analyse
-from polyfed.run import compare as compare
-from polyfed.run import doctor as doctor
-from polyfed.run import estimate as estimate
-from polyfed.run import export as export
-from polyfed.run import open_run as open_run
-from polyfed.run import report as report
-from polyfed.run import reproduce as reproduce
-from polyfed.run import resume as resume
-from polyfed.run import run as run
-from polyfed.run import sweep as sweep
+# api.py imports nothing heavy.
+from polyfed.api import analyse as analyse
+from polyfed.api import compare as compare
+from polyfed.api import doctor as doctor
+from polyfed.api import estimate as estimate
+from polyfed.api import evaluate as evaluate
+from polyfed.api import export as export
+from polyfed.api import open_run as open_run
+from polyfed.api import predict as predict
+from polyfed.api import report as report
+from polyfed.api import reproduce as reproduce
+from polyfed.api import resume as resume
+from polyfed.api import run as run
+from polyfed.api import sweep as sweep
 
 if TYPE_CHECKING:
     from polyfed.core.client import Client as Client
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from polyfed.core.method import Method as Method
     from polyfed.core.method import parse as parse
     from polyfed.core.method import register as register
+    from polyfed.core.part import Part as Part
+    from polyfed.core.part import declare as declare
     from polyfed.core.reply_checks import planned_uploads as planned_uploads
     from polyfed.core.server import Server as Server
     from polyfed.core.sharing import Rule as Rule
@@ -52,35 +56,37 @@ if TYPE_CHECKING:
     from polyfed.core.sharing import upload_only as upload_only
     from polyfed.errors import PolyfedError as PolyfedError
     from polyfed.reports.comparison import Comparison as Comparison
-    from polyfed.runs.callback import Callback as Callback
+    from polyfed.runs.callbacks.callback import Callback as Callback
     from polyfed.runs.result import Result as Result
-    from polyfed.runs.watcher import Watcher as Watcher
     from polyfed.settings import Settings as Settings
     from polyfed.testing import check_method as check_method
 
-_HOMES = {
+_MODULES = {
     "core.client": ("Client", "Step"),
     "core.conversation": ("Ask", "Payload", "Reply", "conversation"),
     "core.data_types": ("ArrayExamples", "ClientData", "DataSet", "Domain", "Federation"),
     "core.extras": ("Array", "Asked", "Flag", "LikeEntries", "ListOf", "MappingOf", "Number", "Record", "Text"),
     "core.method": ("Facts", "Method", "parse", "register"),
+    "core.part": ("Part", "declare"),
     "core.reply_checks": ("planned_uploads",),
     "core.server": ("Server",),
     "core.sharing": ("Rule", "Select", "keep_local", "reduce_with", "upload_only"),
     "diagnosis.examine": ("Diagnosis",),
     "errors": ("PolyfedError",),
     "reports.comparison": ("Comparison",),
-    "runs.callback": ("Callback",),
+    "runs.callbacks.callback": ("Callback",),
     "runs.result": ("Result",),
-    "runs.watcher": ("Watcher",),
     "settings": ("Settings",),
     "testing": ("check_method",),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
-_DOORS = ("analyse", "compare", "doctor", "estimate", "export", "open_run", "report", "reproduce", "resume", "run", "sweep")
+_FUNCTIONS = (
+    *("analyse", "compare", "doctor", "estimate", "evaluate", "export", "open_run"),
+    *("predict", "report", "reproduce", "resume", "run", "sweep"),
+)
 
-__all__ = [*_DOORS, *sorted(_HOME_OF)]
+__all__ = [*_FUNCTIONS, *sorted(_MODULE_OF)]
 
 
 def __dir__() -> list[str]:
@@ -90,8 +96,8 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so that ``polyfed --help`` need not import torch."""
-    if name not in _HOME_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'polyfed' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"polyfed.{_HOME_OF[name]}"), name)
+    value = getattr(importlib.import_module(f"polyfed.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value

@@ -20,11 +20,12 @@ from torch import nn
 from polyfed.core.conversation import TRAINING, Ask, AskClients, Reply
 from polyfed.core.data_types import ArrayExamples, ClientData, Federation
 from polyfed.core.method import Method, as_method, methods, parse
+from polyfed.core.part import Part, declared
 from polyfed.core.reply_checks import declared_extras
 from polyfed.core.server import Server
 from polyfed.errors import PolyfedError, TooFewReplies
-from polyfed.runs.checkpoint import Snapshot, copied, digest
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder.checkpoint import Snapshot, copied, digest
 from polyfed.runs.replay import Change, Replay, mutations, with_extras, without_extra
 from polyfed.settings import Settings
 
@@ -148,7 +149,7 @@ def _sends_what_the_plan_says(method: Method, model: Callable[[], nn.Module]) ->
 def _check_what_travels(experiment: Experiment, seen: list[tuple[Ask, list[Reply]]]) -> None:
     method = experiment.method
     _check_declared(method, seen)
-    compressed = any(hasattr(change, "undo") for change in method.uploads)
+    compressed = any(type(declared(change)).undo is not Part.undo for change in method.uploads)
     for ask, replies in seen:
         if ask.purpose != TRAINING or ask.round == 0:
             continue

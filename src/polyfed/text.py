@@ -71,6 +71,24 @@ def outside_brackets(text: str) -> str:
     return "".join(made)
 
 
+def apart(text: str, sign: str = ",") -> list[str]:
+    """Pieces between commas that are in no brackets and no quotes.
+
+    >>> apart("constant, steps(at=(0.5, 0.75)), cosine")
+    ['constant', 'steps(at=(0.5, 0.75))', 'cosine']
+    """
+    pieces, depth, quote = [""], 0, ""
+    for letter in text:
+        if letter in "\"'":
+            quote = "" if letter == quote else quote or letter
+        depth += 0 if quote else (letter in "([") - (letter in ")]")
+        if letter == sign and depth == 0 and not quote:
+            pieces.append("")
+        else:
+            pieces[-1] += letter
+    return [piece.strip() for piece in pieces if piece.strip()]
+
+
 def _underscored(text: str) -> str:
     """The text with underscores for the hyphens in names; inside brackets and quotes nothing changes.
 

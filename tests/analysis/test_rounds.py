@@ -12,8 +12,8 @@ from helpers.tiny_runs import tiny_net
 from polyfed.analysis.rounds import noted, statistics_drift
 from polyfed.errors import RunFolderError
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import train_run
-from polyfed.runs.run_folder import RunFolder
 from polyfed.settings import Settings
 from polyfed.testing import tiny_federation
 

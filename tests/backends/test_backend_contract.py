@@ -83,8 +83,8 @@ def test_every_backend_has_every_member(kind: type, changes: dict[str, str]) -> 
 
 def test_the_flower_backend_has_every_member() -> None:
     pytest.importorskip("flwr")
-    from polyfed.flower.backend import FlowerBackend
-    from polyfed.flower.roster import Roster
+    from polyfed.flower.server.backend import FlowerBackend
+    from polyfed.flower.server.roster import Roster
 
     bench = Experiment(Settings(), tiny_federation(), "fedbn", TinyNet).bench
     backend = FlowerBackend(bench, tiny_federation().clients, Roster(None))  # type: ignore[arg-type]

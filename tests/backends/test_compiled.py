@@ -14,6 +14,7 @@ from helpers.random_images import federation, largest_difference
 from polyfed.backends import compiled
 from polyfed.core.client import Step
 from polyfed.core.method import Method
+from polyfed.core.part import Part
 from polyfed.errors import ClientFailure, SettingError
 from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings
@@ -60,7 +61,7 @@ def test_compiled_steps_give_the_same_numbers(
     assert any(tmp_path.rglob("*.cpp"))
 
 
-class Late:
+class Late(Part):
     """A term that changes in a later round, or at a later step: far from those that a trace sees."""
 
     def __init__(self, looks_at: str) -> None:

@@ -14,6 +14,7 @@ from polyfed.backends.fused import Fused, evenly
 from polyfed.core.client import Client, Step
 from polyfed.core.data_types import Federation
 from polyfed.core.method import Method
+from polyfed.core.part import Part
 from polyfed.errors import Declined, NotFinite, SettingError
 from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings
@@ -224,7 +225,7 @@ def test_auto_goes_the_ordinary_way_where_clients_cannot_be_stacked(
     assert all(torch.equal(value, auto.server.state[name]) for name, value in ordinary.server.state.items())
 
 
-class RefuseOnce:
+class RefuseOnce(Part):
     """One client takes no part in round 1."""
 
     reads_data = False

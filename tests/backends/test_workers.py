@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from helpers.processes import alive, gone
 from helpers.recorded_runs import sealed_again
+from helpers.watching import AfterRound
 from polyfed.backends import workers as workers_module
 from polyfed.backends.debug import Debug
 from polyfed.backends.in_process import InProcess
@@ -29,10 +30,10 @@ from polyfed.core.conversation import Ask, Payload
 from polyfed.core.data_types import ClientData
 from polyfed.core.method import Method
 from polyfed.errors import ClientFailure, DataError, NotFinite, SettingError
-from polyfed.runs.checkpoint import copied, digest
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder.checkpoint import copied, digest
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
-from polyfed.runs.run_folder import RunFolder
 from polyfed.settings import Settings
 from polyfed.testing import TinyNet, tiny_federation
 
@@ -341,7 +342,7 @@ def test_runs_go_on_with_another_number_of_workers(tmp_path: Path) -> None:
             raise Stop
 
     with pytest.raises(Stop):
-        train_run(first, folder, observers=[stop])
+        train_run(first, folder, callbacks=[AfterRound(stop)])
     assert not pids(first)
     text = (folder.path / "run.toml").read_text()
     assert text.count('workers = "2"') == 1

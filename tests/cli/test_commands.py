@@ -276,7 +276,7 @@ def test_data_check(polyfed: Command, tmp_path: Path) -> None:
 
 
 def test_report_takes_runs_and_folders_of_runs(polyfed: Command, tmp_path: Path) -> None:
-    from polyfed.run import run
+    from polyfed.api import run
     from polyfed.testing import TinyNet, tiny_federation
 
     for seed in (0, 1):

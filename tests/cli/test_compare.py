@@ -9,16 +9,13 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from rich.progress import Progress
 
 from helpers.command_line import SHORT, STOPPER, Command, says
-from polyfed.cli.runs_bar import RunsBar
 from polyfed.reports.costs import Totals
 from polyfed.reports.tables import Number, best_methods, left_out_in_turn, method_row, percent
-from polyfed.runs.run_folder import RunFolder
+from polyfed.runs.folder.run_folder import RunFolder
 
 
 def summary(accuracies: dict[str, float], seed: int = 0, view: str = "seen", count: int = 100) -> dict[str, object]:
@@ -212,7 +209,7 @@ HOLDER = """
 import sys
 from pathlib import Path
 from polyfed import run
-from polyfed.runs.run_folder import RunFolder
+from polyfed.runs.folder.run_folder import RunFolder
 folder = Path(sys.argv[1])
 run("digits-mini(per_domain=20)", "fedavg", rounds=1, out=folder)
 for file in (folder / "checkpoint").rglob("*"):
@@ -243,15 +240,3 @@ def test_bad_comparisons_get_one_sentence(polyfed: Command, images: Path) -> Non
     says(polyfed("compare", images, "--methods", "fedavg", "--protocol", "loo"), "leave-one-out")
     says(polyfed("compare", images), "--methods")
     assert not Path("runs").exists()
-
-
-def test_the_bar_over_runs_moves_with_every_round() -> None:
-    drawn = Progress()
-    bar = RunsBar(drawn)
-    bar.begin("fedbn, seed 0", 2, 4)
-    (task,) = drawn.tasks
-    assert (task.completed, task.total, task.description) == (1, 4, "run 2 of 4: fedbn, seed 0")
-    bar.round(SimpleNamespace(round=3, rounds=4))  # type: ignore[arg-type]
-    assert task.completed == 1.75
-    bar.end("fedbn, seed 0", "trained")
-    assert task.completed == 2

@@ -16,7 +16,7 @@ from polyfed.cli.commands import SYNONYMS, entries
 from polyfed.cli.lazy import imported
 from polyfed.cli.option_groups import GROUPS
 from polyfed.cli.suggestions import OPTION_SYNONYMS
-from polyfed.settings import setting_names
+from polyfed.settings import FACTS
 
 MANY = ("run", "compare", "sweep")
 
@@ -63,15 +63,9 @@ def test_help_all_has_every_setting_in_its_group(polyfed: Command) -> None:
     titles = re.findall(r"^╭─ (.+?) ─", everything, re.MULTILINE)
     assert titles == ["Arguments", "Options", *GROUPS]
     assert titles[2:] == ["Data", "Model and method", "Training", "Clients", "Evaluation", "Speed", "Output"]
-    for group, names in GROUPS.items():
-        panel = everything[everything.index(f"─ {group} ─") :].partition("╰")[0]
-        for name in names:
-            assert name == "data" or f"--{name.replace('_', '-')}" in panel, (group, name)
-
-
-def test_every_setting_is_in_one_group() -> None:
-    grouped = [name for names in GROUPS.values() for name in names]
-    assert sorted(grouped) == sorted(setting_names()), "give each setting a group in cli/option_groups.py"
+    for name, facts in FACTS.items():
+        panel = everything[everything.index(f"─ {facts.group} ─") :].partition("╰")[0]
+        assert name == "data" or f"--{name.replace('_', '-')}" in panel, (facts.group, name)
 
 
 def test_every_synonym_stands_for_something() -> None:

@@ -271,7 +271,7 @@ def test_pairs_of_tensors_are_examples_too() -> None:
         ({"total_epochs": float("nan")}, SettingError, "total_epochs must be positive and finite, found nan"),
         ({"clients_per_round": float("inf")}, SettingError, "clients_per_round must be a positive number.*found inf"),
         ({"partition": "iid(clients=2)"}, SettingError, "ready-made, and partition= would change nothing"),
-        ({"few_shot": 2, "unseen_part": "all"}, SettingError, "few_shot= and unseen_part="),
+        ({"few_shot": 2, "unseen_part": "all"}, SettingError, "unseen_part= and few_shot="),
         ({"unseen": ("new",)}, SettingError, "ready-made, and unseen="),
         ({"root": "somewhere"}, SettingError, "root"),
         ({"data": {"a": (Pairs(0), Pairs(0))}, "root": "somewhere"}, SettingError, "root= names the folder"),

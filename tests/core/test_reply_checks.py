@@ -17,8 +17,8 @@ from polyfed.core.entries import entries_of, optimizer_entries
 from polyfed.core.reply_checks import problem_with
 from polyfed.errors import TooFewReplies
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import train_run
-from polyfed.runs.run_folder import RunFolder
 from polyfed.testing import TinyNet
 
 NAMES = [name for name, entry in entries_of(TinyNet()).items()]

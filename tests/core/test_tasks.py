@@ -29,7 +29,7 @@ from polyfed.core.tasks.known import (
 from polyfed.core.tasks.segmentation import IGNORED
 from polyfed.core.tasks.task import Task
 from polyfed.errors import DataError, NotFinite, SettingError
-from polyfed.settings import AUTO, CHOICES
+from polyfed.settings import AUTO, FACTS
 
 OTHERS = (MULTILABEL, REGRESSION, SEGMENTATION)
 
@@ -58,9 +58,9 @@ def results(task: Task, outputs: Tensor, targets: Tensor, in_detail: bool = Fals
 
 # ---------------------------------------------------------------------------------------------------------- declarations
 def test_settings_name_all_tasks_and_only_measures_that_some_task_has() -> None:
-    assert CHOICES["task"] == (AUTO, *sorted(TASKS))
+    assert FACTS["task"].choices == (AUTO, *sorted(TASKS))
     measures = {name for task in TASKS.values() for name in task.measures}
-    assert measures == set(MEASURES) and set(CHOICES["metric"]) - {AUTO} <= measures
+    assert measures == set(MEASURES) and set(FACTS["metric"].choices) - {AUTO} <= measures
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)

@@ -15,7 +15,6 @@ import torch
 from PIL import Image
 
 import polyfed
-from polyfed.cli.predict import read_images
 from polyfed.core.data_types import joined
 from polyfed.data.check import check
 from polyfed.data.federate import federate
@@ -25,6 +24,7 @@ from polyfed.data.sets import imagenet, tiny_imagenet
 from polyfed.errors import DataError
 from polyfed.runs.export import export_model
 from polyfed.runs.image_inputs import ImageInputs
+from polyfed.runs.predict_files import read_images
 
 RANDOM = np.random.default_rng(0)
 

@@ -15,8 +15,15 @@ pytest.importorskip("cryptography", reason="needs the flower extra: pip install 
 from cryptography import x509
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
-from polyfed.deploy.authority import kept_authority, kept_server, read_certificate
-from polyfed.flower.certificates import CA_CERTIFICATE, CA_KEY, SERVER_CERTIFICATE, SERVER_KEY
+from polyfed.flower.deploy.certificates import (
+    CA_CERTIFICATE,
+    CA_KEY,
+    SERVER_CERTIFICATE,
+    SERVER_KEY,
+    kept_authority,
+    kept_server,
+    read_certificate,
+)
 
 HOSTS = ["fl.example.org", "10.1.2.3", "localhost"]
 

@@ -12,9 +12,9 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed
 from flwr.cli.build import build_fab_from_disk
 
 from helpers.app_bundles import OTHER_BUNDLES
-from polyfed.deploy.bundle_check import check_bundle
-from polyfed.deploy.policy import Refused
-from polyfed.flower.app_folder import write_app
+from polyfed.flower.app import write_app
+from polyfed.flower.join.bundle_check import check_bundle
+from polyfed.flower.join.policy import Refused
 from polyfed.settings import Settings
 
 # Flower's own packing uses a name of pathspec that newer releases of it will take away.

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
-from polyfed.deploy.control import TRIES, Control
+from polyfed.flower.serve.control import TRIES, Control
 
 RUN = 7
 STATUS = SimpleNamespace(status="finished", sub_status="completed", details="")

@@ -12,15 +12,15 @@ import pytest
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
 from helpers.command_line import Command
-from polyfed.deploy.join import kept_policy, remove_old_state, write_config
-from polyfed.deploy.kit import Kit
-from polyfed.deploy.node_folder import NodeFolder
-from polyfed.deploy.policy import Policy
-from polyfed.deploy.registry import Registry
-from polyfed.deploy.serve import Wanted, invite, prepare
-from polyfed.deploy.server_folder import ServerFolder
 from polyfed.errors import SettingError
-from polyfed.runs.audit_log import lines_of
+from polyfed.flower.deploy.kit import Kit
+from polyfed.flower.join.folder import NodeFolder
+from polyfed.flower.join.join import kept_policy, remove_old_state, write_config
+from polyfed.flower.join.policy import Policy
+from polyfed.flower.serve.folder import ServerFolder
+from polyfed.flower.serve.registry import NodeRegistry
+from polyfed.flower.serve.serve import Wanted, invite, prepare
+from polyfed.runs.folder.audit_log import lines_of
 from polyfed.settings import Settings
 
 
@@ -93,7 +93,7 @@ def test_a_kit_holds_no_key_and_is_read_again(tmp_path: Path) -> None:
     folder = ServerFolder(tmp_path / "server")
     prepare(folder, wanted(folder.path))
     (folder.certificates / "ca.crt").write_text("CERTIFICATE")
-    with Registry.changed(folder.path) as registry:
+    with NodeRegistry.changed(folder.path) as registry:
         file = invite(folder, registry, "node-1")
     kit = Kit.read(file)
     assert (kit.name, kit.host, kit.port) == ("node-1", "localhost", 8443)

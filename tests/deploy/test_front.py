@@ -9,6 +9,7 @@ import shutil
 import ssl
 import subprocess
 import threading
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,17 +18,17 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from polyfed.deploy.authority import certificate_request, kept_authority, kept_server, sign_request
-from polyfed.deploy.enrol_client import MOST_AHEAD, MOST_BEHIND, clock_problem, server_time
-from polyfed.deploy.enrolment import Enrolment, Service
-from polyfed.deploy.forwarder import Forwarder, account_of, client_context, server_context
-from polyfed.deploy.front import ENROL_PATH, FLEET, SECRET_HEADER, Front
-from polyfed.deploy.front_log import MOST_LINES, FrontLog
-from polyfed.deploy.registry import ENROLLED, NodeRecord
-from polyfed.deploy.units import write_node_units, write_server_units
+from helpers.paths import PACKAGE
 from polyfed.errors import SettingError
-from polyfed.flower.certificates import pem, pem_key
-from polyfed.runs.audit_log import AuditLog, lines_of
+from polyfed.flower.deploy.certificates import certificate_request, kept_authority, kept_server, pem, pem_key, sign_request
+from polyfed.flower.deploy.templates import FOLDER as TEMPLATES
+from polyfed.flower.deploy.units import write_node_units, write_server_units
+from polyfed.flower.join.enrol import MOST_AHEAD, MOST_BEHIND, clock_problem, server_time
+from polyfed.flower.join.forwarder import Forwarder, account_of, client_context, server_context
+from polyfed.flower.serve.enrolment import Enrolment, Service
+from polyfed.flower.serve.front import ENROL_PATH, FLEET, MOST_LINES, SECRET_HEADER, Front, FrontLog
+from polyfed.flower.serve.registry import ENROLLED, NodeRecord
+from polyfed.runs.folder.audit_log import AuditLog, lines_of
 
 
 def front(folder: Path) -> Front:
@@ -198,3 +199,14 @@ def unit_files(folder: Path, ending: str) -> list[Path]:
     files = write_server_units(folder / "server", words, folder / "polyfed-server", 8443)
     files += write_node_units(folder / "node", ["join", "node-1.kit"], folder / "node-1", "/srv/images")
     return [file for file in files if file.name.endswith(ending)]
+
+
+def test_the_wheel_takes_all_files_of_the_package_and_git_ignores_no_template() -> None:
+    """The templates are data. hatchling packs the folders of ``packages`` whole, without what git ignores."""
+    root = PACKAGE.parents[1]
+    wheel = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert wheel == {"packages": ["src/polyfed"]}, "with include or exclude, look whether templates are still packed"
+    templates = [file for file in TEMPLATES.iterdir() if file.suffix not in (".py", "")] + [TEMPLATES / "Dockerfile"]
+    assert {file.name for file in templates} == {"nginx.conf", "unit.service", "compose.yaml", "Dockerfile"}
+    ignored = subprocess.run(["git", "check-ignore", *map(str, templates)], cwd=root, capture_output=True, text=True, check=False)
+    assert ignored.returncode == 1, ignored.stdout or ignored.stderr

@@ -26,11 +26,18 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from helpers.flower_harness import Process, end, free_port, logged_process
-from polyfed.deploy.authority import certificate_request, kept_authority, kept_server, serial_of, sign_request
-from polyfed.deploy.forwarder import client_context, server_context
-from polyfed.deploy.front import ENROL_PATH, Front
-from polyfed.deploy.registry import ENROLLED, NodeRecord
-from polyfed.flower.certificates import pem, pem_key
+from polyfed.flower.deploy.certificates import (
+    certificate_request,
+    kept_authority,
+    kept_server,
+    pem,
+    pem_key,
+    serial_of,
+    sign_request,
+)
+from polyfed.flower.join.forwarder import client_context, server_context
+from polyfed.flower.serve.front import ENROL_PATH, Front
+from polyfed.flower.serve.registry import ENROLLED, NodeRecord
 
 pytestmark = [
     pytest.mark.flower,

@@ -16,15 +16,15 @@ from flwr.app import Context, RecordDict
 
 from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, over, tiny_data
 from polyfed.core.conversation import EVALUATION, Ask, Payload
-from polyfed.deploy import guarded_app
-from polyfed.deploy.node_folder import FOLDER_VARIABLE, NodeFolder
-from polyfed.deploy.policy import Policy
-from polyfed.flower.backend import FlowerBackend
-from polyfed.flower.codec import Encoder
-from polyfed.flower.node_account import account_in
-from polyfed.flower.run_config import SETTINGS_KEY, settings_text
-from polyfed.flower.wire_message import WireMessage
-from polyfed.runs.audit_log import lines_of
+from polyfed.flower.app import SETTINGS_KEY, settings_text
+from polyfed.flower.join import executor as guarded_app
+from polyfed.flower.join.folder import FOLDER_VARIABLE, NodeFolder
+from polyfed.flower.join.policy import Policy
+from polyfed.flower.node.account import account_in
+from polyfed.flower.server.backend import FlowerBackend
+from polyfed.flower.wire.codec import Encoder
+from polyfed.flower.wire.message import WireMessage
+from polyfed.runs.folder.audit_log import lines_of
 from polyfed.settings import Settings
 
 SETTINGS = Settings(

@@ -33,14 +33,14 @@ from helpers.hostile_app import HERE
 from helpers.hostile_server import HostileRun, HostileServer, honest_ask, hostile_server
 from helpers.policy_cases import CASES
 from polyfed.core.conversation import Payload
-from polyfed.deploy.front_log import MOST_LINES
-from polyfed.deploy.guarded_app import evenly
-from polyfed.deploy.policy import Policy
-from polyfed.flower.codec import Encoder, payload_of
-from polyfed.flower.descriptions import own_versions
-from polyfed.flower.wire_message import DESCRIBE, WireMessage
+from polyfed.flower.join.executor import evenly
+from polyfed.flower.join.policy import Policy
+from polyfed.flower.serve.front import MOST_LINES
+from polyfed.flower.wire.codec import Encoder, payload_of
+from polyfed.flower.wire.descriptions import own_versions
+from polyfed.flower.wire.message import DESCRIBE, WireMessage
 from polyfed.methods.dp_fedavg import CLIP
-from polyfed.runs.audit_log import lines_of, verify
+from polyfed.runs.folder.audit_log import lines_of, verify
 from polyfed.settings import Settings
 
 pytestmark = [

@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
-from polyfed.deploy import join
-from polyfed.deploy.enrol_client import Unreachable
-from polyfed.deploy.node_folder import Membership, NodeFolder
+from polyfed.flower.join import join
+from polyfed.flower.join.enrol import Unreachable
+from polyfed.flower.join.folder import Membership, NodeFolder
 
 
 def test_a_renewal_that_a_busy_server_does_not_answer_does_not_end_the_node(

@@ -13,10 +13,10 @@ pytest.importorskip("cryptography", reason="needs the flower extra: pip install 
 
 from helpers.policy_cases import AT_CLIENTS, CASES, PRIVATE, VALIDATION
 from polyfed.core.method import as_method
-from polyfed.deploy.guarded_app import evenly, unlisted_code, what_may_leave, without_paths
-from polyfed.deploy.policy import Policy
 from polyfed.errors import SettingError
-from polyfed.flower.wire_message import WireMessage, refusal
+from polyfed.flower.join.executor import evenly, unlisted_code, what_may_leave, without_paths
+from polyfed.flower.join.policy import Policy
+from polyfed.flower.wire.message import WireMessage, refusal
 from polyfed.settings import Settings
 
 
@@ -49,7 +49,7 @@ def test_a_promise_that_does_not_cover_the_training_loss_is_refused(monkeypatch:
     method = as_method(AT_CLIENTS)
     telling = dataclasses.replace(method, facts=dataclasses.replace(method.facts, withholds_loss=False))
     assert Policy(data="x", dp_required=True).problems(Settings(method=AT_CLIENTS), {"min-nodes": 3}, {"what": "train"}) == []
-    monkeypatch.setattr("polyfed.deploy.policy.as_method", lambda _: telling)
+    monkeypatch.setattr("polyfed.flower.join.policy.as_method", lambda _: telling)
     (found,) = Policy(data="x", dp_required=True).problems(Settings(method=AT_CLIENTS), {"min-nodes": 3}, {"what": "train"})
     assert "the run sends training loss, which no noise covers" in found
 

@@ -14,8 +14,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from polyfed.deploy.authority import (
+from polyfed.errors import SettingError
+from polyfed.flower.deploy.certificates import (
     BadRequest,
+    Signed,
     certificate_request,
     ends_soon,
     kept_authority,
@@ -23,11 +25,9 @@ from polyfed.deploy.authority import (
     serial_of,
     sign_request,
 )
-from polyfed.deploy.enrolment import Enrolment
-from polyfed.deploy.registry import ENROLLED, Registry
-from polyfed.errors import SettingError
-from polyfed.flower.certificates import Signed
-from polyfed.runs.audit_log import AuditLog
+from polyfed.flower.serve.enrolment import Enrolment
+from polyfed.flower.serve.registry import ENROLLED, NodeRegistry
+from polyfed.runs.folder.audit_log import AuditLog
 
 
 def public(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -47,20 +47,20 @@ def key() -> ec.EllipticCurvePrivateKey:
 def test_a_token_counts_once_and_a_lost_answer_can_be_asked_for_again(
     tmp_path: Path, authority: Signed, key: ec.EllipticCurvePrivateKey
 ) -> None:
-    with Registry.changed(tmp_path) as registry:
+    with NodeRegistry.changed(tmp_path) as registry:
         token = registry.invite("node-1")
     request = certificate_request(key, "node-1")
-    with Registry.changed(tmp_path) as registry:
+    with NodeRegistry.changed(tmp_path) as registry:
         first = registry.enrol(authority, token, request, public(key))
     assert token not in (tmp_path / "nodes.json").read_text()
-    with Registry.changed(tmp_path) as registry:
+    with NodeRegistry.changed(tmp_path) as registry:
         assert registry.enrol(authority, token, request, public(key)).certificate == first.certificate
         other = ec.generate_private_key(ec.SECP384R1())
         with pytest.raises(BadRequest, match="used before"):
             registry.enrol(authority, token, certificate_request(other, "node-1"), public(other))
         with pytest.raises(BadRequest, match="not known"):
             registry.enrol(authority, "guessed", request, public(key))
-    assert Registry.read(tmp_path).nodes["node-1"].serials == [first.serial]
+    assert NodeRegistry.read(tmp_path).nodes["node-1"].serials == [first.serial]
 
 
 def test_the_certificate_has_the_name_the_server_gave_and_is_for_clients_only(
@@ -89,7 +89,7 @@ def test_other_curves_and_broken_requests_are_refused(authority: Signed, curve: 
 def test_a_renewed_node_may_use_both_certificates_until_the_new_one_was_seen(
     tmp_path: Path, authority: Signed, key: ec.EllipticCurvePrivateKey
 ) -> None:
-    with Registry.changed(tmp_path) as registry:
+    with NodeRegistry.changed(tmp_path) as registry:
         old = registry.enrol(authority, registry.invite("node-1"), certificate_request(key, "n"), public(key))
         new = registry.renew(authority, old.serial, certificate_request(key, "n"))
         assert new.serials == [new.serial, old.serial] and new.key == old.key and new.state == ENROLLED
@@ -101,17 +101,17 @@ def test_a_renewed_node_may_use_both_certificates_until_the_new_one_was_seen(
 def test_a_node_that_is_invited_again_is_out_until_it_enrols(
     tmp_path: Path, authority: Signed, key: ec.EllipticCurvePrivateKey
 ) -> None:
-    with Registry.changed(tmp_path) as registry:
+    with NodeRegistry.changed(tmp_path) as registry:
         registry.enrol(authority, registry.invite("node-1"), certificate_request(key, "n"), public(key))
         registry.invite("node-1")
-    assert Registry.read(tmp_path).nodes["node-1"].serials == []
+    assert NodeRegistry.read(tmp_path).nodes["node-1"].serials == []
 
 
 def test_a_clients_name_belongs_to_the_node_that_enrolled_with_it(
     tmp_path: Path, authority: Signed, key: ec.EllipticCurvePrivateKey
 ) -> None:
     request = certificate_request(key, "n")
-    with Registry.changed(tmp_path) as registry:
+    with NodeRegistry.changed(tmp_path) as registry:
         registry.enrol(authority, registry.invite("node-1"), request, public(key), "pen")
         token = registry.invite("node-2")
         for taken in ("pen", "node-1"):
@@ -124,22 +124,22 @@ def test_a_clients_name_belongs_to_the_node_that_enrolled_with_it(
         registry.enrol(authority, again, request, public(key), "node-1")
         registry.revoke("node-2")
         assert registry.client_names() == {"node-1": "node-1"}, "the name of a revoked node is free"
-    assert Registry.read(tmp_path).client_names() == {"node-1": "node-1"}
+    assert NodeRegistry.read(tmp_path).client_names() == {"node-1": "node-1"}
 
 
 def test_enrolment_takes_a_clients_name_without_control_characters(
     tmp_path: Path, authority: Signed, key: ec.EllipticCurvePrivateKey
 ) -> None:
-    with Registry.changed(tmp_path) as registry:
+    with NodeRegistry.changed(tmp_path) as registry:
         token = registry.invite("node-1")
     service = Enrolment(tmp_path, authority, AuditLog(tmp_path / "audit.jsonl"), lambda: None)
     asked = {"token": token, "request": certificate_request(key, "n").decode(), "key": public(key).decode()}
     status, _ = service.answer(json.dumps({**asked, "client": " pe\x1bn\n"}).encode(), "10.0.0.1", "")
-    assert status == 200 and Registry.read(tmp_path).client_names() == {"pen": "node-1"}
+    assert status == 200 and NodeRegistry.read(tmp_path).client_names() == {"pen": "node-1"}
 
 
 def test_unknown_nodes_and_odd_names_are_named(tmp_path: Path) -> None:
-    with Registry.changed(tmp_path) as registry:
+    with NodeRegistry.changed(tmp_path) as registry:
         registry.invite("node-1")
         with pytest.raises(SettingError, match="Did you mean node-1"):
             registry.revoke("nod-1")

@@ -21,13 +21,12 @@ from helpers.deployed import DATA, DOMAINS, LONG, Deployed, on_loopback
 from helpers.flower_harness import end, free_port
 from helpers.flower_runs import digest_in, in_process
 from helpers.processes import gone
-from polyfed.deploy.authority import read_certificate
-from polyfed.deploy.node_folder import NodeFolder
-from polyfed.deploy.serve import SERVER_APP
-from polyfed.deploy.server_folder import ServerFolder
-from polyfed.flower.app_folder import write_app
-from polyfed.flower.certificates import SERVER_CERTIFICATE
-from polyfed.runs.audit_log import lines_of, verify
+from polyfed.flower.app import write_app
+from polyfed.flower.deploy.certificates import SERVER_CERTIFICATE, read_certificate
+from polyfed.flower.join.folder import NodeFolder
+from polyfed.flower.serve.folder import ServerFolder
+from polyfed.flower.serve.serve import SERVER_APP
+from polyfed.runs.folder.audit_log import lines_of, verify
 from polyfed.settings import Settings
 
 pytestmark = [
@@ -153,8 +152,8 @@ HOSTILE = {
 ASK = """
 import sys, time
 from pathlib import Path
-from polyfed.deploy.control import Control
-from polyfed.deploy.server_folder import ServerFolder
+from polyfed.flower.serve.control import Control
+from polyfed.flower.serve.folder import ServerFolder
 folder = ServerFolder(Path(sys.argv[1]))
 control = Control(int(sys.argv[2]), folder.link_certificates / "ca.crt", folder.control_secret)
 for app in sys.argv[3:]:
@@ -205,7 +204,7 @@ def test_a_node_that_is_killed_comes_back_by_itself_when_it_is_started_again(her
 
 AN_ODD_DAY = """
 import sys, time
-import polyfed.deploy.enrol_client as enrol_client
+import polyfed.flower.join.enrol as enrol_client
 from polyfed.__main__ import main
 usual, due = time.time, iter([True])
 time.time = lambda: usual() + 12.0
@@ -232,10 +231,11 @@ def test_a_node_renews_its_certificate_says_that_its_clock_is_off_and_trains(her
 A_SHORT_HOUR = """
 import sys
 from pathlib import Path
-from polyfed.deploy import authority, serve
+from polyfed.flower.deploy import certificates
+from polyfed.flower.serve import serve
 from polyfed.__main__ import main
 serve.HOUR, ask = 1.0, Path("ends-soon")
-authority.ends_soon = lambda certificate: ask.exists() and not ask.unlink()
+certificates.ends_soon = lambda certificate: ask.exists() and not ask.unlink()
 sys.argv[0] = "polyfed"
 main()
 """

@@ -20,7 +20,7 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed
 from helpers import namespaces
 from helpers.deployed import DATA, DOMAINS, LONG, Deployed
 from helpers.flower_runs import digest_in, in_process
-from polyfed.runs.audit_log import lines_of, verify
+from polyfed.runs.folder.audit_log import lines_of, verify
 from polyfed.settings import Settings
 
 pytestmark = [
@@ -85,8 +85,8 @@ clientapp = "hostile.client_app:app"
 START = textwrap.dedent("""
     import json, sys, time
     from pathlib import Path
-    from polyfed.deploy.control import Control
-    from polyfed.deploy.server_folder import ServerFolder
+    from polyfed.flower.serve.control import Control
+    from polyfed.flower.serve.folder import ServerFolder
     folder = ServerFolder(Path(sys.argv[1]))
     control = Control(int(sys.argv[2]), folder.link_certificates / "ca.crt", folder.control_secret)
     run = control.start(Path(sys.argv[3]), {})

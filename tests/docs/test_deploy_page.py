@@ -15,7 +15,7 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed
 from helpers.deployed import LONG
 from helpers.flower_harness import PROGRAMS, Process, end, logged_process
 from helpers.paths import DOCS, EXAMPLES
-from polyfed.deploy.policy import Policy
+from polyfed.flower.join.policy import Policy
 
 PAGE = (DOCS / "deploy.md").read_text()
 COMMANDS = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)

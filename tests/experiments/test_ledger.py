@@ -15,9 +15,9 @@ from polyfed.errors import RunFolderError
 from polyfed.experiments.ledger import Ledger, Record, identity_of, marks_of, read_record, record_from, write_record
 from polyfed.experiments.recorded_analyses import presented
 from polyfed.experiments.recording import command_of, train_recorded
-from polyfed.runs.answers_file import read_answers
-from polyfed.runs.manifest import newest_notes
-from polyfed.runs.run_folder import RunFolder
+from polyfed.runs.folder.answers_file import read_answers
+from polyfed.runs.folder.manifest import newest_notes
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.settings import Settings
 
 SETTINGS = Settings(

@@ -15,7 +15,7 @@ from polyfed.experiments.grid import Form, PlannedRun, cells_of, planned_runs
 from polyfed.experiments.page import problem_sentences, write_page
 from polyfed.experiments.reproduction import FAILED, NO_DATA, Outcome, Reproduction, data_problems, reproduce_item
 from polyfed.experiments.tables import Footnotes, shown_tables
-from polyfed.runs.watcher import Watcher
+from polyfed.runs.callbacks.callback import Callback, RunState
 from polyfed.settings import Settings
 
 TINY = """\
@@ -119,34 +119,34 @@ def test_a_mean_is_that_of_its_columns_and_shares_their_runs() -> None:
     assert len(planned_runs(cells, form)) == len(planned_runs(cells[2:], form)) == 2
 
 
-class Counting(Watcher):
+class Counting(Callback):
     def __init__(self) -> None:
         self.rounds = 0
         self.begun: list[tuple[int, int]] = []
 
-    def begin(self, words: str, number: int, total: int) -> None:
-        self.begun.append((number, total))
+    def begin(self, run: RunState) -> None:
+        self.begun.append((run.number, run.total))
 
-    def round(self, server: object) -> None:
+    def after_round(self, run: RunState) -> None:
         self.rounds += 1
 
 
 def test_what_is_there_is_reused_and_what_was_stopped_goes_on(found: Reproduction, folder: Path) -> None:
     class Stop(Counting):
-        def round(self, server: object) -> None:
-            super().round(server)
+        def after_round(self, run: RunState) -> None:
+            super().after_round(run)
             if self.rounds == 2:
                 raise KeyboardInterrupt
 
     again = Counting()
-    repeated = reproduce_item(found.item, Form("reduced"), out=folder, watcher=again)
+    repeated = reproduce_item(found.item, Form("reduced"), out=folder, callbacks=[again])
     assert again.rounds == 0 and [one.values for one in repeated.outcomes] == [one.values for one in found.outcomes]
     assert [number for number, _ in again.begun] == list(range(1, len(again.begun) + 1))
     form = Form(only=("FedBN",), seeds=1)
     with pytest.raises(KeyboardInterrupt):
-        reproduce_item(found.item, form, out=folder, watcher=Stop())
+        reproduce_item(found.item, form, out=folder, callbacks=[Stop()])
     rest = Counting()
-    finished = reproduce_item(found.item, form, out=folder, watcher=rest)
+    finished = reproduce_item(found.item, form, out=folder, callbacks=[rest])
     whole = reproduce_item(found.item, form, out=folder / "elsewhere")
     assert 0 < rest.rounds <= 2
     assert [run.digest for runs in finished.trained.values() for run in runs] == [

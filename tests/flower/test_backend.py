@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
@@ -21,18 +23,18 @@ from polyfed.core.conversation import Ask, Payload
 from polyfed.core.server import ClientInfo
 from polyfed.data.identity import identity_of
 from polyfed.errors import DataError, SettingError, TooFewReplies
-from polyfed.flower.backend import loss_in
-from polyfed.flower.codec import block_of
-from polyfed.flower.descriptions import Description
-from polyfed.flower.node import when_lost
-from polyfed.flower.placeholder_federation import federation_of
-from polyfed.flower.records import records_of, wire_message_of
+from polyfed.flower.node.node import when_lost
+from polyfed.flower.server.backend import loss_in
+from polyfed.flower.server.federation import federation_of
 from polyfed.flower.server_app import run_on_grid
-from polyfed.flower.wire_message import BadMessage, Block, WireMessage
+from polyfed.flower.wire.codec import Encoder, payload_of
+from polyfed.flower.wire.descriptions import Description
+from polyfed.flower.wire.message import BadMessage, WireMessage
+from polyfed.flower.wire.records import records_of, wire_message_of
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.runs.result import Result
-from polyfed.runs.run_folder import RunFolder
 from polyfed.settings import Settings
 
 SMALL = Settings(data=TINY, model=TINY_MODEL, rounds=2, batch_size=4, local_steps=3, checkpoint_every="1")
@@ -105,38 +107,44 @@ def killed_in(round_number: int) -> Callable[[Message, Message], Message | None]
     return meddle
 
 
-def changed(answered: Message, name: str, block: Block) -> Message:
+def changed(answered: Message, name: str, value: Tensor) -> Message:
     """The answer with one of its tensors replaced, or added."""
     wire_message = wire_message_of(answered.content)
-    blocks = {group: dict(named) for group, named in wire_message.blocks.items()}
-    blocks.setdefault("entries", {})[name] = block
-    answered.content = records_of([WireMessage(wire_message.control, blocks)])[0]
+    sent = payload_of(wire_message)
+    again = Encoder().encode(Payload({**sent.entries, name: value}, sent.extras), wire_message.control)
+    answered.content = records_of([again])[0]
     return answered
 
 
-def entry_in(answered: Message, name: str) -> Block:
-    return wire_message_of(answered.content).blocks["entries"][name]
-
-
 def not_a_number(asked: Message, answered: Message) -> Message:
-    return changed(answered, "head.weight", block_of(torch.full(entry_in(answered, "head.weight").shape, torch.nan)))
+    shape = payload_of(wire_message_of(answered.content)).entries["head.weight"].shape
+    return changed(answered, "head.weight", torch.full(shape, torch.nan))
 
 
 def wrong_shape(asked: Message, answered: Message) -> Message:
-    return changed(answered, "head.weight", block_of(torch.zeros(2, 2)))
+    return changed(answered, "head.weight", torch.zeros(2, 2))
 
 
 def extra_entry(asked: Message, answered: Message) -> Message:
-    return changed(answered, "surprise", block_of(torch.zeros(2)))
+    return changed(answered, "surprise", torch.zeros(2))
 
 
 def huge(asked: Message, answered: Message) -> Message:
-    return changed(answered, "surprise", block_of(torch.zeros(70 * 1024 * 1024, dtype=torch.uint8)))
+    return changed(answered, "surprise", torch.zeros(70 * 1024 * 1024, dtype=torch.uint8))
 
 
 def torn(asked: Message, answered: Message) -> Message:
-    block = entry_in(answered, "head.weight")
-    return changed(answered, "head.weight", Block(block.dtype, (1, *block.shape, 2), block.data))
+    """The first tensor has another shape than its bytes."""
+    wire_message = wire_message_of(answered.content)
+    whole = b"".join(wire_message.blobs["entries"])
+    end = 8 + int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8:end])
+    first = next(iter(header.values()))
+    first["shape"] = [1, *first["shape"], 2]
+    text = json.dumps(header).encode()
+    blob = [len(text).to_bytes(8, "little"), text, whole[end:]]
+    answered.content = records_of([WireMessage(wire_message.control, {**wire_message.blobs, "entries": blob})])[0]
+    return answered
 
 
 def foreign(asked: Message, answered: Message) -> Message:
@@ -161,7 +169,7 @@ FAULTS: dict[str, Callable[[Message, Message], Message | None]] = {
     "has the shape": wrong_shape,
     "was not asked for": extra_entry,
     "bytes large": huge,
-    "do not make the shape": torn,
+    "tensors cannot be read": torn,
     "no JSON": foreign,
     "disk on fire": failed,
     "no answer within": silent,

@@ -18,16 +18,15 @@ pytest.importorskip("cryptography", reason="needs the flower extra: pip install 
 from flwr.app import Message
 
 from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, tiny_data
-from polyfed.deploy.registry import ENROLLED, NodeRecord, Registry
-from polyfed.deploy.server_app import NUMBERS, EnrolledNames
-from polyfed.deploy.server_folder import ServerFolder
 from polyfed.errors import DataError, RunFolderError
-from polyfed.flower.client_names import FILE, ClientNames
-from polyfed.flower.records import records_of, wire_message_of
-from polyfed.flower.roster import Roster
+from polyfed.flower.serve.folder import ServerFolder
+from polyfed.flower.serve.registry import ENROLLED, NodeRecord, NodeRegistry
+from polyfed.flower.serve.server_app import NUMBERS, EnrolledNames
+from polyfed.flower.server.roster import FILE, ClientNames, Roster
 from polyfed.flower.server_app import run_on_grid
-from polyfed.flower.transport import Transport
-from polyfed.flower.wire_message import WireMessage
+from polyfed.flower.wire.message import WireMessage
+from polyfed.flower.wire.records import records_of, wire_message_of
+from polyfed.flower.wire.transport import Transport
 from polyfed.settings import Settings
 
 SMALL = Settings(data=TINY, model=TINY_MODEL, rounds=1, batch_size=4, local_steps=2, checkpoint_every="1")
@@ -72,7 +71,7 @@ def server_with(folder: Path, clients: dict[int, str]) -> EnrolledNames:
     """A server that enrolled node-1, node-2 and so on under these clients' names."""
     server = ServerFolder(folder)
     server.make()
-    with Registry.changed(folder) as registry:
+    with NodeRegistry.changed(folder) as registry:
         for number, client in clients.items():
             registry.nodes[f"node-{number}"] = NodeRecord(f"node-{number}", ENROLLED, client=client)
     (folder / "superlink" / NUMBERS).write_text(json.dumps({str(number): f"node-{number}" for number in clients}))

@@ -1,7 +1,8 @@
-"""Payloads survive the way over Flower's records and over a socket to the bit."""
+"""Payloads survive the way over Flower's records, sockets and bundles bit-identically; what is damaged is refused."""
 
 from __future__ import annotations
 
+import json
 import math
 import socket
 import subprocess
@@ -15,16 +16,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from polyfed.core.conversation import Payload
-from polyfed.flower.codec import DTYPES, Encoder, payload_of, tensor_of
-from polyfed.flower.wire_message import BadMessage, Block, WireMessage, receive, send
+from polyfed.core.trees import SAFETENSORS_NAMES, file_pieces
+from polyfed.flower.wire.codec import Encoder, payload_of, read_tensors
+from polyfed.flower.wire.message import BadMessage, WireMessage, bundled, receive, send, unbundled
 
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from polyfed.flower.packing import unpacked
-from polyfed.flower.records import records_of, size_of, wire_message_of
+from polyfed.flower.wire.records import records_of, size_of, wire_message_of
 
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*SAFETENSORS_NAMES, torch.complex64, torch.complex128)}
 names = st.text(min_size=1, max_size=12)
 shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 
@@ -89,77 +91,135 @@ def test_a_payload_survives_a_socket(payload: Payload) -> None:
 
 def test_what_arrives_can_be_written_to_and_shares_nothing() -> None:
     value = torch.arange(4.0)
-    block = Encoder().block(value)
-    first, second = tensor_of(block), tensor_of(block)
+    message = Encoder().encode(Payload({"w": value}), {})
+    first, second = payload_of(message).entries["w"], payload_of(message).entries["w"]
     first.add_(1)
     assert torch.equal(value, torch.arange(4.0))
     assert torch.equal(second, value)
 
 
-def test_a_tensor_that_goes_to_all_clients_is_encoded_once() -> None:
+def test_tensors_that_go_to_all_clients_are_encoded_once() -> None:
     weights, encoder = {"w": torch.ones(5), "v": torch.ones(3, dtype=torch.int64)}, Encoder()
     own = [torch.full((2,), float(number)) for number in range(2)]
     contents = records_of([encoder.encode(Payload(weights, {"own": value}), {}) for value in own])
-    assert [list(content["tensors"]) for content in contents] == [["0", "1"]] * 2
-    assert contents[0]["tensors"]["0"] is contents[1]["tensors"]["0"]
-    assert len(contents[0]["tensors"]["0"].data) == 5 * 4 + 3 * 8
+    assert [list(content["tensors"]) for content in contents] == [["entries", "extras"]] * 2
+    assert contents[0]["tensors"]["entries"] is contents[1]["tensors"]["entries"]
+    assert 5 * 4 + 3 * 8 < len(contents[0]["tensors"]["entries"].data) < 300
     for content, value in zip(contents, own, strict=True):
         assert same(dict(payload_of(wire_message_of(content)).extras), {"own": value})
+
+
+def test_extras_that_go_to_all_clients_are_encoded_once() -> None:
+    shared, encoder = torch.ones(5), Encoder()
+    first, second = (encoder.encode(Payload({}, {"all": shared, "number": number}), {}) for number in range(2))
+    assert first.blobs["extras"] is second.blobs["extras"]
+    assert [payload_of(message).extras["number"] for message in (first, second)] == [0, 1]
+
+
+def test_tensors_in_another_order_or_under_other_names_are_not_taken_for_the_same() -> None:
+    a, b, encoder = torch.zeros(1), torch.ones(1), Encoder()
+    for entries in ({"a": a, "b": b}, {"a": b, "b": a}, {"b": b}, {"c": b}, {"b": b.clone()}):
+        assert same(dict(payload_of(encoder.encode(Payload(entries), {})).entries), entries)
 
 
 def test_many_tensors_travel_in_one_array() -> None:
     """Flower fetches an array by requests of its own: 116 of them cost 26 s a round."""
     entries = {f"layer{number}": torch.full((number,), float(number)) for number in range(116)}
-    (content,) = records_of([Encoder().encode(Payload(entries), {})])
+    (content,) = records_of([Encoder().encode(Payload(entries, {"round": 3}), {})])
     assert [len(record) for record in content.array_records.values()] == [1]
     assert same(entries, dict(payload_of(wire_message_of(content)).entries))
 
 
-ROW = ["entries", "w", "float32", [2], 8, "0"]
+def test_many_messages_travel_as_one_with_shared_tensors_once() -> None:
+    weights, encoder = {"w": torch.rand(100)}, Encoder()
+    messages = [encoder.encode(Payload(weights, {"own": torch.full((2,), float(n))}), {"client": str(n)}) for n in range(5)]
+    bundle = bundled(messages)
+    assert len(bundle.blobs) == 1 + 5 and 400 + 5 * 8 < bundle.size < 400 + 5 * 8 + 6 * 100
+    (content,) = records_of([bundle])
+    for number, message in enumerate(unbundled(wire_message_of(content))):
+        payload = payload_of(message)
+        assert message.control["client"] == str(number)
+        assert torch.equal(payload.entries["w"], weights["w"])
+        assert torch.equal(payload.extras["own"], torch.full((2,), float(number)))
 
 
-@pytest.mark.parametrize(
-    ("layout", "why"),
-    [
-        (None, "where its tensors lie"),
-        ([ROW, ["entries", "v", "float32", [2], 8, "0"]], "behind the end"),
-        ([], "more bytes"),
-        ([["entries", "w", "float32", [1], 4, "0"]], "more bytes"),
-        ([["entries", "w", "float32", [0], 0, "0"], ROW], "twice or nowhere"),
-        ([["entries", "w", "float32", [2], 8, "1"]], "twice or nowhere"),
-        ([["entries", "w", "float32", [2], -8, "0"]], "a row of its layout"),
-        ([["entries", "w", "float32", [2], True, "0"]], "a row of its layout"),
-        ([["entries", "w", "float32", "2", 8, "0"]], "a row of its layout"),
-        ([[["entries"], "w", "float32", [2], 8, "0"]], "a row of its layout"),
-        ([ROW[:-1]], "a row of its layout"),
-        (["w"], "a row of its layout"),
-    ],
-)
-def test_a_layout_that_does_not_fit_its_arrays_is_refused(layout: object, why: str) -> None:
-    assert tensor_of(unpacked([ROW], {"0": bytes(8)})["entries"]["w"]).tolist() == [0, 0]
-    with pytest.raises(BadMessage, match=why):
-        unpacked(layout, {"0": bytes(8)})
+@pytest.mark.parametrize("control", [{}, {"bundle": 3}, {"bundle": [[{}, {"entries": "7"}]]}, {"bundle": [[{}]]}])
+def test_a_bundle_that_cannot_be_taken_apart_is_refused(control: dict[str, object]) -> None:
+    with pytest.raises(BadMessage, match="its bundle"):
+        unbundled(WireMessage(control))
 
 
 def test_only_part_of_a_tensor_travels() -> None:
     view = torch.arange(100.0).reshape(10, 10)[:, 3]
     wire_message = Encoder().encode(Payload({"column": view}), {})
-    assert wire_message.size == 40
+    assert 40 < wire_message.size < 40 + 100
     assert torch.equal(payload_of(wire_message).entries["column"], view)
 
 
+def file(header: object, data: bytes) -> list[bytes]:
+    """A safetensors file with this header, whatever it says."""
+    text = json.dumps(header).encode()
+    return [len(text).to_bytes(8, "little") + text, data]
+
+
+def row(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
 @pytest.mark.parametrize(
-    ("block", "why"),
+    ("blob", "why"),
     [
-        (Block("float32", (3,), bytes(8)), "bytes do not make"),
-        (Block("object", (1,), bytes(8)), "no type"),
-        (Block("float32", (-1, -2), bytes(8)), "no shape"),
-        (Block("bool", (1,), b"\2"), "neither 0 nor 1"),
+        ([b""], "cannot be read"),
+        ([b"short"], "cannot be read"),
+        ([(2**62).to_bytes(8, "little")], "cannot be read"),
+        (file([], b""), "cannot be read"),
+        (file({"/0": ["F32", [2], 8]}, bytes(8)), "cannot be read"),
+        (file({"/0": row("F32", [3], 0, 8)}, bytes(8)), "cannot be read"),
+        (file({"/0": row("F32", [2], 0, 8)}, bytes(9)), "cannot be read"),
+        (file({"/0": row("F32", [2], 0, 8)}, bytes(7)), "cannot be read"),
+        (file({"/0": row("F32", [2], 4, 12)}, bytes(12)), "cannot be read"),
+        (file({"/0": row("F32", [2], 8, 0)}, bytes(8)), "cannot be read"),
+        (file({"/0": row("F32", [-1, -2], 0, 8)}, bytes(8)), "cannot be read"),
+        (file({"/0": row("F32", [2**62, 2**62], 0, 8)}, bytes(8)), "cannot be read"),
+        (file({"/0": row("F32", [2], 0, 8), "/1": row("F32", [2], 0, 8)}, bytes(8)), "cannot be read"),
+        (file({"/0": row("OBJECT", [1], 0, 8)}, bytes(8)), "cannot be read"),
+        (file({"/0": row("F8_E5M2", [8], 0, 8)}, bytes(8)), "have the type"),
+        (file({"/0": row("BOOL", [1], 0, 1)}, b"\2"), "neither 0 nor 1"),
     ],
 )
-def test_a_block_that_lies_is_refused(block: Block, why: str) -> None:
+def test_a_file_that_lies_is_refused(blob: list[bytes], why: str) -> None:
+    assert read_tensors(file({"/0": row("F32", [2], 0, 8)}, bytes(8)))["/0"].tolist() == [0, 0]
     with pytest.raises(BadMessage, match=why):
-        tensor_of(block)
+        read_tensors(blob)
+
+
+def entries_message(tree: object, **tensors: Tensor) -> WireMessage:
+    blob = file_pieces({name.replace("at", "/"): value for name, value in tensors.items()})
+    return WireMessage({"entries": tree, "extras": {"map": []}}, {"entries": blob} if tensors else {})
+
+
+def named(**references: str) -> dict[str, object]:
+    return {"map": [[{"value": name}, {"tensor": reference}] for name, reference in references.items()]}
+
+
+@pytest.mark.parametrize(
+    ("tree", "why"),
+    [
+        (None, "entries cannot be put together"),
+        ({"map": []}, "1 tensors that its entries do not name"),
+        (named(w="/1"), "entries cannot be put together"),
+        (named(w="/0", v="/0"), "entries cannot be put together"),
+        (named(w="complex/0"), "entries cannot be put together"),
+        ({"list": [{"tensor": "/0"}]}, "entries are no table"),
+        ({"map": [[{"value": "w"}, {"list": [{"tensor": "/0"}]}]]}, "no tensors with names"),
+        ({"map": [[{"value": 3}, {"tensor": "/0"}]]}, "no tensors with names"),
+        ({"map": [[{"value": "w"}, {"tensor": "/0"}], [{"value": "v"}, {"value": 1.0}]]}, "no tensors with names"),
+    ],
+)
+def test_entries_that_do_not_fit_their_file_are_refused(tree: object, why: str) -> None:
+    assert list(payload_of(entries_message(named(w="/0"), at0=torch.zeros(3))).entries) == ["w"]
+    with pytest.raises(BadMessage, match=why):
+        payload_of(entries_message(tree, at0=torch.zeros(3)))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +228,7 @@ def test_a_block_that_lies_is_refused(block: Block, why: str) -> None:
 )
 def test_extras_that_cannot_be_put_together_are_refused(tree: object) -> None:
     with pytest.raises(BadMessage, match="extras"):
-        payload_of(WireMessage({"extras": tree}))
+        payload_of(WireMessage({"entries": {"map": []}, "extras": tree}))
 
 
 @pytest.mark.parametrize(
@@ -192,9 +252,7 @@ def test_the_size_of_a_message_is_known_before_it_is_read() -> None:
 
 
 def test_the_process_that_flower_starts_for_each_message_need_not_import_torch() -> None:
-    code = (
-        "import sys, polyfed.flower.client_app, polyfed.flower.resident; sys.exit('torch' in sys.modules or 'ray' in sys.modules)"
-    )
+    code = "import sys, polyfed.flower.client_app, polyfed.flower.node.resident; sys.exit('torch' in sys.modules or 'ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -203,4 +261,4 @@ def test_entries_keep_their_order_on_the_way() -> None:
     content = records_of([Encoder().encode(Payload(entries), {})])[0]
     children = {child.object_id: child for child in content.children.values()}
     again = RecordDict.inflate(content.deflate(), children)
-    assert list(wire_message_of(again).blocks["entries"]) == ["z", "a", "m"]
+    assert list(payload_of(wire_message_of(again)).entries) == ["z", "a", "m"]

@@ -17,8 +17,7 @@ from helpers.paths import DOCS
 from polyfed.cli.main import app
 from polyfed.data.registry import data_sets
 from polyfed.errors import SettingError
-from polyfed.flower.app_folder import PROJECT, RECIPE, write_app
-from polyfed.flower.run_config import DEFAULTS, SETTINGS_KEY, settings_from, settings_text
+from polyfed.flower.app import DEFAULTS, PROJECT, RECIPE, SETTINGS_KEY, settings_from, settings_text, write_app
 from polyfed.recipes import read
 from polyfed.settings import Settings, with_changes
 from polyfed.text import read_call

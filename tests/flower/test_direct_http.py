@@ -16,8 +16,8 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed
 import httpx
 
 from helpers.flower_harness import free_port
-from polyfed.flower import direct_http
-from polyfed.flower.direct_http import DirectTransport, send_directly, send_over_grid_directly
+from polyfed.flower.wire import direct_http
+from polyfed.flower.wire.direct_http import DirectTransport, send_directly, send_over_grid_directly
 
 LARGE = bytes(range(256)) * 20_000
 

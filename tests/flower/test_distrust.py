@@ -23,14 +23,14 @@ from flwr.common.constant import ErrorCode
 from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, tiny_data
 from helpers.odd_descriptions import ODD_NODES, Change
 from polyfed.errors import DataError, SettingError
-from polyfed.flower import descriptions
-from polyfed.flower.descriptions import Description, own_versions, plain_text
-from polyfed.flower.node import build_node
-from polyfed.flower.records import records_of, wire_message_of
-from polyfed.flower.roster import Roster
+from polyfed.flower.node.node import build_node
+from polyfed.flower.server.roster import Roster
 from polyfed.flower.server_app import run_on_grid
-from polyfed.flower.transport import Transport
-from polyfed.flower.wire_message import DESCRIBE, BadMessage, WireMessage
+from polyfed.flower.wire import descriptions
+from polyfed.flower.wire.descriptions import Description, own_versions, plain_text
+from polyfed.flower.wire.message import DESCRIBE, BadMessage, WireMessage
+from polyfed.flower.wire.records import records_of, wire_message_of
+from polyfed.flower.wire.transport import Transport
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.lifecycle import train_run
 from polyfed.runs.result import Result

@@ -14,7 +14,7 @@ pytest.importorskip("cryptography", reason="needs the flower extra: pip install 
 
 from helpers.flower_harness import LINK, HarnessError, Process, Trial
 from helpers.trial_certificates import make_certificates, node_name
-from polyfed.flower.certificates import CA_CERTIFICATE
+from polyfed.flower.deploy.certificates import CA_CERTIFICATE
 
 APP = """
 [project]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,12 +12,13 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed
 pytest.importorskip("opacus", reason="needs the privacy extra: pip install 'polyfed[privacy]'")
 
 from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, over, tiny_data
+from polyfed.core.conversation import Payload
 from polyfed.errors import SettingError
-from polyfed.flower.backend import FlowerBackend
-from polyfed.flower.codec import ENTRIES, Encoder, payload_of
-from polyfed.flower.descriptions import own_versions
-from polyfed.flower.node import build_node
-from polyfed.flower.wire_message import DESCRIBE, Block, WireMessage
+from polyfed.flower.node.node import build_node
+from polyfed.flower.server.backend import FlowerBackend
+from polyfed.flower.wire.codec import Encoder, payload_of
+from polyfed.flower.wire.descriptions import own_versions
+from polyfed.flower.wire.message import DESCRIBE, WireMessage
 from polyfed.settings import Settings
 
 AT_CLIENTS = 'dp_fedavg(noise="system", noise_at="client", adaptive=False, clip=0.001)'
@@ -47,11 +47,10 @@ def asked(settings: Settings, folder: Path, what: str = "train") -> WireMessage:
 
 def with_entry(message: WireMessage, ending: str, value: float) -> WireMessage:
     """The same question with one entry full of a value."""
-    blocks = {group: dict(own) for group, own in message.blocks.items()}
-    name = next(name for name in blocks[ENTRIES] if name.endswith(ending))
-    shape = blocks[ENTRIES][name].shape
-    blocks[ENTRIES][name] = Block("float32", shape, np.full(shape, value, dtype=np.float32).tobytes())
-    return WireMessage(message.control, blocks)
+    sent = payload_of(message)
+    name = next(name for name in sent.entries if name.endswith(ending))
+    entries = {**sent.entries, name: torch.full_like(sent.entries[name], value, dtype=torch.float32)}
+    return Encoder().encode(Payload(entries, sent.extras), message.control)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e20])

@@ -18,11 +18,10 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 from polyfed.core.conversation import Payload
-from polyfed.deploy.content_hash import content_hash
-from polyfed.flower.codec import Encoder, payload_of
-from polyfed.flower.lean_objects import lean_arrays, pieces_of
-from polyfed.flower.records import in_one_buffer, records_of, size_of, wire_message_of
-from polyfed.flower.wire_message import Pieces, receive, send
+from polyfed.flower.wire.codec import Encoder, payload_of
+from polyfed.flower.wire.lean_objects import lean_arrays, pieces_of
+from polyfed.flower.wire.message import WireMessage, receive, send
+from polyfed.flower.wire.records import content_hash, records_of, size_of, wire_message_of
 
 DATA = bytes(range(256)) * 8
 CHUNK = 700
@@ -96,27 +95,23 @@ def test_an_array_is_joined_only_where_somebody_asks_for_its_bytes() -> None:
     assert array.object_id == name, "and it can be sent on"
 
 
-def test_what_came_in_pieces_is_cut_anywhere() -> None:
-    pieces = Pieces([DATA[:700], b"", DATA[700:701], DATA[701:]])
-    for begin, end in ((0, 2048), (0, 0), (5, 699), (699, 702), (701, 2048), (2048, 2048)):
-        part = pieces.between(begin, end)
-        assert len(part) == end - begin and part.joined() == DATA[begin:end]
-
-
 def test_a_message_that_is_passed_on_is_not_copied() -> None:
-    """What the short-lived process got from the resident one goes into an array as it lies in memory."""
+    """What the short-lived process got from the resident one goes into an array as it lies in memory; what arrived goes on in its pieces."""
     sent = Encoder().encode(Payload({"w": torch.arange(9.0), "none": torch.empty(0), "n": torch.tensor([True])}), {})
     ends = socket.socketpair()
     with ends[0], ends[1]:
         send(ends[0], sent)
-        got = receive(ends[1], together=True)
-    views = list(got.blocks["entries"].values())
-    base = views[0].data.obj  # type: ignore[union-attr]
-    assert in_one_buffer(views) is base and bytes(base) == b"".join(bytes(view.data) for view in views)  # type: ignore[arg-type]
-    assert in_one_buffer(views[::-1]) == bytes(views[2].data) + bytes(views[0].data), "in another order they are joined"  # type: ignore[arg-type]
+        got = receive(ends[1])
     (content,) = records_of([got])
-    assert content["tensors"]["0"].data is base
+    assert content["tensors"]["entries"].data is got.blobs["entries"][0]
+    assert b"".join(sent.blobs["entries"]) == b"".join(got.blobs["entries"])
     assert torch.equal(payload_of(wire_message_of(content)).entries["w"], torch.arange(9.0))
+    lean_arrays()
+    (content,) = records_of([WireMessage({}, {"entries": [DATA]})])
+    parts = {name: part.deflate() for name, part in get_all_nested_objects(content).items()}
+    arrived = inflate_object_from_contents(content.object_id, parts)
+    assert isinstance(arrived, RecordDict)
+    assert [len(piece) for piece in wire_message_of(arrived).blobs["entries"]] == [CHUNK, CHUNK, 2048 - 2 * CHUNK]
 
 
 def test_ids_of_chunks_are_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:

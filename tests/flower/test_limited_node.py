@@ -16,7 +16,7 @@ from helpers.flower_harness import Trial
 from helpers.flower_runs import EXECUTOR, SMALL, SUPERNODE
 from helpers.hostile_app import SERVER_APP
 from helpers.hostile_server import called, honest_ask, listening
-from polyfed.flower.app_folder import write_app
+from polyfed.flower.app import write_app
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
 

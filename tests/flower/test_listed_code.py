@@ -13,9 +13,9 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed
 from flwr.app import Context, RecordDict
 
 from polyfed.flower import client_app
-from polyfed.flower.listed_code import problem_with_code
-from polyfed.flower.run_config import SETTINGS_KEY, settings_text
-from polyfed.flower.wire_message import DESCRIBE, WireMessage
+from polyfed.flower.app import SETTINGS_KEY, settings_text
+from polyfed.flower.client_app import problem_with_code
+from polyfed.flower.wire.message import DESCRIBE, WireMessage
 from polyfed.settings import Settings
 
 TEXT = "raise SystemExit('this code was run')\n"

@@ -21,8 +21,8 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPu
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supernode.nodestate import NodeState, NodeStateFactory
 
-from polyfed.flower import local_objects
-from polyfed.flower.local_objects import (
+from polyfed.flower.wire import local_objects
+from polyfed.flower.wire.local_objects import (
     connected,
     counted_tasks,
     is_offered,

@@ -32,11 +32,11 @@ from helpers.hostile_server import called, listening
 from helpers.lying_executor import DESCRIPTION, LIES, ODD, PARTS, REFUSAL
 from helpers.odd_descriptions import ODD_NODES
 from polyfed.core.code_gate import allow, code_in
-from polyfed.flower.app_folder import write_app
-from polyfed.flower.descriptions import own_versions
-from polyfed.flower.records import records_of, wire_message_of
+from polyfed.flower.app import write_app
 from polyfed.flower.server_app import run_on_grid
-from polyfed.flower.wire_message import WireMessage
+from polyfed.flower.wire.descriptions import own_versions
+from polyfed.flower.wire.message import WireMessage
+from polyfed.flower.wire.records import records_of, wire_message_of
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.result import Result
 from polyfed.settings import Settings

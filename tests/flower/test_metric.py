@@ -11,15 +11,15 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed
 
 from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, over, tiny_data, virtual_nodes
 from polyfed.core.tasks.known import CLASSIFICATION
-from polyfed.deploy.guarded_app import evenly
-from polyfed.flower.descriptions import Description
-from polyfed.flower.node import measure_in
-from polyfed.flower.placeholder_federation import federation_of
+from polyfed.flower.join.executor import evenly
+from polyfed.flower.node.node import measure_in
+from polyfed.flower.server.federation import federation_of
 from polyfed.flower.server_app import as_reported
-from polyfed.flower.wire_message import BadMessage
+from polyfed.flower.wire.descriptions import Description
+from polyfed.flower.wire.message import BadMessage
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import train_run
-from polyfed.runs.run_folder import RunFolder
 from polyfed.settings import Settings
 from polyfed.testing import TinyNet
 

@@ -22,13 +22,13 @@ from polyfed.core.method import as_method
 from polyfed.core.privacy import Charge
 from polyfed.core.privacy import account_of as server_account
 from polyfed.errors import ClientFailure, Declined, SettingError
-from polyfed.flower.backend import FlowerBackend
-from polyfed.flower.codec import Encoder
-from polyfed.flower.node import build_node
-from polyfed.flower.node_account import NodeAccount, account_in, account_of, counts, spent_by
-from polyfed.flower.wire_message import WireMessage
-from polyfed.runs.audit_log import lines_of, verify
+from polyfed.flower.node.account import NodeAccount, account_in, account_of, counts, spent_by
+from polyfed.flower.node.node import build_node
+from polyfed.flower.server.backend import FlowerBackend
+from polyfed.flower.wire.codec import Encoder
+from polyfed.flower.wire.message import WireMessage
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder.audit_log import lines_of, verify
 from polyfed.runs.lifecycle import train_run
 from polyfed.runs.result import Result
 from polyfed.settings import Settings

@@ -11,7 +11,7 @@ import torch
 from polyfed.core.digests import client_digest
 from polyfed.core.workbench import ClientState
 from polyfed.errors import ClientFailure
-from polyfed.runs.client_state_files import ClientStateFiles, read_states, version_name
+from polyfed.runs.folder.client_state_files import ClientStateFiles, read_states, version_name
 
 RUN = "0" * 31 + "1"
 
@@ -85,7 +85,7 @@ def test_a_node_that_dies_while_writing_leaves_the_version_before(
 
     with monkeypatch.context() as patch:
         if moment == "write":
-            patch.setattr("polyfed.runs.client_state_files.packed", die)
+            patch.setattr("polyfed.runs.folder.client_state_files.packed", die)
         elif moment == "fsync":
             patch.setattr(os, "fsync", die)
         else:

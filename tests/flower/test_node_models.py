@@ -18,13 +18,13 @@ from polyfed.core.data_types import ArrayExamples, DataSet, Domain
 from polyfed.data.recorded_inputs import RecordedInputs
 from polyfed.data.registry import data_sets
 from polyfed.errors import SettingError
-from polyfed.flower.backend import FlowerBackend
-from polyfed.flower.node import PARTITION, Workplace
-from polyfed.flower.placeholder_federation import federation_of
-from polyfed.flower.roster import Roster
+from polyfed.flower.node.node import PARTITION, Workplace
+from polyfed.flower.server.backend import FlowerBackend
+from polyfed.flower.server.federation import federation_of
+from polyfed.flower.server.roster import Roster
 from polyfed.flower.server_app import run_on_grid
-from polyfed.flower.transport import Transport
-from polyfed.flower.wire_message import BadMessage
+from polyfed.flower.wire.message import BadMessage
+from polyfed.flower.wire.transport import Transport
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.lifecycle import train_run
 from polyfed.settings import Settings

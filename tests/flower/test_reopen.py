@@ -23,15 +23,15 @@ from helpers.networks import same
 from polyfed.core import evaluation
 from polyfed.data.registry import data_sets
 from polyfed.errors import DataError, RunFolderError, SettingError
-from polyfed.flower.run_config import DEFAULTS, NEWCOMER
+from polyfed.flower.app import DEFAULTS, NEWCOMER
 from polyfed.flower.server_app import run_on_grid
-from polyfed.flower.transport import Transport
+from polyfed.flower.wire.transport import Transport
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder.newcomer_file import FILE
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
-from polyfed.runs.newcomer_file import FILE
 from polyfed.runs.reopen import open_run
 from polyfed.runs.result import Result
-from polyfed.runs.run_folder import RunFolder
 from polyfed.settings import Settings
 
 SMALL = Settings(data=TINY, model=TINY_MODEL, method="fedbn", rounds=2, batch_size=4, local_steps=3, checkpoint_every="1")

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from polyfed.errors import ClientFailure
-from polyfed.flower import resident
-from polyfed.flower.descriptions import own_versions
-from polyfed.flower.private_sockets import LONGEST_PATH
-from polyfed.flower.wire_message import DESCRIBE, WireMessage
+from polyfed.flower.node import resident
+from polyfed.flower.wire.descriptions import own_versions
+from polyfed.flower.wire.message import DESCRIBE, WireMessage
+from polyfed.flower.wire.private_sockets import LONGEST_PATH
 from polyfed.settings import Settings
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
@@ -113,7 +113,7 @@ def test_what_fails_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_process_that_waits_for_its_threads_ends_when_its_parent_was_killed() -> None:
     """As a ServerApp does in the middle of a push: an interrupt from another thread does not reach it."""
     child = (
-        "import os, threading; from polyfed.flower.resident import end_when_gone, process_mark; "
+        "import os, threading; from polyfed.flower.node.resident import end_when_gone, process_mark; "
         "end_when_gone(process_mark(os.getppid()), 'It'); print(os.getpid(), flush=True); threading.Event().wait()"
     )
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"

@@ -69,3 +69,14 @@ def test_a_runtime_without_its_nodes_is_given_up_with_their_number(monkeypatch: 
     use(monkeypatch, Grid(), lambda grid, nodes: grid.ids.append(1))
     with pytest.raises(SettingError, match=r"has 1 of 3 nodes after 0\.3 s"):
         Runtime(app=None, nodes=3, settings=SETTINGS)  # type: ignore[arg-type]
+
+
+def test_clients_are_divided_evenly_and_in_order() -> None:
+    pytest.importorskip("ray")
+    from polyfed.flower.simulation import divided
+
+    clients = [str(number) for number in range(10)]
+    shares = list(divided(clients, 4))
+    assert [client for share in shares for client in share] == clients
+    assert {len(share) for share in shares} == {2, 3}
+    assert list(divided(clients[:1], 1)) == [["0"]]

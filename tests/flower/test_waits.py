@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
-from polyfed.flower import waits
+from polyfed.flower.wire import waits
 
 
 def test_a_node_of_this_release_waits_less(monkeypatch: pytest.MonkeyPatch) -> None:

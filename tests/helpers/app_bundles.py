@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import zipfile
 
-from polyfed.deploy.bundle_check import LARGEST
+from polyfed.flower.join.bundle_check import LARGEST
 
 
 def bundle(how: int = zipfile.ZIP_DEFLATED, /, **files: str) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any
 
 from helpers.flower_harness import PROGRAMS, HarnessError, Process, end, logged_process
 from helpers.namespaces import Machine
-from polyfed.runs.audit_log import lines_of, verify
+from polyfed.runs.folder.audit_log import lines_of, verify
 
 TESTS = Path(__file__).parents[1]
 LONG = 1800.0

@@ -15,13 +15,13 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from polyfed.core.data_types import DataSet, Domain
 from polyfed.data.registry import data_sets
-from polyfed.flower.backend import FlowerBackend
 from polyfed.flower.client_app import make_app
-from polyfed.flower.node import build_node
-from polyfed.flower.placeholder_federation import federation_of
-from polyfed.flower.roster import Roster
-from polyfed.flower.transport import Transport
-from polyfed.flower.wire_message import WireMessage
+from polyfed.flower.node.node import build_node
+from polyfed.flower.server.backend import FlowerBackend
+from polyfed.flower.server.federation import federation_of
+from polyfed.flower.server.roster import Roster
+from polyfed.flower.wire.message import WireMessage
+from polyfed.flower.wire.transport import Transport
 from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings
 from polyfed.testing import tiny_federation

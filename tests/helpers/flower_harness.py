@@ -57,7 +57,7 @@ from pathlib import Path
 from types import TracebackType
 
 from helpers.trial_certificates import make_certificates, node_name
-from polyfed.flower.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY
+from polyfed.flower.deploy.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY
 
 PROGRAMS = Path(sys.executable).parent
 HOST = "127.0.0.1"

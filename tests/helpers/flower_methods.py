@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed import Array, Ask, Client, Facts, Method, Number, Payload, Server, register
+from polyfed import Array, Ask, Client, Facts, Method, Number, Part, Payload, Server, register
 from polyfed.core.conversation import Talk, conversation, standard_round
 
 
@@ -23,7 +23,7 @@ def measure(client: Client, payload: Payload) -> Payload:
     return Payload(extras={"asked": client.memory["asked"], "mean": first.mean()})
 
 
-@conversation(uses=standard_round.uses)  # type: ignore[attr-defined]
+@conversation(uses=standard_round.uses)
 def three_exchanges(server: Server) -> Talk[None]:
     """Two questions that build on each other, then training."""
     told: dict[str, Any] = server.remember("told", dict)
@@ -49,7 +49,7 @@ def talkative() -> Method:
 
 
 @dataclass(frozen=True)
-class Nap:
+class Nap(Part):
     """Sleeps while the file is not there, after having made it: the first time a client comes by, and never again."""
 
     client: str
@@ -70,7 +70,7 @@ def napping(client: str = "", round: int = 2, file: str = "", seconds: float = 6
 
 
 @dataclass(frozen=True)
-class Fault:
+class Fault(Part):
     """What one client sends in one round is not what it should be."""
 
     client: str

@@ -14,7 +14,7 @@ from pathlib import Path
 from helpers.flower_harness import Ended, HarnessError, Process, Trial
 from polyfed.core.code_gate import allow, code_in
 from polyfed.core.conversation import Ask
-from polyfed.flower.app_folder import write_app
+from polyfed.flower.app import write_app
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.lifecycle import train_run
 from polyfed.runs.result import Result

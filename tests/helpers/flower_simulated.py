@@ -7,15 +7,16 @@ import sys
 from pathlib import Path
 
 from helpers.flower_runs import NODES, SMALL, in_process
-from polyfed.core.server import Server
+from helpers.watching import AfterRound
+from polyfed.runs.callbacks.callback import RunState
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.runs.reopen import open_experiment
-from polyfed.runs.run_folder import RunFolder
 
 
-def stop(server: Server) -> None:
-    if server.round == 1:
+def stop(run: RunState) -> None:
+    if run.round == 1:
         raise KeyboardInterrupt
 
 
@@ -23,7 +24,7 @@ def main(out: Path) -> None:
     settings = dataclasses.replace(SMALL, method="fedbn", backend="flower")
     expected = in_process(dataclasses.replace(settings, backend="process"))
     try:
-        train_run(Experiment(settings), RunFolder(out), observers=[stop])
+        train_run(Experiment(settings), RunFolder(out), callbacks=[AfterRound(stop)])
         raise AssertionError("the run was not stopped")
     except KeyboardInterrupt:
         print("stopped after round 1")

@@ -12,12 +12,12 @@ import socket
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from polyfed.flower.direct_http import send_over_grid_directly
-from polyfed.flower.lean_objects import lean_arrays
-from polyfed.flower.records import wire_message_of
-from polyfed.flower.transport import Transport
-from polyfed.flower.waits import shorten_server
-from polyfed.flower.wire_message import WireMessage, receive, refusal, send
+from polyfed.flower.wire.direct_http import send_over_grid_directly
+from polyfed.flower.wire.lean_objects import lean_arrays
+from polyfed.flower.wire.message import WireMessage, receive, refusal, send
+from polyfed.flower.wire.records import wire_message_of
+from polyfed.flower.wire.transport import Transport
+from polyfed.flower.wire.waits import shorten_server
 
 SERVER_APP = "helpers.hostile_app:app"
 PORT = "POLYFED_TEST_HOSTILE_PORT"
@@ -44,7 +44,7 @@ def main(grid: Grid, context: Context) -> None:
             if LEAST in told.control:
                 send(test, gathered(Transport(grid), int(told.control[LEAST])))
                 continue
-            asked = WireMessage(told.control[ASK], told.blocks)
+            asked = WireMessage(told.control[ASK], told.blobs)
             send(test, passed_on(Transport(grid), asked, int(told.control[NODE]), str(told.control[CATEGORY])))
 
 
@@ -58,7 +58,7 @@ def passed_on(transport: Transport, asked: WireMessage, node: int, category: str
 
 def gathered(transport: Transport, least: int) -> WireMessage:
     """Who may take part in a run, as polyfed's own server finds out, and what it says of the others."""
-    from polyfed.flower.roster import Roster
+    from polyfed.flower.server.roster import Roster
 
     said: list[str] = []
     listener = logging.Handler()

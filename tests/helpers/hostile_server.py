@@ -28,14 +28,14 @@ from helpers.flower_fakes import FakeGrid, over
 from helpers.flower_harness import free_port
 from helpers.hostile_app import ASK, CATEGORY, CLIENTS, HERE, LEAST, NODE, PORT, RUN, SAID, SERVER_APP
 from helpers.paths import TESTS
-from polyfed.deploy import server_app
-from polyfed.deploy.control import Control
-from polyfed.deploy.server_folder import ServerFolder
-from polyfed.flower.app_folder import write_app
-from polyfed.flower.backend import FlowerBackend
-from polyfed.flower.codec import Encoder
-from polyfed.flower.wire_message import WireMessage, receive, send
-from polyfed.runs.audit_log import lines_of
+from polyfed.flower.app import write_app
+from polyfed.flower.serve import server_app
+from polyfed.flower.serve.control import Control
+from polyfed.flower.serve.folder import ServerFolder
+from polyfed.flower.server.backend import FlowerBackend
+from polyfed.flower.wire.codec import Encoder
+from polyfed.flower.wire.message import WireMessage, receive, send
+from polyfed.runs.folder.audit_log import lines_of
 from polyfed.settings import Settings
 
 
@@ -51,7 +51,7 @@ class HostileRun:
     def ask(self, node: str, asked: WireMessage | Mapping[str, Any], category: str = "train") -> WireMessage:
         """Send a node this, and return its answer."""
         asked = asked if isinstance(asked, WireMessage) else WireMessage(asked)
-        send(self.connection, WireMessage({NODE: self.numbers[node], CATEGORY: category, ASK: dict(asked.control)}, asked.blocks))
+        send(self.connection, WireMessage({NODE: self.numbers[node], CATEGORY: category, ASK: dict(asked.control)}, asked.blobs))
         return receive(self.connection)
 
     def refused(self, node: str, asked: WireMessage | Mapping[str, Any], category: str = "train") -> str:

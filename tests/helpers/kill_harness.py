@@ -23,12 +23,12 @@ import torch
 import torch._dynamo  # optimizers load it on their first use: seconds in which every forked run would only wait
 
 from polyfed.core.method import parse
-from polyfed.core.server import Server
 from polyfed.core.trees import Piece
-from polyfed.runs.checkpoint import Checkpoints, digest
+from polyfed.runs.callbacks.callback import Callback, RunState
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder.checkpoint import Checkpoints, digest
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
-from polyfed.runs.run_folder import RunFolder
 from polyfed.settings import Settings
 from polyfed.testing import TinyNet, tiny_federation
 
@@ -43,23 +43,24 @@ def net() -> TinyNet:
     return TinyNet()
 
 
-def start(folder: Path, method: str, changes: dict[str, Any], note: Callable[[Server], None] = lambda _: None) -> None:
+def start(folder: Path, method: str, changes: dict[str, Any], callbacks: Sequence[Callback] = ()) -> None:
     values = {"rounds": ROUNDS, "batch_size": 4, "checkpoint_every": "1", "evaluate_every": 2} | changes
     experiment = Experiment(Settings(method=method, **values), tiny_federation(), model=net())
-    train_run(experiment, RunFolder(folder), observers=[note])
+    train_run(experiment, RunFolder(folder), callbacks)
 
 
 def go_on(folder: Path, method: str, changes: dict[str, Any]) -> None:
     """Resume; a run killed before its run.toml starts again, as its user would. Notes every round that it holds."""
 
-    def note(server: Server) -> None:
-        with rounds_file(folder).open("a") as file:
-            file.write(f"{server.round}\n")
+    class Note(Callback):
+        def after_round(self, run: RunState) -> None:
+            with rounds_file(folder).open("a") as file:
+                file.write(f"{run.round}\n")
 
     if not (folder / "run.toml").exists():
-        start(folder, method, changes, note)
+        start(folder, method, changes, [Note()])
     else:
-        resume(folder, data=tiny_federation(), model=net(), notify=lambda _: None, observers=[note])
+        resume(folder, data=tiny_federation(), model=net(), callbacks=[Note()])
 
 
 def rounds_file(folder: Path) -> Path:

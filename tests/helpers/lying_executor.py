@@ -18,7 +18,7 @@ from flwr.app import Array
 
 from helpers.odd_descriptions import ODD_NODES
 from polyfed.flower import client_app, executor
-from polyfed.flower.wire_message import DESCRIBE, WireMessage
+from polyfed.flower.wire.message import DESCRIBE, WireMessage
 
 LIES = "lies.json"
 DESCRIPTION, REFUSAL, ODD, PARTS = "description", "refusal", "odd", "parts"

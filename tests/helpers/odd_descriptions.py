@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from polyfed.flower.descriptions import MOST_SAMPLES
+from polyfed.flower.wire.descriptions import MOST_SAMPLES
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 

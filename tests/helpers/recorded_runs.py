@@ -12,9 +12,9 @@ import pytest
 from helpers.tiny_runs import tiny_net
 from polyfed.core.method import Method
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder.manifest import sealed
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
-from polyfed.runs.manifest import sealed
-from polyfed.runs.run_folder import RunFolder
 from polyfed.settings import Settings
 from polyfed.testing import tiny_federation
 
@@ -68,4 +68,4 @@ def run_until(folder: Path, last: int, method: str = "fedbn", **changes: Any) ->
 
 def go_on(folder: Path) -> Any:
     """Resume quietly."""
-    return resume(folder, data=tiny_federation(), model=tiny_net(), notify=lambda _: None)
+    return resume(folder, data=tiny_federation(), model=tiny_net())

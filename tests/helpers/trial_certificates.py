@@ -7,8 +7,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from polyfed.deploy.authority import kept_authority, kept_server
-from polyfed.deploy.private_files import private_folder, write_private
+from polyfed.flower.deploy.certificates import kept_authority, kept_server
+from polyfed.flower.deploy.private_files import private_folder, write_private
 
 
 def node_name(number: int) -> str:

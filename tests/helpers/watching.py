@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,28 @@ from polyfed.backends.base import Outcome
 from polyfed.backends.in_process import InProcess
 from polyfed.core.conversation import Ask, Reply
 from polyfed.core.loop import Observer
+from polyfed.runs.callbacks.callback import Callback, RunState
 from polyfed.runs.experiment import Experiment
+
+
+class AfterRound(Callback):
+    """Calls a function after every round."""
+
+    def __init__(self, act: Callable[[RunState], Any]) -> None:
+        self.act = act
+
+    def after_round(self, run: RunState) -> None:
+        self.act(run)
+
+
+class Messages(Callback):
+    """Keeps messages."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.texts.append(text)
 
 
 def messages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Ask, Reply]]:

@@ -16,8 +16,7 @@ from helpers.tiny_runs import (
 )
 from polyfed.core.method import parse
 from polyfed.errors import JoinError
-from polyfed.methods.quantise import Quantise, packed, unpacked
-from polyfed.methods.topk import LargestChanges
+from polyfed.methods.compressed_uploads import LargestChanges, Quantise, packed, unpacked
 from polyfed.testing import TinyNet
 
 

@@ -13,6 +13,7 @@ from polyfed.core.client import Client, Step
 from polyfed.core.conversation import Reply
 from polyfed.core.extras import Array, Asked
 from polyfed.core.method import Facts, Method, methods, parse
+from polyfed.core.part import Part
 from polyfed.core.server import Server
 from polyfed.core.sharing import Rule, batch_norm, keep_local
 from polyfed.testing import ContractBroken, check_method
@@ -66,7 +67,7 @@ def global_noise(step: Step) -> torch.Tensor:
     return step.task_loss * random.random()
 
 
-class Forgetful:
+class Forgetful(Part):
     """Counts rounds in itself instead of in the client's memory, so a resumed run differs."""
 
     def __init__(self) -> None:
@@ -110,7 +111,7 @@ def send_everything(server: Server, client: str) -> dict[str, torch.Tensor]:
     return dict(server.state)
 
 
-class Stepping:
+class Stepping(Part):
     """Steps a remembered number in place as soon as a reply is weighed, so a repeated round begins one further."""
 
     def __call__(self, server: Server, reply: Reply) -> float:

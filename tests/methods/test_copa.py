@@ -24,8 +24,8 @@ from polyfed.core.sharing import head, upload_only
 from polyfed.core.workbench import forward_with_features
 from polyfed.costs.totals import EXTRA
 from polyfed.errors import ModelError
-from polyfed.layers.norms import InstanceNorm
 from polyfed.methods.copa import BatchInstanceNorm, OtherHeads, heads_of
+from polyfed.models.layers.norms import InstanceNorm
 
 
 def test_the_first_round_of_copa_is_fedavg_to_the_bit() -> None:

@@ -26,8 +26,8 @@ from polyfed.methods.dp_fedavg import (
     dp_fedavg,
     length,
 )
-from polyfed.runs.checkpoint import digest
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder.checkpoint import digest
 
 pytest.importorskip("opacus", reason="needs the privacy extra")
 

@@ -12,16 +12,17 @@ import torch
 from torch import nn
 
 from helpers.tiny_runs import built, trained
+from helpers.watching import AfterRound
 from polyfed.core.client import Client
 from polyfed.core.method import parse
-from polyfed.core.server import Server
 from polyfed.core.workbench import ClientState
 from polyfed.errors import JoinError, ModelError, OptionError, PolyfedError, SettingError
 from polyfed.methods.dp_sgd import MEMORY, NoisyGradient, clipped, dp_sgd
-from polyfed.runs.checkpoint import digest
+from polyfed.runs.callbacks.callback import RunState
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder.checkpoint import digest
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
-from polyfed.runs.run_folder import RunFolder
 from polyfed.settings import Settings
 from polyfed.testing import TinyNet, tiny_federation
 
@@ -84,17 +85,17 @@ def test_the_account_is_exact_after_kill_9_and_resume(tmp_path: Path) -> None:
     whole = experiment()
     whole.train()
 
-    def killed(server: Server) -> None:
-        if server.round == 3:
+    def killed(run: RunState) -> None:
+        if run.round == 3:
             os.kill(os.getpid(), signal.SIGKILL)
 
     child = os.fork()
     if child == 0:
-        train_run(experiment(), RunFolder(tmp_path / "run"), observers=[killed])
+        train_run(experiment(), RunFolder(tmp_path / "run"), callbacks=[AfterRound(killed)])
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     torch.manual_seed(3)
-    result = resume(tmp_path / "run", data=tiny_federation(SIZES), model=TinyNet(), notify=lambda _: None)
+    result = resume(tmp_path / "run", data=tiny_federation(SIZES), model=TinyNet())
     assert digest(result.experiment.snapshot()) == digest(whole.snapshot())
     found = result.summary()["privacy"]
     wanted = whole.server.memory["privacy"]

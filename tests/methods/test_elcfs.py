@@ -24,7 +24,7 @@ from polyfed.core.seeds import generator
 from polyfed.costs.totals import EXTRA
 from polyfed.errors import ClientFailure
 from polyfed.methods.elcfs import OuterLoss, mixed
-from polyfed.runs.checkpoint import digest
+from polyfed.runs.folder.checkpoint import digest
 from polyfed.testing import TinyNet, tiny_federation
 
 

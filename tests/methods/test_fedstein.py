@@ -19,7 +19,7 @@ from polyfed.core.entries import entries_of
 from polyfed.core.method import Facts, Method, parse
 from polyfed.core.sharing import bn_affine, keep_local
 from polyfed.errors import JoinError, ModelError, OptionError
-from polyfed.layers.js_norm import JSBatchNorm
+from polyfed.models.layers.norms import JSBatchNorm
 from polyfed.runs.result import Result
 from polyfed.testing import SIZES, TinyNet, check_method
 

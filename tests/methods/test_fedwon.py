@@ -21,10 +21,10 @@ from polyfed.core.entries import entries_of
 from polyfed.core.method import parse
 from polyfed.data.registry import data_sets
 from polyfed.errors import JoinError, ModelError, OptionError, SharingError
-from polyfed.layers.norms import InstanceNorm
-from polyfed.layers.ws_conv import WSConv1d, WSConv2d, WSConv3d
 from polyfed.methods.fedwon import fedwon, fold, is_norm
 from polyfed.models import models
+from polyfed.models.layers.norms import InstanceNorm
+from polyfed.models.layers.ws_conv import WSConv1d, WSConv2d, WSConv3d
 from polyfed.runs.result import Result
 from polyfed.testing import TinyNet, check_method
 

@@ -20,9 +20,9 @@ from polyfed.core.seeds import generator
 from polyfed.core.sharing import head, reduce_with
 from polyfed.errors import DataError, JoinError, ModelError, OptionError, TooFewReplies
 from polyfed.methods._shared import hypernetwork
-from polyfed.methods._shared.autoencoder_embeddings import pixels, standardised
 from polyfed.methods._shared.generated_weights import selected
 from polyfed.methods._shared.hypernetwork import Generator, Hypernetwork, Pull, alignment, average_with, parameter_count
+from polyfed.methods.hfedf import pixels, standardised
 from polyfed.models import models
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.result import Result

@@ -13,7 +13,7 @@ from helpers.tiny_runs import (
 )
 from polyfed.core.method import parse
 from polyfed.core.slots import SLOTS
-from polyfed.runs.checkpoint import digest
+from polyfed.runs.folder.checkpoint import digest
 
 
 def test_neutral_settings_are_fedavg_to_the_bit() -> None:

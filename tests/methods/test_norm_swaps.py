@@ -12,7 +12,7 @@ from torch import nn
 
 from polyfed.core.method import parse
 from polyfed.errors import ModelError
-from polyfed.methods.group_norm import ToGroupNorm
+from polyfed.methods.norm_swaps import ToGroupNorm
 from polyfed.testing import TinyNet
 
 

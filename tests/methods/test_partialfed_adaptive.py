@@ -19,7 +19,7 @@ from helpers.tiny_runs import (
 from helpers.watching import watched
 from polyfed.core.client import Client
 from polyfed.core.workbench import ClientState
-from polyfed.methods.partialfed_adaptive import LearnStrategy, Mixed, between, layers_of, temperature
+from polyfed.methods.partialfed import LearnStrategy, Mixed, between, layers_of, temperature
 from polyfed.runs.experiment import Experiment
 from polyfed.testing import TinyNet
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from helpers import tiny_runs
 from polyfed.errors import ModelError
-from polyfed.layers.choose_layers import stages_of
-from polyfed.layers.xan import XAN, put_xan
 from polyfed.methods.perxan import ToXAN
+from polyfed.models.layers.norms import XAN, put_xan
+from polyfed.models.layers.surgery import stages_of
 from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings
 from polyfed.testing import TinyNet, tiny_federation

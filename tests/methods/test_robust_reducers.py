@@ -15,9 +15,7 @@ from helpers.tiny_runs import (
     trained,
 )
 from polyfed.errors import SharingError
-from polyfed.methods.krum import Krum, squared_distances
-from polyfed.methods.median import Median
-from polyfed.methods.trimmed_mean import TrimmedMean, cut_at_each_end
+from polyfed.methods.robust_reducers import Krum, Median, TrimmedMean, cut_at_each_end, squared_distances
 from polyfed.runs.experiment import Experiment
 
 

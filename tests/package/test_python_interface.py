@@ -15,7 +15,7 @@ import torch
 import polyfed
 from polyfed.errors import DataError, PolyfedError, SettingError
 from polyfed.runs.assemble import build_data_set, build_federation
-from polyfed.runs.callback import RunState
+from polyfed.runs.callbacks.callback import RunState
 from polyfed.settings import Settings
 
 DATA = "digits-mini(per_domain=16)"

@@ -15,7 +15,7 @@ from polyfed.models import models
 from polyfed.recipes import read, shipped_names
 from polyfed.recipes.checks import record_of
 from polyfed.runs.assemble import prepared_model
-from polyfed.runs.run_folder import settings_from
+from polyfed.settings import Settings
 
 OF_NOTES: dict[str, Check] = {
     r"by group norm": has_group_norm,
@@ -31,7 +31,7 @@ def claims(title: str, note: str) -> dict[str, Check]:
 
 def model_of(name: str) -> nn.Module:
     recipe = read(name)
-    settings = settings_from(recipe.values, name)
+    settings = Settings.from_dict(recipe.values, name)
     record = record_of(settings.data)
     assert record is not None
     federation = federation_for(settings)

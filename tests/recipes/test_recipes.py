@@ -215,9 +215,7 @@ def test_a_run_from_a_recipe(polyfed: Command, images: Path, tmp_path: Path) -> 
 def test_every_setting_can_be_written_in_a_recipe(tmp_path: Path) -> None:
     import tomli_w
 
-    from polyfed.runs.run_folder import plain
-
-    values = plain(Settings(unseen=("street",), data="digits-mini(per_domain=30)", rounds=3))
+    values = Settings(unseen=("street",), data="digits-mini(per_domain=30)", rounds=3).to_dict()
     (tmp_path / "all.toml").write_text(tomli_w.dumps({"settings": values}))
     assert problems_of(str(tmp_path / "all.toml")) == []
     assert chosen_settings(None, {}, None, str(tmp_path / "all.toml")) == Settings(**{**values, "unseen": ("street",), "load": ()})

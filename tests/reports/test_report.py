@@ -24,8 +24,8 @@ from polyfed.core.method import parse
 from polyfed.errors import RunFolderError
 from polyfed.reports import charts, commands, gather, verdict
 from polyfed.reports.html import render, write_report
-from polyfed.runs.checkpoint import Snapshot
-from polyfed.runs.run_folder import RunFolder
+from polyfed.runs.folder.checkpoint import Snapshot
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.settings import Settings, with_changes
 
 PLAN = [

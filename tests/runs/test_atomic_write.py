@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from polyfed.runs import atomic_write
-from polyfed.runs.atomic_write import CHUNK_BYTES, write_atomically
+from polyfed.runs.folder import atomic_write
+from polyfed.runs.folder.atomic_write import CHUNK_BYTES, write_atomically
 
 
 @pytest.mark.parametrize("data", ["text ä", b"bytes", [b"a" * (CHUNK_BYTES + 1), b"", memoryview(b"b")], []])

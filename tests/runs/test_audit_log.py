@@ -10,7 +10,7 @@ import pytest
 
 from helpers.command_line import Command
 from polyfed.errors import DataError
-from polyfed.runs.audit_log import AuditLog, lines_of, verify
+from polyfed.runs.folder.audit_log import AuditLog, lines_of, verify
 
 
 @pytest.fixture

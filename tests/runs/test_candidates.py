@@ -13,7 +13,7 @@ from polyfed.core.method import Method
 from polyfed.errors import SettingError
 from polyfed.recipes import read
 from polyfed.runs.candidates import candidates
-from polyfed.runs.run_folder import RunFolder
+from polyfed.runs.folder.run_folder import RunFolder
 
 TINY = {"rounds": 1, "batch_size": 8, "model": "small_cnn(width=4)"}
 DATA = "digits-mini(per_domain=10)"

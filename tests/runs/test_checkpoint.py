@@ -15,13 +15,14 @@ from safetensors.torch import save as save_safetensors
 
 from helpers.recorded_runs import experiment_of, go_on, run_until
 from helpers.tiny_runs import tiny_net
+from helpers.watching import Messages
 from polyfed.core.trees import Piece
 from polyfed.core.workbench import ClientState
 from polyfed.errors import RunFolderError
-from polyfed.runs.checkpoint import Checkpoints, Snapshot, digest
+from polyfed.runs.folder.checkpoint import Checkpoints, Snapshot, digest
+from polyfed.runs.folder.manifest import sealed
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
-from polyfed.runs.manifest import sealed
-from polyfed.runs.run_folder import RunFolder
 from polyfed.testing import tiny_federation
 
 
@@ -45,9 +46,9 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path
     run_until(tmp_path / "cut", 3)
     newest = sorted((tmp_path / "cut" / "checkpoint").glob("server-*"))[-1]
     newest.write_bytes(newest.read_bytes()[:-7] + b"damaged")
-    told: list[str] = []
-    result = resume(tmp_path / "cut", data=tiny_federation(), model=tiny_net(), notify=told.append)
-    assert newest.name in told[0] and result.digest == whole.digest
+    told = Messages()
+    result = resume(tmp_path / "cut", data=tiny_federation(), model=tiny_net(), callbacks=[told])
+    assert newest.name in told.texts[0] and result.digest == whole.digest
 
 
 @pytest.mark.parametrize("damaged", ["manifest-", "server-"])

@@ -28,13 +28,14 @@ from polyfed.core.workbench import ClientState
 from polyfed.costs.resource_meter import Meter
 from polyfed.costs.totals import Costs
 from polyfed.errors import RunFolderError
-from polyfed.runs.background_task import BackgroundTask
-from polyfed.runs.checkpoint import Checkpoints, Draft, Snapshot, digest
+from polyfed.runs.callbacks.active_run import ActiveRun
+from polyfed.runs.callbacks.background_task import BackgroundTask
+from polyfed.runs.callbacks.checkpoints import CheckpointWriter
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder.checkpoint import Checkpoints, Draft, Snapshot, digest
+from polyfed.runs.folder.manifest import Damaged
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
-from polyfed.runs.manifest import Damaged
-from polyfed.runs.recorder import Recorder
-from polyfed.runs.run_folder import RunFolder
 from polyfed.settings import Settings
 from polyfed.testing import TinyNet, tiny_federation
 
@@ -111,7 +112,8 @@ def test_a_checkpoint_holds_its_round_whatever_the_next_one_changes_in_place(
     found: dict[int, str] = {}
     folder = RunFolder(tmp_path / "run")
     folder.create(experiment.settings, {})
-    recorder = Recorder(experiment, folder)
+    run = ActiveRun(experiment, folder)
+    checkpoints_of_run = CheckpointWriter(run)
 
     def look(server: Server) -> None:
         truth[server.round] = digest(experiment.snapshot())
@@ -122,9 +124,9 @@ def test_a_checkpoint_holds_its_round_whatever_the_next_one_changes_in_place(
                     found[number] = digest(snapshot)
         assert not checkpoints.read()[1]
 
-    experiment.train([recorder, look])
+    experiment.train([lambda server: checkpoints_of_run.after_round(run.state()), look])
     assert found[1] == truth[1] and truth[1] != truth[2]
-    recorder.conclude()
+    checkpoints_of_run.conclude()
     look(experiment.server)
     assert found[2] == truth[2]
 

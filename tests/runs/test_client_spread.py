@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from helpers.tiny_runs import built, trained
-from polyfed.runs.client_spread import MOST_CLIENTS, SPREAD, differing_entries, few_clients, spread_lines
+from polyfed.runs.callbacks.client_spread import MOST_CLIENTS, SPREAD, differing_entries, few_clients, spread_lines
+from polyfed.runs.callbacks.statistics_drift import StatisticsDrift
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import train_run
-from polyfed.runs.run_folder import RunFolder
-from polyfed.runs.statistics_drift import StatisticsDrift
 
 
 def lines_of(experiment: Experiment) -> dict[str, dict[str, float]]:

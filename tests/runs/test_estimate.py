@@ -15,6 +15,7 @@ from polyfed.core.client import Client, Step
 from polyfed.core.conversation import Ask, Payload, Talk
 from polyfed.core.data_types import Federation
 from polyfed.core.method import Method
+from polyfed.core.part import Part
 from polyfed.core.server import Server
 from polyfed.runs import estimate as estimator
 from polyfed.runs.estimate import LEAST_LONG, SHORT, Estimator, shortened, spread
@@ -62,7 +63,7 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Tick:
+class Tick(Part):
     clock: Clock
     stage = "clip"
 

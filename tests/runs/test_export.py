@@ -20,8 +20,8 @@ from helpers.command_line import Command, says
 from helpers.paths import EXAMPLES
 from helpers.tiny_runs import trained
 from polyfed.errors import MissingExtra, ModelError, RunFolderError, SettingError
-from polyfed.layers.folding import fold_for_prediction
-from polyfed.layers.js_norm import JSBatchNorm
+from polyfed.models.layers.folding import fold_for_prediction
+from polyfed.models.layers.norms import JSBatchNorm
 from polyfed.runs import export
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.export import export_model

@@ -16,12 +16,13 @@ import pytest
 from helpers import recorded_runs
 from helpers.processes import alive
 from helpers.recorded_runs import Stopped, go_on
+from helpers.watching import AfterRound
 from polyfed.core.client import Client
 from polyfed.core.method import Method
 from polyfed.errors import RunFolderError
-from polyfed.runs import lock
+from polyfed.runs.folder import lock
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import train_run
-from polyfed.runs.run_folder import RunFolder
 
 LONG = 60.0
 experiment_of = functools.partial(recorded_runs.experiment_of, rounds=3)
@@ -41,7 +42,7 @@ def cut(folder: Path) -> None:
             raise Stopped
 
     with pytest.raises(Stopped):
-        train_run(experiment_of(), RunFolder(folder), observers=[stop])
+        train_run(experiment_of(), RunFolder(folder), callbacks=[AfterRound(stop)])
 
 
 def test_a_run_that_is_being_trained_is_left_alone(tmp_path: Path) -> None:
@@ -66,8 +67,8 @@ def test_the_lock_is_held_while_it_trains_and_gone_afterwards(tmp_path: Path) ->
             pass
         refused.append(server.round)
 
-    train_run(experiment_of(), RunFolder(run), observers=[look])
-    assert refused == [0, 1, 2, 3]
+    train_run(experiment_of(), RunFolder(run), callbacks=[AfterRound(look)])
+    assert refused == [1, 2, 3]
     assert sorted(path.name for path in run.iterdir()) == ["answers.safetensors", "checkpoint", "metrics.jsonl", "run.toml"]
 
 

@@ -23,8 +23,8 @@ from polyfed.reports.html import render
 from polyfed.reports.live import look_at
 from polyfed.runs.compare import LEAVE_ONE_OUT, ComparedRuns
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
-from polyfed.runs.run_folder import RunFolder
 from polyfed.settings import Settings
 from polyfed.sweeps.search import Sweep
 from polyfed.sweeps.space import Axis

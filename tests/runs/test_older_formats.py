@@ -10,8 +10,10 @@ import pytest
 
 import polyfed as package
 from helpers.command_line import Command, says
-from polyfed.runs.manifest import sealed
-from polyfed.runs.run_folder import RunFolder
+from helpers.watching import AfterRound
+from polyfed.runs.callbacks.callback import RunState
+from polyfed.runs.folder.manifest import sealed
+from polyfed.runs.folder.run_folder import RunFolder
 
 DATA = "digits-mini(per_domain=20)"
 SENTENCE = "was written by polyfed 0.1 (format 1), which this version does not read. Open it with polyfed 0.2."
@@ -42,8 +44,8 @@ def test_the_first_format_is_refused_with_one_sentence(tmp_path: Path, polyfed: 
         says(polyfed(*words), f"{file} {SENTENCE}")
 
 
-def stopped(server: package.Server) -> None:
-    if server.round == 1:
+def stopped(run: RunState) -> None:
+    if run.round == 1:
         raise KeyboardInterrupt
 
 
@@ -66,7 +68,7 @@ def test_a_fixbn_run_that_lacks_the_decay_goes_on_without_it(tmp_path: Path) -> 
     whole = package.run(DATA, settings.method, rounds=3)
     assert whole.digest != package.run(DATA, "fixbn + fedprox(mu=0.01)", rounds=3).digest
     with pytest.raises(KeyboardInterrupt):
-        train_run(Experiment(settings), RunFolder(tmp_path / "run"), observers=[stopped])
+        train_run(Experiment(settings), RunFolder(tmp_path / "run"), callbacks=[AfterRound(stopped)])
     without_decay(tmp_path / "run")
     resumed = package.resume(tmp_path / "run")
     assert resumed.digest == whole.digest

@@ -11,6 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import polyfed
+from helpers.watching import AfterRound
 from polyfed.analysis.leakage import pool_of, shadow_of
 from polyfed.core.data_types import ArrayExamples, DataSet, Domain, Preparation
 from polyfed.data.identity import differences, identity_of
@@ -18,12 +19,13 @@ from polyfed.errors import DataError, RunFolderError
 from polyfed.models import models
 from polyfed.models.model_text import as_call
 from polyfed.runs import assemble, experiment, lifecycle
+from polyfed.runs.callbacks.callback import RunState
 from polyfed.runs.compare import holds_run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.export import metadata
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import train_run
 from polyfed.runs.reopen import open_experiment
-from polyfed.runs.run_folder import RunFolder
 from polyfed.settings import Settings
 
 HALF = (0.5, 0.5, 0.5)
@@ -32,8 +34,8 @@ NETWORK = "torchvision:squeezenet1_1"
 NEW_FACTS = ("input_shape", "mean", "std")
 
 
-def stopped(server: polyfed.Server) -> None:
-    if server.round == 1:
+def stopped(run: RunState) -> None:
+    if run.round == 1:
         raise KeyboardInterrupt
 
 
@@ -69,7 +71,7 @@ class Before:
             patch.setattr(lifecycle, "identity_of", self.older_identity)
             self.result = train_run(Experiment(self.settings), RunFolder(self.whole))
             with pytest.raises(KeyboardInterrupt):
-                train_run(Experiment(self.settings), RunFolder(self.part), observers=[stopped])
+                train_run(Experiment(self.settings), RunFolder(self.part), callbacks=[AfterRound(stopped)])
 
     def older_identity(self, federation: Any) -> dict[str, Any]:
         return {key: value for key, value in identity_of(federation).items() if key not in NEW_FACTS}

@@ -12,13 +12,14 @@ import torch
 import polyfed
 from helpers.recorded_runs import experiment_of, go_on, run_until, without_seals
 from helpers.tiny_runs import tiny_net
+from helpers.watching import Messages
 from polyfed.core.method import Facts, Method
 from polyfed.core.sharing import batch_norm, keep_local
 from polyfed.data.identity import differences, identity_of
 from polyfed.errors import RunFolderError, UnknownName
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
-from polyfed.runs.run_folder import RunFolder
 from polyfed.settings import Settings
 from polyfed.testing import SIZES, TinyNet, tiny_federation
 
@@ -54,9 +55,9 @@ def test_lost_metrics_of_an_older_run_are_named_and_it_goes_on(tmp_path: Path) -
     run_until(tmp_path / "cut", 3)
     without_seals(tmp_path / "cut")
     (tmp_path / "cut" / "metrics.jsonl").write_text("")
-    told: list[str] = []
-    result = resume(tmp_path / "cut", data=tiny_federation(), model=tiny_net(), notify=told.append)
-    assert "metrics.jsonl is shorter" in told[0] and result.digest == whole.digest
+    told = Messages()
+    result = resume(tmp_path / "cut", data=tiny_federation(), model=tiny_net(), callbacks=[told])
+    assert "metrics.jsonl is shorter" in told.texts[0] and result.digest == whole.digest
     assert RunFolder(tmp_path / "cut").metrics()
 
 

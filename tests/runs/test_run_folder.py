@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from helpers.recorded_runs import experiment_of, go_on, run_until, without_seals
+from polyfed.api import run
 from polyfed.errors import RunFolderError, SettingError
-from polyfed.run import run
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import train_run
-from polyfed.runs.run_folder import RunFolder
 
 
 def test_a_run_of_a_newer_version_is_refused_in_a_sentence(tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ import pytest
 
 from helpers.command_line import SHORT, as_process, says
 from helpers.recorded_runs import experiment_of, go_on, run_until
+from helpers.watching import AfterRound
 from polyfed.errors import RunFolderError
 from polyfed.reports.html import report_on
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import train_run
 from polyfed.runs.reopen import read_snapshot
-from polyfed.runs.run_folder import RunFolder
 
 
 def ways(folder: Path) -> list[Any]:
@@ -126,8 +127,8 @@ def test_a_file_deleted_in_mid_run_is_named_at_the_next_checkpoint(
     with caplog.at_level(logging.WARNING, "polyfed"):
         if file == "metrics.jsonl":
             with pytest.raises(RunFolderError, match=r"metrics\.jsonl was deleted"):
-                train_run(experiment, RunFolder(tmp_path / "r"), observers=[remove])
+                train_run(experiment, RunFolder(tmp_path / "r"), callbacks=[AfterRound(remove)])
             return
-        result = train_run(experiment, RunFolder(tmp_path / "r"), observers=[remove])
+        result = train_run(experiment, RunFolder(tmp_path / "r"), callbacks=[AfterRound(remove)])
     assert any(file in record.message and "deleted" in record.message for record in caplog.records)
     assert go_on(tmp_path / "r").digest == result.digest

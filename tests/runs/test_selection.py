@@ -12,14 +12,15 @@ import pytest
 
 from helpers.recorded_runs import Killed, experiment_of, go_on
 from helpers.tiny_runs import tiny_net
+from helpers.watching import AfterRound
 from polyfed.core.client import score
 from polyfed.core.evaluation import Row
 from polyfed.errors import DataError, RunFolderError, SettingError, TooFewReplies
-from polyfed.runs.callback import Callback, RunState
+from polyfed.runs.callbacks.callback import Callback, RunState
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.runs.reopen import open_run
-from polyfed.runs.run_folder import RunFolder
 from polyfed.settings import Settings
 from polyfed.testing import SIZES, tiny_federation
 
@@ -50,7 +51,7 @@ def select(folder: Path | None, method: str = "fedbn", stop: int | None = None, 
         if server.round == stop:
             raise Killed
 
-    return train_run(experiment, None if folder is None else RunFolder(folder), observers=[cut])
+    return train_run(experiment, None if folder is None else RunFolder(folder), callbacks=[AfterRound(cut)])
 
 
 def chosen_round(folder: Path) -> set[int]:
@@ -113,7 +114,12 @@ def test_a_best_round_that_later_ones_overwrote_is_found_again_or_missed_aloud(
         checkpoint = tmp_path / name / "checkpoint"
         shutil.copytree(checkpoint, tmp_path / f"{name}-of-then")
         with pytest.raises(Killed):
-            resume(tmp_path / name, data=tiny_federation(), model=tiny_net(), observers=[lambda server: _killed(server.round == 3)])
+            resume(
+                tmp_path / name,
+                data=tiny_federation(),
+                model=tiny_net(),
+                callbacks=[AfterRound(lambda run: _killed(run.round == 3))],
+            )
         shutil.rmtree(checkpoint)
         shutil.copytree(tmp_path / f"{name}-of-then", checkpoint)
         assert not (tmp_path / name / "best" / "manifest-000001.json").exists()
@@ -315,7 +321,7 @@ def test_the_mean_of_the_last_rounds_survives_a_kill(tmp_path: Path, stop: int) 
             raise Killed
 
     with pytest.raises(Killed):
-        train_run(experiment_of(selection="mean_last(3)"), RunFolder(tmp_path / "cut"), observers=[cut])
+        train_run(experiment_of(selection="mean_last(3)"), RunFolder(tmp_path / "cut"), callbacks=[AfterRound(cut)])
     assert go_on(tmp_path / "cut").accuracy == whole.accuracy
     assert RunFolder(tmp_path / "cut").metrics() == RunFolder(tmp_path / "whole").metrics()
 
@@ -361,7 +367,9 @@ def test_answers_for_images_survive_a_stop_after_the_last_scores(tmp_path: Path)
     whole = train_run(experiment_of(evaluate_every=1), RunFolder(tmp_path / "whole"))
     with pytest.raises(Killed):
         train_run(
-            experiment_of(evaluate_every=1), RunFolder(tmp_path / "cut"), observers=[lambda server: _killed(server.round == 4)]
+            experiment_of(evaluate_every=1),
+            RunFolder(tmp_path / "cut"),
+            callbacks=[AfterRound(lambda run: _killed(run.round == 4))],
         )
     resumed = go_on(tmp_path / "cut")
     assert whole.answers and resumed.answers.keys() == whole.answers.keys()

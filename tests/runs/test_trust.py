@@ -19,8 +19,8 @@ from polyfed.core.code_gate import allow, code_in, require_allowed
 from polyfed.core.load_methods import load_file
 from polyfed.data.federation_summary import federation_from, summary_of
 from polyfed.errors import UntrustedCode
-from polyfed.runs.account_key import KEY_BYTES, account_key, is_sealed, key_file, sealed
 from polyfed.runs.assemble import build_federation, build_model, imported
+from polyfed.runs.folder.account_key import KEY_BYTES, account_key, is_sealed, key_file, sealed
 from polyfed.settings import Settings
 
 EVIL = """

@@ -17,12 +17,12 @@ from helpers.recorded_runs import Killed
 from polyfed.core.data_types import ArrayExamples, DataSet, Domain
 from polyfed.core.method import Method, parse
 from polyfed.errors import DataError, OptionError, PolyfedError, SettingError
+from polyfed.runs.callbacks.callback import Callback, RunState
 from polyfed.runs.candidates import candidates
-from polyfed.runs.checkpoint import digest
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder.checkpoint import digest
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import train_run
-from polyfed.runs.run_folder import RunFolder
-from polyfed.runs.watcher import Watcher
 from polyfed.settings import Settings
 from polyfed.sweeps.data import ForbiddenExamples, ReadTooSoon, with_validation, without_tests
 from polyfed.sweeps.proposals import FILE, Proposals, open_store, rungs
@@ -98,11 +98,11 @@ def test_trials_see_no_test_of_seen_or_unseen_domains(tmp_path: Path, monkeypatc
     seen: list[Any] = []
     honest = Searcher.trained
 
-    def watched(self: Searcher, trial: Any, experiment: Experiment, rungs: Any = None) -> Any:
+    def watched(self: Searcher, trial: Any, experiment: Experiment, callbacks: Any) -> Any:
         federation = experiment.federation
         tests = [examples for client in federation.clients for examples in client.tests.values()]
         seen.extend([*tests, *federation.unseen.values()])
-        return honest(self, trial, experiment, rungs)
+        return honest(self, trial, experiment, callbacks)
 
     monkeypatch.setattr(Searcher, "trained", watched)
     data = toy(names=("bright", "dark", "new"))
@@ -115,20 +115,19 @@ def test_trials_see_no_test_of_seen_or_unseen_domains(tmp_path: Path, monkeypatc
     assert unseen == [48 - 2 * 2 + 24 + 30]  # the whole of the unseen domain, without the few shots of two clients
 
 
-class Counting(Watcher):
+class Counting(Callback):
     """Counts the rounds that are trained, and kills at one of them."""
 
     def __init__(self, kill_at: int = -1) -> None:
         self.rounds, self.kill_at, self.said = 0, kill_at, []
 
-    def begin(self, words: str, number: int, total: int) -> None:
-        self.said.append(f"{number}/{total} {words}")
+    def begin(self, run: RunState) -> None:
+        self.said.append(f"{run.number}/{run.total} {run.label}")
 
-    def round(self, server: Any) -> None:
-        if server.round:
-            self.rounds += 1
-            if self.rounds == self.kill_at:
-                raise Killed
+    def after_round(self, run: RunState) -> None:
+        self.rounds += 1
+        if self.rounds == self.kill_at:
+            raise Killed
 
 
 def results(folder: Path) -> Any:
@@ -143,16 +142,16 @@ def results(folder: Path) -> Any:
 def test_a_killed_search_goes_on_without_training_anything_twice(tmp_path: Path, kill_at: int) -> None:
     more: dict[str, Any] = {"seeds": 2, "settings": {"checkpoint_every": "1", "rounds": 3}}
     whole = Counting()
-    sweep(tmp_path / "whole", watcher=whole, **more).run()
+    sweep(tmp_path / "whole", callbacks=[whole], **more).run()
     assert whole.rounds == 2 * 3 + 3  # two trials; seed 0 of the chosen one is taken over, seed 1 is trained
     first, second = Counting(kill_at), Counting()
     with pytest.raises(Killed):
-        sweep(tmp_path / "cut", watcher=first, **more).run()
-    sweep(tmp_path / "cut", watcher=second, **more).run()
+        sweep(tmp_path / "cut", callbacks=[first], **more).run()
+    sweep(tmp_path / "cut", callbacks=[second], **more).run()
     assert first.rounds + second.rounds == whole.rounds
     assert results(tmp_path / "cut") == results(tmp_path / "whole")
     again = Counting()
-    sweep(tmp_path / "cut", watcher=again, **more).run()
+    sweep(tmp_path / "cut", callbacks=[again], **more).run()
     assert again.rounds == 0 and results(tmp_path / "cut") == results(tmp_path / "whole")
 
 
@@ -192,7 +191,7 @@ def test_training_that_fails_is_no_choice_and_is_remembered(tmp_path: Path) -> N
     assert one.scores[0].validation is None and "loss became" in one.scores[0].problem
     assert one.chosen is one.scores[1]
     again = Counting()
-    sweep(tmp_path / "s", axes=axes, watcher=again).run()
+    sweep(tmp_path / "s", axes=axes, callbacks=[again]).run()
     assert again.rounds == 0
     hopeless = sweep(tmp_path / "h", axes=[Axis("lr", (1e30,))]).run()[0]
     assert hopeless.chosen is None and "No setting could be trained" in hopeless.problem
@@ -314,7 +313,7 @@ def test_halving_spends_the_same_rounds_on_every_method_and_survives_a_kill(tmp_
     axes = [Axis("lr", (0.005, 0.1))]
     if kill_at:
         with pytest.raises(Killed):
-            sweep(tmp_path / "s", ["fedavg", "fedbn"], axes, watcher=Counting(kill_at), **more).run()
+            sweep(tmp_path / "s", ["fedavg", "fedbn"], axes, callbacks=[Counting(kill_at)], **more).run()
     done = sweep(tmp_path / "s", ["fedavg", "fedbn"], axes, **more).run()
     for one in done:
         assert 10 <= one.rounds <= 12 and len(one.scores) > 4

@@ -9,8 +9,8 @@ import torch
 
 from polyfed.analysis.local_models import require_data
 from polyfed.errors import DataError
-from polyfed.runs.answers_file import Answers
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder.answers_file import Answers
 
 BINS = 20
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from polyfed.analysis.local_models import State, states_as_tested
 from polyfed.core.sharing import bn_statistics
 from polyfed.errors import DataError
-from polyfed.runs.client_spread import Moments
+from polyfed.runs.callbacks.client_spread import Moments
 from polyfed.runs.experiment import Experiment
 
 

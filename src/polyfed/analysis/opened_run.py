@@ -13,14 +13,14 @@ from polyfed.analysis.local_models import State, states_after_training
 from polyfed.analysis.score_grid import GridRun
 from polyfed.core.evaluation import Row
 from polyfed.errors import DataError, RunFolderError
-from polyfed.runs.answers_file import Answers, read_answers
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.manifest import newest_notes
-from polyfed.runs.recorder import rows_at
+from polyfed.runs.folder.answers_file import Answers, read_answers
+from polyfed.runs.folder.manifest import newest_notes
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.reopen import open_experiment
 from polyfed.runs.result import Result, accuracy_table
-from polyfed.runs.run_folder import RunFolder, plain
-from polyfed.settings import INCIDENTAL
+from polyfed.runs.scores import rows_at
+from polyfed.settings import FACTS
 
 
 @dataclass
@@ -66,7 +66,7 @@ class OpenedRun:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """Its settings as plain values."""
-        return plain(self.source.experiment.settings if isinstance(self.source, Result) else self.folder.settings())
+        return (self.source.experiment.settings if isinstance(self.source, Result) else self.folder.settings()).to_dict()
 
     @cached_property
     def lines(self) -> Sequence[Mapping[str, Any]]:
@@ -102,7 +102,7 @@ class OpenedRun:
         """The run as a cell of a grid."""
         if not self.rows:
             raise RunFolderError("The run was not scored yet.")
-        chosen = {name: value for name, value in self.settings.items() if name not in INCIDENTAL}
+        chosen = {name: value for name, value in self.settings.items() if FACTS[name].changes_results}
         return GridRun(self.settings["method"], chosen, accuracy_table(self.rows)["mean"])
 
     def forget(self) -> None:

@@ -10,8 +10,8 @@ from itertools import combinations
 from typing import Any
 
 from polyfed.errors import RunFolderError
-from polyfed.runs.recorder import NOTED
-from polyfed.runs.statistics_drift import ALL, STATISTICS
+from polyfed.runs.callbacks.statistics_drift import ALL, STATISTICS
+from polyfed.runs.callbacks.training_metrics import NOTED
 
 ByRound = Mapping[int, float]
 Lines = Sequence[Mapping[str, Any]]

@@ -274,10 +274,9 @@ def part_to_blame(error: Exception, method: Method) -> str:
         trace = trace.tb_next
     for part in method.parts:
         for slot in ("objective", "gradients", "task_loss"):
-            filled = getattr(part, slot)
-            for hook in filled if isinstance(filled, tuple) else (filled,):
+            for hook in part.items(slot):
                 code = hook.__code__ if isinstance(hook, FunctionType) else None
-                if any(frame.f_code is code or frame.f_locals.get("self") is hook is not None for frame in running):
+                if any(frame.f_code is code or frame.f_locals.get("self") is hook for frame in running):
                     return f"{part.name} cannot train stacked clients in its {slot.replace('_', ' ')}"
     return f"{method} cannot train stacked clients"
 

@@ -37,9 +37,9 @@ def analyse(
 ) -> None:
     """Look into trained runs: statistics, features, gradients, confidence. The runs stay as they are; some analyses need their data."""
     from polyfed.analysis.kinds import KINDS
+    from polyfed.api import analyse as analyse_runs
     from polyfed.errors import SettingError
     from polyfed.reports.analysis_files import write_analyses
-    from polyfed.run import analyse as analyse_runs
 
     if kinds:
         shown = table(("kind", "what it shows", "needs the data"))

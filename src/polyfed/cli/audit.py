@@ -24,7 +24,7 @@ def verify(
     ] = "",
 ) -> None:
     """Follow the chain of hashes; a line that was changed, added or taken out is named, with exit code 2."""
-    from polyfed.runs.audit_log import verify as verified
+    from polyfed.runs.folder.audit_log import verify as verified
 
     found = verified(Path(file), expect)
     print(f"{found.lines} lines, unbroken. Note the last hash elsewhere: {found.last}")
@@ -37,7 +37,7 @@ def spent(
     as_json: Json = False,
 ) -> None:
     """Show what a node has spent of its privacy, by its own account: by run, and in all."""
-    from polyfed.flower.node_account import account_in
+    from polyfed.flower.node.account import account_in
 
     found = account_in(Path(file), delta)
     if as_json:

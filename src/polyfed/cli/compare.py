@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polyfed.api import compare as compare_methods
 from polyfed.cli.estimating import print_estimate
 from polyfed.cli.guard import BAD_INPUT, stoppable
 from polyfed.cli.method_table import print_methods
@@ -37,12 +38,11 @@ from polyfed.cli.output import (
     print_json,
     print_table,
     print_warnings,
+    progress_bar,
     reason_in_short,
     table,
 )
-from polyfed.cli.runs_bar import runs_bar
 from polyfed.errors import SettingError
-from polyfed.run import compare as compare_methods
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,7 +91,7 @@ def compare(
 ) -> None:
     """Train several methods and compare them in one table; runs that are there already are reused."""
     from polyfed.runs.compare import LEAVE_ONE_OUT, LEAVE_ONE_OUT_DEFAULTS
-    from polyfed.runs.folder_names import data_slug
+    from polyfed.runs.folder.folder_names import data_slug
 
     listen(quiet)
     view = View(wide, explain)
@@ -103,14 +103,14 @@ def compare(
         print_estimates(settings, compared, seeds, protocol, as_json, quiet, view)
         return
     folder = Path(out) if out is not None else Path("runs") / f"compare-{data_slug(settings.data)}"
-    with runs_bar(quiet) as watcher, stoppable("the same command goes on from here; finished runs are kept."):
+    with progress_bar(quiet) as bar, stoppable("the same command goes on from here; finished runs are kept."):
         found = compare_methods(
             **arguments(settings),
             methods=compared,
             seeds=seeds,
             protocol=protocol,
             out=folder,
-            watcher=watcher,
+            callbacks=[bar],
             track=track or (),
         )
     if not quiet:

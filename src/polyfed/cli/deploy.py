@@ -31,7 +31,7 @@ def init(
 ) -> None:
     """Write a ready Flower app folder for a recipe; a file that exists is left as it is."""
     needs_flower()
-    from polyfed.flower.app_folder import write_app
+    from polyfed.flower.app import write_app
     from polyfed.runs.training_defaults import with_declared_by_name
 
     settings = with_declared_by_name(chosen_settings(None, {}, changes, recipe, trust=trust))

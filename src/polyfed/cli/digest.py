@@ -12,7 +12,7 @@ EXAMPLE = "Example: polyfed digest runs/digits-mini-fedbn-seed0"
 def digest(path: RunFolderPath, as_json: Json = False) -> None:
     """Print one hash over the state of the server and all clients; equal runs have equal hashes."""
     from polyfed.cli.output import warn
-    from polyfed.runs.checkpoint import digest as digest_of
+    from polyfed.runs.folder.checkpoint import digest as digest_of
     from polyfed.runs.reopen import read_snapshot
 
     snapshot = read_snapshot(path, warn)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from polyfed.api import doctor as examine_data
 from polyfed.cli.guard import stoppable
 from polyfed.cli.options import Changes, Data, Explain, Json, Quiet, Recipe, Trust, Wide, arguments, chosen_settings, with_settings
 from polyfed.cli.output import View, console, listen, print_footnotes, print_json, print_table, status, table
-from polyfed.run import doctor as examine_data
 
 if TYPE_CHECKING:
     from polyfed.diagnosis import Diagnosis, Finding

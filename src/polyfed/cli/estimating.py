@@ -11,11 +11,8 @@ import typer
 
 from polyfed.cli.guard import BAD_INPUT
 from polyfed.cli.output import View, console, print_footnotes, print_json, print_table, status, table, warn
-from polyfed.runs.watcher import Watcher
 
 if TYPE_CHECKING:
-    from rich.status import Status
-
     from polyfed.runs.compare import ComparisonRun
     from polyfed.runs.estimate import MethodEstimate
     from polyfed.settings import Settings
@@ -28,29 +25,17 @@ NOTE = (
 )
 
 
-class Measuring(Watcher):
-    """Shows which method is measured, and prints notices."""
-
-    def __init__(self, status: Status | None, quiet: bool) -> None:
-        self.status, self.quiet = status, quiet
-
-    def begin(self, words: str, number: int, total: int) -> None:
-        if self.status is not None:
-            self.status.update(f"Measuring {words} ({number} of {total})")
-
-    def notice(self, text: str) -> None:
-        if not self.quiet:
-            warn(text)
-
-
 def print_estimate(runs: Sequence[ComparisonRun], data: Any, as_json: bool, quiet: bool, view: View) -> None:
     """Measure the method of every run, and print what all runs would cost."""
     with status("Preparing data", quiet) as shown:
         from polyfed.runs.estimate import estimate_runs
 
-        found = estimate_runs(runs, data, Measuring(shown, quiet))
+        found = estimate_runs(runs, data, shown.update if shown else lambda text: None)
     settings = runs[0].settings
     if not quiet:
+        for one in found:
+            if one.problem:
+                warn(f"{one.method} cannot be run: {one.problem}")
         for notice in dict.fromkeys(notice for one in found for notice in one.notices):
             warn(notice)
         show(found, settings, view)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polyfed.api import export as export_run
 from polyfed.cli.options import Json, LoadElsewhere, ModelAgain, Quiet, Trust
 from polyfed.cli.output import busy, console, listen, print_json, print_table, table, warn
 from polyfed.cli.run import RunFolderPath
-from polyfed.run import export as export_run
 
 if TYPE_CHECKING:
     from polyfed.runs.export import Exported

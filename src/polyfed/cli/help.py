@@ -38,7 +38,7 @@ class ManyOptions(TyperCommand):
         options: list[Any] = [copy.copy(param) for param in self.params if is_own_option(param)]
         for option in options:
             option.rich_help_panel = group_of(option.name)
-        return self.copy_with(sorted(options, key=lambda option: list(GROUPS).index(option.rich_help_panel)))
+        return self.copy_with(sorted(options, key=lambda option: GROUPS.index(option.rich_help_panel)))
 
     def copy_with(self, options: list[Any]) -> ManyOptions:
         """The same command with other options; its arguments stay, and so does what prints help."""

@@ -35,16 +35,16 @@ def join(
 ) -> None:
     """Join a server as a node: makes its keys, enrols, and answers what node.toml allows until it is stopped."""
     needs_flower()
-    from polyfed.deploy.join import join as run_node
-    from polyfed.deploy.policy import Policy, Refused
     from polyfed.errors import SettingError
+    from polyfed.flower.join.join import join as run_node
+    from polyfed.flower.join.policy import Policy, Refused
 
     if kit is None and folder is None:
         raise SettingError("Name a kit, or the --folder of a node that has joined.")
     place = Path(folder or Path(str(kit)).stem)
     given = Policy(data=anchored(data), domain=domain, client=client, newcomer=allow_newcomer)
     if write_units is not None:
-        from polyfed.deploy.units import write_node_units
+        from polyfed.flower.deploy.units import write_node_units
 
         for file in write_node_units(Path(write_units), words_without("--write-units"), place, given.data):
             print(file)

@@ -14,7 +14,7 @@ from polyfed.cli.output import print_json
 from polyfed.cli.serve import FOLDER, ServerFolderPath
 
 if TYPE_CHECKING:
-    from polyfed.deploy.server_folder import ServerFolder
+    from polyfed.flower.serve.folder import ServerFolder
 
 LIST_EXAMPLE = "Example: polyfed nodes list --folder polyfed-server"
 REVOKE_EXAMPLE = "Example: polyfed nodes revoke node-2"
@@ -27,7 +27,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the node.")]
 def server_at(folder: str | Path) -> ServerFolder:
     """The folder of a server; one that is none is refused."""
     needs_flower()
-    from polyfed.deploy.server_folder import ServerFolder
+    from polyfed.flower.serve.folder import ServerFolder
 
     place = ServerFolder(Path(folder))
     place.description()
@@ -38,12 +38,12 @@ def server_at(folder: str | Path) -> ServerFolder:
 def list_nodes(folder: ServerFolderPath = FOLDER, as_json: Json = False) -> None:
     """List nodes: invited, enrolled or revoked, when their certificates end, and when they were last seen."""
     place = server_at(folder)
-    from polyfed.deploy.registry import Registry, days_left
-    from polyfed.deploy.serve import SEEN
+    from polyfed.flower.serve.registry import NodeRegistry, days_left
+    from polyfed.flower.serve.serve import SEEN
 
     seen_file = place.path / SEEN
     seen = json.loads(seen_file.read_text()) if seen_file.exists() else {}
-    nodes = Registry.read(place.path).nodes.values()
+    nodes = NodeRegistry.read(place.path).nodes.values()
     rows = [
         {
             "node": node.name,
@@ -69,10 +69,10 @@ def list_nodes(folder: ServerFolderPath = FOLDER, as_json: Json = False) -> None
 def revoke(name: Name, folder: ServerFolderPath = FOLDER) -> None:
     """Let a node in no more. A server that runs notices at once."""
     place = server_at(folder)
-    from polyfed.deploy.registry import Registry
-    from polyfed.runs.audit_log import AuditLog
+    from polyfed.flower.serve.registry import NodeRegistry
+    from polyfed.runs.folder.audit_log import AuditLog
 
-    with Registry.changed(place.path) as registry:
+    with NodeRegistry.changed(place.path) as registry:
         registry.revoke(name)
     AuditLog(place.audit).write("revoked", node=name)
     print(f"{name} is revoked.")
@@ -82,11 +82,11 @@ def revoke(name: Name, folder: ServerFolderPath = FOLDER) -> None:
 def renew(name: Name, folder: ServerFolderPath = FOLDER) -> None:
     """Write a new kit for a node that lost its keys or was revoked, or for one more; its old certificate counts no more."""
     place = server_at(folder)
-    from polyfed.deploy.registry import Registry
-    from polyfed.deploy.serve import invite
-    from polyfed.runs.audit_log import AuditLog
+    from polyfed.flower.serve.registry import NodeRegistry
+    from polyfed.flower.serve.serve import invite
+    from polyfed.runs.folder.audit_log import AuditLog
 
-    with Registry.changed(place.path) as registry:
+    with NodeRegistry.changed(place.path) as registry:
         file = invite(place, registry, name)
     AuditLog(place.audit).write("invited", node=name)
     print(file)

@@ -4,40 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-OUTPUT = "Output"
-GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Data": ("data", "root", "partition", "unseen", "unseen_part", "few_shot"),
-    "Model and method": ("method", "model", "head", "init", "loss", "load", "task"),
-    "Training": (
-        "rounds",
-        "total_epochs",
-        "local_epochs",
-        "local_steps",
-        "batch_size",
-        "sampling",
-        "lr",
-        "schedule",
-        "optimizer",
-        "momentum",
-        "weight_decay",
-        "last_batch",
-        "seed",
-    ),
-    "Clients": (
-        "clients_per_round",
-        "weights",
-        "max_weight_share",
-        "max_update_norm",
-        "drop",
-        "min_share",
-        "retries",
-        "on_nan",
-    ),
-    "Evaluation": ("selection", "evaluate_every", "evaluate_last", "evaluate_clients", "newcomer", "metric", "test_batch_size"),
-    "Speed": ("backend", "workers", "threads", "compile", "device", "amp", "layout", "flower_cpus", "flower_gpus"),
-    OUTPUT: ("checkpoint_every",),
-}
-"""Every setting of a run, in one group each. A command's own options are in a group by ``OWN``, or under "Output"."""
+from polyfed.settings import FACTS
+
+GROUPS = ("Data", "Model and method", "Training", "Clients", "Evaluation", "Speed", "Output")
+"""In the order of help. A setting has its group in its facts; a command's own options have one by ``OWN``, or are under "Output"."""
 OWN: Mapping[str, str] = {
     "methods": "Model and method",
     "recipe": "Model and method",
@@ -60,4 +30,4 @@ def group_of(name: str) -> str:
     >>> group_of("lr"), group_of("as_json")
     ('Training', 'Output')
     """
-    return next((group for group, names in GROUPS.items() if name in names), OWN.get(name, OUTPUT))
+    return FACTS[name].group if name in FACTS else OWN.get(name, "Output")

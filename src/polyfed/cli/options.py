@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -15,8 +14,7 @@ from polyfed.cli.recipe import recipe_methods, recipe_values
 from polyfed.core.code_gate import allow, code_in, require_allowed
 from polyfed.errors import SettingError
 from polyfed.recipes import layered
-from polyfed.runs.written_settings import plain_type, read_change
-from polyfed.settings import Settings, setting_names, with_changes
+from polyfed.settings import FACTS, Settings, read_change, setting_names, with_changes
 
 METAVARS = {int: "N", float: "NUMBER", str: "TEXT", list[str]: "TEXT"}
 REST = "values"
@@ -91,7 +89,7 @@ def with_settings(*left_out: str, first: tuple[str, ...]) -> Callable[[Callable[
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        generated = {item.name: _parameter(item) for item in dataclasses.fields(Settings) if item.name not in left_out}
+        generated = {name: _parameter(name) for name in setting_names() if name not in left_out}
         hints = typing.get_type_hints(command, include_extras=True)
         own = [p.replace(annotation=hints[p.name]) for p in inspect.signature(command).parameters.values() if p.name != REST]
 
@@ -110,19 +108,18 @@ def with_settings(*left_out: str, first: tuple[str, ...]) -> Callable[[Callable[
     return decorate
 
 
-def _parameter(item: dataclasses.Field[Any]) -> inspect.Parameter:
+def _parameter(name: str) -> inspect.Parameter:
     """A setting as a parameter; None says that it was not given."""
-    kind = plain_type(item.name)
-    several = kind == list[str]
+    facts = FACTS[name]
+    several, default = facts.type == list[str], facts.default
     option = typer.Option(
-        f"--{item.name.replace('_', '-')}",
-        help=item.metadata["doc"]
-        + ("; may be repeated" if several else "" if item.default is None else f" (default {item.default})"),
+        f"--{name.replace('_', '-')}",
+        help=facts.doc + ("; may be repeated" if several else "" if default is None else f" (default {default})"),
         show_default=False,
-        metavar=METAVARS[kind],
-        autocompletion=OF_SETTINGS.get(item.name),
+        metavar=METAVARS[facts.type],
+        autocompletion=OF_SETTINGS.get(name),
     )
-    return inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option])
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[facts.type | None, option])
 
 
 def chosen_settings(
@@ -162,5 +159,5 @@ def compared_methods(methods: str | None, recipe: str | None) -> Any:
 
 
 def arguments(settings: Settings) -> dict[str, Any]:
-    """Settings as the functions of ``run.py`` that take several methods take them."""
+    """Settings as the functions of ``api.py`` that take several methods take them."""
     return {name: getattr(settings, name) for name in setting_names() if name != "method"}

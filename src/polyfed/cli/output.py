@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
 
+    from polyfed.runs.callbacks.progress import ProgressBar
+
 WIDTH_OF_FILES = 120
 EXPLAIN = "--explain"
 
@@ -116,6 +118,13 @@ def warn(text: str) -> None:
 def show_progress(quiet: bool) -> bool:
     """Whether a progress bar is welcome: there is somebody to see it."""
     return not quiet and sys.stderr.isatty()
+
+
+def progress_bar(quiet: bool, message: bool = False) -> ProgressBar:
+    """Return a bar over runs; where there is no terminal, it prints a line for each run instead; ``message``: print messages also if quiet."""
+    from polyfed.runs.callbacks.progress import ProgressBar
+
+    return ProgressBar(show_progress(quiet), report=not quiet, message=warn if message or not quiet else None)
 
 
 @contextmanager

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from polyfed.api import report as write_report
 from polyfed.cli.output import console
 from polyfed.errors import SettingError, nearest
-from polyfed.run import report as write_report
-from polyfed.settings import AUTO, CHOICES
+from polyfed.settings import AUTO, FACTS
 
 EXAMPLE = (
     "Examples:\n\npolyfed report runs/compare-digits-mini -o report.html\n\n"
@@ -63,8 +63,8 @@ def report(
     ] = AUTO,
 ) -> None:
     """Write a report: who won, where, by how much and how surely; what it costs; why; how to run it again."""
-    if metric not in CHOICES["metric"]:
-        raise SettingError(f"--metric cannot be {metric!r}. {nearest(metric, CHOICES['metric'])}")
+    if metric not in FACTS["metric"].choices:
+        raise SettingError(f"--metric cannot be {metric!r}. {nearest(metric, FACTS['metric'].choices)}")
     if tables is not None or figures is not None:
         export(runs, out, tables, figures, metric)
         return

@@ -7,15 +7,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polyfed.api import reproduce as reproduce_experiment
 from polyfed.cli.completion import complete
-from polyfed.cli.estimating import Measuring, time_words
+from polyfed.cli.estimating import time_words
 from polyfed.cli.guard import stoppable
 from polyfed.cli.options import Changes, DataRoot, Explain, Json, Quiet, Wide
-from polyfed.cli.output import View, busy, console, listen, print_footnotes, print_json, print_table, status, table, warn
-from polyfed.cli.runs_bar import runs_bar
+from polyfed.cli.output import (
+    View,
+    busy,
+    console,
+    listen,
+    print_footnotes,
+    print_json,
+    print_table,
+    progress_bar,
+    status,
+    table,
+    warn,
+)
 from polyfed.errors import SettingError
-from polyfed.run import reproduce as reproduce_experiment
-from polyfed.runs.written_settings import read_change
+from polyfed.settings import read_change
 
 if TYPE_CHECKING:
     from polyfed.experiments.grid import Form
@@ -93,7 +104,7 @@ def reproduce(
     if estimate:
         _estimate_one(experiment, form, root, as_json, quiet, View(wide, explain))
         return
-    with runs_bar(quiet) as watcher, stoppable("the same command goes on from here; finished runs are kept."):
+    with progress_bar(quiet) as bar, stoppable("the same command goes on from here; finished runs are kept."):
         found = reproduce_experiment(
             experiment,
             root,
@@ -102,7 +113,7 @@ def reproduce(
             columns=form.columns,
             seeds=seeds,
             out=out,
-            watcher=watcher,
+            callbacks=[bar],
             **settings,
         )
     if not quiet:
@@ -178,7 +189,7 @@ def _estimate_one(experiment: str, form: Form, root: str | None, as_json: bool, 
         from polyfed.experiments.estimates import estimate_item
         from polyfed.experiments.files import read_item
 
-        for one in estimate_item(read_item(experiment), form, root, Measuring(shown_status, quiet)):
+        for one in estimate_item(read_item(experiment), form, root, shown_status.update if shown_status else lambda text: None):
             rows.append(one)
     total = sum(row["core_seconds"] for row in rows if row["core_seconds"] is not None)
     if not quiet:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polyfed.api import resume as go_on
 from polyfed.cli.guard import stoppable
 from polyfed.cli.options import (
     Changes,
@@ -36,12 +37,11 @@ from polyfed.cli.output import (
     print_json,
     print_table,
     print_warnings,
+    progress_bar,
     reason_in_short,
-    show_progress,
     table,
     warn,
 )
-from polyfed.run import resume as go_on
 
 if TYPE_CHECKING:
     from polyfed.runs.result import Result
@@ -85,23 +85,23 @@ def run(
     if estimate:
         print_estimate_of(settings, as_json, quiet, View(wide, explain))
         return
-    from polyfed.runs.run_folder import RunFolder
+    from polyfed.runs.folder.run_folder import RunFolder
 
     if out is not None:
         RunFolder(out).refuse_to_overwrite()
     with busy("Preparing data and model", quiet):
         from polyfed.runs.experiment import Experiment
-        from polyfed.runs.folder_names import default_name, free_folder
+        from polyfed.runs.folder.folder_names import default_name, free_folder
         from polyfed.runs.lifecycle import tracked_by, train_run
 
-        heard_by = tracked_by(track or ())
+        trackers = tracked_by(track or ())
         experiment = Experiment(settings)
     folder = Path(out) if out is not None else free_folder(Path("runs") / default_name(experiment.settings))
     if not quiet:
         for notice in experiment.notices:
             warn(notice)
-    with stoppable(f"go on with: polyfed resume {folder}"):
-        result = train_run(experiment, RunFolder(folder), show_progress(quiet), callbacks=heard_by)
+    with stoppable(f"go on with: polyfed resume {folder}"), progress_bar(quiet) as bar:
+        result = train_run(experiment, RunFolder(folder), [*trackers, bar])
     report(result, as_json, quiet, View(wide, explain))
 
 
@@ -119,7 +119,7 @@ def resume(
 ) -> None:
     """Go on with a run that was stopped; the end is the same as if it never had been."""
     listen(quiet)
-    with stoppable(f"go on with: polyfed resume {path}"):
+    with stoppable(f"go on with: polyfed resume {path}"), progress_bar(quiet, message=True) as bar:
         result = go_on(
             path,
             model=model,
@@ -127,8 +127,8 @@ def resume(
             root=root,
             device=device,
             trust=trust,
-            progress=show_progress(quiet),
-            notify=warn,
+            progress=False,
+            callbacks=[bar],
         )
     report(result, as_json, quiet, View(wide, explain))
 

@@ -51,13 +51,13 @@ def serve(
 
     settings = with_declared_by_name(chosen_settings(None, {}, changes, recipe, trust=trust))
     refuse_what_cannot_run(settings, recipe)
-    from polyfed.deploy.serve import Failed, Wanted
-    from polyfed.deploy.serve import serve as run_server
+    from polyfed.flower.serve.serve import Failed, Wanted
+    from polyfed.flower.serve.serve import serve as run_server
 
     config = dict(read_config(text) for text in run_config or ())
     wanted = Wanted(settings, recipe, host, nodes, Path(folder), port, listen, newcomer, config)
     if write_units is not None:
-        from polyfed.deploy.units import write_server_units
+        from polyfed.flower.deploy.units import write_server_units
 
         for file in write_server_units(Path(write_units), words_without("--write-units"), wanted.folder, port):
             print(file)

@@ -17,7 +17,7 @@ from polyfed.core.code_gate import allow, code_in
 from polyfed.errors import PolyfedError, SettingError, UnknownName, nearest
 from polyfed.reports.docstrings import options_of, reflowed, text_of
 from polyfed.reports.kinds import KINDS
-from polyfed.runs.written_settings import read_change
+from polyfed.settings import read_change
 
 if TYPE_CHECKING:
     from polyfed.core.registry import Recorded

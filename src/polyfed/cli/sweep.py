@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polyfed.api import sweep as search_methods
 from polyfed.cli.guard import BAD_INPUT, stoppable
 from polyfed.cli.method_table import print_methods
 from polyfed.cli.options import (
@@ -25,11 +26,10 @@ from polyfed.cli.options import (
     compared_methods,
     with_settings,
 )
-from polyfed.cli.output import View, console, listen, print_footnotes, print_json, print_table, table
-from polyfed.cli.runs_bar import runs_bar
+from polyfed.cli.output import View, console, listen, print_footnotes, print_json, print_table, progress_bar, table
 from polyfed.errors import SettingError
-from polyfed.run import sweep as search_methods
-from polyfed.runs.written_settings import apart, read_change
+from polyfed.settings import read_change
+from polyfed.text import apart
 
 if TYPE_CHECKING:
     from polyfed.sweeps.search import Sweep
@@ -97,7 +97,7 @@ def sweep(
     listen(quiet)
     settings = chosen_settings(data, values, changes, recipe, trust=trust)
     search = search_of(lr, set_grid or [])
-    with runs_bar(quiet) as watcher, stoppable("the same command goes on from here; finished trials are kept."):
+    with progress_bar(quiet) as bar, stoppable("the same command goes on from here; finished trials are kept."):
         found = search_methods(
             **arguments(settings),
             methods=compared_methods(methods, recipe),
@@ -108,7 +108,7 @@ def sweep(
             seeds=seeds,
             hold_out=hold_out,
             out=out,
-            watcher=watcher,
+            callbacks=[bar],
         )
     if not quiet:
         print_search(found, View(wide, explain))

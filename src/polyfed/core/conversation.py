@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
+from polyfed.core.part import DeclaredFunction, declare
 from polyfed.core.slots import USED_BY_THE_STANDARD_ROUND
 
 if TYPE_CHECKING:
@@ -67,17 +68,12 @@ Replies: TypeAlias = Iterator[Reply]
 Talk: TypeAlias = Generator[Ask, Replies, T]
 AskClients: TypeAlias = Callable[[Ask], Replies]
 
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
 
 
-def conversation(uses: Collection[str] = ()) -> Callable[[F], F]:
+def conversation(uses: Collection[str] = ()) -> Callable[[Callable[P, T]], DeclaredFunction[P, T]]:
     """Mark a round of one's own with the slots it uses; a part that fills another slot is then an error, not ignored."""
-
-    def mark(talk: F) -> F:
-        talk.uses = frozenset(uses)  # type: ignore[attr-defined]
-        return talk
-
-    return mark
+    return declare(uses=frozenset(uses))
 
 
 def converse(talk: Talk[T], ask_clients: AskClients) -> T:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from polyfed.core.part import declared, refuse_unread
 from polyfed.core.slots import SLOTS, Join
 from polyfed.errors import JoinError
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 def joined_slots(parts: Sequence[Method]) -> dict[str, Any]:
     """What each slot of the joined method holds."""
+    for part in parts:
+        for name in SLOTS:
+            for item in part.items(name):
+                refuse_unread(item, f"{part.name}, {name}")
     return {name: _JOINERS[slot.join](parts, name) for name, slot in SLOTS.items()}
 
 
@@ -25,13 +30,13 @@ def _by_stage(parts: Sequence[Method], slot: str) -> tuple[Any, ...]:
     placed: list[tuple[int, Method, Any]] = []
     for part in parts:
         for item in getattr(part, slot):
-            stage = getattr(item, "stage", "")
+            stage = declared(item).stage
             if stage not in stages:
                 raise JoinError(f"{part.name}: {slot} has no stage {stage!r}. There are: {', '.join(s for s in stages if s)}.")
             placed.append((stages.index(stage), part, item))
     placed.sort(key=lambda entry: entry[0])
     for (place, part, item), (other_place, other, other_item) in itertools.pairwise(placed):
-        commute = getattr(item, "commutes", False) and getattr(other_item, "commutes", False)
+        commute = declared(item).commutes and declared(other_item).commutes
         if place == other_place and part is not other and not commute:
             stage = stages[place] or "unnamed"
             raise JoinError(
@@ -99,7 +104,7 @@ def refuse_ignored(method: Method) -> None:
     if method.round is None:
         return
     owner = next(part for part in method.parts if part.round is not None)
-    uses: frozenset[str] = getattr(method.round, "uses", frozenset())
+    uses = declared(method.round).uses
     for part in method.parts:
         ignored = [name for name in part.filled_slots if SLOTS[name].must_be_used and name not in uses]
         if part is not owner and ignored:

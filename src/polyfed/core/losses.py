@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,61 +19,14 @@ from polyfed.errors import DataError, OptionError, SettingError
 from polyfed.settings import AUTO
 from polyfed.text import read_call
 
-
-class Loss(Protocol):
-    """Anything that turns a batch of outputs and targets into a scalar."""
-
-    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The mean loss over the batch."""
-
-
-@dataclass(frozen=True)
-class CrossEntropy:
-    """``-log p_y``, mean over the batch; with weights of the classes, the weighted mean."""
-
-    weights: tuple[float, ...] | None = None
-
-    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        if self.weights is None:
-            return F.cross_entropy(logits, labels)
-        if logits.shape[1] != len(self.weights):
-            raise OptionError(
-                f"cross_entropy: there are {len(self.weights)} class weights, but the logits have {logits.shape[1]} classes."
-            )
-        weights = torch.tensor(self.weights, dtype=logits.dtype, device=logits.device)[labels]
-        each = F.cross_entropy(logits, labels, reduction="none")
-        return (weights * each).sum() / weights.sum().clamp_min(torch.finfo(logits.dtype).tiny)
-
-
-@dataclass(frozen=True)
-class WeightedFocal:
-    """``-alpha_y (1 - p_y)^gamma log p_y``, mean over the batch.
-
-    Attributes:
-        gamma: How strongly easy examples are turned down; 0 gives weighted cross-entropy.
-        alpha: The weight of each class.
-    """
-
-    gamma: float
-    alpha: tuple[float, ...]
-
-    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        if logits.shape[1] != len(self.alpha):
-            raise OptionError(
-                f"weighted_focal: alpha has {len(self.alpha)} weights, but the logits have {logits.shape[1]} classes."
-            )
-        right = F.log_softmax(logits, dim=1).gather(1, labels[:, None]).squeeze(1)
-        # At p_y = 1 a gamma below 1 has no finite slope; the smallest positive number keeps it finite.
-        wrong = (-torch.expm1(right)).clamp_min(torch.finfo(right.dtype).tiny)
-        alpha = torch.tensor(self.alpha, dtype=logits.dtype, device=logits.device)[labels]
-        return -(alpha * wrong**self.gamma * right).mean()
-
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""From a batch of outputs and its targets to the mean loss."""
 
 losses: Registry[Loss] = Registry("loss")
 """The run gives ``class_counts`` to those that ask for it; other options come from the text."""
 
 
-def cross_entropy(class_weights: str | tuple[float, ...] = "none", class_counts: Sequence[int] | None = None) -> CrossEntropy:
+def cross_entropy(class_weights: str | tuple[float, ...] = "none", class_counts: Sequence[int] | None = None) -> Loss:
     """Cross-entropy, perhaps with a weight for each class.
 
     Args:
@@ -82,24 +35,47 @@ def cross_entropy(class_weights: str | tuple[float, ...] = "none", class_counts:
         class_counts: Training examples of each class over all clients.
     """
     if class_weights == "none":
-        return CrossEntropy()
-    return CrossEntropy(_weights("cross_entropy", "class_weights", class_weights, class_counts))
+        return F.cross_entropy
+    return partial(_weighted_cross_entropy, weights=_weights("cross_entropy", "class_weights", class_weights, class_counts))
+
+
+def _weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: tuple[float, ...]) -> Tensor:
+    """``-w_y log p_y``, over the sum of the weights."""
+    of_each = _by_class("cross_entropy: there are {} class weights", weights, logits)[labels]
+    each = F.cross_entropy(logits, labels, reduction="none")
+    return (of_each * each).sum() / of_each.sum().clamp_min(torch.finfo(logits.dtype).tiny)
 
 
 def weighted_focal(
     gamma: float = 2.0, alpha: str | tuple[float, ...] = "balanced", class_counts: Sequence[int] | None = None
-) -> WeightedFocal:
+) -> Loss:
     """Focal loss with a weight for each class (Fed-ISIC2019, as FLamby trains it).
 
     Args:
-        gamma: How strongly easy examples are turned down.
+        gamma: How strongly easy examples are turned down; 0 gives weighted cross-entropy.
         alpha: One weight per class, or "balanced" for ``n / n_c`` over all training examples
             (0 for a class that has none).
         class_counts: Training examples of each class over all clients.
     """
     if not (math.isfinite(gamma) and gamma >= 0):
         raise OptionError(f"weighted_focal: gamma is {gamma}; it must be 0 or larger.")
-    return WeightedFocal(gamma, _weights("weighted_focal", "alpha", alpha, class_counts))
+    return partial(_focal, gamma=gamma, alpha=_weights("weighted_focal", "alpha", alpha, class_counts))
+
+
+def _focal(logits: Tensor, labels: Tensor, gamma: float, alpha: tuple[float, ...]) -> Tensor:
+    """``-alpha_y (1 - p_y)^gamma log p_y``, mean over the batch."""
+    of_each = _by_class("weighted_focal: alpha has {} weights", alpha, logits)[labels]
+    right = F.log_softmax(logits, dim=1).gather(1, labels[:, None]).squeeze(1)
+    # At p_y = 1 a gamma below 1 has no finite slope; the smallest positive number keeps it finite.
+    wrong = (-torch.expm1(right)).clamp_min(torch.finfo(right.dtype).tiny)
+    return -(of_each * wrong**gamma * right).mean()
+
+
+def _by_class(said: str, weights: tuple[float, ...], logits: Tensor, noun: str = "the logits have {} classes") -> Tensor:
+    """One weight per class as a tensor; another number of classes is an error."""
+    if logits.shape[1] != len(weights):
+        raise OptionError(f"{said.format(len(weights))}, but {noun.format(logits.shape[1])}.")
+    return torch.tensor(weights, dtype=logits.dtype, device=logits.device)
 
 
 def _weights(loss: str, option: str, chosen: str | tuple[float, ...], class_counts: Sequence[int] | None) -> tuple[float, ...]:
@@ -125,66 +101,18 @@ def balanced_weights(class_counts: Sequence[int] | None, asked: str) -> tuple[fl
     return tuple(total / count if count else 0.0 for count in class_counts)
 
 
-@dataclass(frozen=True)
-class PixelCrossEntropy:
-    """``-log p_y``, mean over the pixels that have a class; 0 where none has."""
-
-    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
-        return total / (labels != IGNORED).sum().clamp_min(1)
-
-
-@dataclass(frozen=True)
-class BinaryCrossEntropy:
-    """``-w_l y_l log p_l - (1 - y_l) log(1 - p_l)``, mean over labels and batch.
-
-    Attributes:
-        positive: The weight of each label where it is there; empty: 1.
-    """
-
-    positive: tuple[float, ...] = ()
-
-    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        if self.positive and logits.shape[1] != len(self.positive):
-            raise OptionError(
-                f"binary_cross_entropy: positive has {len(self.positive)} weights, but there are {logits.shape[1]} labels."
-            )
-        weights = torch.tensor(self.positive, dtype=logits.dtype, device=logits.device) if self.positive else None
-        return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), pos_weight=weights)
-
-
-@dataclass(frozen=True)
-class SquaredError:
-    """``(f(x) - y)^2``, mean over outputs and batch."""
-
-    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return F.mse_loss(logits, labels.to(logits.dtype))
-
-
-@dataclass(frozen=True)
-class AbsoluteError:
-    """``|f(x) - y|``, mean over outputs and batch."""
-
-    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return F.l1_loss(logits, labels.to(logits.dtype))
-
-
-@dataclass(frozen=True)
-class Huber:
-    """Squared for errors below ``delta``, absolute beyond, mean over outputs and batch."""
-
-    delta: float
-
-    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return F.huber_loss(logits, labels.to(logits.dtype), delta=self.delta)
-
-
-def pixel_cross_entropy() -> PixelCrossEntropy:
+def pixel_cross_entropy() -> Loss:
     """Cross-entropy of each pixel that has a class."""
-    return PixelCrossEntropy()
+    return _pixel_cross_entropy
 
 
-def binary_cross_entropy(positive: tuple[float, ...] = ()) -> BinaryCrossEntropy:
+def _pixel_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """``-log p_y``, mean over the pixels that have a class; 0 where none has."""
+    total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+    return total / (labels != IGNORED).sum().clamp_min(1)
+
+
+def binary_cross_entropy(positive: tuple[float, ...] = ()) -> Loss:
     """Cross-entropy of each label by itself.
 
     Args:
@@ -194,20 +122,27 @@ def binary_cross_entropy(positive: tuple[float, ...] = ()) -> BinaryCrossEntropy
         raise OptionError(
             f"binary_cross_entropy: positive is {positive!r}; it must be a list with one weight per label, none below 0."
         )
-    return BinaryCrossEntropy(tuple(float(weight) for weight in positive))
+    return partial(_binary_cross_entropy, positive=tuple(float(weight) for weight in positive))
 
 
-def squared_error() -> SquaredError:
+def _binary_cross_entropy(logits: Tensor, labels: Tensor, positive: tuple[float, ...]) -> Tensor:
+    """``-w_l y_l log p_l - (1 - y_l) log(1 - p_l)``, mean over labels and batch."""
+    said = "binary_cross_entropy: positive has {} weights"
+    weights = _by_class(said, positive, logits, "there are {} labels") if positive else None
+    return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), pos_weight=weights)
+
+
+def squared_error() -> Loss:
     """The mean squared error."""
-    return SquaredError()
+    return partial(_of_numbers, F.mse_loss)
 
 
-def absolute_error() -> AbsoluteError:
+def absolute_error() -> Loss:
     """The mean absolute error."""
-    return AbsoluteError()
+    return partial(_of_numbers, F.l1_loss)
 
 
-def huber(delta: float = 1.0) -> Huber:
+def huber(delta: float = 1.0) -> Loss:
     """The Huber loss: squared for small errors, absolute for large ones.
 
     Args:
@@ -215,12 +150,11 @@ def huber(delta: float = 1.0) -> Huber:
     """
     if not (math.isfinite(delta) and delta > 0):
         raise OptionError(f"huber: delta is {delta}; it must be above 0.")
-    return Huber(delta)
+    return partial(_of_numbers, F.huber_loss, delta=delta)
 
 
-def loss_name(text: str, task: Task) -> str:
-    """The text of a task's loss: as written, or the usual one of the task."""
-    return task.default_loss if text == AUTO else text
+def _of_numbers(formula: Callable[..., Tensor], outputs: Tensor, targets: Tensor, **options: Any) -> Tensor:
+    return formula(outputs, targets.to(outputs.dtype), **options)
 
 
 def task_loss(text: str, task: Task, class_counts: Sequence[int]) -> Loss:
@@ -231,7 +165,7 @@ def task_loss(text: str, task: Task, class_counts: Sequence[int]) -> Loss:
         task: what is learnt.
         class_counts: training examples of each class over all clients, where the task counts any.
     """
-    written = loss_name(text, task)
+    written = task.default_loss if text == AUTO else text
     record = losses.find(read_call(written).name)
     suited = record.extra.get("tasks", tuple(TASKS))
     if task.name not in suited:

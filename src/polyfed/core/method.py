@@ -188,6 +188,13 @@ class Method:
         """Whether anything is in a slot."""
         return bool(getattr(self, slot))
 
+    def items(self, slot: str) -> tuple[Any, ...]:
+        """Return what is in a slot, whether it holds one value, a tuple or a mapping."""
+        filled = getattr(self, slot)
+        if isinstance(filled, Mapping):
+            return tuple(filled.values())
+        return filled if isinstance(filled, tuple) else () if filled is None else (filled,)
+
     @property
     def filled_slots(self) -> list[str]:
         """The names of the slots it fills, in the order of the table."""

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.core.extras import Asked, ListOf, Number, Record
 from polyfed.errors import DataError, NotFinite
 
 BINS = 15
@@ -349,69 +348,6 @@ def over_examples(many: Sequence[Mapping[str, float]], measure: str) -> float:
     weights = [numbers["count"] / largest for numbers in many]
     total = sum(weight * float(numbers[measure]) for weight, numbers in zip(weights, many, strict=True) if weight)
     return total / sum(weights) if sum(weights) else math.nan
-
-
-SHARE = Number(0, 1.001, required=False)
-"""The form of a measure between 0 and 1."""
-COUNT = Number(0, 1e12, whole=True)
-"""The form of a number of examples."""
-_COUNTS = ListOf(COUNT, longest=1_000_000, required=False)
-
-
-@dataclass(frozen=True)
-class ScoresForm:
-    """The form of ``Scores.results``, as clients send it: every number in its range, and counts by class that add up."""
-
-    required: bool = True
-
-    def problem(self, value: Any, asked: Asked) -> str:
-        """Why the value does not have this form."""
-        return _RECORD.problem(value, asked) or problem_with_class_counts(value)
-
-
-def problem_with_class_counts(scores: Mapping[str, Any]) -> str:
-    """Why counts by class cannot be; empty where they can, or where there are none."""
-    given = [key for key in (*COUNTS, "confusion") if key in scores]
-    if not given:
-        return ""
-    missing = [key for key in COUNTS if key not in scores]
-    if missing:
-        return f"has no {missing[0]!r}, expected all of {', '.join(COUNTS)}"
-    counts, right, answers = (scores[key] for key in COUNTS)
-    if not len(counts) == len(right) == len(answers):
-        return "counts different numbers of classes"
-    if sum(counts) != scores["count"] or sum(answers) != scores["count"] or sum(right) != scores["right"]:
-        return f"counts by class that do not add up to {scores['count']} test examples, {scores['right']} of them right"
-    if any(r > min(n, a) for n, r, a in zip(counts, right, answers, strict=True)):
-        return "counts more right answers of a class than there are"
-    matrix = scores.get("confusion")
-    if matrix is not None and (
-        [sum(row) for row in matrix] != list(counts)
-        or any(len(row) != len(counts) for row in matrix)
-        or [row[place] for place, row in enumerate(matrix)] != list(right)
-        or [sum(column) for column in zip(*matrix, strict=True)] != list(answers)
-    ):
-        return "has a 'confusion' that does not fit its counts by class"
-    return ""
-
-
-_RECORD = Record(
-    {
-        **dict.fromkeys(
-            (
-                *("accuracy", "balanced_accuracy", "macro_f1", "auroc", "majority_rate", "standard_error"),
-                *("calibration_error", "confidence_when_right", "confidence_when_wrong"),
-            ),
-            SHARE,
-        ),
-        "count": COUNT,
-        "right": COUNT,
-        **dict.fromkeys(COUNTS, _COUNTS),
-        "confusion": ListOf(ListOf(COUNT, longest=MOST_CLASSES), longest=MOST_CLASSES, required=False),
-    }
-)
-SCORES = ScoresForm()
-"""The form of ``Scores.results``, as clients send it."""
 
 
 def ratio(part: float, whole: float) -> float:

@@ -7,19 +7,18 @@ weights, gradients and what the server sent, and what it makes of noisy values i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from polyfed.core.entries import COUNTER, MOMENTUM, STATISTIC
+from polyfed.core.part import declared
 
 if TYPE_CHECKING:
     from polyfed.core.method import Method
     from polyfed.core.server import Server
     from polyfed.core.sharing import Plan
     from polyfed.settings import Settings
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 TRAINING_SLOTS = (
     "receiving",
@@ -40,17 +39,6 @@ CLASS_COUNTS, TRAINING_LOSS, VALIDATION_SCORES = "numbers of samples by class", 
 """What every run may send without noise, and a node can do without."""
 
 TEST_SCORES, KEPT_LAYERS = "test scores", "layers that stay at clients"
-
-
-def without_data(hook: F) -> F:
-    """Mark a function of a slot: it looks at no data, only at weights, gradients and what the server sent."""
-    hook.reads_data = False  # type: ignore[attr-defined]
-    return hook
-
-
-def reads_data(hook: object) -> bool:
-    """Whether code in a slot may look at the data."""
-    return bool(getattr(hook, "reads_data", True))
 
 
 @dataclass(frozen=True)
@@ -99,9 +87,7 @@ def looking_at_data(method: Method) -> Iterator[tuple[str, str]]:
     """Part and slot of code that may look at the data while a client trains."""
     for part in method.parts:
         for slot in TRAINING_SLOTS:
-            filled = getattr(part, slot)
-            hooks = filled if isinstance(filled, tuple) else () if filled is None else (filled,)
-            if any(reads_data(hook) for hook in hooks):
+            if any(declared(hook).reads_data for hook in part.items(slot)):
                 yield part.name, slot
 
 
@@ -185,7 +171,7 @@ def _extras(method: Method) -> Iterator[Departure]:
     covered, why = _trained(method)
     for part in method.parts:
         hooks = (*part.before_training, *part.after_training)
-        free = bool(hooks) and not any(reads_data(hook) for hook in hooks)
+        free = bool(hooks) and not any(declared(hook).reads_data for hook in hooks)
         granularity = part.facts.granularity or ("none" if free else "aggregate")
         for name in part.reply_extras.get("train", {}):
             if part.facts.protects and name != ACCOUNTS:
@@ -208,7 +194,7 @@ def _answers(method: Method) -> Iterator[Departure]:
     for part in method.parts:
         for question, answer in part.answers.items():
             granularity = part.facts.granularity or "aggregate"
-            if reads_data(answer):
+            if declared(answer).reads_data:
                 yield Departure(f"answer: {question}", part.name, "when asked", granularity, False, "made from data, without noise")
             else:
                 yield Departure(f"answer: {question}", part.name, "when asked", "none", True, "made from no data")
@@ -254,8 +240,8 @@ def _of_every_run(method: Method, settings: Settings) -> Iterator[Departure]:
 
 
 def account_keys(method: Method) -> set[str]:
-    """Where clients remember what they have spent: the ``key`` of hooks that say ``notes_account = True``."""
-    return {str(hook.key) for hook in method.after_training if getattr(hook, "notes_account", False)}  # type: ignore[attr-defined]
+    """Return where clients store what they have spent."""
+    return {declared(hook).account_key for hook in method.after_training} - {""}
 
 
 def account_of(server: Server) -> dict[str, Any] | None:

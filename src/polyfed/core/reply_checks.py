@@ -29,6 +29,7 @@ from polyfed.core.extras import (
     problem_with_values,
     shown,
 )
+from polyfed.core.part import declare, declared
 
 if TYPE_CHECKING:
     from polyfed.core.entries import Entry
@@ -40,12 +41,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("polyfed")
 
 
+@declare(trains=True)
 def planned_uploads(asked: Asked) -> Sequence[str]:
     """What the plan says that clients upload after training."""
     return asked.plan.at(asked.ask.round).up
-
-
-planned_uploads.trains = True  # type: ignore[attr-defined]
 
 
 def named_in_the_question(asked: Asked) -> Sequence[str]:
@@ -145,7 +144,7 @@ def declared_entries(method: Method, question: str) -> ReplyEntries | None:
 
 def answered_by_training(named: ReplyEntries | None) -> bool:
     """Whether clients answer such a question by training: their uploads are encoded, and all hooks of training send extras."""
-    return bool(getattr(named, "trains", False))
+    return declared(named).trains
 
 
 def declared_extras(method: Method, question: str) -> Mapping[str, Extra]:

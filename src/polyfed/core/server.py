@@ -13,6 +13,7 @@ from torch import Tensor
 
 from polyfed.core.bounds import capped
 from polyfed.core.conversation import TRAINING, Ask, Payload, Reply
+from polyfed.core.part import declared
 from polyfed.core.reducers import Reduction
 from polyfed.core.reply_checks import problem_with
 from polyfed.core.seeds import chooser
@@ -89,7 +90,7 @@ class Server:
 
     def __post_init__(self) -> None:
         own = self.method.weighting
-        if self.settings.max_weight_share is not None and own is not None and not getattr(own, "is_capped", False):
+        if self.settings.max_weight_share is not None and own is not None and not declared(own).is_capped:
             raise SettingError(
                 f"{self.method} weighs clients in its own way, so --max-weight-share would not be used. Leave it out."
             )
@@ -212,8 +213,7 @@ class Server:
     def undone(self, entries: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Uploaded entries as they were before the method's ``uploads``; what cannot be decoded stays as it is."""
         for change in reversed(self.method.uploads):
-            undo: Callable[..., Mapping[str, Tensor]] | None = getattr(change, "undo", None)
-            entries = entries if undo is None else undo(self, entries)
+            entries = declared(change).undo(self, entries)
         return entries
 
     def reject(self, client: str, why: str) -> None:

@@ -15,7 +15,7 @@ from functools import cached_property
 from polyfed.core.entries import AFFINE, COUNTER, HEAD, MOMENTUM, STATISTIC, Entry
 from polyfed.core.reducers import Largest, Mean, Reducer
 from polyfed.errors import SharingError
-from polyfed.settings import share_of
+from polyfed.schedule import share_of
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -52,8 +52,8 @@ class HeadSurgery(Protocol):
     """Changes the model around its head, whose path it is given. A head in doubt is refused before it is called."""
 
     @property
-    def needs_head(self) -> Literal[True]:
-        """Says that it is given the head."""
+    def needs_head(self) -> bool:
+        """True: it is given the head."""
 
     def __call__(self, model: nn.Module, head: str, /) -> nn.Module: ...
 

@@ -126,13 +126,17 @@ def packed(tree: Any) -> bytes:
 
 
 def pieces(tree: Any) -> list[Piece]:
-    """A tree as the bytes of one safetensors file, in pieces: tensors are not copied, their memory is looked at where it lies."""
+    """A tree as the bytes of one safetensors file, in pieces."""
     json_tree, tensors = flattened(tree)
-    metadata = {"tree": json.dumps(json_tree)}
+    return file_pieces(tensors, {"tree": json.dumps(json_tree)})
+
+
+def file_pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> list[Piece]:
+    """Contiguous tensors as the bytes of one safetensors file, in pieces: they are not copied, their memory is looked at where it lies."""
     if sys.byteorder == "big" or any(value.dtype not in SAFETENSORS_NAMES for value in tensors.values()):
-        return [save_safetensors({name: value.clone() for name, value in tensors.items()}, metadata)]
+        return [save_safetensors({name: value.clone() for name, value in tensors.items()}, dict(metadata or {}))]
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # so that every tensor is aligned
-    header: dict[str, Any] = {"__metadata__": metadata}
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     end = 0
     for name, value in ordered:
         start, end = end, end + value.numel() * value.element_size()

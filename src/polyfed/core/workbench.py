@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from polyfed.core.batch_norm import batch_norms_of
 from polyfed.core.data_types import Preparation
 from polyfed.core.device import CPU, lay_channels_last
+from polyfed.core.part import declared
 from polyfed.core.tasks.known import CLASSIFICATION
 from polyfed.core.tasks.task import Task
 from polyfed.errors import ModelError
@@ -62,7 +63,7 @@ class Workbench:
         """The entries inside the head, each with its name there."""
         self.batch_norms = batch_norms_of(self.model)
         hooks = (*self.method.objective, *self.method.gradients, self.method.task_loss)
-        self.wants_features = any(getattr(hook, "needs_features", False) for hook in hooks)
+        self.wants_features = any(declared(hook).needs_features for hook in hooks)
         self.own_step: Callable[[Client, int, Tensor, Tensor], Tensor] | None = None
         """Takes a training step in the place of the client's own way (compiled steps)."""
         self.own_optimizer: Callable[..., torch.optim.Optimizer] | None = None

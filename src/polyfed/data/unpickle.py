@@ -1,9 +1,8 @@
 """Reads published pickles without running anything that is in them.
 
-CIFAR-10's batches and FedBN's parts are pickles, and a pickle can call any function by name. Here every
-name but the few that rebuild numpy arrays is refused, and those few are replacements written below: not even
-numpy's own code sees the content before it has been checked. Arrays of Python objects are refused, and so are pickles
-that would become much larger than their file.
+CIFAR-10's batches and FedBN's parts are pickles, and a pickle can call any function by name. Here every name but the few in
+``_ALLOWED`` is refused, and those few are replacements written below: numpy's own code sees no shape, type or content before it
+has been checked. What a pickle makes may take a few times the bytes of its file, no more.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ import io
 import math
 import pickle
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +23,7 @@ from polyfed.errors import DataError
 _NUMBERS_AND_TEXT = re.compile(r"^[<>|=]?(\?|[biuf][1248]?|f16|[SUa]\d+)$")
 LARGER_BY = 4
 """Arrays may take this many times the bytes of their file: text of old protocols is written with up to four bytes for one."""
-_PLAIN_KEYS = (str, bytes, int, float, bool, type(None))
+_PLAIN = (str, bytes, int, float, type(None), np.ndarray, np.generic)
 _BROKEN = (
     pickle.UnpicklingError,
     ArithmeticError,
@@ -59,220 +58,151 @@ def unpickled(content: bytes, name: str) -> Any:
         name: What to call it in messages.
     """
     try:
-        return _Finishing(name, LARGER_BY * len(content)).finished(_Restricted(io.BytesIO(content), name).load())
+        found = _Restricted(content, name).load()
+        _require_plain(found)
     except DataError:
         raise
     except _BROKEN as error:
         raise DataError(
             f"{name} is not a pickle that can be read here: {error or type(error).__name__}. Get the file again."
         ) from error
-
-
-def _require_plain(keys: Iterable[Any]) -> None:
-    """Refuse keys other than numbers and text: the hash of nested tuples that share their parts takes for ever."""
-    for key in keys:
-        if not isinstance(key, _PLAIN_KEYS):
-            raise DataError(f"A pickle uses {type(key).__name__} as a key; only numbers and text are read.")
-
-
-def _set_item(unpickler: Any) -> None:
-    _require_plain(unpickler.stack[-2:-1])
-    pickle._Unpickler.load_setitem(unpickler)  # type: ignore[attr-defined]
-
-
-def _set_items(unpickler: Any) -> None:
-    _require_plain(unpickler.stack[::2])
-    pickle._Unpickler.load_setitems(unpickler)  # type: ignore[attr-defined]
-
-
-def _dict(unpickler: Any) -> None:
-    _require_plain(unpickler.stack[::2])
-    pickle._Unpickler.load_dict(unpickler)  # type: ignore[attr-defined]
-
-
-def _add_items(unpickler: Any) -> None:
-    _require_plain(unpickler.stack)
-    pickle._Unpickler.load_additems(unpickler)  # type: ignore[attr-defined]
-
-
-def _frozenset(unpickler: Any) -> None:
-    _require_plain(unpickler.stack)
-    pickle._Unpickler.load_frozenset(unpickler)  # type: ignore[attr-defined]
+    return found
 
 
 class _Restricted(pickle._Unpickler):
-    """The unpickler written in Python, since the other one uses keys before anybody can look at them."""
+    """The unpickler written in Python: the other one reserves as much memory as a number in the pickle says."""
 
-    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
-        **pickle._Unpickler.dispatch,
-        pickle.SETITEM[0]: _set_item,
-        pickle.SETITEMS[0]: _set_items,
-        pickle.DICT[0]: _dict,
-        pickle.ADDITEMS[0]: _add_items,
-        pickle.FROZENSET[0]: _frozenset,
-    }
-
-    def __init__(self, stream: io.BytesIO, name: str) -> None:
-        super().__init__(stream, encoding="latin1", errors="strict")
-        self._name = name
+    def __init__(self, content: bytes, name: str) -> None:
+        super().__init__(io.BytesIO(content), encoding="latin1", errors="strict")
+        self.name, self.bytes_left = name, LARGER_BY * len(content)
 
     def find_class(self, module: str, name: str) -> Any:
-        admitted = _ADMITTED.get((module.replace("numpy.core.", "numpy._core."), name))
-        if admitted is None:
+        allowed = _ALLOWED.get((module.replace("numpy.core.", "numpy._core."), name))
+        if allowed is None:
             raise DataError(
-                f"{self._name} asks for {module}.{name}, which was not run. "
+                f"{self.name} asks for {module}.{name}, which was not run. "
                 "Only numpy arrays of numbers or text and plain containers are read from a pickle."
             )
-        return admitted
+        # A new function each time: a pickle can set attributes of what it may call.
+        return lambda *arguments: allowed(self, *arguments)
 
     def persistent_load(self, pid: Any) -> Any:
-        raise DataError(f"{self._name} refers to something outside itself, which is not followed.")
+        raise DataError(f"{self.name} refers to something outside itself, which is not followed.")
 
-
-class _Admitted:
-    """A name a pickle may call. It cannot be changed by the pickle, which could set attributes of a function."""
-
-    __slots__ = ("_call",)
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self._call = call
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self._call(*arguments)
-
-    def __setstate__(self, state: Any) -> None:
-        raise DataError("A pickle tries to change what it may call; it was not run.")
+    def take(self, count: int) -> None:
+        """Count bytes that are made: parts of a pickle that are used many times could fill the memory."""
+        self.bytes_left -= count
+        if self.bytes_left < 0:
+            raise DataError(
+                f"The arrays in {self.name} take more than {LARGER_BY} times the bytes of the file; they were not made."
+            )
 
 
 class _ElementType:
-    """Stands for a numpy dtype until the pickle has said its byte order."""
+    """Stands for a numpy dtype until the pickle has given its byte order."""
 
     __slots__ = ("code",)
 
-    def __init__(self, code: Any, *_: Any) -> None:
-        if not isinstance(code, str) or not _NUMBERS_AND_TEXT.match(code):
-            raise DataError(f"A pickle holds an array of type {code!r}; only numbers and text of fixed length are read.")
-        self.code = code.lstrip("<>|=")
+    def __init__(self, code: str) -> None:
+        self.code = code
 
     def __setstate__(self, state: Any) -> None:
         plain = isinstance(state, tuple) and len(state) >= 5 and state[1] in ("<", ">", "|", "=") and state[2:5] == (None,) * 3
         if not plain:
             raise DataError("A pickle holds an array with named fields or parts; only plain arrays are read.")
-        self.code = state[1] + self.code.lstrip("<>|=")
-
-    def numpy(self) -> np.dtype[Any]:
-        return np.dtype(self.code)
+        self.code = state[1] + self.code
 
 
-class _Array:
-    """Stands for a numpy array until its content has been checked."""
+class _Array(np.ndarray):
+    """An empty array until the pickle gives its content, which is checked before numpy sees it."""
 
-    __slots__ = ("view",)
-
-    def __init__(self) -> None:
-        self.view: NDArray[Any] | None = None
+    unpickler: _Restricted
 
     def __setstate__(self, state: Any) -> None:
         if not isinstance(state, tuple) or len(state) != 5:
             raise DataError("A pickle holds an array in a form that is not known; only plain arrays are read.")
         _, shape, elements, column_major, content = state
-        self.view = _array(content, elements, shape, "F" if column_major is True else "C")
+        content, kind = _checked(self.unpickler, content, elements, shape)
+        super().__setstate__((1, shape, kind, column_major is True, content))  # type: ignore[arg-type]
 
 
-def _array(content: Any, elements: Any, shape: Any, order: Any) -> NDArray[Any]:
+def _checked(unpickler: _Restricted, content: Any, elements: Any, shape: Any) -> tuple[bytes, np.dtype[Any]]:
+    """The bytes and the type of an array, which must fit its shape."""
     if isinstance(content, str):
         content = content.encode("latin1")
     if not isinstance(elements, _ElementType) or not isinstance(content, bytes | bytearray):
         raise DataError(f"A pickle holds an array of Python objects ({type(content).__name__}); only numbers and text are read.")
-    if not isinstance(shape, tuple) or not all(type(side) is int and side >= 0 for side in shape) or order not in ("C", "F"):
+    if not isinstance(shape, tuple) or not all(type(side) is int and side >= 0 for side in shape):
         raise DataError(f"A pickle holds an array of shape {shape!r}; sides must be whole numbers.")
-    kind = elements.numpy()
+    kind = np.dtype(elements.code)
     if math.prod(shape) * kind.itemsize != len(content):
         raise DataError(f"A pickle holds an array of shape {shape} and type {kind} in {len(content)} bytes, which does not fit.")
-    return np.frombuffer(content, kind).reshape(shape, order=order)
+    unpickler.take(len(content))
+    return bytes(content), kind
 
 
-def _empty(kind: Any, *_: Any) -> _Array:
-    if kind is not _ADMITTED["numpy", "ndarray"]:
-        raise DataError("A pickle builds an array of a kind of its own; only plain numpy arrays are read.")
-    return _Array()
-
-
-def _from_buffer(content: Any, elements: Any, shape: Any, order: Any) -> _Array:
-    made = _Array()
-    made.view = _array(content, elements, shape, order)
+def _empty(unpickler: _Restricted, *_: Any) -> _Array:
+    made = np.empty(0, np.uint8).view(_Array)
+    made.unpickler = unpickler
     return made
 
 
-def _scalar(elements: Any, content: Any = b"") -> Any:
-    return _array(content, elements, (), "C")[()]
+def _from_buffer(unpickler: _Restricted, content: Any, elements: Any, shape: Any, order: Any) -> NDArray[Any]:
+    content, kind = _checked(unpickler, content, elements, shape)
+    return np.frombuffer(content, kind).reshape(shape, order="F" if order == "F" else "C").copy(order="K")
 
 
-def _bytes(text: Any, encoding: Any = None) -> bytes:
+def _scalar(unpickler: _Restricted, elements: Any, content: Any = b"") -> Any:
+    return _from_buffer(unpickler, content, elements, (), "C")[()]
+
+
+def _dtype(unpickler: _Restricted, code: Any, *_: Any) -> _ElementType:
+    if not isinstance(code, str) or not _NUMBERS_AND_TEXT.match(code):
+        raise DataError(f"A pickle holds an array of type {code!r}; only numbers and text of fixed length are read.")
+    return _ElementType(code.lstrip("<>|="))
+
+
+def _bytes(unpickler: _Restricted, text: Any, encoding: Any = None) -> bytes:
     """The bytes of Python 3 in an old pickle, which are written as latin-1 text; no other codec is run."""
     if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
         raise DataError(f"A pickle asks for the codec {encoding!r}, which was not run; only latin1 is.")
+    unpickler.take(len(text))
     return text.encode("latin1")
 
 
-def _no_bytes(*arguments: Any) -> bytes:
+def _no_bytes(unpickler: _Restricted, *arguments: Any) -> bytes:
     """Empty bytes in an old pickle, which are written as a call without arguments."""
     if arguments:
         raise DataError("A pickle makes bytes out of something else, which was not run.")
     return b""
 
 
-def _never(*_: Any) -> Any:
+def _never(unpickler: _Restricted, *_: Any) -> Any:
     raise DataError("A pickle builds an array by a way of its own; only plain numpy arrays are read.")
 
 
-_ADMITTED: dict[tuple[str, str], _Admitted] = {
-    ("numpy", "ndarray"): _Admitted(_never),
-    ("numpy", "dtype"): _Admitted(_ElementType),
-    ("numpy._core.multiarray", "_reconstruct"): _Admitted(_empty),
-    ("numpy._core.multiarray", "scalar"): _Admitted(_scalar),
-    ("numpy._core.numeric", "_frombuffer"): _Admitted(_from_buffer),
-    ("_codecs", "encode"): _Admitted(_bytes),
-    ("__builtin__", "bytes"): _Admitted(_no_bytes),
+_ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
+    ("numpy", "ndarray"): _never,
+    ("numpy", "dtype"): _dtype,
+    ("numpy._core.multiarray", "_reconstruct"): _empty,
+    ("numpy._core.multiarray", "scalar"): _scalar,
+    ("numpy._core.numeric", "_frombuffer"): _from_buffer,
+    ("_codecs", "encode"): _bytes,
+    ("__builtin__", "bytes"): _no_bytes,
 }
 
 
-class _Finishing:
-    """Replaces every placeholder by its array. What stands in several places is made once, or a few lists could become billions."""
-
-    def __init__(self, name: str, most_bytes: int) -> None:
-        self._name, self._bytes_left = name, most_bytes
-        self._made: dict[int, Any] = {}
-        self._open: set[int] = set()
-
-    def finished(self, value: Any) -> Any:
-        """The value without placeholders."""
-        if isinstance(value, _Array):
-            return self._copied(value)
-        if isinstance(value, _ElementType | _Admitted):
-            raise DataError("A pickle holds a type or a function where data should be.")
-        if not isinstance(value, dict | list | tuple | set | frozenset):
-            return value
-        if id(value) in self._open:
-            raise DataError(f"{self._name} holds a list that is a part of itself.")
-        if id(value) not in self._made:
-            self._open.add(id(value))
-            self._made[id(value)] = self._container(value)
-            self._open.remove(id(value))
-        return self._made[id(value)]
-
-    def _container(self, value: Any) -> Any:
+def _require_plain(found: Any) -> None:
+    """Refuse types and functions in the place of data. What is in several places is looked at once."""
+    waiting, seen = [found], set()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
         if isinstance(value, dict):
-            return {key: self.finished(item) for key, item in value.items()}
-        return type(value)(self.finished(item) for item in value)
-
-    def _copied(self, array: _Array) -> NDArray[Any]:
-        """A copy: arrays that share the bytes of the pickle could not be written to."""
-        if array.view is None:
-            raise DataError("A pickle holds an array without content.")
-        self._bytes_left -= array.view.nbytes
-        if self._bytes_left < 0:
-            raise DataError(
-                f"The arrays in {self._name} take more than {LARGER_BY} times the bytes of the file; they were not made."
-            )
-        return array.view.copy()
+            waiting += value.values()
+        elif isinstance(value, list | tuple | set | frozenset):
+            waiting += value
+        elif not isinstance(value, _PLAIN):
+            raise DataError("A pickle holds a type or a function where data should be.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from polyfed.errors import PolyfedError
@@ -12,20 +12,19 @@ from polyfed.experiments.files import PaperItem
 from polyfed.experiments.grid import Form, cells_of, planned_runs
 from polyfed.experiments.reproduction import data_problems
 from polyfed.runs.estimate import estimate_run
-from polyfed.runs.watcher import Watcher
 
 SECONDS = 5.0
 """How long each run may be measured: an experiment has dozens."""
 
 
-def estimate_item(item: PaperItem, form: Form, root: str | None, watcher: Watcher) -> Iterator[dict[str, Any]]:
+def estimate_item(item: PaperItem, form: Form, root: str | None, notify: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """A row for each group of runs that differ in their seed only: core-seconds of all of them, and how that was found."""
     if root is not None:
         form = dataclasses.replace(form, changes={**form.changes, "root": root})
     runs = planned_runs(cells_of(item, form), form)
     absent = data_problems(runs)
     for number, (folder, run) in enumerate(runs.items(), 1):
-        watcher.begin(run.words, number, len(runs))
+        notify(f"Measuring {run.words} ({number} of {len(runs)})")
         settings = dataclasses.asdict(run.settings)
         seconds, how = core_seconds(run.settings), "speed of the network; no data here"
         if folder not in absent:

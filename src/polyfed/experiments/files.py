@@ -16,7 +16,7 @@ from typing import Any
 
 from polyfed.errors import SettingError, nearest, same_name
 from polyfed.experiments.published import Published, read_cells
-from polyfed.settings import setting_names
+from polyfed.settings import setting_names, with_tuples
 
 SHIPPED = Path(__file__).parent / "shipped"
 SUFFIX = ".toml"
@@ -193,7 +193,7 @@ def item_from(name: str, text: str) -> PaperItem:
     document["methods"] = _methods(name, document.get("methods", {}))
     parts = [_part(f"{name}, part {number}", each, document) for number, each in enumerate(document.get("part", ()), 1)]
     sentences = {key: str(document.get(key, "")) for key in SENTENCES}
-    forms = {form: _plain(document[form]) for form in SMALLER if form in document}
+    forms = {form: with_tuples(document[form]) for form in SMALLER if form in document}
     for form, changes in forms.items():
         _refuse(f"{name}, {form}", changes, (*OF_FORM, *setting_names()))
     return PaperItem(
@@ -222,15 +222,11 @@ def _methods(name: str, written: Any) -> dict[str, Any]:
     return dict(written)
 
 
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-
-
 def _part(where: str, written: Mapping[str, Any], document: Mapping[str, Any]) -> Part:
     _refuse(where, written, OF_PART)
     base = _liked(written["like"]) if "like" in written else None
     columns = tuple(map(_column, written["columns"])) if "columns" in written else base.columns if base else ()
-    own = {**_plain(document.get("settings", {})), **_plain(written.get("settings", {}))}
+    own = {**with_tuples(document.get("settings", {})), **with_tuples(written.get("settings", {}))}
     _refuse(where, own, setting_names())
     rows = _rows(where, written, document, base, len(columns))
     differs = written.get("differs", {})
@@ -257,8 +253,8 @@ def _analysis(where: str, written: Mapping[str, Any]) -> AskedAnalysis:
 
 def _form_of(form: str, base: Part | None, document: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
     """A part's changes in a smaller form: those of the part it is like, then those of this file, then those beside it."""
-    own, liked = _plain(document.get(form, {})), base.forms.get(form, {}) if base else {}
-    return {name: own.get(name, value) for name, value in liked.items()} | _plain(written.get(form, {}))
+    own, liked = with_tuples(document.get(form, {})), base.forms.get(form, {}) if base else {}
+    return {name: own.get(name, value) for name, value in liked.items()} | with_tuples(written.get(form, {}))
 
 
 def _liked(text: str) -> Part:
@@ -274,13 +270,13 @@ def _liked(text: str) -> Part:
 def _column(written: Any) -> Column:
     if isinstance(written, str):
         return Column(written, written)
-    settings = _plain({key: value for key, value in written.items() if key not in OF_COLUMN})
+    settings = with_tuples({key: value for key, value in written.items() if key not in OF_COLUMN})
     _refuse(f"column {written.get('name')}", settings, setting_names())
     return Column(
         str(written["name"]),
         str(written.get("read", written["name"])),
         tuple(written.get("mean", ())),
-        tuple(map(_plain, written.get("over", ()))),
+        tuple(map(with_tuples, written.get("over", ()))),
         str(written.get("of", "")),
         str(written.get("column", "")),
         written.get("x"),
@@ -310,7 +306,7 @@ def _rows(where: str, written: Mapping[str, Any], document: Mapping[str, Any], b
         chosen = next((str(each["chosen"]) for each in sources if each.get("chosen")), "")
         forms = {
             **(before.forms if before else {}),
-            **{form: _plain({**method, **given}[form]) for form in SMALLER if form in {**method, **given}},
+            **{form: with_tuples({**method, **given}[form]) for form in SMALLER if form in {**method, **given}},
         }
         for form, changes in forms.items():
             _refuse(f"{where}, row {name}, {form}", changes, setting_names())
@@ -319,4 +315,4 @@ def _rows(where: str, written: Mapping[str, Any], document: Mapping[str, Any], b
 
 
 def _settings_in(written: Mapping[str, Any]) -> dict[str, Any]:
-    return _plain({key: each for key, each in written.items() if key not in OF_ROW})
+    return with_tuples({key: each for key, each in written.items() if key not in OF_ROW})

@@ -15,11 +15,11 @@ from polyfed.errors import SettingError, nearest
 from polyfed.experiments.files import FORMS, OF_FORM, OPEN, PAPER, Column, PaperItem, Part, Row, read_item
 from polyfed.experiments.published import Published
 from polyfed.recipes import layered
-from polyfed.runs.folder_names import data_slug, slug
-from polyfed.settings import CHOICES, Settings, setting_names
+from polyfed.runs.folder.folder_names import data_slug, slug
+from polyfed.settings import FACTS, Settings, setting_names
 from polyfed.text import read_call
 
-NOT_IN_NAME = ("seed", "root", "workers", "checkpoint_every", "metric")
+NOT_IN_NAME = ("seed", "metric", *setting_names("machine"))
 NOT_ASKED = "not asked for"
 LEFT_OUT = "not in the {} form"
 SEEDS = {"laptop": 3, "reduced": 1}
@@ -184,7 +184,7 @@ def _full(part: Part, row: Row, column: Column) -> dict[str, Any]:
 def settings_of(item: PaperItem, part: Part, row: Row, column: Column, form: Form) -> Settings:
     """The settings of a cell's runs; the score that the part reports also chooses rounds."""
     full = _full(part, row, column)
-    reported = {"metric": part.score} if part.score in CHOICES["metric"] else {}
+    reported = {"metric": part.score} if part.score in FACTS["metric"].choices else {}
     return _made(tuple(sorted(layered(reported, full, _reduction(item, part, row, full, form), form.changes).items())))
 
 

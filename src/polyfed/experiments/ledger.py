@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from polyfed.core.evaluation import Row
-from polyfed.errors import RunFolderError, SettingError, nearest
+from polyfed.errors import RunFolderError, nearest
 from polyfed.experiments.grid import NOT_IN_NAME, canonical
-from polyfed.runs.atomic_write import write_atomically
-from polyfed.runs.folder_names import data_slug, slug
-from polyfed.settings import Settings, setting_names
+from polyfed.runs.folder.atomic_write import write_atomically
+from polyfed.runs.folder.folder_names import data_slug, slug
+from polyfed.settings import FACTS, Settings
 
 FORMAT = 1
 FINISHED, DIVERGED = STATES = ("finished", "diverged")
@@ -35,7 +35,7 @@ VARIANT = ("amp", "layout", "backend")
 LAST, MEAN_LAST = "last", "mean_last"
 LAST_ONLY = "last round only"
 MACHINE_PATH = re.compile(r"(?<![\w.:/])(?:~|/(?:home|work|tmp|root|Users|mnt|media|data|opt|var|srv))/")
-DEFAULTS: Mapping[str, Any] = {item.name: item.default for item in dataclasses.fields(Settings)}
+DEFAULTS: Mapping[str, Any] = {name: facts.default for name, facts in FACTS.items()}
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Record:
     @functools.cached_property
     def full_settings(self) -> Settings:
         """The settings with defaults filled in and every option of the method."""
-        return settings_of_record(self.settings, self.method, self.seed, self.file)
+        return Settings.from_dict({**self.settings, "method": self.method, "seed": self.seed}, self.file)
 
     @property
     def selection(self) -> str:
@@ -152,12 +152,12 @@ def _row(one: Mapping[str, Any], place: int | None = None) -> Row:
 
 def recorded_settings(settings: Settings) -> dict[str, Any]:
     """The settings that a record keeps: those that are not defaults, and those of ``ALWAYS``; lists for tuples."""
-    found = {
-        name: getattr(settings, name)
-        for name in setting_names()
+    written = settings.to_dict()
+    return {
+        name: written.get(name)
+        for name in FACTS
         if name not in NOT_IN_NAME and name != "method" and (name in ALWAYS or getattr(settings, name) != DEFAULTS[name])
     }
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
 
 @functools.cache
@@ -190,15 +190,6 @@ def marks_of(record: Record, wanted: Settings) -> tuple[str, ...]:
     if record.selection.startswith(MEAN_LAST) and wanted.selection == LAST:
         found.append(f"mean of the last {len(record.last_rounds)} rounds")
     return tuple(dict.fromkeys([*found, *record.notes]))
-
-
-def settings_of_record(values: Mapping[str, Any], method: str, seed: int, where: str) -> Settings:
-    """Settings from those of a record; an unknown name is an error."""
-    for name in values:
-        if name not in setting_names():
-            raise SettingError(f"{where}: there is no setting {name!r}. {nearest(name, setting_names())}")
-    ready: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    return Settings(**ready, method=method, seed=seed)
 
 
 def packed_bits(right: np.ndarray) -> str:
@@ -256,7 +247,7 @@ def record_from(document: Any, where: str) -> Record:
             raise refuse("an entry of right is incomplete")
     record = Record(**values)
     _require_curves(record, refuse)
-    settings_of_record(record.settings, record.method, record.seed, where)
+    Settings.from_dict({**record.settings, "method": record.method, "seed": record.seed}, where)
     return record
 
 

@@ -13,7 +13,7 @@ from polyfed.experiments.files import PaperItem
 from polyfed.experiments.grid import Form
 from polyfed.experiments.reproduction import Reproduction
 from polyfed.experiments.tables import LEGEND, Footnotes, ShownTable, shown_tables
-from polyfed.runs.atomic_write import write_atomically
+from polyfed.runs.folder.atomic_write import write_atomically
 
 HTML_STYLE = (
     "body{max-width:70rem;margin:2rem auto;padding:0 1rem;font:16px/1.5 system-ui,sans-serif;color:#1c2024;background:#fff}"

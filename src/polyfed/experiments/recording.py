@@ -20,15 +20,14 @@ from polyfed.experiments.grid import folder_of
 from polyfed.experiments.ledger import DEFAULTS, DIVERGED, FINISHED, Record, identity_of, packed_bits, recorded_settings
 from polyfed.experiments.recorded_analyses import record_analysis
 from polyfed.reports.commands import options
+from polyfed.runs.callbacks.callback import Callback, Callbacks
 from polyfed.runs.compare import ComparedRuns
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.last_rounds import scored_rounds
+from polyfed.runs.folder.lock import once_free
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
-from polyfed.runs.lock import once_free
-from polyfed.runs.notebook_bar import default_watcher
 from polyfed.runs.result import Result, accuracy_table
-from polyfed.runs.run_folder import RunFolder, plain
-from polyfed.runs.watcher import Watcher
+from polyfed.runs.scores import scored_rounds
 from polyfed.settings import Settings, Unset
 
 NOT_REPEATED = ("data", "method", "seed", "root", "workers", "checkpoint_every", "metric")
@@ -38,32 +37,33 @@ BY_ROUND = ("accuracy", "balanced_accuracy", "mean_iou")
 """Measures whose curves a record has: those that experiments report. Balanced accuracy is left out if it equals accuracy."""
 
 
-def train_recorded(settings: Settings, folder: Path, analyses: Iterable[str] = (), watcher: Watcher | None = None) -> Record:
+def train_recorded(
+    settings: Settings, folder: Path, analyses: Iterable[str] = (), callbacks: Sequence[Callback] | None = None
+) -> Record:
     """Train, resume or read back one run, and return its record. A run that ends in NaN has a record too.
 
     Args:
         settings: with the seed; ``root`` is the folder of the data.
         folder: where the run folder is, or will be: ``folder/NAME OF THE SETTINGS/NAME OF THE RUN``.
         analyses: kinds of analyses that the record needs.
-        watcher: notified of every round.
+        callbacks: Called for the run.
     """
-    heard = watcher or default_watcher()
-    runs = ComparedRuns(settings, settings.method, folder=folder / folder_of(settings), watcher=heard)
+    runs = ComparedRuns(settings, settings.method, folder=folder / folder_of(settings), callbacks=callbacks)
     (run,) = runs.runs
+    heard_by = Callbacks(runs.callbacks, run.words)
     experiment = Experiment(run.settings, runs.data, run.value)
     for notice in experiment.notices:
-        heard.notice(notice)
+        runs.message(notice)
 
     def work() -> Result:
         path, exists = runs.folder_of(run, experiment)
         assert path is not None
         if exists:
-            return resume(path.path, runs.data, notify=heard.notice, observers=[heard.round])
-        return train_run(experiment, path, observers=[heard.round])
+            return resume(path.path, runs.data, callbacks=[heard_by])
+        return train_run(experiment, path, [heard_by])
 
-    heard.begin(run.words, 1, 1)
     try:
-        result = once_free(work, heard.notice)
+        result = once_free(work, runs.message)
     except (NotFinite, TooFewReplies) as error:
         if isinstance(error, TooFewReplies) and settings.drop:
             raise
@@ -71,9 +71,8 @@ def train_recorded(settings: Settings, folder: Path, analyses: Iterable[str] = (
         found, _ = runs.folder_of(run, experiment)
         assert found is not None
         return diverged(settings, found, str(error))
-    record = record_of(result, settings, analyses)
-    heard.end(run.words, result.words)
-    return record
+    heard_by.end_reused(result)
+    return record_of(result, settings, analyses)
 
 
 def record_of(result: Result, settings: Settings, analyses: Iterable[str] = ()) -> Record:
@@ -151,7 +150,7 @@ def _identified(settings: Settings, folder: RunFolder, method: str) -> dict[str,
 
 def command_of(settings: Settings) -> str:
     """The ``polyfed run`` command that repeats a run; the folder of the data is DATA."""
-    values = {**DEFAULTS, **plain(settings)}
+    values = {**DEFAULTS, **settings.to_dict()}
     words = ["polyfed", "run", settings.data, "--method", settings.method]
     given = [name for name in ("lr", "optimizer", "batch_size") if not isinstance(getattr(settings, name), Unset)]
     rest = [*options(values, DEFAULTS, NOT_REPEATED, given), "--seed", str(settings.seed), "--root", "DATA"]

@@ -20,13 +20,13 @@ from polyfed.experiments.grid import Cell, Form, PlannedRun, cells_of, planned_r
 from polyfed.experiments.ledger import DIVERGED, FINISHED, Ledger, Record, marks_of, write_record
 from polyfed.experiments.recording import record_of
 from polyfed.runs.assemble import build_data_set, build_federation
+from polyfed.runs.callbacks.callback import Callback, Callbacks
+from polyfed.runs.callbacks.progress import default_callbacks
 from polyfed.runs.compare import ComparedRuns
-from polyfed.runs.notebook_bar import default_watcher
 from polyfed.runs.result import Result, accuracy_table
-from polyfed.runs.watcher import Watcher
 
 if TYPE_CHECKING:
-    from polyfed.core.server import Server
+    pass
 
 FOLDER = "runs/reproduce"
 NO_DATA, NOT_RUN, FAILED, NOT_MEASURED = "no data", "not run", "failed", "not measured"
@@ -161,7 +161,7 @@ def reproduce_item(
     form: Form,
     root: str | Path | None = None,
     out: str | Path = FOLDER,
-    watcher: Watcher | None = None,
+    callbacks: Sequence[Callback] | None = None,
 ) -> Reproduction:
     """Train what is missing and compare.
 
@@ -170,9 +170,10 @@ def reproduce_item(
         form: what is asked for of it.
         root: the folder of the data sets' files.
         out: where run folders and pages go; runs in it are reused, stopped ones resumed.
-        watcher: hears of every run.
+        callbacks: Called for every run.
     """
-    heard, folder = watcher or default_watcher(), Path(out)
+    heard_by, folder = default_callbacks(callbacks), Path(out)
+    message = Callbacks(heard_by).message
     if root is not None:
         form = dataclasses.replace(form, changes={**form.changes, "root": str(root)})
     cells = cells_of(item, form)
@@ -183,11 +184,11 @@ def reproduce_item(
     kinds = kinds_by_run(item, cells)
     for name, run in todo.items():
         try:
-            place = _Offset(heard, run.words, before, total)
+            place = Callbacks(heard_by, run.words, before, total)
             made.trained[name] = _train(run, folder, kinds.get(name, ()), place)
         except PolyfedError as error:
             made.problems[name] = str(error)
-            heard.notice(f"{run.words} ({run.settings.method}) is given up: {error}")
+            message(f"{run.words} ({run.settings.method}) is given up: {error}")
         before += run.seeds
     states = dict.fromkeys(made.problems, FAILED) | dict.fromkeys(without_data, NO_DATA)
     made.problems |= without_data
@@ -197,7 +198,7 @@ def reproduce_item(
         if recorded is not None and recorded.found is not None and not recorded.found.figures:
             own = [cell for cell in cells if cell.part.name == part.name]
             finished = {name: {one.seed: Path(one.path) for one in many} for name, many in made.trained.items()}
-            made.analyses[part.name] = analyse_part(part, own, finished, form.changes.get("root"), heard.notice)
+            made.analyses[part.name] = analyse_part(part, own, finished, form.changes.get("root"), message)
     return made
 
 
@@ -259,26 +260,7 @@ def _found_data(run: PlannedRun) -> DataSet | str:
         return f"No --root was given: {error}"
 
 
-class _Offset(Watcher):
-    """Passes on what it hears of a few runs, as some of all runs."""
-
-    def __init__(self, heard: Watcher, words: str, before: int, total: int) -> None:
-        self.heard, self.words, self.before, self.total = heard, words, before, total
-
-    def begin(self, words: str, number: int, total: int) -> None:
-        self.heard.begin(f"{self.words}: {words}", self.before + number, self.total)
-
-    def round(self, server: Server) -> None:
-        self.heard.round(server)
-
-    def end(self, words: str, outcome: str) -> None:
-        self.heard.end(f"{self.words}: {words}", outcome)
-
-    def notice(self, text: str) -> None:
-        self.heard.notice(text)
-
-
-def _train(run: PlannedRun, folder: Path, kinds: Sequence[str], watcher: Watcher) -> list[Trained]:
+def _train(run: PlannedRun, folder: Path, kinds: Sequence[str], callback: Callback) -> list[Trained]:
     """Train all seeds of a run; each finished one leaves its record in its folder."""
 
     def read(result: Result) -> Trained:
@@ -287,7 +269,8 @@ def _train(run: PlannedRun, folder: Path, kinds: Sequence[str], watcher: Watcher
         write_record(Path(str(result.path)), record)
         return Trained(record, str(result.path))
 
-    runs = ComparedRuns(run.settings, run.settings.method, seeds=run.seeds, folder=folder / "runs" / run.folder, watcher=watcher)
+    place = folder / "runs" / run.folder
+    runs = ComparedRuns(run.settings, run.settings.method, seeds=run.seeds, folder=place, callbacks=[callback])
     found = [outcome for _, outcome in runs.train(read)]
     if runs.problems:
         raise PolyfedError(next(iter(runs.problems.values())))

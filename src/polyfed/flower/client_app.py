@@ -6,16 +6,61 @@ what needs it (``node.py`` only where it must): it passes messages on to a resid
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from polyfed.flower.listed_code import problem_with_code
-from polyfed.flower.records import records_of, wire_message_of
-from polyfed.flower.resident import ask_resident
-from polyfed.flower.run_config import settings_from, settings_text
-from polyfed.flower.wire_message import ACTION, WireMessage, refusal
+from polyfed.core.code_gate import names_function
+from polyfed.flower.app import settings_from, settings_text
+from polyfed.flower.node.resident import ask_resident
+from polyfed.flower.wire.message import ACTION, WireMessage, refusal
+from polyfed.flower.wire.records import records_of, wire_message_of
+from polyfed.settings import Settings
+
+CODE = "code"
+
+
+def problem_with_code(settings: Settings, config: Mapping[str, object]) -> str:
+    """Why a node does not run what an app brings; empty where it may.
+
+    Args:
+        settings: of the run; ``load`` names files where they lie on this machine.
+        config: the node's own configuration.
+    """
+    listed = set(str(config.get(CODE, "")).replace(",", " ").lower().split())
+    for file in travelled(settings):
+        found = hashlib.sha256(file.read_bytes()).hexdigest()
+        if found not in listed:
+            return (
+                f"This node does not list the code in {file.name} (SHA-256 {found}). Read the file; to let it run, start the node with "
+                f"--node-config '{CODE}=\"{found}\"'."
+            )
+    return ""
+
+
+def travelled(settings: Settings) -> Iterator[Path]:
+    """The files of code that came with the app."""
+    yield from map(Path, settings.load)
+    if settings.model is not None and names_function(settings.model):
+        yield from files_of(settings.model.partition(":")[0].partition(".")[0])
+
+
+def files_of(module: str) -> Iterator[Path]:
+    """The files of a module or package that is not installed here."""
+    installed = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    own = Path(__file__).resolve().parents[2]
+    for place in filter(None, sys.path):
+        folder = Path(place).resolve()
+        found = [path for path in (folder / f"{module}.py", *sorted((folder / module).rglob("*.py"))) if path.is_file()]
+        if found:
+            if folder not in (*installed, own):
+                yield from found
+            return
 
 
 def make_app(work: Callable[[WireMessage, Context], WireMessage]) -> ClientApp:
@@ -36,7 +81,7 @@ def answer(wire_message: WireMessage, context: Context) -> WireMessage:
     settings = settings_from(context.run_config)
     config = dict(context.node_config)
     if config.get("resident", True) in (False, "false"):
-        from polyfed.flower.node import build_node
+        from polyfed.flower.node.node import build_node
 
         return build_node(settings, config).answer(wire_message)
     return ask_resident(settings_text(settings), config, wire_message)

@@ -16,19 +16,11 @@ from polyfed.backends.choose import BackendFor, refuse_unused
 from polyfed.core.data_types import ClientData, Federation
 from polyfed.core.load_methods import load_file
 from polyfed.core.method import as_method
-from polyfed.core.server import Server
 from polyfed.core.tasks.task import Headline
 from polyfed.core.workbench import Workbench
 from polyfed.costs.malloc import keep_freed_pages
 from polyfed.errors import SettingError
-from polyfed.flower.backend import FlowerBackend
-from polyfed.flower.client_names import ClientNames
-from polyfed.flower.direct_http import send_over_grid_directly
-from polyfed.flower.lean_objects import lean_arrays
-from polyfed.flower.placeholder_federation import federation_of
-from polyfed.flower.resident import end_when_gone, process_mark
-from polyfed.flower.roster import Roster
-from polyfed.flower.run_config import (
+from polyfed.flower.app import (
     DESCRIBE_TIMEOUT,
     MIN_NODES,
     NEWCOMER,
@@ -41,17 +33,23 @@ from polyfed.flower.run_config import (
     settings_from,
     switch,
 )
-from polyfed.flower.transport import Transport
-from polyfed.flower.unseen_data import unseen_at_server
-from polyfed.flower.waits import shorten_server
+from polyfed.flower.node.resident import end_when_gone, process_mark
+from polyfed.flower.server.backend import FlowerBackend
+from polyfed.flower.server.federation import federation_of, unseen_at_server
+from polyfed.flower.server.roster import ClientNames, Roster
+from polyfed.flower.wire.direct_http import send_over_grid_directly
+from polyfed.flower.wire.lean_objects import lean_arrays
+from polyfed.flower.wire.transport import Transport
+from polyfed.flower.wire.waits import shorten_server
+from polyfed.runs.callbacks.callback import Callback, RunState
 from polyfed.runs.default_model import with_one_model
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.folder_names import default_name, free_folder
+from polyfed.runs.folder.folder_names import default_name, free_folder
+from polyfed.runs.folder.newcomer_file import needs_file
+from polyfed.runs.folder.portable_paths import anchored
+from polyfed.runs.folder.run_folder import HELD_BY_NODES, RunFolder
 from polyfed.runs.lifecycle import resume, train_run
-from polyfed.runs.newcomer_file import needs_file
-from polyfed.runs.portable_paths import anchored
 from polyfed.runs.result import Result
-from polyfed.runs.run_folder import HELD_BY_NODES, RunFolder
 from polyfed.settings import AUTO, Settings
 
 log = logging.getLogger("polyfed")
@@ -122,14 +120,14 @@ def recorded(settings: Settings, federation: Federation, roster: Roster, config:
     """Train and write a run folder, or go on with the run that is in it."""
     out, leaves_newcomer = str(config.get(OUT, "")), switch(config, NEWCOMER)
     backend = reaching(roster, config)
-    observers = [log_round, lambda server: roster.names.remember()]
+    callbacks = [RoundLog(roster)]
     if holds_run(out):
         found = RunFolder(out).settings()
         if found.model is not None:
             settings = with_one_model(settings, federation.default_model, [as_method(settings.method)])
         refuse_other_settings(settings, found, out)
         log.info("Going on with the run in %s.", Path(out).resolve())
-        ended = resume(out, data=federation, notify=log.warning, backend=backend, load=settings.load, observers=observers)
+        ended = resume(out, data=federation, callbacks=callbacks, backend=backend, load=settings.load)
     else:
         experiment = Experiment(settings, federation, backend=backend)
         require_newcomer(experiment, leaves_newcomer)
@@ -137,7 +135,7 @@ def recorded(settings: Settings, federation: Federation, roster: Roster, config:
         experiment.given = [HELD_BY_NODES]
         for notice in experiment.notices:
             log.warning("%s", notice)
-        ended = train_run(experiment, RunFolder(out or fresh_folder(experiment)), observers=observers)
+        ended = train_run(experiment, RunFolder(out or fresh_folder(experiment)), callbacks)
     if needs_file(ended.experiment) and not leaves_newcomer:
         log.info(
             "Layers stayed at the nodes, so there is no model for newcomers. --run-config 'newcomer-model=true' lets the server ask for them."
@@ -210,10 +208,21 @@ def show_log() -> None:
         log.setLevel(logging.INFO)
 
 
-def log_round(server: Server) -> None:
-    """A line for each round; observers are called before the first one too."""
-    if server.round:
-        log.info("round %d of %d", server.round, server.rounds)
+class RoundLog(Callback):
+    """Log every round, and write down the names of the nodes."""
+
+    def __init__(self, roster: Roster) -> None:
+        self.roster = roster
+
+    def begin(self, run: RunState) -> None:
+        self.roster.names.remember()
+
+    def after_round(self, run: RunState) -> None:
+        log.info("round %d of %d", run.round, run.rounds)
+        self.roster.names.remember()
+
+    def message(self, text: str) -> None:
+        log.warning("%s", text)
 
 
 def log_result(result: Result) -> None:

@@ -50,15 +50,14 @@ from polyfed.backends.base import Backend, Outcome
 from polyfed.core.conversation import Ask
 from polyfed.core.data_types import ClientData
 from polyfed.core.workbench import ClientState, Workbench
-from polyfed.flower.backend import CATEGORIES, FlowerBackend
-from polyfed.flower.bundles import BUNDLE, bundled, unbundled
 from polyfed.flower.client_app import make_app
-from polyfed.flower.codec import Encoder
-from polyfed.flower.node import Node, counts_of, shared_workplace
-from polyfed.flower.roster import Roster, read_answer
-from polyfed.flower.transport import Transport
-from polyfed.flower.wire_message import BadMessage, WireMessage, refusal
-from polyfed.runs.client_state_files import NODES, read_states
+from polyfed.flower.node.node import Node, counts_of, shared_workplace
+from polyfed.flower.server.backend import CATEGORIES, FlowerBackend
+from polyfed.flower.server.roster import Roster, read_answer
+from polyfed.flower.wire.codec import Encoder
+from polyfed.flower.wire.message import BUNDLE, BadMessage, WireMessage, bundled, refusal, unbundled
+from polyfed.flower.wire.transport import Transport
+from polyfed.runs.folder.client_state_files import NODES, read_states
 from polyfed.settings import Settings
 
 log = logging.getLogger("polyfed")
@@ -182,7 +181,7 @@ class Simulated(FlowerBackend):
 
     def message_for(self, encoder: Encoder, ask: Ask, client: str) -> WireMessage:
         message = super().message_for(encoder, ask, client)
-        return WireMessage({**message.control, COUNTS: self.counts[client]}, message.blocks)
+        return WireMessage({**message.control, COUNTS: self.counts[client]}, message.blobs)
 
     def answers(self, message: Message | None, node: int, count: int) -> list[WireMessage]:
         """The answers in a message; where there are none, each client of it says why."""

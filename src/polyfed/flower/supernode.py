@@ -10,9 +10,9 @@ from __future__ import annotations
 import importlib
 
 from polyfed.costs.malloc import keep_freed_pages
-from polyfed.flower.direct_http import send_directly
-from polyfed.flower.local_objects import offer_objects
-from polyfed.flower.waits import shorten_node
+from polyfed.flower.wire.direct_http import send_directly
+from polyfed.flower.wire.local_objects import offer_objects
+from polyfed.flower.wire.waits import shorten_node
 
 
 def main() -> None:

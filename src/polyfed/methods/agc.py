@@ -23,6 +23,7 @@ from torch import Tensor
 from polyfed.core.client import Step
 from polyfed.core.entries import HEAD
 from polyfed.core.method import Facts, Method, register
+from polyfed.core.part import Part
 from polyfed.core.workbench import Workbench
 from polyfed.errors import OptionError
 from polyfed.methods._shared.options import require_choice
@@ -42,14 +43,13 @@ def unit_norms(x: Tensor, linear: str = "outputs") -> Tensor:
 
 @torch.no_grad()
 def clip_units(weight: Tensor, gradient: Tensor, clip: float, eps: float, linear: str = "outputs") -> None:
-    """Clip a gradient in place."""
     largest = clip * unit_norms(weight, linear).clamp_min(eps)
     norms = unit_norms(gradient, linear)
     gradient.mul_(torch.where(norms > largest, largest / norms.clamp_min(torch.finfo(norms.dtype).tiny), 1.0))
 
 
 @dataclass(frozen=True)
-class AdaptiveClip:
+class AdaptiveClip(Part):
     """Clip each unit's gradient to a share of the unit's own norm."""
 
     clip: float
@@ -67,7 +67,6 @@ class AdaptiveClip:
                 clip_units(parameter, parameter.grad, self.clip, self.eps, self.linear)
 
     def check(self, bench: Workbench) -> None:
-        """The head must be known to be spared."""
         if self.exclude == "head":
             bench.require_head("agc: exclude='head'")
 

@@ -29,6 +29,7 @@ from polyfed.core.conversation import Payload
 from polyfed.core.data_types import in_batches
 from polyfed.core.extras import Array, Asked, From
 from polyfed.core.method import Facts, Method, register
+from polyfed.core.part import Part
 from polyfed.core.workbench import Workbench
 from polyfed.errors import OptionError
 from polyfed.methods._shared.client_exchange import LARGEST_PIXEL, Exchange, input_type, pixel_range, require_images
@@ -49,7 +50,7 @@ def image_styles(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Measure:
+class Measure(Part):
     """A client's answer: its style, or the styles of its images."""
 
     mode: str
@@ -78,7 +79,6 @@ class StyleShape:
 
 
 def no_deviation(styles: Tensor) -> str:
-    """Why the second row cannot be standard deviations."""
     return "" if float(styles[:, 1].min()) >= 0 else "holds standard deviations below 0"
 
 
@@ -89,7 +89,7 @@ def power_sums(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Restyle:
+class Restyle(Part):
     """Replace each image of a batch by ``copies`` images in styles of the sources."""
 
     copies: int
@@ -109,7 +109,6 @@ class Restyle:
         return x, y
 
     def notice(self, bench: Workbench, clients: int) -> str:
-        """There must be others, and as many sources as copies are asked for."""
         EXCHANGE.refuse_one_client(clients)
         if self.copies > clients:
             raise OptionError(
@@ -126,7 +125,6 @@ def chosen_sources(images: int, sources: int, copies: int) -> Tensor:
 
 
 def drawn_style(given: Tensor) -> Tensor:
-    """One of the styles that a client gave."""
     return given[0] if len(given) == 1 else given[int(torch.randint(len(given), ()))]
 
 

@@ -32,14 +32,14 @@ from polyfed.core.conversation import Replies, Reply, Talk, standard_round
 from polyfed.core.entries import HEAD, MIX
 from polyfed.core.evaluation import Newcomer, averaged_state
 from polyfed.core.method import Facts, Method, register
+from polyfed.core.part import Part
 from polyfed.core.server import Server
 from polyfed.core.sharing import head, upload_only
 from polyfed.core.workbench import Workbench
 from polyfed.errors import JoinError, ModelError, OptionError
-from polyfed.layers.choose_layers import plain_batch_norm
-from polyfed.layers.replace_modules import replace_modules
 from polyfed.methods._shared.options import require_choice
 from polyfed.methods.guiding import received_head
+from polyfed.models.layers.surgery import plain_batch_norm, replace_modules
 
 Heads: TypeAlias = "dict[str, dict[str, Tensor]]"
 FILE, OTHERS = "copa_heads", "other_heads"
@@ -66,7 +66,6 @@ class BatchInstanceNorm(BatchNorm):
             raise ModelError(f"BatchInstanceNorm takes maps (N, C, ...), found an input of shape {tuple(input.shape)}.")
 
     def forward(self, x: Tensor) -> Tensor:
-        """The mixed outputs."""
         if math.prod(x.shape[2:]) == 1:
             raise ModelError(
                 f"copa: a map has one position per channel (shape {tuple(x.shape[1:])}), so its instance norm is undefined. "
@@ -84,7 +83,7 @@ class BatchInstanceNorm(BatchNorm):
 
 
 @dataclass(frozen=True)
-class ToBatchInstanceNorm:
+class ToBatchInstanceNorm(Part):
     """Replace every batch norm of maps; batch norms of vectors have no positions and stay."""
 
     stage = "norm"
@@ -104,7 +103,7 @@ class ToBatchInstanceNorm:
 
 
 @dataclass(frozen=True)
-class OtherHeads:
+class OtherHeads(Part):
     """weight * the sum of the losses of the other clients' frozen heads on this client's features."""
 
     weight: float
@@ -121,10 +120,10 @@ class OtherHeads:
 
 
 @dataclass(frozen=True)
-class FilingRound:
+class FilingRound(Part):
     """The standard round, in which each accepted head is also filed by client."""
 
-    uses: ClassVar[frozenset[str]] = standard_round.uses  # type: ignore[attr-defined]
+    uses = standard_round.uses
 
     def __call__(self, server: Server) -> Talk[None]:
         replies = yield server.ask("train", server.sample())
@@ -134,7 +133,6 @@ class FilingRound:
         server.memory[FILE] = filed | {client: entries for client, entries in found.items() if client not in server.rejected}
 
     def check(self, bench: Workbench) -> None:
-        """The head must be known."""
         bench.require_head(f"{bench.method}: copa")
 
     def notice(self, bench: Workbench, clients: int) -> str:
@@ -154,7 +152,6 @@ def filing(server: Server, replies: Replies, found: Heads) -> Iterator[Reply]:
 
 
 def heads_of(server: Server) -> Heads:
-    """The heads that clients uploaded last, by client."""
     return server.remember(FILE, dict)
 
 

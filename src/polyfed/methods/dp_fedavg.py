@@ -31,25 +31,31 @@ from polyfed.core.conversation import Reply
 from polyfed.core.entries import MOMENTUM, Entry
 from polyfed.core.extras import Number
 from polyfed.core.method import Facts, Method, register
+from polyfed.core.part import declared
 from polyfed.core.privacy import ACCOUNTS, uncovered
 from polyfed.core.reducers import Largest, Mean
 from polyfed.core.reply_checks import least
 from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
 from polyfed.errors import Declined, JoinError, OptionError
-from polyfed.layers.sample_gradients import gradient_samplers
 from polyfed.methods._shared.options import require_choice
-from polyfed.methods._shared.privacy_account import ACCOUNT, ACCOUNT_UPLOADS, Account, NoteSpent, RequireBudget, note_accounts
 from polyfed.methods._shared.privacy_budget import (
+    ACCOUNT,
+    ACCOUNT_UPLOADS,
     LEAST_CLIP,
     MOST_CLIP,
     SYSTEM,
+    Account,
     Budget,
+    NoteSpent,
     Randomness,
+    RequireBudget,
     clip_problem,
+    note_accounts,
     require_budget,
     require_clip,
 )
+from polyfed.models.layers.sample_gradients import gradient_samplers
 
 log = logging.getLogger("polyfed")
 
@@ -81,12 +87,10 @@ class Noise(Account):
         return (z**-2 - self.on_share(rounds, clients) ** -2) ** -0.5 if self.adaptive else z
 
     def clip(self, server: Server) -> float:
-        """S of this round."""
         found: Mapping[str, float] = server.remember(MEMORY, lambda: {"clip": self.first})
         return found["clip"]
 
     def at_server(self, server: Server, *names: str) -> Randomness:
-        """Where the server's noise of this round comes from."""
         return Randomness(self.noise, server.settings.seed, (MEMORY, server.round, *names))
 
 
@@ -101,7 +105,6 @@ def allowed(entry: Entry, value: Tensor) -> Tensor:
 
 
 def length(update: Mapping[str, Tensor]) -> float:
-    """The norm of an update over all entries together."""
     return math.sqrt(sum(float(value.double().square().sum()) for value in update.values()))
 
 
@@ -168,7 +171,6 @@ class ClipUpdate(Noise):
             )
 
     def notice(self, bench: Workbench, clients: int) -> str:
-        """What the promise does not cover."""
         said = [f"{row.what} ({row.why})" for row in uncovered(bench.method, bench.settings, bench.plan)]
         words = [f"dp_fedavg does not cover: {'; '.join(said)}."] if said else []
         if self.noise != SYSTEM:
@@ -181,7 +183,7 @@ class ClipUpdate(Noise):
 def refuse_compression(bench: Workbench) -> None:
     """What is compressed after it was clipped may be longer than the clip: by rounding, or by what earlier rounds left over."""
     for part in bench.method.parts:
-        if any(getattr(change, "stage", "") == "compress" for change in part.uploads):
+        if any(declared(change).stage == "compress" for change in part.uploads):
             raise JoinError(
                 f"{bench.method}: {part.name} changes updates after dp_fedavg has clipped them, so the noise of the server would not cover "
                 f'them. Leave {part.name} out, or use dp_fedavg(noise_at="client"), whose noise is added before that.'

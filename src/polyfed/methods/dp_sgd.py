@@ -28,12 +28,23 @@ from polyfed.core.batch_norm import BatchNorm
 from polyfed.core.client import Client, Step
 from polyfed.core.losses import needs_class_counts
 from polyfed.core.method import Facts, Method, register
+from polyfed.core.part import declared
 from polyfed.core.privacy import ACCOUNTS, looking_at_data, uncovered
 from polyfed.core.workbench import Workbench
 from polyfed.errors import JoinError, ModelError, OptionError, SettingError
-from polyfed.layers.sample_gradients import clipped_gradients, gradient_samplers
-from polyfed.methods._shared.privacy_account import ACCOUNT, ACCOUNT_UPLOADS, Account, NoteSpent, RequireBudget, note_accounts
-from polyfed.methods._shared.privacy_budget import SYSTEM, Budget, require_budget, require_clip
+from polyfed.methods._shared.privacy_budget import (
+    ACCOUNT,
+    ACCOUNT_UPLOADS,
+    SYSTEM,
+    Account,
+    Budget,
+    NoteSpent,
+    RequireBudget,
+    note_accounts,
+    require_budget,
+    require_clip,
+)
+from polyfed.models.layers.sample_gradients import clipped_gradients, gradient_samplers
 
 MEMORY = "dp_sgd"
 TRIES = 4
@@ -128,8 +139,7 @@ def refuse_batch_norm(bench: Workbench) -> None:
     paths = [path for path, module in bench.model.named_modules() if isinstance(module, BatchNorm)]
     if not paths:
         return
-    frozen = [hook for hook in bench.method.before_training if getattr(hook, "frozen_after", None) is not None]
-    if any(hook.frozen_after(bench.settings.rounds) == 0 for hook in frozen):  # type: ignore[attr-defined]
+    if any(declared(hook).frozen_after(bench.settings.rounds) == 0 for hook in bench.method.before_training):
         if bench.settings.init is None:
             raise SettingError(
                 f"{bench.method}: batch norm is frozen from round 1 and has no statistics yet. Start from public weights: --init FILE."
@@ -146,7 +156,7 @@ def refuse_batch_norm(bench: Workbench) -> None:
 def refuse_leaks(bench: Workbench) -> None:
     """Refuse parts that look at the data on another way than by the noisy gradient."""
     method = bench.method
-    mixing = [part.name for part in method.parts for surgery in part.surgery if getattr(surgery, "mixes_samples", False)]
+    mixing = [part.name for part in method.parts for surgery in part.surgery if declared(surgery).mixes_samples]
     if mixing:
         raise JoinError(
             f"{method}: {mixing[0]} mixes the samples of a batch, so there are no gradients by sample. Leave {mixing[0]} out."

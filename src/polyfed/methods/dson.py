@@ -27,11 +27,11 @@ from torch import Tensor, nn
 from polyfed.core.batch_norm import BatchNorm
 from polyfed.core.entries import MIX
 from polyfed.core.method import Facts, Method, register
+from polyfed.core.part import Part
 from polyfed.core.sharing import batch_norm, keep_local
 from polyfed.errors import ModelError
-from polyfed.layers.choose_layers import plain_batch_norm
-from polyfed.layers.replace_modules import replace_modules
-from polyfed.layers.running_statistics import track
+from polyfed.models.layers.norms import track
+from polyfed.models.layers.surgery import plain_batch_norm, replace_modules
 
 MAPS = (nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -55,7 +55,6 @@ class DSON(BatchNorm):
             raise ModelError(f"DSON takes maps of shape (N, C, ...), found {tuple(input.shape)}.")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise with mixed statistics."""
         self._check_input_dim(x)
         axes, shape = tuple(range(2, x.dim())), (1, -1, *([1] * (x.dim() - 2)))
         own_mean = x.mean(axes, keepdim=True)
@@ -85,7 +84,7 @@ class DSON(BatchNorm):
 
 
 @dataclass(frozen=True)
-class ToDSON:
+class ToDSON(Part):
     """Replace every batch norm of maps; batch norms of vectors have no positions and stay."""
 
     score: float
@@ -100,7 +99,6 @@ class ToDSON:
         return model
 
     def layer(self, norm: nn.Module) -> nn.Module:
-        """The layer that takes the place of one batch norm."""
         return DSON(plain_batch_norm(norm, "dson"), self.score, self.exact)
 
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,6 +30,7 @@ from polyfed.core.client import Client, Step
 from polyfed.core.conversation import Payload
 from polyfed.core.extras import Array, Asked
 from polyfed.core.method import Facts, Method, register
+from polyfed.core.part import Part
 from polyfed.core.workbench import Workbench
 from polyfed.errors import ClientFailure, DataError, OptionError
 from polyfed.methods._shared.client_exchange import LARGEST_PIXEL, Exchange, input_type, pixel_range, require_images
@@ -64,7 +64,7 @@ def from_pixels(client: Client, x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Give:
+class Give(Part):
     """A client's answer: the spectra of some training images, or their mean."""
 
     share: float
@@ -113,7 +113,7 @@ def mixed(x: Tensor, others: Tensor, ratio: Tensor, half_width: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class OuterLoss:
+class OuterLoss(Part):
     """The loss on frequency-mixed images after one clipped step on the batch."""
 
     low: float
@@ -121,7 +121,7 @@ class OuterLoss:
     clip: float
     weight: float
     first_order: bool
-    runs_the_model: ClassVar[bool] = True
+    runs_model = True
 
     def __call__(self, step: Step) -> Tensor:
         client, bench = step.client, step.client.bench
@@ -149,7 +149,6 @@ class OuterLoss:
         return from_pixels(client, mixed(to_pixels(client, x), others, ratio, half_width))
 
     def notice(self, bench: Workbench, clients: int) -> str:
-        """There must be others to exchange with."""
         EXCHANGE.refuse_one_client(clients)
         return ""
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -26,6 +26,7 @@ from polyfed.core.conversation import Reply, Talk, standard_round
 from polyfed.core.data_types import in_batches
 from polyfed.core.extras import Number
 from polyfed.core.method import Facts, Method, register
+from polyfed.core.part import Part
 from polyfed.core.server import Server
 from polyfed.errors import DataError, OptionError
 from polyfed.methods._shared.options import require_choice
@@ -59,19 +60,18 @@ def badness(client: Client, metric: str) -> float:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Part):
     """Score the model on the client's validation data and send the number."""
 
     name: str
     metric: str
-    scores: ClassVar[bool] = True
+    runs_evaluation = True
 
     def __call__(self, client: Client) -> dict[str, float]:
         return {self.name: badness(client, self.metric)}
 
 
 def adjusted(weights: Mapping[str, float], gaps: Mapping[str, float], step: float, center: bool) -> dict[str, float]:
-    """New weights from the gaps of some clients."""
     mean = sum(gaps.values()) / len(gaps) if center and gaps else 0.0
     moved = {client: gap - mean for client, gap in gaps.items()}
     largest = max((abs(move) for move in moved.values()), default=0.0)
@@ -91,12 +91,12 @@ def remembered(server: Server) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class AdjustedRound:
+class AdjustedRound(Part):
     """The standard round; before replies are summed, weights move by the gaps of the round before, which the replies complete."""
 
     step: float
     center: bool
-    uses: ClassVar[frozenset[str]] = standard_round.uses  # type: ignore[attr-defined]
+    uses = standard_round.uses
 
     def __call__(self, server: Server) -> Talk[None]:
         replies = list((yield server.ask("train", server.sample())))
@@ -117,13 +117,11 @@ class AdjustedRound:
 
 
 def learnt_weight(server: Server, reply: Reply) -> float:
-    """The client's weight as it was learnt so far."""
     weight: float = remembered(server)["weights"][reply.client]
     return max(weight, FLOOR)
 
 
 def equal_weight(server: Server, reply: Reply) -> float:
-    """The same weight for all."""
     return 1.0
 
 

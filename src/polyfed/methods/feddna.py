@@ -41,12 +41,10 @@ def divergence(mean: Tensor, variance: Tensor, other_mean: Tensor, other_varianc
 
 
 def pairs(names: Sequence[str]) -> list[tuple[str, str]]:
-    """The names of mean and variance of each layer."""
     return [(name, name.removesuffix("mean") + "var") for name in names if name.endswith("running_mean")]
 
 
 def mixed(clients: Sequence[Mapping[str, Tensor]], weights: Tensor) -> Entries:
-    """The weighted sum, entry by entry."""
     return {name: torch.einsum("k,k...->...", weights, torch.stack([c[name] for c in clients])) for name in clients[0]}
 
 
@@ -66,7 +64,6 @@ class Importance(CollectedReducer):
     def combine(
         self, clients: Sequence[Mapping[str, Tensor]], weights: Sequence[float], reference: Mapping[str, Tensor]
     ) -> Entries:
-        """The statistics after some rounds of weighing and averaging."""
         exact, shares = in_double(clients, weights)
         merged = mixed(exact, shares)
         for _ in range(self.iterations):
@@ -86,7 +83,6 @@ class Moments(CollectedReducer):
     def combine(
         self, clients: Sequence[Mapping[str, Tensor]], weights: Sequence[float], reference: Mapping[str, Tensor]
     ) -> Entries:
-        """The merged moments of every layer."""
         exact, shares = in_double(clients, weights)
         merged = mixed(exact, shares)
         for mean, variance in pairs(list(merged)):

@@ -26,10 +26,10 @@ from polyfed.core.client import Client, batch_indices
 from polyfed.core.conversation import Reply
 from polyfed.core.extras import Asked, Number
 from polyfed.core.method import Facts, Method, register
-from polyfed.core.privacy import without_data
+from polyfed.core.part import Part, declare
 from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
-from polyfed.methods.fedavgm import exchanged_parameters, require_exchange
+from polyfed.methods.server_optimizers import exchanged_parameters, require_exchange
 from polyfed.settings import Settings
 
 STEPS, REFERENCE, SUMS = "fednova_steps", "fednova_reference", "fednova"
@@ -51,12 +51,10 @@ def effective_steps(steps: int, settings: Settings) -> float:
 
 
 def own_steps(client: Client) -> float:
-    """a_k of this client."""
     return effective_steps(local_steps(client), client.bench.settings)
 
 
 def reference(server: Server, _: str) -> float:
-    """The effective steps of the largest client."""
     settings, samples = server.settings, server.clients[0].samples
     steps = settings.local_steps or settings.local_epochs * math.ceil(samples / settings.batch_size)
     return effective_steps(steps, settings)
@@ -68,18 +66,16 @@ def largest_steps(asked: Asked) -> float:
 
 
 def smallest_steps(asked: Asked) -> float:
-    """The least that a_k can be."""
     return effective_steps(asked.fewest_steps, asked.server.settings) * (1 - 1e-9)
 
 
-@without_data
+@declare(reads_data=False)
 def tell_steps(client: Client) -> dict[str, float]:
-    """Send a_k along."""
     return {STEPS: own_steps(client)}
 
 
 @dataclass(frozen=True)
-class Normalise:
+class Normalise(Part):
     """Scale the change of exchanged parameters by r / a_k before it is sent."""
 
     reads_data = False
@@ -89,7 +85,6 @@ class Normalise:
         return {**entries, **scaled(client.received, entries, exchanged_parameters(client.bench.plan, client.round), scale)}
 
     def check(self, bench: Workbench) -> None:
-        """There must be a change to normalise."""
         require_exchange(bench, "fednova")
 
 
@@ -98,6 +93,7 @@ def scaled(start: Mapping[str, Tensor], end: Mapping[str, Tensor], names: tuple[
     return {} if scale == 1 else {name: start[name] + scale * (end[name] - start[name]) for name in names if name in end}
 
 
+@declare(is_capped=True)
 def weigh(server: Server, reply: Reply) -> float:
     """The run's weight of a client; a_k is added up with it."""
     weight = server.usual_weight(reply.client)
@@ -112,9 +108,6 @@ def weigh(server: Server, reply: Reply) -> float:
             "steps": sums["steps"] + weight * reply.extras[STEPS],
         }
     return weight
-
-
-weigh.is_capped = True  # type: ignore[attr-defined]
 
 
 def step_on(server: Server, aggregate: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -17,12 +17,13 @@ from torch import Tensor
 
 from polyfed.core.client import Step
 from polyfed.core.method import Facts, Method, register
+from polyfed.core.part import Part
 from polyfed.core.workbench import Workbench
 from polyfed.errors import JoinError, OptionError
 
 
 @dataclass(frozen=True)
-class Proximal:
+class Proximal(Part):
     """mu/2 * ||w - w_received||^2."""
 
     mu: float

@@ -20,7 +20,7 @@ Table 10: l2r 0.1, 0.1, 0.01 for PACS, Office-Home, VLCS; cmi is not listed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from torch.nn import functional as F
 
 from polyfed.core.client import Step
 from polyfed.core.method import Facts, Method, register
+from polyfed.core.part import Part
 from polyfed.core.seeds import generator
 from polyfed.core.sharing import Select, keep_local
 from polyfed.errors import ModelError, OptionError
@@ -88,7 +89,6 @@ class Before:
         self.due = False
 
     def begin(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """Note that a pass of the model begins."""
         self.due = True
 
     def __call__(self, head: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -99,14 +99,14 @@ class Before:
 
 
 @dataclass(frozen=True)
-class PutRepresentation:
+class PutRepresentation(Part):
     """Put the probabilistic layer in front of the head."""
 
     width: int
     records: bool
     stage = "features"
     commutes = True
-    needs_head: ClassVar[Literal[True]] = True
+    needs_head = True
 
     def __call__(self, model: nn.Module, path: str) -> nn.Module:
         parent, _, own = path.rpartition(".")
@@ -134,7 +134,6 @@ class PutRepresentation:
 
 
 def representation_of(model: nn.Module) -> Representation:
-    """The probabilistic layer of a model after surgery."""
     return next(module for module in model.modules() if isinstance(module, Representation))
 
 
@@ -145,7 +144,7 @@ def divergence(mean: Tensor, spread: Tensor, other_mean: Tensor, other_spread: T
 
 
 @dataclass(frozen=True)
-class Simple:
+class Simple(Part):
     """The two regularisers on the representation of the batch."""
 
     l2r: float
@@ -168,7 +167,7 @@ class Simple:
 
 
 @dataclass(frozen=True)
-class MeanOfSamples:
+class MeanOfSamples(Part):
     """Mean probabilities over samples of the representation; the network in front of it runs once."""
 
     samples: int

@@ -25,21 +25,21 @@ from torch import Tensor, nn
 
 from polyfed.core.entries import STATISTIC
 from polyfed.core.method import Facts, Method, register
+from polyfed.core.part import Part
 from polyfed.core.server import Server
 from polyfed.core.sharing import Select, bn_affine, keep_local
 from polyfed.core.workbench import Workbench
 from polyfed.errors import JoinError
-from polyfed.layers.choose_layers import plain_batch_norm
-from polyfed.layers.js_norm import JSBatchNorm, james_stein
-from polyfed.layers.replace_modules import replace_batch_norms
 from polyfed.methods._shared.options import require_choice
+from polyfed.models.layers.norms import JSBatchNorm, james_stein
+from polyfed.models.layers.surgery import plain_batch_norm, replace_batch_norms
 
 VARIANTS = ("jsnorm", "server", "eval_only")
 SHRUNK = Select("batch-norm means and variances", kinds=frozenset({STATISTIC}), layers=frozenset({"batch_norm"}))
 
 
 @dataclass(frozen=True)
-class ToJamesStein:
+class ToJamesStein(Part):
     """Replace every batch norm by one that shrinks its statistics; affine and statistics are taken over."""
 
     shrink_train: bool
@@ -49,12 +49,11 @@ class ToJamesStein:
         return replace_batch_norms(model, self.layer, "fedstein")
 
     def layer(self, norm: nn.Module) -> nn.Module:
-        """The layer that takes the place of one batch norm."""
         return JSBatchNorm.like(plain_batch_norm(norm, "fedstein"), shrink_train=self.shrink_train)
 
 
 @dataclass(frozen=True)
-class ShrinkAverages:
+class ShrinkAverages(Part):
     """Replace averaged statistics by their James-Stein estimates: Algorithm 1, lines 19 to 22."""
 
     def __call__(self, server: Server, aggregate: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -32,13 +32,13 @@ from polyfed.core.conversation import TRAINING, Ask, Payload, Replies, Talk, con
 from polyfed.core.device import PRECISIONS
 from polyfed.core.extras import Array, Asked, Extra, Number, Text
 from polyfed.core.method import Facts, Method, register
+from polyfed.core.part import Part, declared
 from polyfed.core.reply_checks import planned_uploads
 from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
 from polyfed.errors import JoinError, ModelError, SettingError, TooFewReplies
-from polyfed.layers.choose_layers import plain_batch_norm
-from polyfed.layers.replace_modules import replace_batch_norms
-from polyfed.layers.running_statistics import track
+from polyfed.models.layers.norms import track
+from polyfed.models.layers.surgery import plain_batch_norm, replace_batch_norms
 
 STEP, LAST = "fedtan_step", "fedtan_train"
 MEMORY = "fedtan"
@@ -67,7 +67,6 @@ def channels_of(x: Tensor) -> tuple[int, ...]:
 
 
 def over_channels(x: Tensor) -> Tensor:
-    """The mean of each channel."""
     return x.mean((0, *range(2, x.dim())))
 
 
@@ -108,7 +107,6 @@ class UnionBatchNorm(BatchNorm):
             raise ModelError(f"Batch norm takes inputs of shape (N, C) or (N, C, ...), found {tuple(input.shape)}.")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise; with statistics from outside where they are given."""
         current = self.current
         if current is None or not self.training:
             return super().forward(x)
@@ -149,7 +147,7 @@ class UnionBatchNorm(BatchNorm):
 
 
 @dataclass(frozen=True)
-class ToUnion:
+class ToUnion(Part):
     """Replace every batch norm by one that can be given its statistics."""
 
     stage = "norm"
@@ -167,7 +165,7 @@ class ToUnion:
             raise SettingError(
                 "fedtan gives its batch norms other statistics in each round, which a compiled step cannot take. Use --compile off."
             )
-        if any(getattr(term, "runs_the_model", False) for term in bench.method.objective):
+        if any(declared(term).runs_model for term in bench.method.objective):
             raise JoinError(
                 f"{bench.method}: a part runs the model a second time in a step, and fedtan exchanges statistics of one pass. Use only one of the two."
             )
@@ -231,7 +229,6 @@ def train_with_union(client: Client, payload: Payload) -> Payload:
 
 
 def channels_by_layer(asked: Asked) -> dict[str, int]:
-    """The channels of every batch norm."""
     return {module.path: module.num_features for module in asked.server.blueprint.modules() if isinstance(module, UnionBatchNorm)}
 
 
@@ -241,7 +238,6 @@ def vectors(asked: Asked) -> list[tuple[int, ...]]:
 
 
 def computed_in(asked: Asked) -> list[torch.dtype]:
-    """The types that the model computes in."""
     own = {p.dtype for p in asked.server.blueprint.parameters()}
     return sorted(own | ({PRECISIONS[asked.server.settings.amp]} if asked.server.settings.amp != "off" else set()), key=str)
 

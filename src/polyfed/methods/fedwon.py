@@ -31,12 +31,13 @@ from torch import nn
 from polyfed.core.batch_norm import BatchNorm
 from polyfed.core.entries import AFFINE, NORM_FAMILIES, STATISTIC, layer_family
 from polyfed.core.method import Facts, Method, register
+from polyfed.core.part import Part
 from polyfed.core.workbench import Workbench
 from polyfed.errors import ModelError, OptionError, nearest
-from polyfed.layers.folding import absorb, convolution_before, scale_and_shift
-from polyfed.layers.replace_modules import replace_modules
-from polyfed.layers.ws_conv import KINDS, fold, is_plain, is_standardised, standardised, standardised_from
 from polyfed.methods._shared.options import require_choice
+from polyfed.models.layers.folding import absorb, convolution_before, scale_and_shift
+from polyfed.models.layers.surgery import replace_modules
+from polyfed.models.layers.ws_conv import KINDS, fold, is_plain, is_standardised, standardised, standardised_from
 
 __all__ = ["RemoveNorms", "Standardise", "fedwon", "fold", "is_norm"]
 
@@ -64,7 +65,7 @@ def without_norm(norm: nn.Module) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class Standardise:
+class Standardise(Part):
     """Replace every convolution by one with standardised weights."""
 
     bias: str = "on"
@@ -114,7 +115,7 @@ class Standardise:
 
 
 @dataclass(frozen=True)
-class RemoveNorms:
+class RemoveNorms(Part):
     """Take every norm out; with kept weights, move what each did into the convolution before it."""
 
     norms: str
@@ -128,7 +129,6 @@ class RemoveNorms:
         return model
 
     def wanted(self, module: nn.Module) -> bool:
-        """Whether a module is to go."""
         return isinstance(module, BatchNorm) if self.norms == "batch" else is_norm(module)
 
     def move_into_convolutions(self, model: nn.Module) -> None:

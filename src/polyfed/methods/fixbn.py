@@ -22,24 +22,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
-from polyfed.core.batch_norm import BatchNorm
+from polyfed.core.batch_norm import BatchNorm, estimate_statistics
 from polyfed.core.client import Client
+from polyfed.core.conversation import Payload, Replies, Talk, standard_round
+from polyfed.core.extras import Asked
 from polyfed.core.method import Facts, Method, register
-from polyfed.core.privacy import without_data
+from polyfed.core.part import Part, declare
+from polyfed.core.reducers import Reduction
+from polyfed.core.server import Server
 from polyfed.core.sharing import Rule, Select, bn_affine, bn_statistics
 from polyfed.core.workbench import Workbench
-from polyfed.errors import ModelError, OptionError
-from polyfed.methods._shared.batch_norm_statistics import (
-    STATISTICS_QUESTION,
-    Decoupled,
-    last_round,
-    measure_statistics,
-    uploaded_statistics,
-)
+from polyfed.errors import ModelError, OptionError, TooFewReplies
 from polyfed.methods._shared.options import require_choice
 
+STATISTICS_QUESTION = "batch_norm_statistics"
 FROZEN: dict[str, tuple[Select, ...]] = {
     "statistics": (bn_statistics,),
     "affine": (bn_affine,),
@@ -49,8 +47,55 @@ FROZEN: dict[str, tuple[Select, ...]] = {
 STAGE_ONE = ("fedavg", "decoupled")
 
 
+def last_round(at: int | float, rounds: int) -> int:
+    """The last round before something starts that was given as a round or as a share of all rounds."""
+    return Rule(bn_statistics, since=at).starts_after(rounds)
+
+
+def measure_statistics(client: Client, payload: Payload) -> Payload:
+    """This round's batches through the received model, with its weights as they are; gives the statistics they leave."""
+    client.receive(payload.entries)
+    estimate_statistics(client.model, (x for x, _ in client.batches()), "moving")
+    names = [name for name in client.phase.up if bn_statistics.matches(client.bench.plan.entries[name])]
+    return Payload({name: client.bench.live[name].detach().clone() for name in names})
+
+
+def uploaded_statistics(asked: Asked) -> list[str]:
+    return [name for name in asked.plan.at(asked.ask.round).up if bn_statistics.matches(asked.plan.entries[name])]
+
+
+def averaged_statistics(server: Server, replies: Replies) -> dict[str, Tensor]:
+    known = server.plan.entries
+    names = [name for name in server.phase.up if bn_statistics.matches(known[name])]
+    groups = {reducer: [name for name in group if name in names] for reducer, group in server.phase.groups.items()}
+    reduction = Reduction(groups, server.state)
+    for reply in replies:
+        reduction.add(reply.entries, server.weight(reply))
+    return server.in_planned_types(reduction.finish())
+
+
 @dataclass(frozen=True)
-class FreezeStatistics:
+class Decoupled(Part):
+    """Until round T*: ask for statistics, average them, then let clients train with the average. After it: the usual round."""
+
+    at: int | float
+    uses = standard_round.uses
+
+    def __call__(self, server: Server) -> Talk[None]:
+        before = server.state
+        if server.round <= last_round(self.at, server.rounds):
+            replies = yield server.ask(STATISTICS_QUESTION, server.sample())
+            server.state = before | averaged_statistics(server, replies)
+        try:
+            yield from standard_round(server)
+        except TooFewReplies:
+            # The round is repeated, and must start from the state it started from.
+            server.state = before
+            raise
+
+
+@dataclass(frozen=True)
+class FreezeStatistics(Part):
     """Normalise with the received statistics, and leave them as they are, after round T*."""
 
     at: int | float
@@ -93,7 +138,7 @@ class FreezeStatistics:
 
 
 @dataclass(frozen=True)
-class DecayAtFreeze:
+class DecayAtFreeze(Part):
     """Multiply the learning rate by a factor after round T*, and once more half-way between T* and the end."""
 
     at: int | float
@@ -106,7 +151,7 @@ class DecayAtFreeze:
 
 
 @dataclass(frozen=True)
-class FreezeAffine:
+class FreezeAffine(Part):
     """Keep the received scale and shift of batch norm after round T*: no gradient, no weight decay, no momentum."""
 
     at: int | float
@@ -122,7 +167,7 @@ class FreezeAffine:
         refuse_late(self.at, bench)
 
 
-@without_data
+@declare(reads_data=False)
 def release_affine(client: Client) -> None:
     """Leave the model as trainable as it was."""
     for parameter in affine_parameters(client.bench):
@@ -130,7 +175,6 @@ def release_affine(client: Client) -> None:
 
 
 def affine_parameters(bench: Workbench) -> list[nn.Parameter]:
-    """The trainable scales and shifts of batch norm."""
     return [parameter for name, parameter in bench.parameters.items() if bn_affine.matches(bench.plan.entries[name])]
 
 

@@ -27,17 +27,16 @@ from torch import Tensor, fx, nn
 from polyfed.core.batch_norm import BatchNorm
 from polyfed.core.client import Step
 from polyfed.core.method import Facts, Method, register
+from polyfed.core.part import Part
 from polyfed.core.workbench import Workbench
 from polyfed.errors import ModelError, OptionError
-from polyfed.layers.choose_layers import plain_batch_norm
-from polyfed.layers.replace_modules import replace_modules
-from polyfed.layers.ws_conv import description, plain_kind
+from polyfed.models.layers.surgery import plain_batch_norm, replace_modules
+from polyfed.models.layers.ws_conv import description, plain_kind
 
 ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
 
 
 def scalar(value: float, like: Tensor) -> nn.Parameter:
-    """A learnable number."""
     return nn.Parameter(torch.full((1,), value, dtype=like.dtype, device=like.device))
 
 
@@ -50,7 +49,6 @@ class ScalarShift(nn.Module):
         self.shift = scalar(0.0, like)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scale and shift."""
         shifted: Tensor = (x if self.multiplier is None else x * self.multiplier) + self.shift
         return shifted
 
@@ -61,7 +59,6 @@ class FixupConv2d(nn.Conv2d):
     input_shift: nn.Parameter
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shift, then convolve."""
         return super().forward(x + self.input_shift)
 
 
@@ -71,7 +68,6 @@ class FixupLinear(nn.Linear):
     input_shift: nn.Parameter
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shift, then multiply."""
         return super().forward(x + self.input_shift)
 
 
@@ -85,7 +81,6 @@ class Branch:
 
 
 def traced(model: nn.Module) -> fx.Graph:
-    """The graph of a model."""
     try:
         return fx.Tracer().trace(model)
     except Exception as error:
@@ -172,7 +167,7 @@ def with_input_shift(layer: nn.Module) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class ToFixup:
+class ToFixup(Part):
     """Take batch norm out of a residual network, and put in what Fixup trains by."""
 
     stage = "blocks"
@@ -211,7 +206,7 @@ class ToFixup:
 
 
 @dataclass(frozen=True)
-class SlowScalars:
+class SlowScalars(Part):
     """Train the scalars with a share of the learning rate, by scaling their gradients."""
 
     share: float

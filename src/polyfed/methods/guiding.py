@@ -19,21 +19,22 @@ from torch.func import functional_call
 
 from polyfed.core.client import Client, Step
 from polyfed.core.method import Facts, Method, register
+from polyfed.core.part import Part
 from polyfed.core.workbench import Workbench
 from polyfed.errors import JoinError, OptionError
+from polyfed.methods.partialfed import Mixed
 
 
 def received_head(client: Client) -> dict[str, Tensor]:
     """The head's state as it was received, by name inside the head. Buffers are copies, since layers write into them."""
     bench = client.bench
-    # A part that mixes what was sent with the client's own (partialfed_adaptive) remembers what was sent.
-    sent = getattr(client.received, "sent", client.received)
+    sent = client.received.sent if isinstance(client.received, Mixed) else client.received
     values = {name: sent.get(name, bench.live[name]).detach() for name in bench.head_entries}
     return {bench.head_entries[name]: value if name in bench.parameters else value.clone() for name, value in values.items()}
 
 
 @dataclass(frozen=True)
-class Guide:
+class Guide(Part):
     """weight * loss of the frozen received head on the client's features."""
 
     weight: float

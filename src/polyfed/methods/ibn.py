@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from polyfed.core.batch_norm import BatchNorm
 from polyfed.core.method import Facts, Method, register
+from polyfed.core.part import Part
 from polyfed.errors import ModelError
-from polyfed.layers.choose_layers import modules_at, places_named, plain_batch_norm, stages_of
-from polyfed.layers.norms import InstanceNorm
-from polyfed.layers.replace_modules import replace_modules
+from polyfed.models.layers.norms import InstanceNorm
+from polyfed.models.layers.surgery import modules_at, places_named, plain_batch_norm, replace_modules, stages_of
 
 RESNET_STAGES = ("layer1", "layer2", "layer3")
 MAPS = (nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -51,7 +51,6 @@ class IBN(nn.Module):
         self.train(norm.training)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Each half through its own norm."""
         return torch.cat((self.instance_half(x[:, : self.split]), self.batch_half(x[:, self.split :])), dim=1)
 
 
@@ -64,7 +63,7 @@ def first_norms(model: nn.Module) -> list[nn.Module]:
 
 
 @dataclass(frozen=True)
-class ToIBN:
+class ToIBN(Part):
     """Split batch norms at some places."""
 
     where: str | tuple[str, ...]
@@ -81,7 +80,6 @@ class ToIBN:
         return model
 
     def chosen(self, model: nn.Module, candidates: dict[str, nn.Module]) -> set[nn.Module]:
-        """The batch norms to split."""
         if self.where != "auto":
             return set(modules_at(model, self.where, candidates, "ibn"))
         if "layer1" in stages_of(model) and (firsts := first_norms(model)):

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 
 from polyfed.core.entries import NORM_FAMILIES, layer_family
 from polyfed.core.method import Facts, Method, register
+from polyfed.core.part import Part
 from polyfed.errors import ModelError, OptionError, nearest
-from polyfed.layers.choose_layers import stages_of
+from polyfed.models.layers.surgery import stages_of
 
 EPS = 1e-6
 RESNET_STAGES = ("layer1", "layer2", "layer3")
@@ -105,7 +106,7 @@ def _end_of_block(model: nn.Module, path: str) -> str:
     return f"{parent}.{last}" if parent else last
 
 
-class InsertMixStyle:
+class InsertMixStyle(Part):
     """Mix styles after some modules. Entries keep their names, since nothing is renamed or wrapped."""
 
     stage = "features"

@@ -23,11 +23,10 @@ from polyfed.core.conversation import Reply, Talk
 from polyfed.core.method import Method, register
 from polyfed.core.seeds import chooser
 from polyfed.core.server import Server
-from polyfed.core.workbench import Workbench
 from polyfed.errors import TooFewReplies
 from polyfed.methods._shared.generated_weights import (
     HYPERNETWORK_OPTIONS,
-    USED_SLOTS,
+    GeneratedRound,
     Generation,
     ServerOptimizer,
     generating_method,
@@ -39,11 +38,8 @@ UPDATES = ("sequential", "joint")
 
 
 @dataclass(frozen=True)
-class SequentialRound:
+class SequentialRound(GeneratedRound):
     """Clients one after the other; the hypernetwork takes a step after each."""
-
-    generation: Generation
-    uses = USED_SLOTS
 
     def __call__(self, server: Server) -> Talk[None]:
         maker = self.generation.generator(server)
@@ -62,14 +58,6 @@ class SequentialRound:
         except TooFewReplies:
             maker.load_state_dict(before)
             raise
-
-    def check(self, bench: Workbench) -> None:
-        """Something must be left to generate."""
-        self.generation.check(bench)
-
-    def notice(self, bench: Workbench, clients: int) -> str:
-        """The size of the hypernetwork, said before it is built."""
-        return self.generation.notice(bench, clients)
 
 
 @register(shared_options=HYPERNETWORK_OPTIONS)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Step
 from polyfed.core.method import Facts, Method, register
+from polyfed.core.part import Part
 from polyfed.core.workbench import Workbench
 from polyfed.errors import OptionError
 
@@ -47,7 +48,7 @@ def challenge(head: nn.Module, features: Tensor, y: Tensor, feature_share: float
 
 
 @dataclass(frozen=True)
-class SelfChallenging:
+class SelfChallenging(Part):
     """The loss of the run on features without those that decide most."""
 
     feature_share: float
@@ -61,7 +62,6 @@ class SelfChallenging:
         return bench.loss(bench.head_module(features * mask), step.y)
 
     def check(self, bench: Workbench) -> None:
-        """The head must be known."""
         bench.require_head(f"{bench.method}: rsc")
 
 

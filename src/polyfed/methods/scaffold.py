@@ -26,12 +26,12 @@ from polyfed.core.client import Client, Step
 from polyfed.core.entries import MOMENTUM
 from polyfed.core.extras import Asked, LikeEntries
 from polyfed.core.method import Facts, Method, register
-from polyfed.core.privacy import without_data
+from polyfed.core.part import Part, declare
 from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
 from polyfed.errors import JoinError, OptionError, SettingError
-from polyfed.methods.fedavgm import ServerMomentum, exchanged_parameters, require_exchange
 from polyfed.methods.fednova import own_steps
+from polyfed.methods.server_optimizers import ServerMomentum, exchanged_parameters, require_exchange
 
 CONTROL, CHANGE, MEMORY = "scaffold_control", "scaffold_change", "scaffold"
 
@@ -47,7 +47,7 @@ def controls(client: Client) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class CorrectDrift:
+class CorrectDrift(Part):
     """gradient <- gradient - c_k + c."""
 
     stage = "correct"
@@ -78,7 +78,7 @@ class CorrectDrift:
                 )
 
 
-@without_data
+@declare(reads_data=False)
 def renew_control(client: Client) -> dict[str, Any]:
     """c_k+ by option II: kept here, and its change sent."""
     shared, own = controls(client)
@@ -96,7 +96,6 @@ def renew_control(client: Client) -> dict[str, Any]:
 
 
 def exchanged(asked: Asked) -> tuple[str, ...]:
-    """The parameters whose control variates change."""
     return exchanged_parameters(asked.plan, asked.ask.round)
 
 

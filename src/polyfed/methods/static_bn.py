@@ -26,6 +26,7 @@ from polyfed.core.device import CPU
 from polyfed.core.entries import COUNTER, STATISTIC
 from polyfed.core.extras import Asked
 from polyfed.core.method import Facts, Method, register
+from polyfed.core.part import Part, declared
 from polyfed.core.server import Server
 from polyfed.core.sharing import Rule, bn_statistics
 from polyfed.core.workbench import Workbench
@@ -53,7 +54,6 @@ def _chunks(client: Client) -> list[Tensor]:
 
 
 def all_statistics(asked: Asked) -> list[str]:
-    """All statistics of batch norm, with their counters."""
     return [name for name, entry in asked.plan.entries.items() if bn_statistics.matches(entry)]
 
 
@@ -79,7 +79,7 @@ def merged(server: Server, replies: Replies) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class ReEstimate:
+class ReEstimate(Part):
     """Ask all clients for statistics of the server's present model, once for each model that is evaluated."""
 
     def __call__(self, server: Server) -> Talk[None]:
@@ -94,7 +94,7 @@ class ReEstimate:
 
     def check(self, bench: Workbench) -> None:
         """No other part may decide over the statistics, nor score a model whose statistics are not estimated yet."""
-        if any(getattr(hook, "scores", False) for hook in bench.method.before_training):
+        if any(declared(hook).runs_evaluation for hook in bench.method.before_training):
             raise JoinError(
                 "static_bn estimates statistics for evaluations only, so models cannot be scored as a round begins. Use only one of the two."
             )

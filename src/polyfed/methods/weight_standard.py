@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from polyfed.core.method import Facts, Method, register
+from polyfed.core.part import Part
 from polyfed.errors import ModelError
-from polyfed.layers.replace_modules import replace_modules
-from polyfed.layers.ws_conv import description, is_plain, plain_kind
+from polyfed.models.layers.surgery import replace_modules
+from polyfed.models.layers.ws_conv import description, is_plain, plain_kind
 
 EPS = 1e-5
 
 
 def standardised(weight: Tensor) -> Tensor:
-    """Filters of mean zero and spread one."""
     axes = tuple(range(1, weight.dim()))
     return (weight - weight.mean(axes, keepdim=True)) / (weight.std(axes, keepdim=True) + EPS)
 
@@ -35,7 +35,6 @@ class _UnitConv(nn.modules.conv._ConvNd):
     """What the three dimensions share."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve with the standardised weight."""
         return self._conv_forward(x, standardised(self.weight), self.bias)
 
 
@@ -55,7 +54,7 @@ KINDS: dict[type[nn.modules.conv._ConvNd], type[_UnitConv]] = {nn.Conv1d: UnitCo
 
 
 @dataclass(frozen=True)
-class StandardiseWeights:
+class StandardiseWeights(Part):
     """Replace every convolution by one that standardises its weights; the parameters and their names stay."""
 
     stage = "convolution"
@@ -74,7 +73,6 @@ class StandardiseWeights:
         return is_plain(module) and isinstance(module, nn.modules.conv._ConvNd) and module.weight[0].numel() > 1
 
     def converted(self, convolution: nn.Module) -> nn.Module:
-        """The same convolution with standardised weights."""
         kind = KINDS[plain_kind(convolution)]
         assert isinstance(convolution, nn.modules.conv._ConvNd)
         flat = convolution.weight.detach().flatten(1)

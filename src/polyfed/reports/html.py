@@ -25,7 +25,7 @@ from polyfed.reports.data_pictures import pictures_of
 from polyfed.reports.gather import MEAN, VIEWS, Group, gather, run_folders
 from polyfed.reports.searches import searches_in
 from polyfed.reports.verdict import headline, notices
-from polyfed.runs.atomic_write import write_atomically
+from polyfed.runs.folder.atomic_write import write_atomically
 from polyfed.runs.headline import warnings_over_seeds
 from polyfed.settings import AUTO
 

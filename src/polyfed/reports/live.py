@@ -9,10 +9,10 @@ from pathlib import Path
 
 from polyfed.errors import RunFolderError
 from polyfed.reports.gather import MEAN, VIEWS, Run
+from polyfed.runs.folder.lock import is_held
+from polyfed.runs.folder.manifest import newest_notes
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.headline import headline_by_scores, recorded_headline
-from polyfed.runs.lock import is_held
-from polyfed.runs.manifest import newest_notes
-from polyfed.runs.run_folder import RunFolder
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from polyfed.core.metrics import MEASURES, standard_error
 from polyfed.reports.gather import MEAN, WORST, Group, GroupEntry, Run, average, deviation, differing, recipe
 from polyfed.reports.paired_tests import ImageTest, image_test
-from polyfed.runs.last_rounds import WINDOW, LastRounds
+from polyfed.runs.scores import WINDOW, LastRounds
 from polyfed.runs.selection import LAST
 
 # Two-sided 95 % points of Student's t with 1 to 20 degrees of freedom.

@@ -19,6 +19,7 @@ from polyfed.core.device import chosen_device
 from polyfed.core.entries import entries_of, find_head, optimizer_entries
 from polyfed.core.losses import Loss, task_loss
 from polyfed.core.method import Method
+from polyfed.core.part import declared
 from polyfed.core.seeds import default_stream
 from polyfed.core.sharing import Plan, check_none_redundant
 from polyfed.core.slots import SLOTS, HeadSurgery, Surgery
@@ -277,7 +278,7 @@ def normalised_for(model: nn.Module, federation: Federation) -> Federation:
 
 def operated(operate: Surgery | HeadSurgery, model: nn.Module, sample: Tensor, named_head: str | None, method: Method) -> nn.Module:
     """The model after one surgery; one that asks for the head is given its path."""
-    if not getattr(operate, "needs_head", False):
+    if not declared(operate).needs_head:
         return cast("Surgery", operate)(model)
     head, doubt = find_head(model, sample, named_head)
     if head is None:
@@ -308,17 +309,14 @@ def build_bench(settings: Settings, method: Method, federation: Federation, mode
     )
     refuse_single_samples(bench)
     for item in filled_slots(method):
-        check = getattr(item, "check", None)
-        if check is not None:
-            check(bench)
+        declared(item).check(bench)
     return bench
 
 
 def filled_slots(method: Method) -> Iterator[Any]:
     """Everything a method has put into its slots."""
     for slot in SLOTS:
-        filled = getattr(method, slot)
-        yield from filled.values() if isinstance(filled, Mapping) else filled if isinstance(filled, tuple) else (filled,)
+        yield from method.items(slot)
 
 
 def build_loss(text: str, federation: Federation) -> Loss:
@@ -362,7 +360,7 @@ def refuse_absent(settings: Settings, method: Method, clients: int) -> None:
 
 def notices(settings: Settings, method: Method, bench: Workbench, clients: int) -> list[str]:
     """What a user should know before the run: contradictions that are allowed but cost something."""
-    notes = {id(item): item.notice(bench, clients) for item in filled_slots(method) if hasattr(item, "notice")}
+    notes = {id(item): declared(item).notice(bench, clients) for item in filled_slots(method)}
     found = [text for text in dict.fromkeys(notes.values()) if text]
     sampled = settings.sampled(clients)
     if (bench.plan.keeps_state or method.facts.client_state) and sampled < clients:

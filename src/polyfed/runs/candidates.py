@@ -13,32 +13,13 @@ from typing import Any, TypeAlias
 
 from polyfed.core.load_methods import load_file
 from polyfed.core.method import Method, parse
-from polyfed.errors import PolyfedError, SettingError, nearest
-from polyfed.runs.written_settings import apart, read_change
-from polyfed.settings import Settings, setting_names, with_changes
-from polyfed.text import outside_brackets
+from polyfed.errors import PolyfedError, SettingError
+from polyfed.settings import FACTS, Settings, read_change, require_names, with_changes, with_tuples
+from polyfed.text import apart, outside_brackets
 
 Given: TypeAlias = "str | Method | tuple[str | Method, Mapping[str, Any]]"
 Methods: TypeAlias = "Given | Sequence[Given] | Mapping[str, Mapping[str, Any]]"
 
-TASK = ("data", "root", "partition", "unseen", "unseen_part", "few_shot", "newcomer", "init", "head", "model", "load", "task")
-BUDGET = ("rounds", "total_epochs", "clients_per_round")
-MACHINERY = (
-    "seed",
-    "threads",
-    "backend",
-    "workers",
-    "compile",
-    "device",
-    "flower_cpus",
-    "flower_gpus",
-    "checkpoint_every",
-    "evaluate_every",
-    "evaluate_last",
-    "evaluate_clients",
-    "test_batch_size",
-    "metric",
-)
 WITH = re.compile(r"\bwith\b")
 
 
@@ -148,19 +129,18 @@ def read_candidate(text: str, own: Mapping[str, Any] | None = None) -> Candidate
 
 def checked(own: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that a method of a comparison may have for itself; others are the same for all."""
+    require_names(own)
     for name in own:
-        if name not in setting_names():
-            raise SettingError(f"There is no setting {name!r}. {nearest(name, setting_names())}")
         if why := common_to_all(name):
             raise SettingError(f"{name} cannot be a method's own: {why}. Give it once, for all methods.")
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in own.items()}
+    return with_tuples(own)
 
 
 def common_to_all(name: str) -> str:
     """Why a setting is the same for all methods; empty where a method may have its own."""
-    if name in BUDGET:
+    if FACTS[name].role == "budget":
         return "the length of a run is the same for all"
-    return "it is no setting of training" if name in (*TASK, *MACHINERY, "method") else ""
+    return "" if FACTS[name].role == "training" else "it is no setting of training"
 
 
 def is_registered(method: Method) -> bool:

@@ -17,24 +17,23 @@ from typing import Any, TypeVar
 from polyfed.backends.in_process import InProcess
 from polyfed.core.data_types import DataSet, Federation
 from polyfed.core.method import Method
-from polyfed.core.server import Server
 from polyfed.core.tasks.task import Headline
 from polyfed.data.identity import identity_of
 from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.runs.assemble import build_data_set, build_federation
+from polyfed.runs.callbacks.callback import Callback, Callbacks
+from polyfed.runs.callbacks.progress import default_callbacks
 from polyfed.runs.candidates import Candidate, candidates
 from polyfed.runs.default_model import why_this_model, with_one_model
 from polyfed.runs.experiment import Experiment, refuse_dealing, settings_given
-from polyfed.runs.folder_names import slug
+from polyfed.runs.folder.folder_names import slug
+from polyfed.runs.folder.lock import BeingTrained, is_held, once_free
+from polyfed.runs.folder.portable_paths import anchored
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.headline import headline, recorded_headline
 from polyfed.runs.lifecycle import resume, tracked_by, train_run
-from polyfed.runs.lock import BeingTrained, is_held, once_free
-from polyfed.runs.notebook_bar import default_watcher
-from polyfed.runs.portable_paths import anchored
 from polyfed.runs.result import Result
-from polyfed.runs.run_folder import RunFolder
 from polyfed.runs.training_defaults import with_declared
-from polyfed.runs.watcher import Watcher
 from polyfed.settings import AUTO, Settings, require_count
 
 SEEN, LEAVE_ONE_OUT = PROTOCOLS = ("seen", "leave-one-out")
@@ -89,7 +88,7 @@ class ComparedRuns:
         seeds: int = 1,
         protocol: str = SEEN,
         folder: str | Path | None = None,
-        watcher: Watcher | None = None,
+        callbacks: Sequence[Callback] | None = None,
         track: str | Sequence[str] = (),
     ) -> None:
         """Decide which runs there are; what cannot be run at all is refused here.
@@ -102,13 +101,15 @@ class ComparedRuns:
             seeds: runs of each method: the settings' seed, and the next ones.
             protocol: ``seen``, or ``leave-one-out``: every domain unseen in turn.
             folder: where run folders go, and where finished ones are looked for; None: nothing is written.
-            watcher: hears of every run.
+            callbacks: Called for every run; default: a progress bar in a notebook.
             track: trackers that every run is written to: tensorboard, mlflow, wandb.
         """
         tracked_by(track)
         self.track = track
         check_protocol(settings, seeds, protocol)
-        self.settings, self.protocol, self.watcher = settings, protocol, watcher or default_watcher()
+        self.settings, self.protocol = settings, protocol
+        self.callbacks = default_callbacks(callbacks)
+        self.message = Callbacks(self.callbacks).message
         self.folder = None if folder is None else Path(folder)
         self.model = None if isinstance(model, str) else model
         self.seeds = tuple(range(settings.seed, settings.seed + seeds))
@@ -119,7 +120,7 @@ class ComparedRuns:
             self.settings = with_one_model(settings, self.data.default_model, [one.method for one in self.methods.values()])
             needing = [label for label, one in self.methods.items() if one.method.facts.batch_norm]
             for notice in why_this_model(settings, self.settings, self.data, " and ".join(needing)):
-                self.watcher.notice(f"{notice} It is the same for all methods.")
+                self.message(f"{notice} It is the same for all methods.")
         self.undeclared = self.settings
         self.settings, self.origins = with_declared(self.settings, self.data, self.model)
         left_out = [domain.name for domain in self.data.domains] if isinstance(self.data, DataSet) else []
@@ -172,18 +173,19 @@ class ComparedRuns:
         def attempt(run: ComparisonRun, patient: bool) -> bool:
             """Try to finish a run; says whether it is settled. One that another process trains is waited for only by the patient."""
             nonlocal settled
-            self.watcher.begin(run.words, settled + 1, len(self.runs))
             if run.method not in self.problems:
-                notify = self.watcher.notice
+                heard_by = Callbacks(self.callbacks, run.words, settled, len(self.runs))
                 try:
                     found[run.words] = (
-                        once_free(lambda: self._train_one(run, read), notify) if patient else self._train_one(run, read)
+                        once_free(lambda: self._train_one(run, read, heard_by), self.message)
+                        if patient
+                        else self._train_one(run, read, heard_by)
                     )
                 except PolyfedError as error:
                     if isinstance(error, BeingTrained) and error.elsewhere:
                         return False
                     self.problems[run.method] = str(error)
-                    notify(f"{run.method} is given up: {error}")
+                    self.message(f"{run.method} is given up: {error}")
             settled += 1
             return True
 
@@ -201,35 +203,26 @@ class ComparedRuns:
                 Experiment(run.settings, self.data, run.value, self.model, backend=InProcess)
             except PolyfedError as error:
                 problems[method] = str(error)
-                self.watcher.notice(f"{method} will be left out: {error}")
+                self.message(f"{method} will be left out: {error}")
         return problems
 
-    def _train_one(self, run: ComparisonRun, read: Callable[[Result], Read]) -> Read:
+    def _train_one(self, run: ComparisonRun, read: Callable[[Result], Read], heard_by: Callbacks) -> Read:
         experiment = Experiment(run.settings, self.data, run.value, self.model)
         experiment.head_by(self.headline)
         objects = {"method": run.value, "model": self.model}
         experiment.given = [*self.given, *(name for name, value in objects.items() if value is not None)]
         for notice in experiment.notices:
-            self.watcher.notice(notice)
+            self.message(notice)
         experiment.origins = self._chosen(self.methods[run.method])[1]
         folder, exists = self.folder_of(run, experiment)
-        rounds: list[int] = []
-
-        def observe(server: Server) -> None:
-            self.watcher.round(server)
-            rounds.append(server.round)
-
+        callbacks = [heard_by, *tracked_by(self.track)]
         if folder is not None and exists:
-            result = resume(
-                folder.path, self.data, notify=self.watcher.notice, observers=[observe], callbacks=tracked_by(self.track)
-            )
+            result = resume(folder.path, self.data, callbacks=callbacks)
         else:
-            result = train_run(experiment, folder, observers=[observe], callbacks=tracked_by(self.track))
-        self.reused += exists and not rounds
-        how = "trained" if not exists else "resumed" if rounds else "reused"
-        outcome = read(result)
-        self.watcher.end(run.words, f"{result.words}, {how}")
-        return outcome
+            result = train_run(experiment, folder, callbacks)
+        self.reused += exists and not heard_by.trained
+        heard_by.end_reused(result)
+        return read(result)
 
     def folder_of(self, run: ComparisonRun, experiment: Experiment) -> tuple[RunFolder | None, bool]:
         """The folder of a run, and whether it holds this run already; folders of other runs are passed over."""

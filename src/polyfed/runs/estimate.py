@@ -11,7 +11,7 @@ import dataclasses
 import gc
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,12 +28,11 @@ from polyfed.core.server import Server
 from polyfed.costs.resource_meter import forget_peak, load_libraries, peak_size
 from polyfed.errors import PolyfedError
 from polyfed.runs.assemble import build_federation
+from polyfed.runs.callbacks.evaluation import is_turn
 from polyfed.runs.compare import ComparisonRun
 from polyfed.runs.experiment import Experiment, already_dealt, rounds_from_budget, settings_given, threads
-from polyfed.runs.recorder import is_turn
 from polyfed.runs.selection import BEST_VALIDATION
 from polyfed.runs.training_defaults import with_declared
-from polyfed.runs.watcher import Watcher
 from polyfed.settings import Settings
 
 ROUNDS = 2
@@ -348,7 +347,7 @@ def estimate_run(data: Any, method: str | Method | None, model: Any, seconds: fl
     return Estimator(given, federation, method, model, seconds).estimate(federation)
 
 
-def estimate_runs(runs: Sequence[ComparisonRun], data: Any, watcher: Watcher) -> list[MethodEstimate]:
+def estimate_runs(runs: Sequence[ComparisonRun], data: Any, notify: Callable[[str], None]) -> list[MethodEstimate]:
     """What the runs of each method would cost; each method is measured once.
 
     One method of several that cannot be built has a problem instead; where there is only one, its error is raised.
@@ -356,7 +355,7 @@ def estimate_runs(runs: Sequence[ComparisonRun], data: Any, watcher: Watcher) ->
     Args:
         runs: of a comparison, or a single one.
         data: their data.
-        watcher: hears which method is measured.
+        notify: Called with what is measured next.
     """
     by_method: dict[str, list[ComparisonRun]] = {}
     federations: dict[str | None, Federation] = {}
@@ -366,7 +365,7 @@ def estimate_runs(runs: Sequence[ComparisonRun], data: Any, watcher: Watcher) ->
             federations[run.left_out] = build_federation(data, run.settings)
     found = []
     for number, (method, its_runs) in enumerate(by_method.items(), 1):
-        watcher.begin(method, number, len(by_method))
+        notify(f"Measuring {method} ({number} of {len(by_method)})")
         found.append(MethodEstimate(method))
         try:
             estimator = Estimator(its_runs[0].settings, federations[its_runs[0].left_out], its_runs[0].value)
@@ -376,5 +375,4 @@ def estimate_runs(runs: Sequence[ComparisonRun], data: Any, watcher: Watcher) ->
             if len(by_method) == 1:
                 raise
             found[-1].problem = str(error)
-            watcher.notice(f"{method} cannot be run: {error}")
     return found

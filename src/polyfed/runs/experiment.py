@@ -23,6 +23,7 @@ from polyfed.core.evaluation import Row
 from polyfed.core.load_methods import load_file
 from polyfed.core.loop import Observer, hold
 from polyfed.core.method import Method, as_method
+from polyfed.core.metrics import IN_DETAIL
 from polyfed.core.reply_checks import checked
 from polyfed.core.scored_clients import models_are_equal, scored_clients
 from polyfed.core.server import Server
@@ -32,16 +33,16 @@ from polyfed.costs.totals import Costs, counted
 from polyfed.data.recorded_inputs import RecordedInputs
 from polyfed.errors import ModelError, RunFolderError, SettingError
 from polyfed.runs.assemble import build_bench, build_federation, normalised_for, notices, prepared_model, refuse_absent
-from polyfed.runs.checkpoint import Snapshot
 from polyfed.runs.default_model import why_this_model, with_one_model
+from polyfed.runs.folder.checkpoint import Snapshot
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.headline import headline
-from polyfed.runs.run_folder import RunFolder
 from polyfed.runs.selection import require_validation
 from polyfed.runs.training_defaults import with_declared
-from polyfed.settings import Settings, with_changes
+from polyfed.settings import Settings, setting_names, with_changes
 
 DEFAULTS = Settings()
-DEALING = ("partition", "few_shot", "unseen", "unseen_part", "root")
+DEALING = (*setting_names("partition"), "root")
 """Settings that say how data are dealt to clients, and from where."""
 MOST_ROUNDS = 2**31
 
@@ -78,6 +79,8 @@ class Experiment:
             load_file(file)
         self.given: list[str] = []
         self.objects: dict[str, str] = {}
+        self.on_reply: Callable[[Ask, Reply], None] | None = None
+        """Called with every valid reply of training, before it is used."""
         self.method = as_method(settings.method if method is None else method)
         self.federation: Federation = build_federation(
             settings.data if data is None else data, settings, None if recorded is None else recorded.shape
@@ -145,24 +148,22 @@ class Experiment:
         """Hold a conversation."""
         return converse(conversation, self.ask_clients)
 
-    def train(
-        self,
-        observers: Sequence[Observer] = (),
-        through: Callable[[AskClients], AskClients] | None = None,
-        hear: Callable[[Ask, Reply], None] | None = None,
-    ) -> None:
-        """Hold the rounds that are still to come.
+    def train(self, observers: Sequence[Observer] = (), through: Callable[[AskClients], AskClients] | None = None) -> None:
+        """Run the setup and the remaining rounds.
 
         Args:
-            observers: called after every round.
-            through: wraps the backend, to watch what travels or to let something fail; replies are checked after it.
-            hear: called with every reply that was found good.
+            observers: Called after the setup and after every round.
+            through: Wraps the backend, to record what travels or to let something fail; replies are checked after it.
         """
         ask_clients = self.ask_clients if through is None else self.asking(through(self.backend))
-        if hear is not None:
-            ask_clients = heard(ask_clients, hear)
+        if self.on_reply is not None:
+            ask_clients = _heard(ask_clients, self.on_reply)
         with threads(self.settings.threads):
             hold(self.method, self.server, self.backend, ask_clients, self.settings.rounds, observers)
+
+    def score(self, split: str) -> list[Row]:
+        """Score the current state, in detail if the metric that rounds are compared by needs it."""
+        return self.evaluate(split, in_detail=self.bench.measure in IN_DETAIL)
 
     def evaluate(self, split: str = "test", newcomer: str | None = None, in_detail: bool = False) -> list[Row]:
         """Score seen clients and, where there are unseen domains, the newcomer; in detail, with the measures that cost more."""
@@ -240,9 +241,7 @@ class Experiment:
         return rows
 
 
-def heard(ask_clients: AskClients, hear: Callable[[Ask, Reply], None]) -> AskClients:
-    """The same, with somebody who hears every reply before it is used."""
-
+def _heard(ask_clients: AskClients, hear: Callable[[Ask, Reply], None]) -> AskClients:
     def ask_and_tell(ask: Ask) -> Iterator[Reply]:
         for reply in ask_clients(ask):
             hear(ask, reply)

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from polyfed.core.device import lay_channels_last
 from polyfed.core.scored_clients import models_are_equal
 from polyfed.errors import MissingExtra, ModelError, RunFolderError, SettingError, nearest
-from polyfed.layers.folding import Folded, fold_for_prediction
+from polyfed.models.layers.folding import Folded, fold_for_prediction
 from polyfed.runs.experiment import threads
 from polyfed.runs.predictions import client_words, models_for
 

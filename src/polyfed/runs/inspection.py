@@ -9,8 +9,8 @@ from typing import Any
 
 from polyfed.core.code_gate import code_in
 from polyfed.errors import RunFolderError
-from polyfed.runs.account_key import is_sealed
-from polyfed.runs.manifest import Damaged, manifest_files, read_manifest
+from polyfed.runs.folder.account_key import is_sealed
+from polyfed.runs.folder.manifest import Damaged, manifest_files, read_manifest
 
 MOST_FILES = 1000
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,26 +11,30 @@ from typing import Any
 from torch import nn
 
 from polyfed.backends.choose import BackendFor, backend_for
-from polyfed.core.loop import Observer
 from polyfed.core.method import Facts, Method
+from polyfed.core.server import Server
+from polyfed.costs.resource_meter import Meter, trains_in_this_process
 from polyfed.data.federation_summary import summary_of
 from polyfed.data.identity import identity_of
 from polyfed.errors import RunFolderError
-from polyfed.runs.answers_file import read_answers, write_answers
-from polyfed.runs.callback import Callback, Callbacks, StoppedEarly
-from polyfed.runs.checkpoint import Snapshot
+from polyfed.runs.callbacks.active_run import ActiveRun
+from polyfed.runs.callbacks.callback import Callback, Callbacks, StoppedEarly
+from polyfed.runs.callbacks.checkpoints import CheckpointWriter
+from polyfed.runs.callbacks.evaluation import Evaluation
+from polyfed.runs.callbacks.progress import ProgressBar
+from polyfed.runs.callbacks.selection import chooser_of
+from polyfed.runs.callbacks.training_metrics import TrainingMetrics
 from polyfed.runs.experiment import Experiment, settings_given
-from polyfed.runs.first_loss import FirstLoss
+from polyfed.runs.folder.answers_file import read_answers
+from polyfed.runs.folder.checkpoint import Snapshot
+from polyfed.runs.folder.newcomer_file import leave_newcomer
+from polyfed.runs.folder.portable_paths import on_this_machine
+from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.given_objects import NAMES as OBJECTS
 from polyfed.runs.given_objects import give, parted
 from polyfed.runs.headline import as_plain, recorded_headline
-from polyfed.runs.last_rounds import scored_rounds
-from polyfed.runs.newcomer_file import leave_newcomer
-from polyfed.runs.portable_paths import on_this_machine
-from polyfed.runs.progress_bar import progress_bar
-from polyfed.runs.recorder import Recorder, rows_at
 from polyfed.runs.result import Result
-from polyfed.runs.run_folder import RunFolder
+from polyfed.runs.scores import rows_at, scored_rounds
 
 log = logging.getLogger("polyfed")
 
@@ -50,77 +55,75 @@ def run_experiment(
     given = {"data": data, "method": method, "model": model}
     experiment.given = [name for name, value in given.items() if value is not None and not isinstance(value, str | Path)]
     give(experiment, objects)
-    heard_by = [*callbacks, *tracked_by(track)]
-    return train_run(experiment, None if out is None else RunFolder(out), progress=progress, callbacks=heard_by)
+    with ProgressBar(progress) as bar:
+        return train_run(experiment, None if out is None else RunFolder(out), [*callbacks, *tracked_by(track), bar])
 
 
 def tracked_by(names: str | Sequence[str]) -> list[Callback]:
     """The trackers of these names, as callbacks."""
-    from polyfed.runs.trackers import trackers
+    from polyfed.runs.callbacks.trackers import trackers
 
     return trackers(names) if names else []
 
 
 def train_run(
     experiment: Experiment,
-    folder: RunFolder | None,
-    progress: bool | None = False,
-    resumed: bool = False,
-    observers: Sequence[Observer] = (),
+    folder: RunFolder | None = None,
+    callbacks: Sequence[Callback] = (),
     split: str = "test",
+    resumed: bool = False,
     best: Mapping[str, Any] | None = None,
-    callbacks: Sequence[Callback] = (),
 ) -> Result:
-    """Train and evaluate on a split, with everything written to the folder on the way."""
-    if folder is None:
-        return trained(experiment, Recorder(experiment, None, split, best), progress, observers, callbacks)
-    with folder.locked():
-        experiment.backend.keep_in(folder.path)
-        if not resumed:
-            folder.create(experiment.settings, facts_of(experiment))
-        return trained(experiment, Recorder(experiment, folder, split, best), progress, observers, callbacks)
+    """Train the remaining rounds and score the final model. Whatever happens, the last checkpoint is whole.
 
-
-def trained(
-    experiment: Experiment,
-    recorder: Recorder,
-    progress: bool | None,
-    observers: Sequence[Observer],
-    callbacks: Sequence[Callback] = (),
-) -> Result:
-    """Train to the end, and score the model the run ends with; whatever happens, what was saved is whole."""
-    folder, heard_by = recorder.folder, Callbacks(callbacks, recorder)
-    try:
-        heard_by.begin()
-        with progress_bar(experiment, progress) as advance:
-            observed_by: list[Observer] = [
-                recorder,
-                FirstLoss(experiment),
-                *([advance] if advance is not None else []),
-                *observers,
-                heard_by,
-            ]
-            experiment.train(observed_by, hear=None if folder is None else recorder.drift.hear)
-    except StoppedEarly as stop:
-        log.info("%s", stop)
-    except BaseException:
-        recorder.save_if_between_rounds()
-        experiment.backend.close()
-        raise
-    try:
-        rows = recorder.final_rows()
+    Args:
+        experiment: What is trained.
+        folder: Where metrics and checkpoints are written; None: nowhere.
+        callbacks: Called after those of the run itself.
+        split: Data that the run is scored on: test or validation.
+        resumed: The folder holds this run already.
+        best: What the checkpoint of a resumed run records of the best round so far.
+    """
+    with contextlib.ExitStack() as until_the_end:
         if folder is not None:
-            leave_newcomer(experiment, folder.path)
-            write_answers(folder.path, recorder.answers)
-            recorder.save(at_once=True, finished=True)
-    except BaseException:
-        recorder.settle()
-        raise
-    finally:
-        experiment.backend.close()
-    result = Result(experiment, rows, None if folder is None else str(folder.path), recorder.answers, recorder.by_round)
-    heard_by.end(result)
-    return result
+            until_the_end.enter_context(folder.locked())
+            experiment.backend.keep_in(folder.path)
+            if not resumed:
+                folder.create(experiment.settings, facts_of(experiment))
+        until_the_end.callback(experiment.backend.close)
+        run = ActiveRun(experiment, folder, split, resumed)
+        selection = chooser_of(run, best)
+        evaluation, checkpoints = Evaluation(run, selection), CheckpointWriter(run, selection)
+        deciding = [] if selection is None else [selection]
+        everyone = [TrainingMetrics(run), *deciding, evaluation, checkpoints, *callbacks]
+        meter = Meter(trains_in_this_process(experiment.settings), background=lambda: checkpoints.background.cpu_seconds)
+
+        def after_round(server: Server) -> None:
+            meter.pause(experiment.costs)
+            checkpoints.collect()
+            if server.round:
+                run.after_round(everyone)
+            else:  # the setup has run
+                checkpoints.after_round(run.state())
+            meter.go_on(measure_memory=checkpoints.leaves_memory_alone)
+
+        try:
+            run.begin(everyone)
+            experiment.train([after_round])
+        except StoppedEarly as stop:
+            log.info("%s", stop)
+        except BaseException:
+            checkpoints.save_if_between_rounds()
+            raise
+        try:
+            rows = evaluation.final_rows()
+            result = Result(experiment, rows, run.path, run.answers, run.by_round)
+            for callback in everyone:
+                callback.end(result)
+        except BaseException:
+            checkpoints.settle()
+            raise
+        return result
 
 
 def privacy_facts(facts: Facts) -> dict[str, str]:
@@ -158,9 +161,7 @@ def resume(
     path: str | Path,
     data: Any = None,
     model: Any = None,
-    progress: bool | None = False,
-    notify: Callable[[str], None] = print,
-    observers: Sequence[Observer] = (),
+    callbacks: Sequence[Callback] = (),
     split: str = "test",
     method: Method | None = None,
     backend: BackendFor | None = None,
@@ -168,15 +169,14 @@ def resume(
     root: str | None = None,
     device: str | None = None,
     trust: bool = False,
-    callbacks: Sequence[Callback] = (),
     objects: Mapping[str, Any] | None = None,
 ) -> Result:
     """Go on with a run from its last good checkpoint, to the same end as if it had never stopped.
 
-    ``polyfed.resume`` says what most arguments mean. ``observers`` are called after every round, ``split`` is what the run is evaluated
-    on (test or validation), and ``backend`` reaches the clients where the settings do not say it all.
+    ``polyfed.resume`` documents most arguments. ``split`` is the data that the run is scored on (test or validation), ``backend`` reaches
+    the clients if the settings do not say how. A finished run calls no callbacks.
     """
-    folder = RunFolder(path)
+    folder, notify = RunFolder(path), Callbacks(callbacks).message
     settings = on_this_machine(folder.settings_to_go_on(), root, device, load, model)
     folder.name_code(trust)
     given = dict(objects or {})
@@ -194,7 +194,7 @@ def resume(
             snapshot, complaints = folder.read()  # until now another process may have trained it
             if not is_finished(snapshot):
                 best = go_back(experiment, folder, snapshot, complaints, notify)
-                return train_run(experiment, folder, progress, True, observers, split, best, callbacks)
+                return train_run(experiment, folder, callbacks, split, resumed=True, best=best)
     go_back(experiment, folder, snapshot, complaints, notify)
     leave_newcomer(experiment, folder.path, overwrite=False)
     answers = {} if snapshot is None else read_answers(folder, snapshot.notes)

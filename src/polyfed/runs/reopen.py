@@ -16,18 +16,17 @@ from polyfed.data.recorded_inputs import RecordedInputs
 from polyfed.errors import ModelError, RunFolderError
 from polyfed.models.model_text import images_of_weights
 from polyfed.models.weights import weights_left_out
-from polyfed.runs.answers_file import read_answers
-from polyfed.runs.checkpoint import Snapshot
-from polyfed.runs.client_state_files import NODES, read_states
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder.answers_file import read_answers
+from polyfed.runs.folder.checkpoint import Snapshot
+from polyfed.runs.folder.client_state_files import NODES, read_states
+from polyfed.runs.folder.manifest import newest_notes
+from polyfed.runs.folder.newcomer_file import put_back
+from polyfed.runs.folder.portable_paths import on_this_machine
+from polyfed.runs.folder.run_folder import HELD_BY_NODES, RunFolder
 from polyfed.runs.headline import recorded_headline
-from polyfed.runs.last_rounds import scored_rounds
-from polyfed.runs.manifest import newest_notes
-from polyfed.runs.newcomer_file import put_back
-from polyfed.runs.portable_paths import on_this_machine
-from polyfed.runs.recorder import rows_at
 from polyfed.runs.result import Result
-from polyfed.runs.run_folder import HELD_BY_NODES, RunFolder
+from polyfed.runs.scores import rows_at, scored_rounds
 from polyfed.runs.selection import LAST
 from polyfed.settings import AUTO, Settings
 

@@ -15,8 +15,8 @@ from polyfed.core.conversation import Ask, Replies, Reply, converse
 from polyfed.core.evaluation import Newcomer
 from polyfed.core.loop import hold
 from polyfed.core.trees import leaves_in
-from polyfed.runs.checkpoint import copied
 from polyfed.runs.experiment import Experiment, threads
+from polyfed.runs.folder.checkpoint import copied
 
 Change: TypeAlias = Callable[[Ask, Reply], Reply]
 DEPTH = 5_000

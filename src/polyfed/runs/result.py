@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -14,16 +15,16 @@ from polyfed.core.client import Client
 from polyfed.core.evaluation import Row
 from polyfed.core.metrics import MEASURES, over_examples, standard_error
 from polyfed.core.privacy import account_of
-from polyfed.core.tasks.known import pooled
+from polyfed.core.tasks.known import pooled, value_by
 from polyfed.core.tasks.task import Prediction
 from polyfed.errors import DataError, SettingError, nearest
-from polyfed.runs.answers_file import Answers
-from polyfed.runs.checkpoint import joint_digest
 from polyfed.runs.figures import dots_figure
+from polyfed.runs.folder.answers_file import Answers
+from polyfed.runs.folder.checkpoint import joint_digest
 from polyfed.runs.headline import BASELINE, domains_of, headline_by_scores, warnings
 from polyfed.runs.image_inputs import ImageInputs
-from polyfed.runs.last_rounds import WINDOW, ByRound, LastRounds
 from polyfed.runs.predictions import client_words, predicted
+from polyfed.runs.scores import WINDOW, ByRound, LastRounds
 from polyfed.runs.selection import LAST
 from polyfed.runs.training_defaults import training_words
 
@@ -87,6 +88,9 @@ class Result:
     @property
     def words(self) -> str:
         """The outcome in a few words, which name the view they are of."""
+        validation = [value_by(self.headline.measure, row.numbers, row.client) for row in self.rows if row.view == "validation"]
+        if validation:
+            return f"validation {100 * statistics.fmean(validation):.1f} %"
         found = self.table(self.headline.measure)
         view = "seen" if found["seen"] else "unseen"
         domains = found[view]

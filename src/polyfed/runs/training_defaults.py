@@ -13,7 +13,7 @@ from polyfed.core.data_types import DataSet, Federation, TrainsWith
 from polyfed.data.registry import data_sets
 from polyfed.models import models
 from polyfed.models.model_text import as_call
-from polyfed.settings import Settings, Unset
+from polyfed.settings import FACTS, Settings, Unset
 from polyfed.text import read_call
 
 GIVEN, GENERAL = "given", "default"
@@ -51,7 +51,7 @@ def chosen(settings: Settings, declared: TrainsWith | None, origin: str) -> tupl
     rate_is_free = all(name in free for name in RATE) and not settings.momentum
     taken = [name for name in free if declared is not None and (name not in RATE or rate_is_free)]
     values = {name: getattr(declared if name in taken else settings, name) for name in NAMES}
-    plain = {name: value.plain() if isinstance(value, Unset) else value for name, value in values.items()}
+    plain = {name: FACTS[name].type(value) if isinstance(value, Unset) else value for name, value in values.items()}
     origins = {name: origin if name in taken else GENERAL if name in free else GIVEN for name in NAMES}
     return dataclasses.replace(settings, **plain), origins
 

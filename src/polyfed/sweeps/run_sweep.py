@@ -10,9 +10,9 @@ from polyfed.core.code_gate import allow, code_in
 from polyfed.core.data_types import DataSet, Federation
 from polyfed.errors import SettingError
 from polyfed.runs.assemble import build_data_set
+from polyfed.runs.callbacks.callback import Callback
 from polyfed.runs.experiment import settings_given
-from polyfed.runs.folder_names import data_slug
-from polyfed.runs.watcher import Watcher
+from polyfed.runs.folder.folder_names import data_slug
 from polyfed.settings import Settings
 from polyfed.sweeps.search import Sweep
 from polyfed.sweeps.space import Axis
@@ -30,7 +30,7 @@ def run_sweep(
     seeds: int,
     hold_out: float | None,
     out: str | Path | None,
-    watcher: Watcher | None,
+    callbacks: Sequence[Callback] | None,
     **values: Any,
 ) -> Sweep:
     """What ``polyfed.sweep`` does."""
@@ -52,7 +52,7 @@ def run_sweep(
         seeds=seeds,
         hold_out=hold_out,
         data=None if isinstance(data, str | Path) else data_to_search(data, settings),
-        watcher=watcher,
+        callbacks=callbacks,
     )
     found.run()
     return found

@@ -29,20 +29,19 @@ from polyfed.reports.json_values import json_values
 from polyfed.reports.searches import trial_rows
 from polyfed.reports.tables import MethodRow, method_row, outcome, percent, row_json
 from polyfed.runs.assemble import build_data_set, build_federation
-from polyfed.runs.atomic_write import write_atomically
-from polyfed.runs.callback import Callback, RunState
+from polyfed.runs.callbacks.callback import Callback, Callbacks, RunState
+from polyfed.runs.callbacks.progress import default_callbacks
+from polyfed.runs.callbacks.training_metrics import OF_TRAINING
 from polyfed.runs.candidates import Candidate, candidates
-from polyfed.runs.checkpoint import Checkpoints
 from polyfed.runs.default_model import with_one_model
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder.atomic_write import write_atomically
+from polyfed.runs.folder.checkpoint import Checkpoints
+from polyfed.runs.folder.lock import once_free
+from polyfed.runs.folder.run_folder import RunFolder, versions
 from polyfed.runs.headline import headline
 from polyfed.runs.lifecycle import facts_of, resume, train_run
-from polyfed.runs.lock import once_free
-from polyfed.runs.notebook_bar import default_watcher
-from polyfed.runs.recorder import OF_TRAINING
 from polyfed.runs.result import Result
-from polyfed.runs.run_folder import RunFolder, plain, versions
-from polyfed.runs.watcher import Watcher
 from polyfed.settings import MOST_RUNS, Settings, require_count
 from polyfed.sweeps.data import ReadTooSoon, need_validation, trial_settings, with_validation, without_tests
 from polyfed.sweeps.proposals import SAMPLERS, NoCombinationLeft, Proposals, check_sampler, open_store, rungs
@@ -72,7 +71,7 @@ class Sweep:
         seeds: int = 1,
         hold_out: float | None = None,
         data: DataSet | None = None,
-        watcher: Watcher | None = None,
+        callbacks: Sequence[Callback] | None = None,
     ) -> None:
         """Prepare a search.
 
@@ -87,7 +86,7 @@ class Sweep:
             seeds: final runs of each method: the settings' seed, and the next ones.
             hold_out: share of the training data to validate on, where the data have no validation part.
             data: the data set; default: the one the settings name.
-            watcher: hears of every trial and final run.
+            callbacks: Called for every trial and final run.
         """
         require_count("seeds", seeds)
         found = list(candidates(methods, settings.load).values())
@@ -97,7 +96,8 @@ class Sweep:
         self.settings, self.axes, self.folder = settings, list(axes), Path(folder)
         self.is_grid, self.sampler, self.halving = trials is None, sampler, halving
         self.seeds = [settings.seed + step for step in range(seeds)]
-        self.hold_out, self.watcher = hold_out, watcher or default_watcher()
+        self.hold_out, self.callbacks = hold_out, default_callbacks(callbacks)
+        self.message = Callbacks(self.callbacks).message
         self.trials = trials_of_each([one.text for one in found], axes, trials)
         self.searched = [Searched(one) for one in found]
         self.data_by_name = data is None
@@ -130,28 +130,28 @@ class Sweep:
         self.headline = headline(self.settings.metric, federation)
         return data
 
-    def begin(self, words: str) -> None:
-        """Report that a run begins."""
+    def next_run(self, words: str) -> Callbacks:
+        """Return the callbacks of the next run."""
         self.begun += 1
-        self.watcher.begin(words, self.begun, self.total)
+        return Callbacks(self.callbacks, words, self.begun - 1, self.total)
 
     def test(self, one: Searched) -> None:
         """Train the chosen setting once per seed, and test it."""
         assert one.chosen is not None
         for seed in self.seeds:
             words = f"{one.chosen.trial.settings.method}, {values_words(one.chosen.trial.values)}, seed {seed}, test"
-            self.begin(words)
+            heard_by = self.next_run(words)
             try:
-                result = once_free(functools.partial(self.final, one.chosen.trial, seed), self.watcher.notice)
+                result = once_free(functools.partial(self.final, one.chosen.trial, seed, heard_by), self.message)
             except (ReadTooSoon, RunFolderError):
                 raise
             except PolyfedError as error:
                 one.problem = str(error)
                 return
             one.outcomes.append(outcome(result))
-            self.watcher.end(words, result.words)
+            heard_by.end_reused(result)
 
-    def final(self, trial: Trial, seed: int) -> Result:
+    def final(self, trial: Trial, seed: int, heard_by: Callbacks) -> Result:
         """The chosen setting with one seed: read, resumed, taken over from its trial, or trained."""
         settings = dataclasses.replace(trial.settings, seed=seed, unseen_part=self.settings.unseen_part)
         experiment = Experiment(settings, self.whole)
@@ -160,16 +160,16 @@ class Sweep:
         experiment.given = [] if self.data_by_name else ["data"]
         folder = RunFolder(self.folder / "final" / name_of(experiment.settings, {}, self.whole.source, self.chosen_by(settings)))
         if (folder.path / "run.toml").exists():
-            return resume(folder.path, self.whole, notify=self.watcher.notice, observers=[self.watcher.round])
+            return resume(folder.path, self.whole, callbacks=[heard_by])
         if seed == trial.settings.seed and self.hold_out is None and not trial.settings.evaluate_every:
             return taken_over(trial, experiment, folder)
-        return train_run(experiment, folder, observers=[self.watcher.round])
+        return train_run(experiment, folder, [heard_by])
 
     def document(self) -> dict[str, Any]:
         """Everything tried, the chosen values, and the results."""
         return {
             "format": FORMAT,
-            "settings": plain(self.settings),
+            "settings": self.settings.to_dict(),
             "source": self.whole.source,
             "search": "grid" if self.is_grid else self.sampler,
             "halving": self.halving,
@@ -279,13 +279,13 @@ class Searcher:
 
     def __init__(self, data: DataSet, sweep: Sweep) -> None:
         self.data, self.sweep, self.settings, self.halving = data, sweep, sweep.settings, sweep.halving
-        self.folder, self.watcher, self.begin, self.write = sweep.folder / "trials", sweep.watcher, sweep.begin, sweep.write
+        self.folder, self.message, self.write = sweep.folder / "trials", sweep.message, sweep.write
         self.store = open_store(sweep.folder)
 
     def proposals(self, one: Searched) -> Proposals:
         """What is tried for a method."""
         sweep, axes = self.sweep, axes_of_method(self.sweep.axes, one.candidate.text)
-        about = [plain(sweep.settings), self.data.source, sweep.is_grid, sweep.halving]
+        about = [sweep.settings.to_dict(), self.data.source, sweep.is_grid, sweep.halving]
         about += [sweep.metric] if sweep.metric != self.data.task.main_measure else []
         start = grid(axes) if sweep.is_grid else []
         return Proposals(sweep.folder, self.store, one.method, axes, start, sweep.sampler, sweep.settings.seed, about)
@@ -302,9 +302,11 @@ class Searcher:
                     raise
                 break  # the rounds that stopped trials have saved find nothing more to try
             words = f"{one.method}, {values_words(values)}"
-            self.begin(words)
+            heard_by = self.sweep.next_run(words)
             try:
-                score = self.score(one.candidate, values, Rungs(proposals, number, self.sweep.metric) if self.halving else None)
+                score = self.score(
+                    one.candidate, values, heard_by, Rungs(proposals, number, self.sweep.metric) if self.halving else None
+                )
             except (ReadTooSoon, RunFolderError):
                 raise
             except PolyfedError as error:
@@ -312,7 +314,8 @@ class Searcher:
                 return
             one.scores.append(score)
             proposals.tell(number, score.validation, score.stopped is not None)
-            self.watcher.end(words, score_words(score))
+            if score.validation is None:
+                self.message(f"{words}: {score.problem}")
             self.write()
         worked = [score for score in one.scores if score.can_be_chosen]
         if worked:
@@ -327,7 +330,7 @@ class Searcher:
         whole = one.scores[0].trial.settings.rounds
         return one.rounds + whole <= self.sweep.trials * whole and len(one.scores) < MOST_RUNS
 
-    def score(self, method: Candidate, values: Values, rungs: Rungs | None = None) -> Score:
+    def score(self, method: Candidate, values: Values, heard_by: Callbacks, rungs: Rungs | None = None) -> Score:
         """One trial: read back, resumed or trained. A trial whose training fails is remembered as failed."""
         settings = applied(method.settings(self.settings), method.text, values)
         experiment = Experiment(trial_settings(settings), self.data)
@@ -336,30 +339,26 @@ class Searcher:
         name = name_of(experiment.settings, values, self.data.source, chosen_by) + (STOPPABLE if rungs else "")
         trial = Trial(values, experiment.settings, self.folder / name)
         for notice in experiment.notices:
-            self.watcher.notice(notice)
+            self.message(notice)
         failure = trial.folder / "failed.json"
         if failure.exists():
             return Score(trial, None, problem=json.loads(failure.read_text())["problem"])
         try:
-            result = once_free(lambda: self.trained(trial, experiment, rungs), self.watcher.notice)
+            result = once_free(lambda: self.trained(trial, experiment, [heard_by, *([rungs] if rungs else [])]), self.message)
         except (ClientFailure, TooFewReplies) as error:
             failure.write_text(json.dumps({"problem": str(error)}))
             return Score(trial, None, problem=str(error))
+        heard_by.end_reused(result)
         clients = {row.client: value_by(self.sweep.metric, row.numbers, row.client) for row in result.rows}
         reached = result.experiment.server.round
         stopped = reached if reached < result.experiment.server.rounds else None
         return Score(trial, statistics.fmean(clients.values()), clients, stopped=stopped)
 
-    def trained(self, trial: Trial, experiment: Experiment, rungs: Rungs | None = None) -> Result:
+    def trained(self, trial: Trial, experiment: Experiment, callbacks: Sequence[Callback]) -> Result:
         """The trial's run, scored on validation data."""
-        callbacks = [rungs] if rungs else []
         if (trial.folder / "run.toml").exists():
-            watching = [self.watcher.round]
-            return resume(
-                trial.folder, self.data, notify=self.watcher.notice, observers=watching, split=VALIDATION, callbacks=callbacks
-            )
-        folder = RunFolder(trial.folder)
-        return train_run(experiment, folder, observers=[self.watcher.round], split=VALIDATION, callbacks=callbacks)
+            return resume(trial.folder, self.data, callbacks=callbacks, split=VALIDATION)
+        return train_run(experiment, RunFolder(trial.folder), callbacks, VALIDATION)
 
 
 class Rungs(Callback):
@@ -386,14 +385,6 @@ def require_texts(found: Sequence[Candidate]) -> None:
     for one in found:
         if one.value is not None:
             raise SettingError(f"A search finds its trials again by their settings, so methods are given as texts: {one.text!r}.")
-
-
-def score_words(score: Score) -> str:
-    """What became of a trial."""
-    if score.validation is None:
-        return score.problem
-    behind = "" if score.stopped is None else f", behind after round {score.stopped}"
-    return f"validation {100 * score.validation:.1f} %{behind}"
 
 
 def taken_over(trial: Trial, experiment: Experiment, folder: RunFolder) -> Result:

@@ -12,7 +12,6 @@ from typing import Any
 
 from polyfed.core.method import parse
 from polyfed.runs.candidates import Candidate
-from polyfed.runs.run_folder import plain
 from polyfed.settings import Settings
 from polyfed.sweeps.space import Axis, Values
 
@@ -86,7 +85,7 @@ class Searched:
 
 def name_of(settings: Settings, values: Values, source: str, chosen_by: str = "") -> str:
     """Return a folder name that differs if the settings or the data do, or the metric if it decides how the run ends."""
-    described = {name: value for name, value in plain(settings).items() if name not in ("checkpoint_every", "metric")}
+    described = {name: value for name, value in settings.to_dict().items() if name not in ("checkpoint_every", "metric")}
     described["method"] = parse(settings.method).full_text  # a default may change between two searches
     described |= {"chosen_by": chosen_by} if chosen_by else {}
     digest = hashlib.sha256(json.dumps([described, source], sort_keys=True).encode()).hexdigest()[:10]

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.core.extras import Asked
-from polyfed.core.metrics import SCORES, Scores, results_of_parts, unevenness
-from polyfed.core.tasks.task import WHOLE, ClassCounts, HasTargets, Headline, Prediction, Task, TaskScores, kind_of
+from polyfed.core.extras import Asked, ListOf, Record
+from polyfed.core.metrics import COUNTS, MOST_CLASSES, Scores, results_of_parts, unevenness
+from polyfed.core.tasks.task import COUNT, SHARE, WHOLE, ClassCounts, HasTargets, Headline, Prediction, Task, TaskScores, kind_of
 
 UNEVEN = 3.0
 
@@ -82,7 +82,7 @@ class Classification(Task):
         return results_of_parts(predicted, targets, sizes, classes, in_detail=in_detail)
 
     def problem_with_record(self, record: Any, asked: Asked) -> str:
-        return SCORES.problem(record, asked)
+        return _RECORD.problem(record, asked) or problem_with_class_counts(record)
 
     def headline(self, counts: ClassCounts, split: str = "training") -> Headline:
         """Choose balanced accuracy if the classes of a domain are uneven, else accuracy."""
@@ -116,3 +116,46 @@ class Classification(Task):
             for value in (record["accuracy"], record["majority_rate"], record["balanced_accuracy"], 1 / occurring)
         )
         return f"accuracy {accuracy}, that class {majority}, balanced accuracy {balanced} (chance {chance})"
+
+
+def problem_with_class_counts(scores: Mapping[str, Any]) -> str:
+    """Why counts by class cannot be; empty where they can, or where there are none."""
+    given = [key for key in (*COUNTS, "confusion") if key in scores]
+    if not given:
+        return ""
+    missing = [key for key in COUNTS if key not in scores]
+    if missing:
+        return f"has no {missing[0]!r}, expected all of {', '.join(COUNTS)}"
+    counts, right, answers = (scores[key] for key in COUNTS)
+    if not len(counts) == len(right) == len(answers):
+        return "counts different numbers of classes"
+    if sum(counts) != scores["count"] or sum(answers) != scores["count"] or sum(right) != scores["right"]:
+        return f"counts by class that do not add up to {scores['count']} test examples, {scores['right']} of them right"
+    if any(r > min(n, a) for n, r, a in zip(counts, right, answers, strict=True)):
+        return "counts more right answers of a class than there are"
+    matrix = scores.get("confusion")
+    if matrix is not None and (
+        [sum(row) for row in matrix] != list(counts)
+        or any(len(row) != len(counts) for row in matrix)
+        or [row[place] for place, row in enumerate(matrix)] != list(right)
+        or [sum(column) for column in zip(*matrix, strict=True)] != list(answers)
+    ):
+        return "has a 'confusion' that does not fit its counts by class"
+    return ""
+
+
+_RECORD = Record(
+    {
+        **dict.fromkeys(
+            (
+                *("accuracy", "balanced_accuracy", "macro_f1", "auroc", "majority_rate", "standard_error"),
+                *("calibration_error", "confidence_when_right", "confidence_when_wrong"),
+            ),
+            SHARE,
+        ),
+        "count": COUNT,
+        "right": COUNT,
+        **dict.fromkeys(COUNTS, ListOf(COUNT, longest=1_000_000, required=False)),
+        "confusion": ListOf(ListOf(COUNT, longest=MOST_CLASSES), longest=MOST_CLASSES, required=False),
+    }
+)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from polyfed.core.extras import Asked, ListOf, Record
-from polyfed.core.metrics import COUNT, SHARE, area_under_roc, macro_f1, ratio
-from polyfed.core.tasks.task import HasTargets, Prediction, Task, TaskScores, finite, kind_of, plain
+from polyfed.core.metrics import area_under_roc, macro_f1, ratio
+from polyfed.core.tasks.task import COUNT, SHARE, HasTargets, Prediction, Task, TaskScores, finite, kind_of, plain
 from polyfed.errors import DataError
 
 COUNTS = ("label_counts", "label_right", "label_answers")

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from polyfed.core.extras import LARGEST, Asked, ListOf, Number, Record
-from polyfed.core.metrics import COUNT, ratio
-from polyfed.core.tasks.task import Prediction, Task, TaskScores, finite, kind_of, plain
+from polyfed.core.metrics import ratio
+from polyfed.core.tasks.task import COUNT, Prediction, Task, TaskScores, finite, kind_of, plain
 from polyfed.errors import DataError
 
 SUMS = ("absolute_errors", "squared_errors", "target_sums", "target_squares")

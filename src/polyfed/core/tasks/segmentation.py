@@ -10,18 +10,9 @@ import torch
 from torch import Tensor
 
 from polyfed.core.extras import Asked, ListOf, Record
-from polyfed.core.metrics import (
-    COUNT,
-    COUNTS,
-    MOST_CLASSES,
-    SHARE,
-    balanced_accuracy,
-    macro_f1,
-    majority_rate,
-    problem_with_class_counts,
-    ratio,
-)
-from polyfed.core.tasks.task import WHOLE, Prediction, Task, TaskScores, finite, kind_of, plain
+from polyfed.core.metrics import COUNTS, MOST_CLASSES, balanced_accuracy, macro_f1, majority_rate, ratio
+from polyfed.core.tasks.classification import problem_with_class_counts
+from polyfed.core.tasks.task import COUNT, SHARE, WHOLE, Prediction, Task, TaskScores, finite, kind_of, plain
 from polyfed.errors import DataError
 
 IGNORED = 255

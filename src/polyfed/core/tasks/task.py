@@ -11,12 +11,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from polyfed.core.extras import Asked
+from polyfed.core.extras import Asked, Number
 from polyfed.core.metrics import MEASURES, pooled
 from polyfed.errors import DataError, NotFinite, SettingError
 
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 """Types of targets that are whole numbers."""
+SHARE = Number(0, 1.001, required=False)
+"""The form of a measure between 0 and 1."""
+COUNT = Number(0, 1e12, whole=True)
+"""The form of a number of examples."""
 ClassCounts = Mapping[str, Sequence[float]]
 """Examples of each class, by domain."""
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from polyfed.core.client import Client
 from polyfed.core.conversation import Ask, Payload, Talk
 from polyfed.core.extras import Asked
+from polyfed.core.part import Part
 from polyfed.core.server import Server
 from polyfed.errors import ClientFailure, DataError, JoinError
 
@@ -19,24 +20,21 @@ LARGEST_PIXEL = 1e6
 
 
 def input_type(asked: Asked) -> torch.dtype:
-    """The type of prepared inputs."""
     return asked.server.input_dtype
 
 
 @dataclass(frozen=True)
-class Exchange:
+class Exchange(Part):
     """The setup: one question that collects, one that hands out. The server keeps nothing afterwards."""
 
     part: str
 
     @property
     def collect(self) -> str:
-        """The name of the question that collects."""
         return f"{self.part}_collect"
 
     @property
     def hand_out(self) -> str:
-        """The name of the message that hands out."""
         return f"{self.part}_bank"
 
     def __call__(self, server: Server) -> Talk[None]:
@@ -66,7 +64,6 @@ class Exchange:
 
 
 def require_images(part: str, client: Client, x: Tensor) -> None:
-    """Refuse inputs that are no images."""
     if x.dim() != 4:
         raise DataError(
             f"{part}: client {client.id} holds inputs of shape {tuple(x.shape[1:])}; images (channels, height, width) are needed."

@@ -18,6 +18,7 @@ from polyfed.core.entries import HEAD, WEIGHT, Entry
 from polyfed.core.evaluation import Newcomer, client_states
 from polyfed.core.extras import Extra
 from polyfed.core.method import Facts, Granularity, Method
+from polyfed.core.part import Part
 from polyfed.core.seeds import default_stream
 from polyfed.core.server import Server
 from polyfed.core.sharing import Plan, Rule, bn_statistics
@@ -87,7 +88,6 @@ class ServerOptimizer:
 
     @property
     def moments(self) -> int:
-        """Values it keeps per parameter."""
         return 2 if self.kind == "adam" else int(self.momentum > 0)
 
     def build(self, network: Hypernetwork) -> torch.optim.Optimizer:
@@ -152,11 +152,9 @@ class Generation:
         self.require_memory(bench.plan, clients=1)
 
     def notice(self, bench: Workbench, clients: int) -> str:
-        """The size of the hypernetwork, said before it is built."""
         return f"{self.require_memory(bench.plan, clients)}."
 
     def generator(self, server: Server) -> Generator:
-        """The hypernetwork of this run, made when it is first needed."""
         return server.remember(MEMORY, lambda: self.built(server))
 
     def built(self, server: Server, embeddings: Tensor | None = None) -> Generator:
@@ -177,7 +175,6 @@ class Generation:
         return Generator(network, self.optimizer.build(network), ids, self.optimizer.clip)
 
     def dimension(self, clients: int) -> int:
-        """Length of an embedding."""
         return self.embedding_dim or 1 + clients // 4
 
     def require_memory(self, plan: Plan, clients: int) -> str:
@@ -228,6 +225,20 @@ class Generation:
 
         server.absorb(noting())
         return deltas
+
+
+@dataclass(frozen=True)
+class GeneratedRound(Part):
+    """Base of rounds in which clients train on generated models."""
+
+    generation: Generation
+    uses = USED_SLOTS
+
+    def check(self, bench: Workbench) -> None:
+        self.generation.check(bench)
+
+    def notice(self, bench: Workbench, clients: int) -> str:
+        return self.generation.notice(bench, clients)
 
 
 def refuse_ignored_reducers(method: str, plan: Plan, generated: Sequence[str]) -> None:

@@ -54,7 +54,6 @@ class Hypernetwork(nn.Module):
         self.heads = nn.ModuleList(nn.Linear(width, math.prod(shape)) for shape in self.shapes.values())
 
     def forward(self, client: int) -> dict[str, Tensor]:
-        """The tensors of a client, by name."""
         z = self.trunk(self.embedding.weight[client])
         return {name: head(z).view(shape) for (name, shape), head in zip(self.shapes.items(), self.heads, strict=True)}
 
@@ -167,12 +166,10 @@ class Generator:
 
     @torch.no_grad()
     def make(self, client: str) -> dict[str, Tensor]:
-        """A client's tensors."""
         made: dict[str, Tensor] = self.network(self.rows[client])
         return made
 
     def embeddings(self) -> dict[str, list[float]]:
-        """Every client's embedding."""
         table = self.network.embedding.weight.detach()
         return {client: table[row].tolist() for client, row in self.rows.items()}
 
@@ -199,11 +196,9 @@ class Generator:
         return weights
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything it needs to go on."""
         return {"network": dict(self.network.state_dict()), "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to a saved state."""
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(dict(state["optimizer"]))
 
@@ -216,7 +211,6 @@ def average_with(before: Sequence[Tensor], parameters: Sequence[nn.Parameter], s
 
 
 def parameter_count(clients: int, values: int, dimension: int, width: int) -> int:
-    """Parameters of a hypernetwork that makes n values."""
     trunk = (dimension + 1) * width + (TRUNK_LAYERS - 1) * (width + 1) * width
     return clients * dimension + trunk + (width + 1) * values
 

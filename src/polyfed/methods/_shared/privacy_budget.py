@@ -1,4 +1,4 @@
-"""A budget of differential privacy: the noise that it needs, and what was spent. The accountant is opacus'.
+"""A client's budget of differential privacy: the noise that it needs, what was spent, and when the client stops. The accountant is opacus'.
 
 A history is a list of (noise multiplier, sample rate, steps): every step is a Gaussian mechanism on a Poisson sample. It is all an accountant
 needs, so it is what clients, servers and checkpoints keep.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -18,11 +18,16 @@ import torch
 from scipy import optimize
 from torch import Tensor
 
+from polyfed.core.client import Client
+from polyfed.core.extras import Number, Record
+from polyfed.core.part import Part
+from polyfed.core.privacy import ACCOUNTS, Charge
 from polyfed.core.seeds import generator
-from polyfed.errors import MissingExtra, OptionError
-from polyfed.layers.sample_gradients import NEEDS_OPACUS
+from polyfed.core.server import Server
+from polyfed.errors import Declined, MissingExtra, OptionError
 from polyfed.methods._shared.options import require_choice
 from polyfed.methods._shared.secure_noise import SecureStream
+from polyfed.models.layers.sample_gradients import NEEDS_OPACUS
 
 History: TypeAlias = "list[list[float]]"
 
@@ -33,6 +38,18 @@ TOLERANCE = 1e-3
 LEAST_NOISE, MOST_NOISE = 0.1, 1e6
 LEAST_CLIP, MOST_CLIP = 1e-6, 1e6
 """Clips far from the numbers of a model: beyond these, single precision would round away what was clipped, or the noise."""
+
+ACCOUNT_UPLOADS = "its account (epsilon spent, steps, noise and sample rate: a few numbers per round)"
+ACCOUNT = Record(
+    {
+        "epsilon_spent": Number(least=0),
+        "epsilon": Number(least=0),
+        "delta": Number(least=0, most=1),
+        "noise_multiplier": Number(least=0),
+        "sample_rate": Number(least=0, most=1),
+        "steps": Number(least=0, whole=True),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +69,6 @@ class Budget:
 
 
 def extended(history: Sequence[Sequence[float]], multiplier: float, rate: float, steps: int) -> History:
-    """The history with some steps more."""
     found = [list(row) for row in history]
     if found and found[-1][:2] == [multiplier, rate]:
         found[-1][2] += steps
@@ -129,30 +145,25 @@ class Randomness:
 
     @functools.cached_property
     def stream(self) -> torch.Generator:
-        """The stream of the run."""
         return generator(self.seed, *self.names)
 
     @functools.cached_property
     def secure(self) -> SecureStream:
-        """The stream of the system."""
         return SecureStream()
 
     def add_noise(self, value: Tensor, spread: float) -> Tensor:
-        """A value with Gaussian noise of this spread."""
         if self.source == SYSTEM:
             return self.secure.add_noise(value, spread)
         noise = torch.empty(value.shape, dtype=value.dtype).normal_(0.0, spread, generator=self.stream).to(value.device)
         return noise.add_(value)
 
     def uniform(self, count: int) -> Tensor:
-        """Numbers in [0, 1)."""
         return (
             self.secure.uniform(count) if self.source == SYSTEM else torch.rand(count, generator=self.stream, dtype=torch.float64)
         )
 
 
 def clip_problem(clip: object) -> str:
-    """Why a number cannot be a clip."""
     if isinstance(clip, int | float) and not isinstance(clip, bool) and LEAST_CLIP <= clip <= MOST_CLIP:
         return ""
     return f"clip must lie between {LEAST_CLIP:g} and {MOST_CLIP:g}, found {clip!r}"
@@ -174,3 +185,93 @@ def require_budget(part: str, epsilon: float, delta: float, noise: str) -> None:
             f"{part}: delta must lie below 1, and well below one over the number of those protected; found {delta!r}."
         )
     require_choice(part, "noise", noise, (SEED, SYSTEM))
+
+
+@dataclass(frozen=True)
+class Account(Part):
+    """A client's budget and what it has spent. The history is part of what the client keeps, so a resumed run goes on with it.
+
+    ``account_key`` is its place in the client's memory; ``whole``: what is protected is the client, not each of its samples.
+    """
+
+    budget: Budget
+    rounds: int
+    noise: str
+    account_key: str
+    whole: bool = False
+    reads_data = False
+
+    def rate(self, client: Client) -> float:
+        """The probability with which a sample is in a batch; a whole client is in every round that it answers."""
+        if self.whole:
+            return 1.0
+        return min(1.0, client.bench.settings.batch_size / len(client.data.train))
+
+    def steps(self, client: Client) -> int:
+        """Noisy steps in a round: as many as shuffled batches would give; one where a client's whole update gets noise."""
+        settings = client.bench.settings
+        if self.whole:
+            return 1
+        if settings.local_steps is not None:
+            return settings.local_steps
+        return settings.local_epochs * math.ceil(len(client.data.train) / settings.batch_size)
+
+    def multiplier(self, client: Client) -> float:
+        """The noise for the steps that are planned."""
+        return self.budget.multiplier(self.rate(client), (self.rounds or client.rounds) * self.steps(client))
+
+    def history(self, client: Client) -> History:
+        """What was done before this round."""
+        found: History = client.memory.get(self.account_key, [])
+        return found
+
+    def after_round(self, client: Client) -> History:
+        """What will have been done after it. Where nobody can repeat the noise, every attempt of a round has to be counted."""
+        attempts = client.attempt + 1 if self.noise == SYSTEM else 1
+        return extended(self.history(client), self.multiplier(client), self.rate(client), attempts * self.steps(client))
+
+    def charge(self, client: Client) -> Charge:
+        """What this one training spends, whichever round and attempt the server says it is."""
+        return Charge("clients" if self.whole else "samples", self.multiplier(client), self.rate(client), self.steps(client))
+
+    def randomness(self, client: Client, *names: str | int) -> Randomness:
+        """Where this client's noise and samples of this round come from."""
+        return Randomness(self.noise, client.bench.settings.seed, (self.account_key, client.round, client.id, *names))
+
+
+@dataclass(frozen=True)
+class RequireBudget(Account):
+    """Take part only where the round fits into what is left."""
+
+    def __call__(self, client: Client) -> None:
+        if self.budget.spent(self.after_round(client)) > self.budget.epsilon * (1 + 1e-9):
+            spent = self.budget.spent(self.history(client))
+            raise Declined(
+                f"Client {client.id} takes no part in round {client.round}: it has spent epsilon = {spent:.4g} of "
+                f"{self.budget.epsilon:g}, and this round would take it beyond."
+            )
+        client.spend(self.charge(client))
+
+
+@dataclass(frozen=True)
+class NoteSpent(Account):
+    """Write down what the round has spent, and say so."""
+
+    def __call__(self, client: Client) -> Mapping[str, Any]:
+        history = self.after_round(client)
+        client.memory[self.account_key] = history
+        account = {
+            "epsilon_spent": self.budget.spent(history),
+            "epsilon": float(self.budget.epsilon),
+            "delta": float(self.budget.delta),
+            "noise_multiplier": self.multiplier(client),
+            "sample_rate": self.rate(client),
+            "steps": int(sum(steps for *_, steps in history)),
+        }
+        return {ACCOUNTS: account}
+
+
+def note_accounts(server: Server, extras: Mapping[str, Mapping[str, Any]]) -> None:
+    before: Mapping[str, Any] = server.remember(ACCOUNTS, dict)
+    # A new value, not a changed one: the loop puts the old one back when the round is repeated.
+    server.memory[ACCOUNTS] = {**before, **{client: dict(sent[ACCOUNTS]) for client, sent in extras.items()}}

@@ -49,7 +49,6 @@ class SecureStream:
         return self.drawn[:count].copy_(self.words[:count].bitwise_and_((1 << BITS) - 1))
 
     def uniform(self, count: int) -> Tensor:
-        """Numbers in [0, 1)."""
         found = torch.empty(count, dtype=torch.float64)
         for start in range(0, count, CHUNK):
             part = found[start : start + CHUNK]

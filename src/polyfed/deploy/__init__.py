@@ -1,1 +1,0 @@
-"""Deployment in one command each: ``polyfed serve`` for the server, ``polyfed join`` for a hospital; closed to strangers."""

@@ -1,0 +1,116 @@
+"""Processes that belong to this one: started with a log of their own, private, and ended with it, also when it is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyfed.runs.folder.atomic_write import PRIVATE_FILE
+
+PROGRAMS = Path(sys.executable).parent
+LOOPBACK = "127.0.0.1"
+DIE_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG of Linux's prctl."""
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+"""Flower calls nobody, looks for work ten times a second, and installs nothing."""
+
+
+@dataclass
+class Child:
+    """A process that was started here."""
+
+    name: str
+    handle: subprocess.Popen[bytes]
+    log: Path
+    log_start: int
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self.handle.poll() is None
+
+    def said(self) -> str:
+        """What it has written since it was started."""
+        return self.log.read_bytes()[self.log_start :].decode(errors="replace")
+
+    def stop(self, seconds: float = 10.0) -> None:
+        """Ask it to end, and end it where it does not."""
+        with contextlib.suppress(ProcessLookupError):
+            self.handle.terminate()
+        try:
+            self.handle.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.handle.kill()
+            self.handle.wait()
+
+
+def start(
+    name: str, command: Sequence[str], logs: Path, variables: Mapping[str, str] | None = None, dies_by: int = signal.SIGKILL
+) -> Child:
+    """Start a process.
+
+    Args:
+        name: of the process, and of its log.
+        command: program and words; a program without a folder is one of this Python environment.
+        logs: folder of the log.
+        variables: added to the environment.
+        dies_by: the signal it gets when this process ends in any way.
+    """
+    program = command[0] if os.sep in command[0] else str(PROGRAMS / command[0])
+    log = logs / f"{name}.log"
+    with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE), "ab") as output:
+        begin = output.seek(0, os.SEEK_END)
+        handle = subprocess.Popen(
+            [program, *command[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment(variables or {}),
+            preexec_fn=lambda: _die_with_parent(dies_by),
+        )
+    return Child(name, handle, log, begin)
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process; Flower starts its own programs by name."""
+    path = f"{PROGRAMS}{os.pathsep}{os.environ.get('PATH', '')}"
+    return {**os.environ, **QUIET, "PATH": path, "PYTHONUNBUFFERED": "1", **variables}
+
+
+def _die_with_parent(by: int) -> None:
+    # A group of its own, so that an interrupt at the terminal reaches this process first, which then ends its children in order.
+    os.setpgid(0, 0)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, by)
+
+
+def free_port() -> int:
+    """A port on loopback that nobody uses now."""
+    with socket.socket() as taken:
+        taken.bind((LOOPBACK, 0))
+        return int(taken.getsockname()[1])
+
+
+def answers(host: str, port: int, seconds: float = 0.5) -> bool:
+    """Whether somebody listens there."""
+    with contextlib.suppress(OSError), socket.create_connection((host, port), seconds):
+        return True
+    return False
+
+
+def tail(text: str, lines: int = 12) -> str:
+    """The last lines of a text."""
+    return "\n".join(text.strip().splitlines()[-lines:])

@@ -1,0 +1,1 @@
+"""``polyfed join``: a node in one command, under its own policy."""

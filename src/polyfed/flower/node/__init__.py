@@ -1,0 +1,1 @@
+"""A node at work: it answers what the server asks."""

@@ -1,0 +1,343 @@
+"""A node at work: its own data, the bench built from the run's settings, its state on its disk, and its answers.
+
+It knows nothing of Flower: wire messages come in and go out, whether by a short-lived process, a resident one or Flower's simulation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from polyfed.core.client import Client, answer, local_validation
+from polyfed.core.conversation import TRAINING, Payload
+from polyfed.core.data_types import ClientData, Examples, Federation
+from polyfed.core.extras import problem_with_values
+from polyfed.core.load_methods import load_file
+from polyfed.core.losses import task_loss
+from polyfed.core.method import Method, as_method
+from polyfed.core.privacy import Charge
+from polyfed.core.server import ClientInfo, in_fixed_order
+from polyfed.core.tasks.task import Task
+from polyfed.core.workbench import ClientState, Workbench
+from polyfed.data.domain_files import without_names
+from polyfed.data.federation_summary import input_type
+from polyfed.data.partition import federate
+from polyfed.data.recorded_inputs import RecordedInputs
+from polyfed.errors import ClientFailure, DataError, Declined, NotFinite, PolyfedError, SettingError, StateLost, nearest
+from polyfed.flower.app import read_settings, settings_text
+from polyfed.flower.node.account import EPSILON_KEY, LEAST_SAMPLES_KEY, NodeAccount, account_of, counts, uncounted
+from polyfed.flower.node.home import home_of
+from polyfed.flower.wire.codec import Encoder, extras_of, payload_of
+from polyfed.flower.wire.descriptions import own_versions, plain_text, version_problem
+from polyfed.flower.wire.message import DECLINED, DESCRIBE, BadMessage, WireMessage, refusal
+from polyfed.runs.assemble import build_bench, build_data_set, build_federation, normalised_for, prepared_model
+from polyfed.runs.default_model import with_one_model
+from polyfed.runs.experiment import read_initial, threads
+from polyfed.runs.folder.client_state_files import ClientStateFiles
+from polyfed.settings import Settings, with_changes
+
+log = logging.getLogger("polyfed")
+
+PARTITION = "partition-id"
+LOST_STATE = "lost-state"
+REFUSE, RESTART = "refuse", "restart"
+"""What a node does when the server goes on from a state that it no longer has."""
+
+
+class Workplace:
+    """What the settings stand for on this machine: method, data, and a bench. Several virtual clients of a process share one."""
+
+    def __init__(self, settings: Settings, config: Mapping[str, Any]) -> None:
+        for file in settings.load:
+            load_file(file)
+        self.settings = settings
+        self.method: Method = as_method(settings.method)
+        self.simulated = PARTITION in config
+        self.federation = whole_federation(settings, self.method) if self.simulated else own_federation(settings, config)
+        self.initial = None if settings.init is None else read_initial(settings.init)
+        self.facts = ""
+        self.made: Workbench | None = None
+
+    def bench(self, facts: Mapping[str, Any]) -> Workbench:
+        """The bench for what the server says of the whole federation: rounds, and numbers of examples by class."""
+        text = json.dumps(facts, sort_keys=True)
+        if self.made is None or text != self.facts:
+            settings = dataclasses.replace(self.settings, rounds=int(facts["rounds"]), total_epochs=None)
+            settings = with_one_model(settings, self.federation.default_model, [self.method])
+            with threads(settings.threads):
+                model = prepared_model(settings, self.method, self.federation, None, self.initial)
+                federation = normalised_as_asked(normalised_for(model, self.federation), facts)
+                self.made = build_bench(settings, self.method, federation, model)
+            self.made.loss = task_loss(settings.loss, self.federation.task, list(facts["class_counts"]))
+            self.made.measure = measure_in(facts, self.federation.task)
+            self.facts = text
+        return self.made
+
+
+class Node:
+    """One client at its workplace."""
+
+    def __init__(
+        self,
+        workplace: Workplace,
+        data: ClientData,
+        home: Path,
+        when_lost: str = REFUSE,
+        account: NodeAccount | None = None,
+        least_samples: int = 1,
+    ) -> None:
+        self.workplace, self.data, self.home, self.when_lost = workplace, data, home, when_lost
+        self.account, self.least_samples = account, least_samples
+
+    def answer(self, wire_message: WireMessage) -> WireMessage:
+        """Answer an ask; what goes wrong here is said in the answer."""
+        try:
+            self.require_samples()
+            if wire_message.control.get("what") == DESCRIBE:
+                if problem := version_problem(wire_message.control.get("versions") or {}):
+                    return refusal(f"The server cannot work with this node: {problem}.")
+                return WireMessage({"ok": True, "description": self.description()})
+            return self.work(wire_message)
+        except NotFinite as error:
+            return refusal(str(error), "not_finite")
+        except Declined as error:
+            log.warning("%s", error)
+            return refusal(str(error), DECLINED)
+        except PolyfedError as error:
+            log.warning("%s", error)
+            return refusal(str(error))
+        except BadMessage as error:
+            return refusal(f"Client {self.data.id} cannot read what it was asked: {error}.")
+
+    def work(self, wire_message: WireMessage) -> WireMessage:
+        """Start from the version the ask names, answer, and store what the client keeps."""
+        ask = wire_message.control
+        if ask["client"] != self.data.id:
+            raise SettingError(f"This node is client {self.data.id}, but was asked as client {ask['client']}.")
+        files = ClientStateFiles(self.home, ask["run"], self.data.id)
+        state, restarted = self.starting_point(files, ask["start"], ask["purpose"])
+        self.require_countable(str(ask["what"]), extras_of(wire_message))
+        bench = self.workplace.bench(ask["facts"])
+        charges: list[Charge] = []
+        client = Client(
+            self.data,
+            bench,
+            state,
+            int(ask["round"]),
+            int(ask["attempt"]),
+            self.spending(bench.method, ask["run"], int(ask["round"]), charges),
+        )
+        with threads(bench.settings.threads):
+            payload = answer(client, ask["what"], sound(payload_of(wire_message)))
+            self.require_charge(client, charges)
+            validation = local_validation(client) if ask["what"] == "train" else None
+        control: dict[str, Any] = {"ok": True, "loss": client.loss, "version": None, "restarted": restarted}
+        if validation is not None:
+            control["validation"] = validation
+        if ask["purpose"] == TRAINING and (client.state.entries or client.state.memory or ask["start"] is not None):
+            control |= {"version": ask["version"], "digest": files.store(ask["version"], client.state)}
+            files.tidy(ask["needed"], ask["version"])
+        return Encoder().encode(payload, control)
+
+    def require_samples(self) -> None:
+        """Decline where the server's partition leaves too little of the node's data: what leaves would be of single examples."""
+        if (found := len(self.data.train)) < self.least_samples:
+            raise Declined(
+                f"Client {self.data.id} takes no part: with the partition {plain_text(self.workplace.settings.partition)} it trains on {found} "
+                f"examples, least_samples is {self.least_samples}. Use a partition that leaves it more, such as domain."
+            )
+
+    def require_countable(self, question: str, extras: Mapping[str, Any]) -> None:
+        """Where the node limits what it spends over all runs, decline a method that would spend without being counted."""
+        method, limited = self.workplace.method, self.account is not None and self.account.most_epsilon > 0
+        if limited and (problem := uncounted(method, self.workplace.settings, question, extras)):
+            raise Declined(
+                f"Client {self.data.id} takes no part: its own account limits epsilon over all runs ({EPSILON_KEY}), and {problem}. "
+                'Use a method whose clients add the noise themselves, such as dp_sgd(noise="system") or '
+                'dp_fedavg(noise="system", noise_at="client"), to all that they send.'
+            )
+
+    def spending(self, method: Method, run: str, round_number: int, charges: list[Charge]) -> Callable[[Charge], None] | None:
+        """What writes charges to the node's own account; None: it has none, or the promise does not hold against the server."""
+        account = self.account
+        if account is None or not counts(method.facts):
+            return None
+
+        def spend(charge: Charge) -> None:
+            account.spend(charge, self.data.id, run, round_number)
+            charges.append(charge)
+
+        return spend
+
+    def require_charge(self, client: Client, charges: Sequence[Charge]) -> None:
+        """Refuse to answer with what a method trained that promises privacy and did not say what it spends."""
+        if client.own_account is not None and client.optimizer is not None and not charges:
+            raise ClientFailure(
+                f"{client.bench.method} promises privacy, and trained without saying what that spends. "
+                "Its code must call client.spend before it trains."
+            )
+
+    def starting_point(self, files: ClientStateFiles, start: Mapping[str, str] | None, purpose: str) -> tuple[ClientState, bool]:
+        """What the client kept in the version it goes on from, and whether that is lost and it starts again."""
+        if start is None:
+            return ClientState(), False
+        try:
+            return files.load(start["version"], start["digest"]), False
+        except StateLost as error:
+            if self.when_lost == RESTART and purpose == TRAINING:
+                log.warning("%s It starts again.", error)
+                return ClientState(), True
+            raise StateLost(
+                f"{error} To let it start again, start its node with --node-config '{LOST_STATE}=\"{RESTART}\"'."
+            ) from error
+
+    def description(self) -> dict[str, Any]:
+        """What the server learns of this client: names and numbers, no examples."""
+        federation, data = self.workplace.federation, self.data
+        raw, _ = data.train.batch(slice(0, 1))
+        return {
+            "versions": own_versions(),
+            "client": data.id,
+            "domains": list(data.domains),
+            "name": federation.name,
+            "source": without_names(federation.source),
+            "default_model": federation.default_model,
+            "task": federation.task.name,
+            "classes": list(federation.classes),
+            "class_counts": federation.task.class_counts(data.train, len(federation.classes)),
+            "samples": len(data.train),
+            "input_shape": list(raw.shape[1:]),
+            "input_type": input_type(raw),
+            "mean": list(federation.preparation.mean),
+            "std": list(federation.preparation.std),
+            "middle_square": federation.preparation.middle_square,
+            "tests": {domain: len(examples) for domain, examples in data.tests.items()},
+            "validation": None if data.validation is None else len(data.validation),
+        }
+
+
+def sound(payload: Payload) -> Payload:
+    """What the server sent, where its entries are finite; others could take a method's clip away, which is a comparison of numbers."""
+    for name, value in payload.entries.items():
+        if problem := problem_with_values(value):
+            raise BadMessage(f"entry {plain_text(name)} {problem}")
+    return payload
+
+
+def measure_in(facts: Mapping[str, Any], task: Task) -> str:
+    """Return the metric by which the run chooses its round: the task's main one if the server names none."""
+    measure = facts.get("measure", task.main_measure)
+    if measure not in task.measures:
+        raise BadMessage(f"the server chooses rounds by {plain_text(str(measure))[:100]}, which is no metric of {task.name}")
+    return str(measure)
+
+
+def normalised_as_asked(federation: Federation, facts: Mapping[str, Any]) -> Federation:
+    """The federation with images normalised as the server says: a run that goes on keeps what its folder records."""
+    if "mean" not in facts:
+        return federation
+    own = RecordedInputs.of(federation)
+    try:
+        mean, std = (tuple(map(float, facts[name])) for name in ("mean", "std"))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise BadMessage("the server does not say in numbers how images are normalised") from error
+    fits = len(mean) == len(std) and len(mean) in (1, own.shape[0], len(own.mean))
+    if not fits or not all(map(math.isfinite, (*mean, *std))) or min(std) <= 0:
+        raise BadMessage(f"the server normalises images of {own.shape[0]} channels by the mean {mean} and the spread {std}")
+    return dataclasses.replace(own, mean=mean, std=std).put_into(federation)
+
+
+def counts_of(examples: Examples, task: Task, classes: int) -> list[int]:
+    """How many examples there are, and of each class, where the task counts any."""
+    return [len(examples), *task.class_counts(examples, classes)]
+
+
+def whole_federation(settings: Settings, method: Method) -> Federation:
+    """The federation of the settings, as the server of a simulation sees it."""
+    federation = build_federation(settings.data, settings)
+    return federation if method.population is None else method.population(federation)
+
+
+def own_federation(settings: Settings, config: Mapping[str, Any]) -> Federation:
+    """A federation of only this node, from the data its own configuration names."""
+    changes = {"root": str(config["root"])} if "root" in config else {}
+    dataset = build_data_set(str(config.get("data", settings.data)), with_changes(settings, changes))
+    # Another node may hold the domain that nobody trains on.
+    unseen = [domain.name for domain in dataset.domains if domain.name in settings.unseen]
+    federation = federate(dataset, settings.partition, unseen, settings.seed)
+    return dataclasses.replace(federation, clients=(own_client(federation, config),), unseen={})
+
+
+def own_client(federation: Federation, config: Mapping[str, Any]) -> ClientData:
+    """Which part of its data set a node is: by ``client`` or ``domain`` of its configuration, or the only one there is."""
+    known = {client.id: client for client in federation.clients}
+    wanted = config.get("client")
+    if wanted in known:
+        return known[str(wanted)]
+    found = list(known.values())
+    if "domain" in config:
+        domain = str(config["domain"])
+        found = [client for client in found if client.domains == (domain,)]
+        if not found:
+            domains = [name for client in known.values() for name in client.domains]
+            raise DataError(f"{federation.name} has no client of domain {domain!r} only. {nearest(domain, domains)}")
+    if len(found) != 1:
+        raise DataError(
+            f"{federation.name} holds {len(found)} clients ({', '.join(client.id for client in found)}). Say which one this node is: "
+            f"--node-config 'domain=\"NAME\"' or 'client=\"NAME\"'."
+        )
+    return found[0] if wanted is None else dataclasses.replace(found[0], id=plain_text(str(wanted)).strip())
+
+
+def virtual_client(federation: Federation, number: int) -> ClientData:
+    """The client of a virtual node: by its place in the fixed order."""
+    by_id = {client.id: client for client in federation.clients}
+    order = in_fixed_order(map(ClientInfo.of, federation.clients))
+    return by_id[order[number].id]
+
+
+def build_node(settings: Settings, config: Mapping[str, Any], home: Path | None = None) -> Node:
+    """A node from the run's settings and its own configuration."""
+    place = _workplace(settings_text(settings), json.dumps(_shared_by_clients(config), sort_keys=True))
+    clients = place.federation
+    data = virtual_client(clients, int(config[PARTITION])) if place.simulated else clients.clients[0]
+    home = home or home_of(config)
+    account = None if place.simulated else account_of(config, home)
+    return Node(place, data, home, when_lost(config), account, least_samples(config))
+
+
+def shared_workplace(settings: Settings) -> Workplace:
+    """The workplace of all virtual clients; the process that asks keeps it."""
+    return _workplace(settings_text(settings), json.dumps({PARTITION: 0}))
+
+
+def least_samples(config: Mapping[str, Any]) -> int:
+    """How many training examples this node must have."""
+    wanted = config.get(LEAST_SAMPLES_KEY, 1)
+    if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
+        raise SettingError(f"--node-config: {LEAST_SAMPLES_KEY} takes a whole number from 1, found {wanted!r}.")
+    return wanted
+
+
+def when_lost(config: Mapping[str, Any]) -> str:
+    """What this node does when its state is lost."""
+    wanted = str(config.get(LOST_STATE, REFUSE))
+    if wanted not in (REFUSE, RESTART):
+        raise SettingError(f"--node-config: {LOST_STATE} cannot be {wanted!r}. {nearest(wanted, (REFUSE, RESTART))}")
+    return wanted
+
+
+def _shared_by_clients(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a workplace; virtual clients of one process share it."""
+    return {PARTITION: 0} if PARTITION in config else dict(config)
+
+
+@functools.lru_cache(maxsize=1)
+def _workplace(settings: str, config: str) -> Workplace:
+    return Workplace(read_settings(settings), json.loads(config))

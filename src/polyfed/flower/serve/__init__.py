@@ -1,0 +1,1 @@
+"""``polyfed serve``: a server in one command, closed to strangers."""

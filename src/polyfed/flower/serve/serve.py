@@ -1,0 +1,382 @@
+"""``polyfed serve``: a server in one command. It starts the SuperLink and the front, writes kits, waits for nodes, and trains.
+
+Everything is in one folder. A server that was killed goes on where it was when it is started again with the same folder.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from polyfed.errors import PolyfedError, SettingError
+from polyfed.flower.app import MIN_NODES, NEWCOMER, settings_text, write_app
+from polyfed.flower.deploy.certificates import (
+    CA_CERTIFICATE,
+    HOST_NAME,
+    LOOPBACK_DAYS,
+    SERVER_CERTIFICATE,
+    SERVER_KEY,
+    is_address,
+    kept_authority,
+    kept_server,
+)
+from polyfed.flower.deploy.kit import SUFFIX, Kit
+from polyfed.flower.deploy.private_files import OTHERS, write_private
+from polyfed.flower.deploy.processes import LOOPBACK, Child, answers, free_port, start, tail
+from polyfed.flower.serve.control import Control
+from polyfed.flower.serve.enrolment import Enrolment, Service
+from polyfed.flower.serve.folder import ServerFolder
+from polyfed.flower.serve.front import Front, FrontLog, nginx, reload
+from polyfed.flower.serve.registry import ENROLLED, FILE, NodeRegistry
+from polyfed.flower.serve.server_app import FOLDER_VARIABLE, NUMBERS
+from polyfed.runs.folder.audit_log import AuditLog
+from polyfed.runs.folder.run_folder import RunFolder
+from polyfed.runs.lifecycle import is_finished
+from polyfed.settings import Settings
+
+log = logging.getLogger("polyfed")
+
+FINISHED, FAILED = 0, 1
+START_LIMIT = 120.0
+TICK = 0.5
+HOUR = 3600.0
+SEEN = "seen.json"
+SERVER_APP = "polyfed.flower.serve.server_app:app"
+ANY_ADDRESS = "0.0.0.0"
+
+
+class Failed(PolyfedError, RuntimeError):
+    """The server, or its run, failed while it ran."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a server is started with.
+
+    Attributes:
+        settings: of the run.
+        recipe: what they are called.
+        host: name or address by which nodes reach the server.
+        nodes: how many nodes are waited for.
+        folder: of the server.
+        port: of the front.
+        listen: address that the front listens on.
+        newcomer: leave a model for newcomers, though it needs layers that stay at the nodes.
+        config: other keys of the run's configuration.
+    """
+
+    settings: Settings
+    recipe: str
+    host: str
+    nodes: int
+    folder: Path
+    port: int = 8443
+    listen: str = ANY_ADDRESS
+    newcomer: bool = False
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1:
+            raise SettingError(f"--nodes must be at least 1, found {self.nodes}.")
+        if not 1 <= self.port <= 65535:
+            raise SettingError(f"--port must be from 1 to 65535, found {self.port}.")
+        if not is_address(self.host) and not re.fullmatch(HOST_NAME, self.host):
+            raise SettingError(
+                f"--host takes a name or an address without scheme and port, such as fl.example.org; found {self.host!r}."
+            )
+        if not is_address(self.listen):
+            raise SettingError(f"--listen takes an IP address of this machine, found {self.listen!r}.")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Return what must not change when a server resumes."""
+        return {"recipe": self.recipe, "host": self.host, "port": self.port, "settings": settings_text(self.settings)}
+
+
+def serve(wanted: Wanted, show: Callable[[str], None] = print) -> int:
+    """Run a server to the end of its run; returns the exit code."""
+    nginx()
+    os.umask(OTHERS)
+    signal.signal(signal.SIGTERM, _interrupted)
+    folder = ServerFolder(wanted.folder.resolve())
+    prepare(folder, wanted)
+    with folder.locked():
+        if run_is_finished(folder):
+            show(f"The run has finished: {folder.run}")
+            return FINISHED
+        server = Server(folder, wanted, show)
+        try:
+            return server.work()
+        finally:
+            server.close()
+
+
+def _interrupted(number: int, frame: object) -> None:
+    raise KeyboardInterrupt(f"stopped by signal {number}; started again with the same folder, the server goes on.")
+
+
+def prepare(folder: ServerFolder, wanted: Wanted) -> None:
+    """Make a new folder, or check that an old one is for the same run."""
+    if folder.is_made:
+        before = folder.description()
+        other = [name for name, value in wanted.identity.items() if before.get(name) != value]
+        if other:
+            raise SettingError(
+                f"{folder.path} holds a server with another {', '.join(other)}. Start it as it was, or name another --folder."
+            )
+    else:
+        if folder.path.exists() and any(folder.path.iterdir()):
+            raise SettingError(f"{folder.path} holds something else. Name another --folder.")
+        folder.make()
+    if not folder.app.exists():
+        write_app(folder.app, wanted.settings, wanted.recipe, SERVER_APP)
+    folder.describe(wanted.identity)
+
+
+def run_is_finished(folder: ServerFolder) -> bool:
+    """Whether there is nothing left to do."""
+    if not folder.run.exists() or not RunFolder(folder.run).holds_run:
+        return False
+    snapshot, _ = RunFolder(folder.run).read()
+    return is_finished(snapshot)
+
+
+def invite(folder: ServerFolder, registry: NodeRegistry, name: str) -> Path:
+    """Write the kit of a node that may enrol, or enrol again."""
+    described = folder.description()
+    token = registry.invite(name)
+    file = folder.kits / f"{name}{SUFFIX}"
+    authority_text = (folder.certificates / CA_CERTIFICATE).read_text()
+    Kit(name, described["host"], described["port"], token, authority_text).write(file)
+    return file
+
+
+class Server:
+    """The processes of one server, and what connects them."""
+
+    def __init__(self, folder: ServerFolder, wanted: Wanted, show: Callable[[str], None]) -> None:
+        self.folder, self.wanted, self.show = folder, wanted, show
+        self.audit = AuditLog(folder.audit)
+        self.authority = kept_authority(folder.certificates, f"polyfed at {wanted.host}"[:64])
+        kept_server(folder.certificates, self.authority, [wanted.host])
+        link_authority = kept_authority(folder.link_certificates, "polyfed SuperLink on loopback")
+        kept_server(folder.link_certificates, link_authority, [], LOOPBACK_DAYS)
+        self.link_port = free_port()
+        self.service = Service(Enrolment(folder.path, self.authority, self.audit, self.let_in_and_wait), folder.front_secret)
+        self.front = Front(
+            folder.front,
+            wanted.listen,
+            wanted.port,
+            self.link_port,
+            self.service.start(),
+            folder.front_secret,
+            folder.certificates,
+            folder.link_certificates / CA_CERTIFICATE,
+        )
+        self.front_log = FrontLog(self.front.access_log, self.audit)
+        self.control = Control(self.link_port, folder.link_certificates / CA_CERTIFICATE, folder.control_secret)
+        self.changing = threading.RLock()
+        self.children: dict[str, Child] = {}
+        self.registry_time = 0
+        self.last_renewal = time.monotonic()
+        self.connected: set[str] = set()
+
+    def work(self) -> int:
+        """Start everything, wait for the nodes, and train."""
+        self.audit.write("server started", host=self.wanted.host, port=self.wanted.port)
+        self.write_kits()
+        self.start_link()
+        self.let_in()
+        self.start_front()
+        self.wait_for_nodes()
+        return self.train()
+
+    # ------------------------------------------------------------------------------------------------------------ starting
+    def write_kits(self) -> None:
+        """A kit for each node that has none."""
+        with NodeRegistry.changed(self.folder.path) as registry:
+            for number in range(1, self.wanted.nodes + 1):
+                name = f"node-{number}"
+                if name not in registry.nodes:
+                    invite(self.folder, registry, name)
+            open_kits = [self.folder.kits / f"{name}{SUFFIX}" for name, node in registry.nodes.items() if node.state == "invited"]
+        for file in open_kits:
+            self.show(f"Kit: {shown_path(file)}")
+        if open_kits:
+            self.show("Send one kit to each node, as you would send a password. There: polyfed join KIT --data DIR --domain NAME")
+
+    def start_link(self) -> None:
+        """Start the SuperLink and what runs its ServerApps."""
+        folder, link = self.folder, self.folder.link_certificates
+        words = ["--host", LOOPBACK, "--port", str(self.link_port), "--database", str(folder.database)]
+        words += ["--ssl-ca-certfile", str(link / CA_CERTIFICATE), "--ssl-certfile", str(link / SERVER_CERTIFICATE)]
+        words += ["--ssl-keyfile", str(link / SERVER_KEY), "--enable-supernode-auth", "--isolation", "process"]
+        words += ["--superexec-auth-secret-file", str(folder.runtime_secret), "--disable-runtime-dependency-installation"]
+        self.child("superlink", [sys.executable, "-m", "polyfed.flower.serve.superlink", str(folder.path), "--", *words])
+        self.wait_until("superlink", self.control.is_there)
+        self.control.stop_others()
+        words = ["--runtime-api-address", f"{LOOPBACK}:{self.link_port}", "--root-certificates", str(link / CA_CERTIFICATE)]
+        words += ["--superexec-auth-secret-file", str(folder.runtime_secret)]
+        self.child("superexec", ["flower-superexec", *words])
+
+    def start_front(self) -> None:
+        """Start nginx."""
+        self.front.check()
+        host = LOOPBACK if self.wanted.listen in (ANY_ADDRESS, "::") else self.wanted.listen
+        if answers(host, self.wanted.port):
+            raise SettingError(f"Port {self.wanted.port} is taken. Name another with --port.")
+        self.child("front", self.front.command(), signal.SIGTERM)
+        self.wait_until("front", lambda: answers(host, self.wanted.port))
+
+    def child(self, name: str, command: list[str], dies_by: int = signal.SIGKILL) -> None:
+        """Start one of the processes."""
+        variables = {"FLWR_HOME": str(self.folder.flower_home), FOLDER_VARIABLE: str(self.folder.path)}
+        self.children[name] = start(name, command, self.folder.logs, variables, dies_by)
+
+    def wait_until(self, name: str, ready: Callable[[], bool]) -> None:
+        """Wait until a process does its work."""
+        end = time.monotonic() + START_LIMIT
+        while not ready():
+            self.require_alive()
+            if time.monotonic() > end:
+                raise Failed(f"{name} did not start within {START_LIMIT:g} s; see {self.children[name].log}.")
+            time.sleep(0.1)
+
+    def require_alive(self) -> None:
+        """Stop where one of the processes has ended."""
+        for name, child in self.children.items():
+            if not child.alive:
+                raise Failed(
+                    f"{name} ended with {child.handle.returncode}: {tail(child.said(), 3)} (see {child.log}). "
+                    "Started again with the same folder, the server goes on."
+                )
+
+    # --------------------------------------------------------------------------------------------------------------- nodes
+    def let_in_and_wait(self) -> None:
+        """Let in who has just enrolled, and give nginx the time to read its file."""
+        self.let_in()
+        time.sleep(0.5)
+
+    def let_in(self) -> None:
+        """Let the front and the SuperLink know exactly the nodes that are enrolled."""
+        with self.changing:
+            file = self.folder.path / FILE
+            self.registry_time = file.stat().st_mtime_ns
+            nodes = NodeRegistry.read(self.folder.path).nodes
+            if self.front.write(nodes.values()) and "front" in self.children:
+                reload(self.children["front"].handle.pid)
+            keys = {node.key: node.name for node in nodes.values() if node.state == ENROLLED}
+            known = self.control.nodes()
+            for key, (number, _) in known.items():
+                if key not in keys:
+                    self.control.unregister(number)
+                    self.audit.write("node let in no more", number=str(number))
+            for key in keys.keys() - known.keys():
+                self.control.register(key, keys[key])
+            numbers = {str(number): keys[key] for key, (number, _) in self.control.nodes().items() if key in keys}
+            write_private(self.folder.link / NUMBERS, json.dumps(numbers))
+
+    def look(self) -> None:
+        """What is to be done again and again: new nodes, revoked ones, strangers, certificates."""
+        self.require_alive()
+        if (self.folder.path / FILE).stat().st_mtime_ns != self.registry_time:
+            self.let_in()
+        self.note_seen(self.front_log.look())
+        if time.monotonic() - self.last_renewal > HOUR:
+            self.last_renewal = time.monotonic()
+            if kept_server(self.folder.certificates, self.authority, [self.wanted.host]):
+                reload(self.children["front"].handle.pid)
+
+    def note_seen(self, seen: Mapping[str, Mapping[str, Any]]) -> None:
+        """Remember when nodes were seen, and forget an old certificate once its successor was used."""
+        if not seen:
+            return
+        file = self.folder.path / SEEN
+        before = json.loads(file.read_text()) if file.exists() else {}
+        write_private(file, json.dumps(before | {name: line["time"] for name, line in seen.items()}))
+        nodes = NodeRegistry.read(self.folder.path).nodes
+        if any(nodes[name].before and nodes[name].serial == line["serial"] for name, line in seen.items() if name in nodes):
+            with NodeRegistry.changed(self.folder.path) as registry:
+                for name, line in seen.items():
+                    if registry.nodes[name].serial == line["serial"]:
+                        registry.nodes[name].before = ""
+
+    def online(self) -> set[str]:
+        """Names of the nodes that are connected."""
+        nodes = NodeRegistry.read(self.folder.path).nodes
+        keys = {node.key: node.name for node in nodes.values() if node.state == ENROLLED}
+        return {keys[key] for key, (_, connected) in self.control.nodes().items() if connected and key in keys}
+
+    def show_changes(self, now: set[str]) -> None:
+        """Say who came and who went."""
+        for name in sorted(now - self.connected):
+            self.audit.write("node connected", node=name)
+            self.show(f"{name} is connected ({len(now)} of {self.wanted.nodes}).")
+        for name in sorted(self.connected - now):
+            self.audit.write("node gone", node=name)
+            self.show(f"{name} is gone ({len(now)} of {self.wanted.nodes}).")
+        self.connected = now
+
+    def wait_for_nodes(self) -> None:
+        """Wait until enough nodes are connected."""
+        self.show(f"Listening on {self.wanted.host}:{self.wanted.port}. Waiting for {self.wanted.nodes} nodes.")
+        while len(self.connected) < self.wanted.nodes:
+            self.look()
+            self.show_changes(self.online())
+            time.sleep(TICK)
+
+    # ------------------------------------------------------------------------------------------------------------ training
+    def train(self) -> int:
+        """Start the run, show its log, and wait for its end."""
+        config = {MIN_NODES: self.wanted.nodes, NEWCOMER: self.wanted.newcomer, **self.wanted.config}
+        run = self.control.start(self.folder.app, config)
+        self.audit.write("run started", run=str(run))
+        threading.Thread(target=self.show_log, args=(run,), daemon=True).start()
+        while (ended := self.control.ended(run)) is None:
+            self.look()
+            self.show_changes(self.online())
+            time.sleep(TICK)
+        self.look()
+        completed, how = ended
+        self.audit.write("run ended", run=str(run), how=how)
+        # The last lines of the log arrive after the status.
+        time.sleep(2 * TICK)
+        if not completed:
+            raise Failed(f"The run failed ({how}). Its log is above; started again with the same folder, the server goes on.")
+        self.show(f"Finished. Run folder: {shown_path(self.folder.run)}")
+        return FINISHED
+
+    def show_log(self, run: int) -> None:
+        """Show what polyfed says of the run; the rest is in the logs."""
+        try:
+            for text in self.control.log_of(run):
+                for line in text.splitlines():
+                    if "polyfed: " in line:
+                        self.show(line.partition("polyfed: ")[2])
+        except httpx.HTTPError as error:
+            log.warning("The log of the run broke off (%s).", error)
+
+    def close(self) -> None:
+        """End all processes."""
+        for child in reversed(self.children.values()):
+            child.stop()
+        self.front_log.look()
+        self.audit.write("server stopped")
+        self.service.shutdown()
+
+
+def shown_path(path: Path) -> str:
+    """A path as a user would write it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

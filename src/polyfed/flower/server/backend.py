@@ -1,0 +1,189 @@
+"""The backend over Flower's Grid: the same loop and the same methods, with clients that are nodes on other machines.
+
+What clients keep stays on their disks (``runs/folder/client_state_files.py``). The server knows which version of it counts, and its hash:
+these marks are staged, committed and checkpointed in the place of the state itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from flwr.app import MessageType
+
+from polyfed.backends.base import Outcome, StagingBackend
+from polyfed.core.conversation import EVALUATION, TRAINING, Ask
+from polyfed.core.data_types import ClientData
+from polyfed.core.extras import shown
+from polyfed.core.workbench import ClientState, Workbench
+from polyfed.errors import DataError
+from polyfed.flower.server.roster import Roster, read_answer, reason_in
+from polyfed.flower.wire.codec import Encoder, payload_of
+from polyfed.flower.wire.message import BadMessage, WireMessage
+from polyfed.flower.wire.records import size_of
+from polyfed.flower.wire.transport import Sent
+from polyfed.runs.folder.client_state_files import version_name
+
+log = logging.getLogger("polyfed")
+
+CATEGORIES = {TRAINING: MessageType.TRAIN, EVALUATION: MessageType.EVALUATE}
+USUAL_TIMEOUT = 3600.0
+SPARE_BYTES = 64 * 1024 * 1024
+TIMES_THE_MODEL = 4
+RETAINED = 2
+LARGEST_LOSS = 1e300
+
+
+class FlowerBackend(StagingBackend):
+    """A backend whose clients are nodes.
+
+    Args:
+        bench: the server's own, which knows plan and settings.
+        clients: placeholders for the nodes' data.
+        roster: which node is which client.
+        timeout: seconds a client may take to answer.
+        leaves_newcomer: whether the run folder is left the newcomer's model, made from what the nodes send at the end.
+    """
+
+    remote = True
+
+    def __init__(
+        self,
+        bench: Workbench,
+        clients: Collection[ClientData],
+        roster: Roster,
+        timeout: float = USUAL_TIMEOUT,
+        leaves_newcomer: bool = False,
+    ) -> None:
+        super().__init__(bench, clients)
+        self.roster, self.timeout, self.leaves_newcomer = roster, timeout, leaves_newcomer
+        self.new_run = uuid.uuid4().hex
+        self.begun = time.time_ns()
+        self.number = 0
+        self.reserved: dict[str, list[Mapping[str, ClientState]]] = {}
+        counts = [bench.task.class_counts(client.train, bench.classes) for client in clients]
+        self.facts = {
+            "rounds": bench.settings.rounds,
+            "class_counts": [sum(column) for column in zip(*counts, strict=True)],
+            "mean": list(bench.preparation.mean),
+            "std": list(bench.preparation.std),
+        }
+
+    def outcomes(self, ask: Ask, clients: Sequence[str]) -> Iterator[Outcome]:
+        nodes = self.roster.present(clients, insist=ask.attempt > 0)
+        encoder = Encoder()
+        messages = {node: self.message_for(encoder, ask, client) for client, node in nodes.items()}
+        bounds = {client: self.largest_answer(messages[node].size) for client, node in nodes.items()}
+        versions = {client: str(messages[node].control["version"]) for client, node in nodes.items()}
+        sent = self.roster.transport.send(messages, CATEGORIES.get(ask.purpose, MessageType.QUERY), str(ask.round), self.timeout)
+        del messages, encoder
+        for client, node in nodes.items():
+            yield self.read(sent[node], client, versions[client], bounds[client])
+
+    def message_for(self, encoder: Encoder, ask: Ask, client: str) -> WireMessage:
+        """The message of an ask to one client."""
+        self.number, bench = self.number + 1, self.bench
+        start = self.current_state(client).memory
+        control = {
+            "client": client,
+            "what": ask.what,
+            "purpose": ask.purpose,
+            "round": ask.round,
+            "attempt": ask.attempt,
+            "run": self.run,
+            "start": {"version": start["version"], "digest": start["digest"]} if start else None,
+            "version": version_name(self.begun, self.number, ask.round, ask.attempt),
+            "needed": self.needed(client),
+            "facts": self.facts | ({"measure": bench.measure} if bench.measure != bench.task.main_measure else {}),
+        }
+        return encoder.encode(ask.payloads[client], control)
+
+    def read(self, sent: Sent, client: str, version: str, bound: int) -> Outcome:
+        """What came of the question at one client; whatever is wrong with an answer leaves only this client out."""
+        try:
+            message = self.roster.transport.wait(sent)
+            if message is not None and message.has_content() and (size := size_of(message.content)) > bound:
+                raise BadMessage(f"its answer is {size} bytes large, at most {bound} were expected")
+            return self.outcome(read_answer(message, sent.node, self.timeout), client, version)
+        except BadMessage as error:
+            return Outcome(client, None, ClientState(), problem=f"{error}.")
+
+    def outcome(self, answer: WireMessage, client: str, version: str) -> Outcome:
+        """What came of the question, by a client's answer."""
+        if not answer.control.get("ok"):
+            return self.refused(client, answer.control)
+        try:
+            payload = payload_of(answer)
+            loss, mark = loss_in(answer.control), self.mark(answer.control, version)
+            validation = validation_in(answer.control, self.bench.task.least_main)
+        except BadMessage as error:
+            return Outcome(client, None, ClientState(), problem=f"{error}.")
+        if answer.control.get("restarted"):
+            log.warning("Client %s has lost what it kept, and starts again.", client)
+        return Outcome(client, payload, mark, loss, validation=validation)
+
+    def refused(self, client: str, control: Mapping[str, Any]) -> Outcome:
+        """A client that says it has no answer; whatever its reason, one node does not end the run of the others."""
+        return Outcome(client, None, ClientState(), problem=reason_in(control.get("problem")))
+
+    def mark(self, control: Mapping[str, Any], version: str) -> ClientState:
+        """What the server keeps in the place of a client's state."""
+        if control.get("version") is None:
+            return ClientState()
+        if control["version"] != version or not isinstance(control.get("digest"), str):
+            raise BadMessage("it names another version of its state than it was given")
+        return ClientState(memory={"run": self.run, "version": version, "digest": control["digest"]})
+
+    @property
+    def run(self) -> str:
+        """The id of the run at the nodes; a resumed run has the one of its checkpoint."""
+        known = next((state.memory["run"] for state in self.client_states.values() if state.memory), None)
+        return self.new_run if known is None else str(known)
+
+    def needed(self, client: str) -> list[str]:
+        """Versions that this client must not remove."""
+        states = [self.client_states, self.staged, *(state for states in self.reserved.values() for state in states)]
+        marks = [state[client].memory for state in states if client in state]
+        return sorted({str(mark["version"]) for mark in marks if mark})
+
+    def largest_answer(self, sent: int) -> int:
+        """How large an answer may be; more is a mistake or worse."""
+        model = sum(entry.size for entry in self.bench.plan.entries.values())
+        return TIMES_THE_MODEL * (model + sent) + SPARE_BYTES
+
+    def retain(self, name: str, states: Mapping[str, ClientState] | None = None) -> None:
+        retained = self.reserved.setdefault(name, [])
+        retained.append(dict(self.client_states if states is None else states))
+        del retained[:-RETAINED]
+
+    def can_read(self, client: str) -> bool:
+        return client not in self.client_states
+
+    def state_of(self, client: str) -> ClientState:
+        if not self.can_read(client):
+            raise DataError(f"What client {client} keeps stays on its machine; its own model cannot be put together here.")
+        return ClientState()
+
+    def client_digests(self) -> dict[str, str]:
+        return {client: str(state.memory["digest"]) for client, state in self.client_states.items() if state.memory}
+
+
+def validation_in(control: Mapping[str, Any], least: float = 0.0) -> float | None:
+    """The validation score of what a client trained, in an answer."""
+    value = control.get("validation")
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= 1):
+        raise BadMessage(f"its validation score is {shown(value)}, expected a number from {least:g} to 1")
+    return None if value is None else float(value)
+
+
+def loss_in(control: Mapping[str, Any]) -> float | None:
+    """The training loss in an answer."""
+    loss = control.get("loss")
+    if loss is not None and (isinstance(loss, bool) or not isinstance(loss, int | float)):
+        raise BadMessage(f"its loss is {type(loss).__name__}, not a number")
+    if loss is not None and not -LARGEST_LOSS <= loss <= LARGEST_LOSS:
+        raise BadMessage(f"its loss is {shown(loss)}, expected at most {LARGEST_LOSS:g} in magnitude")
+    return None if loss is None else float(loss)

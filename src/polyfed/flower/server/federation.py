@@ -1,0 +1,92 @@
+"""The server's federation: placeholders for the nodes' data, and unseen domains that lie on the server."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from polyfed.core.data_types import ClientData, Examples, Federation, Preparation
+from polyfed.core.tasks.known import task_named
+from polyfed.data.federate import whole_domain
+from polyfed.data.federation_summary import INPUT_TYPES, input_type
+from polyfed.data.placeholders import BlankExamples
+from polyfed.errors import DataError
+from polyfed.flower.wire.descriptions import Description
+from polyfed.runs.assemble import build_data_set
+from polyfed.settings import Settings
+
+
+def federation_of(nodes: Sequence[Description]) -> Federation:
+    """A federation of placeholders, in which everything but the data is as at the nodes; it does not depend on the order of the nodes."""
+    nodes = sorted(nodes, key=lambda node: node.client)
+    first, names = nodes[0], sorted({node.name for node in nodes})
+    return Federation(
+        name=names[0] if len(names) == 1 else f"{len(nodes)}-nodes",
+        classes=first.classes,
+        clients=tuple(_client(node) for node in nodes),
+        preparation=Preparation(first.mean, first.std, middle_square=first.middle_square),
+        default_model=first.default_model,
+        task=task_named(first.task),
+        source="; ".join(dict.fromkeys(node.source for node in nodes)),
+    )
+
+
+def _client(node: Description) -> ClientData:
+    return ClientData(
+        id=node.client,
+        domains=node.domains,
+        train=_blank(_targets(node.samples, node.class_counts, node), node),
+        tests={domain: _unknown(count, node) for domain, count in node.tests.items()},
+        validation=None if node.validation is None else _unknown(node.validation, node),
+    )
+
+
+def _unknown(count: int, node: Description) -> BlankExamples:
+    """Test data, of which the labels stay with the node."""
+    return _blank(_targets(count, (), node), node)
+
+
+def _targets(count: int, class_counts: Sequence[int], node: Description) -> Tensor:
+    return task_named(node.task).blank_targets(count, class_counts, len(node.classes), node.input_shape)
+
+
+def _blank(labels: Tensor, node: Description) -> BlankExamples:
+    return BlankExamples(labels, node.input_shape, INPUT_TYPES[node.input_type])
+
+
+log = logging.getLogger("polyfed")
+
+
+def unseen_at_server(settings: Settings, data: str, node: Description) -> Mapping[str, Examples]:
+    """Test data by domain: those that the settings call unseen, or all there are.
+
+    Args:
+        settings: of the run.
+        data: a folder or a data set on the server; empty: none.
+        node: one of the nodes, whose classes and inputs the data must have.
+    """
+    if not data:
+        if settings.unseen:
+            log.warning(
+                "Unseen domains (%s) are not tested: no node is asked for them. With their images on the server they are: "
+                "--run-config 'unseen-data=\"DIR\"'.",
+                ", ".join(settings.unseen),
+            )
+        return {}
+    found = build_data_set(data, settings)
+    domains = [found.domain(name) for name in settings.unseen] or list(found.domains)
+    if found.task.name != node.task:
+        raise DataError(f"unseen-data {data} is for {found.task.name}; nodes have data for {node.task}.")
+    if found.classes != node.classes:
+        raise DataError(f"unseen-data {data} has the classes {', '.join(found.classes)}; nodes have {', '.join(node.classes)}.")
+    tests = {domain.name: domain.test if settings.unseen_part == "test" else whole_domain(domain) for domain in domains}
+    for name, examples in tests.items():
+        raw, _ = examples.batch(slice(0, 1))
+        if tuple(raw.shape[1:]) != node.input_shape or input_type(raw) != node.input_type:
+            raise DataError(
+                f"Inputs of unseen-data {data} ({name}) have the shape {tuple(raw.shape[1:])} ({input_type(raw)}), those of nodes "
+                f"{node.input_shape} ({node.input_type}). Name the size: unseen-data='image_folder(root=\"DIR\", size=32)'."
+            )
+    return tests

@@ -1,0 +1,87 @@
+"""Wire messages as Flower's records and back: a ConfigRecord for plain values, an ArrayRecord with an array for each blob.
+
+Flower fetches every array by requests of its own, so a message has few. An array that goes to all nodes is sent to the SuperLink once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from polyfed.flower.wire.lean_objects import pieces_of
+from polyfed.flower.wire.message import BadMessage, Blob, WireMessage, read_control
+
+CONTROL, TEXT, TENSORS = "polyfed", "control", "tensors"
+STORED_AS, BYTES = "safetensors", "uint8"
+
+
+def records_of(messages: Sequence[WireMessage]) -> list[RecordDict]:
+    """Return contents of Flower messages that are sent together; a blob that several share is joined, cut and hashed once."""
+    arrays: dict[int, Array] = {}
+    contents = []
+    for message in messages:
+        content = RecordDict({CONTROL: ConfigRecord({TEXT: json.dumps(message.control)})})
+        if message.blobs:
+            content[TENSORS] = record = ArrayRecord()
+            # One by one: the constructor would copy the arrays, and each copy would be cut and hashed again.
+            for name, blob in message.blobs.items():
+                if id(blob) not in arrays:
+                    arrays[id(blob)] = _array(blob)
+                record[name] = arrays[id(blob)]
+        contents.append(content)
+    return contents
+
+
+def _array(blob: Blob) -> Array:
+    data = blob[0] if len(blob) == 1 and isinstance(blob[0], bytes | bytearray) else b"".join(blob)
+    array = Array(dtype=BYTES, shape=(len(data),), stype=STORED_AS, data=b"")
+    # Set later: the constructor takes no bytearray.
+    array.data = data
+    return array
+
+
+def wire_message_of(content: RecordDict) -> WireMessage:
+    """Return the wire message in the content of a Flower message."""
+    control = content.get(CONTROL)
+    if not isinstance(control, ConfigRecord):
+        raise BadMessage("it was not written by polyfed")
+    arrays = {str(name): array for record in content.array_records.values() for name, array in record.items()}
+    if others := {array.stype for array in arrays.values()} - {STORED_AS}:
+        raise BadMessage(f"an array is written as {min(map(repr, others))[:80]}")
+    return WireMessage(read_control(control.get(TEXT)), {name: pieces_of(array) for name, array in arrays.items()})
+
+
+def size_of(content: RecordDict) -> int:
+    """Return the bytes of a message's content."""
+    arrays = sum(len(piece) for record in content.array_records.values() for array in record.values() for piece in pieces_of(array))
+    texts = sum(
+        len(value) for record in content.config_records.values() for value in record.values() if isinstance(value, str | bytes)
+    )
+    return arrays + texts
+
+
+def content_hash(content: RecordDict) -> str:
+    """Return one SHA-256 over all records with their names, types and shapes: the same where content leaves and where it arrives."""
+    total = hashlib.sha256()
+    for name in sorted(content):
+        record = content[name]
+        total.update(_part(name))
+        for key in sorted(map(str, record)):
+            value = record[key]
+            total.update(_part(key))
+            if isinstance(record, ArrayRecord) and isinstance(value, Array):
+                pieces = pieces_of(value)
+                total.update(_part(f"{value.dtype} {tuple(value.shape)} {value.stype} {sum(map(len, pieces))}"))
+                for piece in pieces:
+                    total.update(piece)
+            else:
+                total.update(_part(repr(value)))
+    return total.hexdigest()
+
+
+def _part(text: str) -> bytes:
+    data = text.encode()
+    return len(data).to_bytes(8, "little") + data

@@ -1,1 +1,0 @@
-"""Layers and module surgery; nothing federated in here."""

@@ -1,0 +1,1 @@
+"""Layers that methods put into models, and how: choosing, replacing, folding, gradients by sample."""

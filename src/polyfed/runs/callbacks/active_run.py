@@ -1,0 +1,83 @@
+"""One run while it trains: the scores so far and the metrics file, which its callbacks share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from polyfed.core.evaluation import Row
+from polyfed.runs.callbacks.callback import Callback, RunState, StoppedEarly, state_of
+from polyfed.runs.scores import as_line, scored_rounds
+
+if TYPE_CHECKING:
+    from polyfed.runs.experiment import Experiment
+    from polyfed.runs.folder.answers_file import Answers
+    from polyfed.runs.folder.run_folder import RunFolder
+
+
+class ActiveRun:
+    """A run that is being trained.
+
+    Attributes:
+        by_round: Scores of every scored round, on ``split``.
+        scores: Scores of the last evaluation: of validation data if they choose the round.
+        scored_round: The round of ``scores``; -1 if there are none.
+        answers: The prediction for each test image, of the last evaluation in detail.
+    """
+
+    def __init__(self, experiment: Experiment, folder: RunFolder | None, split: str = "test", resumed: bool = False) -> None:
+        self.experiment, self.folder, self.split, self.resumed = experiment, folder, split, resumed
+        if folder is not None:
+            folder.begin_sealing()
+        self.history = [] if folder is None else folder.metrics()
+        self.by_round: dict[int, list[Row]] = scored_rounds(self.history, split)
+        number, rounds = experiment.server.round, experiment.server.rounds
+        # A run that was stopped after its last round was scored has these scores already.
+        self.scores: Sequence[Row] = self.by_round.get(number, []) if number == rounds else []
+        self.scored_round = number if self.scores else -1
+        self.answers: Answers = {}
+
+    @property
+    def path(self) -> str | None:
+        return None if self.folder is None else str(self.folder.path)
+
+    def score(self, in_detail: bool) -> list[Row]:
+        """Score the current state; in detail, with a prediction for each image if the test data is in this process."""
+        bench = self.experiment.bench
+        bench.answers = {} if in_detail and self.split == "test" else None
+        try:
+            rows = self.experiment.evaluate(self.split, in_detail=in_detail)
+            self.answers = bench.answers or {}
+        finally:
+            bench.answers = None
+        return rows
+
+    def take_validation(self, rows: Sequence[Row]) -> None:
+        """Make validation scores of this round those of the last evaluation, and write them to the metrics."""
+        self.scores, self.scored_round = rows, self.experiment.server.round
+        self.write_scores(rows)
+
+    def write_scores(self, rows: Sequence[Row]) -> None:
+        self.write([as_line(self.experiment.server.round, row) for row in rows])
+
+    def write(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        if self.folder is not None:
+            self.folder.append(list(lines))
+
+    def begin(self, callbacks: Sequence[Callback]) -> None:
+        self._stop_if([callback.begin(self.state()) for callback in callbacks])
+
+    def after_round(self, callbacks: Sequence[Callback]) -> None:
+        """Call every callback, also if one of them stops the run (StoppedEarly)."""
+        wishes = [callback.after_round(self.state()) for callback in callbacks]
+        if self.scored_round == self.experiment.server.round:
+            wishes += [callback.after_evaluation(self.state()) for callback in callbacks]
+        self._stop_if(wishes)
+
+    def _stop_if(self, wishes: Sequence[bool | None]) -> None:
+        number, rounds = self.experiment.server.round, self.experiment.server.rounds
+        if any(wish is True for wish in wishes) and 0 < number < rounds:
+            raise StoppedEarly(f"A callback has stopped the run after round {number} of {rounds}.")
+
+    def state(self) -> RunState:
+        return state_of(self.experiment, self.scores, self.path, self.resumed)

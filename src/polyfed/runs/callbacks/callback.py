@@ -1,0 +1,153 @@
+"""The callback: the one way to observe a run while it trains, and to stop it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polyfed.core.evaluation import Row
+    from polyfed.runs.experiment import Experiment
+    from polyfed.runs.result import Result
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The progress of a run.
+
+    Attributes:
+        method: Expression of the method.
+        data: Name of the data.
+        seed: Seed of the run.
+        round: The last completed round.
+        rounds: Number of planned rounds.
+        losses: Training loss of each client that trained in this round.
+        scores: Scores of the last evaluation (of validation data if they choose the round), each with ``view``, ``client``, ``domain``
+            and ``numbers``.
+        bytes_up: Training traffic from clients so far.
+        bytes_down: Training traffic to clients so far.
+        settings: Every setting of the run.
+        resumed: True if the run folder existed before.
+        path: The run folder; None if nothing is written.
+        score: Scores the current state on ``"validation"`` or ``"test"`` data, and returns the rows.
+        label: Name of the run within a comparison, a search or a reproduction; empty for a single run.
+        number: Position among all runs, from 1.
+        total: Number of all runs.
+    """
+
+    method: str
+    data: str
+    seed: int
+    round: int
+    rounds: int
+    losses: Mapping[str, float]
+    scores: Sequence[Row]
+    bytes_up: int
+    bytes_down: int
+    settings: Any
+    path: str | None
+    resumed: bool = False
+    score: Callable[[str], Sequence[Row]] = field(default=lambda split: (), repr=False, compare=False)
+    label: str = ""
+    number: int = 1
+    total: int = 1
+
+
+class Callback:
+    """Observe a run. Override the methods you need; return True to stop the run after this round.
+
+    ``polyfed.compare``, ``sweep`` and ``reproduce`` call the same methods for each of their runs.
+
+    Example:
+        ``polyfed.run("digits-mini", "fedbn", callbacks=[MyCallback()])``
+    """
+
+    def begin(self, run: RunState) -> bool | None:
+        """Called before training starts or resumes. True stops a resumed run where it is."""
+
+    def after_round(self, run: RunState) -> bool | None:
+        """Called after every round. True stops the run."""
+
+    def after_evaluation(self, run: RunState) -> bool | None:
+        """Called after a round whose state was scored (``run.scores``). True stops the run."""
+
+    def message(self, text: str) -> None:
+        """Called with a message for the user, such as a damaged file that was skipped. The same text may come several times."""
+
+    def end(self, result: Result) -> None:
+        """Called when the run has finished and its final model is scored."""
+
+
+class StoppedEarly(Exception):
+    """A callback stopped the run; its last round is the final one."""
+
+
+def state_of(experiment: Experiment, scores: Sequence[Row] = (), path: str | None = None, resumed: bool = False) -> RunState:
+    """Return the progress of an experiment."""
+    return RunState(
+        method=str(experiment.method),
+        data=experiment.settings.data,
+        seed=experiment.settings.seed,
+        round=experiment.server.round,
+        rounds=experiment.server.rounds,
+        losses=dict(experiment.backend.losses_of_round),
+        scores=tuple(scores),
+        bytes_up=experiment.costs.total("up"),
+        bytes_down=experiment.costs.total("down"),
+        settings=experiment.settings,
+        path=path,
+        resumed=resumed,
+        score=experiment.score,
+    )
+
+
+class Callbacks(Callback):
+    """Pass everything on to several callbacks; within a comparison, with the label and the position of the run.
+
+    Args:
+        callbacks: Receive everything, in this order.
+        label: Name of the run; it is put before the label that the run has already.
+        before: Number of runs before this one.
+        total: Number of all runs.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback], label: str = "", before: int = 0, total: int = 1) -> None:
+        self.callbacks, self.label, self.before, self.total = callbacks, label, before, total
+        self.began = self.trained = False
+
+    def begin(self, run: RunState) -> bool:
+        self.began = True
+        return self._any([callback.begin(self._placed(run)) for callback in self.callbacks])
+
+    def after_round(self, run: RunState) -> bool:
+        self.trained = True
+        return self._any([callback.after_round(self._placed(run)) for callback in self.callbacks])
+
+    def after_evaluation(self, run: RunState) -> bool:
+        return self._any([callback.after_evaluation(self._placed(run)) for callback in self.callbacks])
+
+    def message(self, text: str) -> None:
+        for callback in self.callbacks:
+            callback.message(text)
+
+    def end(self, result: Result) -> None:
+        for callback in self.callbacks:
+            callback.end(result)
+
+    def end_reused(self, result: Result) -> None:
+        """Pass on the end of a run that had finished before, which calls no callbacks itself; do nothing after any other run."""
+        if not self.began:
+            self.begin(state_of(result.experiment, result.rows, result.path, resumed=True))
+            self.end(result)
+
+    def _placed(self, run: RunState) -> RunState:
+        if not self.label:
+            return run
+        label = ": ".join(filter(None, (self.label, run.label)))
+        return dataclasses.replace(run, label=label, number=self.before + run.number, total=self.total)
+
+    @staticmethod
+    def _any(wishes: Sequence[bool | None]) -> bool:
+        return any(wish is True for wish in wishes)

@@ -1,0 +1,78 @@
+"""When the models of a run are scored on test data, and which scores it ends with."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from polyfed.core.evaluation import Row
+from polyfed.runs.callbacks.callback import Callback, RunState
+from polyfed.runs.scores import as_line, mean_rows
+
+if TYPE_CHECKING:
+    from polyfed.runs.callbacks.active_run import ActiveRun
+    from polyfed.runs.callbacks.selection import BestValidation
+
+log = logging.getLogger("polyfed")
+
+
+class Evaluation(Callback):
+    """Score test data every ``evaluate_every`` rounds, after the last rounds and at the end."""
+
+    def __init__(self, run: ActiveRun, selection: BestValidation | None) -> None:
+        self.run, self.selection = run, selection
+        self.scored_before = bool(run.scores)
+
+    def after_round(self, run: RunState) -> None:
+        every = 0 if self.selection is not None else run.settings.evaluate_every
+        if is_turn(run.round, run.rounds, every, run.settings.scored_at_end):
+            self.evaluate()
+
+    def evaluate(self, ends: bool = False) -> Sequence[Row]:
+        """Score the current state once, and write the scores to the metrics; ``ends``: this is the final round, planned or not."""
+        run, experiment = self.run, self.run.experiment
+        number, averaged = experiment.server.round, experiment.settings.averaged_rounds
+        counts = ends or number > experiment.server.rounds - max(1, averaged)
+        if number not in run.by_round:
+            # The model of the last round counts, unless another one is chosen, which is scored in detail then.
+            run.by_round[number] = run.score(in_detail=counts and self.selection is None)
+            run.write_scores(run.by_round[number])
+        elif ends and self.scored_before and self.selection is None:
+            # Predictions for single images are not in the metrics. Scoring again is not a cost of the run.
+            costs = copy.deepcopy(experiment.costs)
+            run.score(in_detail=True)
+            experiment.costs = costs
+        if self.selection is None:  # else callbacks receive the validation scores
+            run.scores, run.scored_round = run.by_round[number], number
+        return run.by_round[number]
+
+    def final_rows(self) -> Sequence[Row]:
+        """Score the model that the run ends with."""
+        run, settings = self.run, self.run.experiment.settings
+        number, averaged = run.experiment.server.round, settings.averaged_rounds
+        if self.selection is not None:
+            self.selection.take()
+            run.scores, selected = run.score(in_detail=True), self.selection.round
+        elif averaged:
+            self.evaluate(ends=True)
+            averaged_over = {n: rows for n, rows in run.by_round.items() if n > number - averaged}
+            if len(averaged_over) < min(averaged, number):
+                log.warning(
+                    "%s: the run stopped early, after round %d. Scores are the mean of %d of its last %d rounds.",
+                    settings.selection,
+                    number,
+                    len(averaged_over),
+                    averaged,
+                )
+            run.scores, selected = mean_rows(averaged_over), number
+        else:
+            return self.evaluate(ends=True)
+        run.write([{**as_line(number, row), "view": f"selected_{row.view}", "selected_round": selected} for row in run.scores])
+        return run.scores
+
+
+def is_turn(number: int, rounds: int, every: int, at_end: int = 0) -> bool:
+    """Return True if a round is scored: every n-th, the last one, and each of the last ``at_end``; none with 0 and 0."""
+    return (bool(every and number) and (number % every == 0 or number == rounds)) or number > max(0, rounds - at_end)

@@ -1,0 +1,175 @@
+"""The round with the best validation scores of the source clients, by the run's metric, if a run ends with that round's model.
+
+The best state so far is saved next to the checkpoints (``best/``). A resumed run reads it again; where a later round has overwritten
+it, the run passes through that round again and finds the same state. Where it was lost otherwise, the run does not go on: another
+model must not pass for the best one.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from polyfed.core.evaluation import Row
+from polyfed.core.method import Method
+from polyfed.core.privacy import ACCOUNTS, account_keys
+from polyfed.core.scored_clients import scored_clients
+from polyfed.core.server import Server
+from polyfed.core.tasks.known import value_by
+from polyfed.core.workbench import ClientState
+from polyfed.errors import RunFolderError, TooFewReplies
+from polyfed.runs.callbacks.callback import Callback, RunState
+from polyfed.runs.callbacks.evaluation import is_turn
+from polyfed.runs.folder.checkpoint import Checkpoints, Snapshot, copied
+from polyfed.runs.folder.manifest import Damaged
+from polyfed.runs.selection import BEST_LOCAL_VALIDATION, BEST_VALIDATION
+
+if TYPE_CHECKING:
+    from polyfed.runs.callbacks.active_run import ActiveRun
+
+log = logging.getLogger("polyfed")
+
+
+class BestValidation(Callback):
+    """Score validation data every ``evaluate_every`` rounds (0: every round), and keep the best state."""
+
+    def __init__(self, run: ActiveRun, notes: Mapping[str, Any] | None = None) -> None:
+        self.run, self.experiment = run, run.experiment
+        self.checkpoints: Checkpoints | None = None if run.folder is None else run.folder.best
+        self.value = float(notes["value"]) if notes else -math.inf
+        self.round = int(notes["round"]) if notes else 0
+        self.best: Snapshot | None = None
+        if notes and self.checkpoints is not None:
+            try:
+                self.best = self.checkpoints.read_round(self.round)
+            except Damaged as damage:
+                raise self._lost(str(damage)) from damage
+        if self.best is not None:
+            self.experiment.backend.retain("best", self.best.clients)
+
+    def after_round(self, run: RunState) -> None:
+        if is_turn(run.round, run.rounds, run.settings.evaluate_every or 1):
+            self.run.take_validation(self.look())
+
+    def _lost(self, why: str) -> RunFolderError:
+        assert self.run.folder is not None
+        path = self.run.folder.path
+        return RunFolderError(
+            f"The best state of {path} so far, that of round {self.round}, is lost: {why} Start again with another --out, "
+            f"or begin another run from its last state (--init {path})."
+        )
+
+    def look(self) -> list[Row]:
+        """Score the present state on validation data; keep it if it is the best so far. Means over other clients do not compare."""
+        rows = self.scores()
+        silent = sorted(set(self.scored) - {row.client for row in rows})
+        if silent:
+            log.warning(
+                "Round %d cannot be the best one: no validation scores came from %s.",
+                self.experiment.server.round,
+                ", ".join(silent),
+            )
+            return rows
+        value = self.mean(rows)
+        if value > self.value:
+            self.value, self.round = value, self.experiment.server.round
+            self.best = copied(self.experiment.snapshot())
+            self.experiment.backend.retain("best")
+            if self.checkpoints is not None:
+                self.checkpoints.write(self.best, set(self.best.clients))
+        return rows
+
+    @property
+    def measure(self) -> str:
+        """The metric that rounds are compared by."""
+        return self.experiment.bench.measure
+
+    @property
+    def scored(self) -> list[str]:
+        """The clients whose validation scores count."""
+        return scored_clients(self.experiment.server, "validation")
+
+    def scores(self) -> list[Row]:
+        """Validation scores of the present models, after averaging."""
+        return list(self.experiment.score("validation"))
+
+    def mean(self, rows: Sequence[Row]) -> float:
+        """What rounds are compared by: every client counts the same."""
+        return sum(self.value_of(row) for row in rows) / len(rows)
+
+    def value_of(self, row: Row) -> float:
+        """What one client's validation scores are compared by."""
+        return value_by(self.measure, row.numbers, row.client, row.view)
+
+    def notes(self) -> dict[str, Any] | None:
+        """What a checkpoint says about the best state so far."""
+        return {"round": self.round, "value": self.value} if self.round else None
+
+    def take(self) -> None:
+        """Put the best state in the place of the last one; costs and the number of rounds stay those of the whole run."""
+        if not self.round:
+            self.look()
+        if not self.round:
+            raise TooFewReplies(
+                f"{self.experiment.settings.selection} needs a round in which all {len(self.scored)} clients answer with validation "
+                "scores, "
+                "and there was none. Go on with the run when all of them are there: its last round is looked at again."
+            )
+        if self.best is None:
+            assert self.checkpoints is not None
+            raise self._lost(f"{self.checkpoints.folder} holds later rounds only, which were not found again.")
+        server, backend = self.experiment.server, self.experiment.backend
+        # What later rounds spent of a privacy budget has left the clients, whichever model is kept.
+        clients = with_accounts(server.method, self.best.clients, backend.client_states)
+        server.state, server.memory, server.dormant = dict(self.best.state), {}, {**self.best.memory, **accounts_of(server)}
+        backend.client_states = clients
+        backend.changed = set(backend.client_states)
+
+
+class BestLocalValidation(BestValidation):
+    """Goes by the models that clients have just trained, before averaging, weighted by training size; the round's average is kept."""
+
+    @property
+    def scored(self) -> list[str]:
+        """All clients: rounds in which others trained do not compare."""
+        return self.experiment.server.ids
+
+    def scores(self) -> list[Row]:
+        """What clients scored at the end of their local training."""
+        data = self.experiment.backend.data
+        scored, measure = self.experiment.backend.validations_of_round, self.measure
+        return [
+            Row("local_validation", client, "+".join(data[client].domains), {measure: value}) for client, value in scored.items()
+        ]
+
+    def mean(self, rows: Sequence[Row]) -> float:
+        """The mean over clients, weighted by their training samples."""
+        samples = {info.id: info.samples for info in self.experiment.server.clients}
+        return sum(samples[row.client] * self.value_of(row) for row in rows) / sum(samples[row.client] for row in rows)
+
+
+def accounts_of(server: Server) -> dict[str, Any]:
+    """What the server remembers of privacy accounts, under the name it keeps it by."""
+    return {name: value for name, value in server.remembered().items() if name == ACCOUNTS}
+
+
+def with_accounts(method: Method, chosen: Mapping[str, ClientState], last: Mapping[str, ClientState]) -> dict[str, ClientState]:
+    """Client states of the chosen round with the privacy accounts of the last one."""
+    found, keys = dict(chosen), account_keys(method)
+    for client, state in last.items() if keys else ():
+        account = {key: state.memory[key] for key in keys if key in state.memory}
+        if account:
+            before = found.get(client) or ClientState()
+            found[client] = ClientState(before.entries, before.memory | account)
+    return found
+
+
+CHOOSERS = {BEST_VALIDATION: BestValidation, BEST_LOCAL_VALIDATION: BestLocalValidation}
+
+
+def chooser_of(run: ActiveRun, notes: Mapping[str, Any] | None) -> BestValidation | None:
+    """Return what chooses the round of a run; None if the last one counts."""
+    kind = CHOOSERS.get(run.experiment.settings.selection)
+    return None if kind is None else kind(run, notes)

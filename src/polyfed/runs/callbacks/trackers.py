@@ -1,0 +1,169 @@
+"""Trackers: what a run records, also written to TensorBoard, MLflow or Weights & Biases. Each is an extra, and a callback."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from polyfed.core.metrics import MEASURES
+from polyfed.errors import PolyfedError, SettingError, nearest
+from polyfed.runs.callbacks.callback import Callback, RunState
+from polyfed.runs.headline import domains_of
+from polyfed.runs.result import Result
+
+
+def numbers_of(run: RunState, scored: bool) -> Iterator[tuple[str, float]]:
+    """What is tracked after a round: losses and traffic, or the scores by view, domain and measure."""
+    if not scored:
+        if run.losses:
+            yield "training/loss", sum(run.losses.values()) / len(run.losses)
+            yield from ((f"training/loss/{client}", loss) for client, loss in run.losses.items())
+        yield "traffic/bytes_up", run.bytes_up
+        yield "traffic/bytes_down", run.bytes_down
+        return
+    for (view, domain), numbers in domains_of(run.scores).items():
+        for name in (*MEASURES, "majority_rate"):
+            if name in numbers and math.isfinite(numbers[name]):
+                yield f"{view}/{domain}/{name}", float(numbers[name])
+
+
+VIEWS = ("seen", "unseen")
+
+
+class Tracker(Callback):
+    """Writes numbers somewhere, by the round they are of."""
+
+    def __init__(self) -> None:
+        self.scored_round = -1
+
+    def write(self, round_number: int, numbers: Sequence[tuple[str, float]]) -> None:
+        """Write the numbers of one round."""
+        raise NotImplementedError
+
+    def after_round(self, run: RunState) -> None:
+        self.write(run.round, list(numbers_of(run, scored=False)))
+
+    def after_evaluation(self, run: RunState) -> None:
+        if any(row.view in VIEWS for row in run.scores):
+            self.scored_round = run.round
+        self.write(run.round, list(numbers_of(run, scored=True)))
+
+    def end(self, result: Result) -> None:
+        """The scores of the model that the run ends with, where they are not written yet."""
+        number = result.experiment.server.round
+        if self.scored_round != number:
+            found = {key: value for key, value in result.domains.items() if key[0] in VIEWS}
+            self.write(
+                number,
+                [
+                    (f"{view}/{domain}/{name}", float(numbers[name]))
+                    for (view, domain), numbers in found.items()
+                    for name in (*MEASURES, "majority_rate")
+                    if name in numbers
+                ],
+            )
+        self.close()
+
+    def close(self) -> None:
+        """Nothing more will be written."""
+
+
+class TensorBoard(Tracker):
+    """Event files in the folder ``tensorboard`` of the run folder."""
+
+    def begin(self, run: RunState) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise missing("tensorboard") from error
+        self.writer = SummaryWriter(str(folder_of(run, "tensorboard") / "tensorboard"))
+        self.writer.add_text("settings", "\n".join(f"    {name} = {value}" for name, value in run.settings.to_dict().items()))
+
+    def write(self, round_number: int, numbers: Sequence[tuple[str, float]]) -> None:
+        for name, value in numbers:
+            self.writer.add_scalar(name, value, round_number)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class MLflow(Tracker):
+    """A run of MLflow: in the store that ``MLFLOW_TRACKING_URI`` names, else in ``mlflow.db`` of the working folder."""
+
+    def begin(self, run: RunState) -> None:
+        try:
+            import mlflow
+        except ImportError as error:
+            raise missing("mlflow") from error
+        if not os.environ.get("MLFLOW_TRACKING_URI"):
+            mlflow.set_tracking_uri("sqlite:///mlflow.db")
+        self.client = mlflow.MlflowClient()
+        name = f"polyfed {run.data}"
+        known = self.client.get_experiment_by_name(name)
+        experiment = known.experiment_id if known is not None else self.client.create_experiment(name)
+        self.run = self.client.create_run(experiment, run_name=f"{run.method}, seed {run.seed}").info.run_id
+        for key, value in run.settings.to_dict().items():
+            self.client.log_param(self.run, key, str(value)[:500])
+
+    def write(self, round_number: int, numbers: Sequence[tuple[str, float]]) -> None:
+        for name, value in numbers:
+            self.client.log_metric(self.run, allowed(name), value, step=round_number)
+
+    def close(self) -> None:
+        self.client.set_terminated(self.run)
+
+
+class WeightsAndBiases(Tracker):
+    """A run of Weights & Biases; ``WANDB_MODE=offline`` writes files only."""
+
+    def begin(self, run: RunState) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise missing("wandb") from error
+        folder = None if run.path is None else run.path
+        self.run: Any = wandb.init(
+            project="polyfed",
+            name=f"{run.data} {run.method} seed {run.seed}",
+            config=run.settings.to_dict(),
+            dir=folder,
+            reinit="create_new",
+        )
+
+    def write(self, round_number: int, numbers: Sequence[tuple[str, float]]) -> None:
+        self.run.log({"round": round_number, **dict(numbers)})
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+TRACKERS = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WeightsAndBiases}
+
+
+def trackers(names: str | Sequence[str]) -> list[Callback]:
+    """The trackers of these names."""
+    chosen = [names] if isinstance(names, str) else list(names)
+    for name in chosen:
+        if name not in TRACKERS:
+            raise SettingError(f"track cannot be {name!r}. {nearest(name, TRACKERS)}")
+    return [TRACKERS[name]() for name in dict.fromkeys(chosen)]
+
+
+def missing(name: str) -> PolyfedError:
+    """The error about a tracker that is not installed."""
+    return PolyfedError(f"--track {name} needs {name}, which is not installed: pip install 'polyfed[{name}]'.")
+
+
+def folder_of(run: RunState, name: str) -> Path:
+    """The run folder, which this tracker writes to."""
+    if run.path is None:
+        raise SettingError(f"track={name!r} writes to the run folder, and there is none. Give one: out=DIR.")
+    return Path(run.path)
+
+
+def allowed(name: str) -> str:
+    """A name that MLflow takes."""
+    return "".join(char if char.isalnum() or char in "_-./ " else "_" for char in name)

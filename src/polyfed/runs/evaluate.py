@@ -1,0 +1,138 @@
+"""Score a finished run on its own data or on other data."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyfed.core import evaluation
+from polyfed.core.evaluation import Row
+from polyfed.errors import SettingError, nearest
+from polyfed.runs.assemble import reads_files
+from polyfed.runs.experiment import Experiment, threads
+from polyfed.runs.headline import domains_of, headline_by_scores, warnings
+from polyfed.runs.other_data import use_other_tests
+from polyfed.runs.reopen import open_experiment
+from polyfed.runs.result import accuracy_table
+from polyfed.settings import FACTS
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The scores of a run.
+
+    Attributes:
+        summary: what ``polyfed evaluate --json`` prints.
+        choices: the newcomer models that were scored.
+        has_choice: whether the choice of a newcomer model changes the scores.
+        notices: warnings about options that change nothing.
+    """
+
+    summary: dict[str, Any]
+    choices: tuple[str, ...]
+    has_choice: bool
+    notices: tuple[str, ...]
+
+
+def evaluate_run(
+    path: str | Path,
+    data: str | None,
+    newcomer: str | None,
+    split: str,
+    part: str | None,
+    *,
+    root: str | None,
+    device: str,
+    load: Sequence[str] | None,
+    model: Any,
+    trust: bool,
+    notify: Callable[[str], None],
+) -> Evaluation:
+    """Do what ``polyfed.evaluate`` documents."""
+    choices = _newcomer_choices(newcomer)
+    _check_options(data, root, part, split)
+    own_root = root if data is None else None
+    experiment = open_experiment(
+        path, own_data=data is None, root=own_root, device=device, load=load, model=model, trust=trust, notify=notify
+    )
+    if data is not None:
+        use_other_tests(experiment, data, root, part or "test", notify)
+    choices = choices or (experiment.settings.newcomer,)
+    with threads(experiment.settings.threads):
+        has_images = split != "test" or any(client.tests for client in experiment.backend.data.values())
+        seen: list[Row] = experiment.talk(evaluation.seen(experiment.server, split, in_detail=True)) if has_images else []
+        domains = experiment.federation.unseen if split == "test" else ()
+        unseen = {
+            choice: [row for domain in domains for row in experiment.unseen_rows(domain, choice, in_detail=True)]
+            for choice in choices
+        }
+    notices = _unused_newcomer(experiment, newcomer) if newcomer is not None else ()
+    summary = _summary(experiment, str(path), data, split, seen, unseen)
+    has_choice = bool(experiment.federation.unseen) and experiment.method.newcomer is None
+    return Evaluation(summary, tuple(choices), has_choice, tuple(notices))
+
+
+def _newcomer_choices(newcomer: str | None) -> tuple[str, ...]:
+    known = tuple(FACTS["newcomer"].choices)
+    if newcomer is None or newcomer == ALL:
+        return () if newcomer is None else known
+    if newcomer not in known:
+        raise SettingError(f"--newcomer cannot be {newcomer!r}. {nearest(newcomer, (*known, ALL))}")
+    return (newcomer,)
+
+
+def _check_options(data: str | None, root: str | None, part: str | None, split: str) -> None:
+    """Refuse options that are unknown, or would change nothing."""
+    for name, value, known in (("split", split, ("test", "validation")), ("part", part or "test", ("test", ALL))):
+        if value not in known:
+            raise SettingError(f"--{name} cannot be {value!r}. {nearest(value, known)}")
+    if data is None and part is not None:
+        raise SettingError("--part is about other DATA, and none were given; of its own data the run has set aside what is tested.")
+    if data is not None and split != "test":
+        raise SettingError("--split validation is about the run's own data; leave DATA out, or use --part with them.")
+    if data is not None and root is not None and not reads_files(data):
+        raise SettingError(f"--root {root} would not be used: {data} is not read from files named here. Leave it out.")
+
+
+def _unused_newcomer(experiment: Experiment, newcomer: str) -> list[str]:
+    found = []
+    if not experiment.federation.unseen:
+        found.append("There is no unseen domain, so there is no newcomer. Give other DATA, or train with --unseen.")
+    if experiment.method.newcomer is not None:
+        found.append(f"{experiment.method} decides itself what a newcomer gets; --newcomer {newcomer} changes nothing.")
+    return found
+
+
+def _summary(
+    experiment: Experiment, path: str, data: str | None, split: str, seen: list[Row], unseen: dict[str, list[Row]]
+) -> dict[str, Any]:
+    """The scores as one JSON object; ``accuracy`` has the run's newcomer choice, or the only one that was scored."""
+    shown = unseen.get(experiment.settings.newcomer, next(iter(unseen.values())))
+    rows = [*(dataclasses.replace(row, view="seen") for row in seen), *shown]
+    domains = domains_of(rows)
+    chosen = experiment.headline or headline_by_scores(experiment.settings.metric, domains)
+    warned = warnings(domains, str(experiment.method))
+    return {
+        **({"warning": " ".join(warned)} if warned else {}),
+        "run": path,
+        "data": data or experiment.settings.data,
+        "method": str(experiment.method),
+        "rounds": experiment.server.round,
+        "split": split,
+        "metric": chosen.measure,
+        "metric_reason": chosen.reason,
+        "headline": accuracy_table(rows, chosen.measure),
+        "accuracy": accuracy_table(rows),
+        "newcomer": {
+            choice: {row.domain: row.numbers.get(chosen.measure, math.nan) for row in found} for choice, found in unseen.items()
+        },
+        "test_sizes": experiment.test_sizes(),
+        "scored_clients": experiment.scored_sample(),
+        "scores": [{"view": row.view, "client": row.client, "domain": row.domain, **row.numbers} for row in [*seen, *shown]],
+    }

@@ -1,0 +1,410 @@
+"""A run is a folder: ``run.toml`` (resolved), ``metrics.jsonl``, ``checkpoint/``, ``best/`` for a chosen round, ``lock`` while it is trained."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import subprocess
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from polyfed.core.code_gate import NamedCode, allow, code_in, note
+from polyfed.core.method import read_recorded
+from polyfed.data.identity import differences
+from polyfed.data.recorded_inputs import RecordedInputs
+from polyfed.errors import DataError, RunFolderError
+from polyfed.runs.folder.account_key import is_sealed, sealed
+from polyfed.runs.folder.atomic_write import write_atomically
+from polyfed.runs.folder.checkpoint import Checkpoints, Snapshot
+from polyfed.runs.folder.lock import hold_lock
+from polyfed.runs.folder.manifest import OLDER, newest_notes
+from polyfed.runs.folder.portable_paths import anchored
+from polyfed.settings import Settings
+
+log = logging.getLogger("polyfed")
+
+FORMAT = 2
+DOCUMENT, METRICS, NEWCOMER_FILE = "run.toml", "metrics.jsonl", "newcomer.safetensors"
+ANSWERS_FILE = "answers.safetensors"
+SEALS = "seals"
+"""Where a checkpoint notes the digests of the files around it."""
+HELD_BY_NODES = "data held by nodes"
+"""What ``given_in_python`` says of a run over Flower, whose data its server never had."""
+
+
+class RunFolder:
+    """Reads and writes the folder of one run."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.checkpoints = Checkpoints(self.path / "checkpoint")
+        self.best = Checkpoints(self.path / "best")
+        self.is_locked = False
+        self.written = b""
+        self.sealed_metrics: tuple[int, Any] | None = None
+        self.checked: bytes | None = None
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether there is a run in the folder."""
+        return (self.path / "run.toml").exists()
+
+    @property
+    def metrics_file(self) -> Path:
+        """Where scores are written, a line each."""
+        return self.path / "metrics.jsonl"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else writes to the folder inside the block; it is made where it is missing."""
+        if self.is_locked:
+            yield
+            return
+        with contextlib.ExitStack() as until_the_end:
+            with self.writing():
+                self.path.mkdir(parents=True, exist_ok=True)
+                until_the_end.enter_context(hold_lock(self.path))
+            self.is_locked = True
+            try:
+                yield
+            finally:
+                self.is_locked = False
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Say in a sentence that nothing can be written here."""
+        try:
+            yield
+        except RunFolderError:
+            raise
+        except OSError as error:
+            raise RunFolderError(f"Cannot write a run to {self.path}: {error.strerror or error}. Choose another --out.") from error
+
+    def create(self, settings: Settings, facts: Mapping[str, Any]) -> None:
+        """Make the folder and write down what is run; a folder that holds a run already is refused."""
+        self.refuse_to_overwrite()
+        settings = anchored(settings, facts.get("given_in_python", ()))
+        document = {"format": FORMAT, "settings": settings.to_dict(), **facts, "made_with": versions()}
+        text = sealed(tomli_w.dumps(without_none(document)))
+        with self.writing():
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.metrics_file.touch()
+            write_atomically(self.path / "run.toml", text)
+
+    def refuse_to_overwrite(self) -> None:
+        """A folder that holds a run is not overwritten."""
+        if self.holds_run:
+            raise RunFolderError(
+                f"{self.path} holds a run already. Go on with it (polyfed resume {self.path}) or choose another --out."
+            )
+
+    def document(self) -> dict[str, Any]:
+        """What ``run.toml`` says."""
+        path = self.path / "run.toml"
+        if not path.is_file():
+            raise RunFolderError(f"{self.path} is not a run: {missing_words(self.path)}")
+        try:
+            content = path.read_bytes()
+            self.require_sealed_document(content)
+            document = tomllib.loads(content.decode())
+        except RunFolderError:
+            raise
+        except (ValueError, RecursionError, OSError) as error:
+            raise RunFolderError(f"{path} cannot be read: {error}.") from error
+        if document.get("format", 0) > FORMAT:
+            raise RunFolderError(
+                f"{path} was written by a newer polyfed (format {document['format']}, this one reads {FORMAT}). Upgrade polyfed to go on."
+            )
+        if document.get("format", 1) < FORMAT:
+            raise RunFolderError(f"{path} {OLDER}")
+        return with_all_options(document)
+
+    def settings(self) -> Settings:
+        """The settings of the run."""
+        return Settings.from_dict(self.document().get("settings", {}), str(self.path / "run.toml"))
+
+    def named_code(self) -> list[NamedCode]:
+        """The code that ``run.toml`` names, wherever it does."""
+        settings, outline = self.settings(), self.document().get("outline")
+        default = outline.get("default_model") if isinstance(outline, Mapping) else None
+        return code_in(settings.load, settings.model) + code_in(model=default if isinstance(default, str) else None)
+
+    def name_code(self, trust: bool = False) -> None:
+        """Let the code that ``run.toml`` names be run, if this account wrote it or the user trusts it; else say who named it."""
+        path = self.path / "run.toml"
+        code = self.named_code()
+        if trust or (code and is_sealed(path.read_bytes())):
+            allow(code)
+        else:
+            note(code, str(path))
+
+    def settings_to_go_on(self) -> Settings:
+        """The settings of the run, with every option of its method as it was, should a default have changed since."""
+        document, settings = self.document(), self.settings()
+        spelled_out = document.get("method", {}).get("all_options")
+        if spelled_out is None or "method" in document.get("given_in_python", []):
+            return settings
+        return dataclasses.replace(settings, method=spelled_out)
+
+    def require_objects(self, given: Mapping[str, Any]) -> None:
+        """Refuse to go on without what the run was given in Python: their names could stand for something else."""
+        objects = self.document().get("given_in_python", [])
+        if HELD_BY_NODES in objects and "data" in given and given["data"] is None:
+            raise DataError(
+                f"{self.path} was trained by Flower nodes, which hold the data. Go on with it there (flwr run APP --run-config "
+                f"'out=\"{self.path}\"'), or score it on other data (polyfed evaluate {self.path} DATA)."
+            )
+        missing = [name for name in objects if name in given and given[name] is None]
+        if missing:
+            again = ", ".join(f"{name}=..." for name in missing)
+            raise RunFolderError(
+                f"{self.path} was trained with {' and '.join(missing)} given in Python. "
+                f"Open it there, with the same: polyfed.resume({str(self.path)!r}, {again})."
+            )
+
+    def other_data(self, found: Mapping[str, Any]) -> list[str]:
+        """In what the data found differ from those of the run, in words; ``found`` is what ``identity_of`` says."""
+        return differences(self.recorded_inputs_as_plain() | self.document().get("data", {}), found)
+
+    def recorded_inputs_as_plain(self) -> dict[str, Any]:
+        """What ``run.toml`` says of inputs, as plain values; nothing where it says nothing."""
+        recorded = self.recorded_inputs()
+        return {} if recorded is None else recorded.as_plain()
+
+    def recorded_inputs(self) -> RecordedInputs | None:
+        """The shape and normalisation of the inputs that the run was begun with; None where ``run.toml`` does not say."""
+        document = self.document()
+        try:
+            return RecordedInputs.read(document.get("outline") or document.get("data") or {})
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise RunFolderError(
+                f"{self.path / DOCUMENT} is damaged where it describes inputs ({type(error).__name__}: {error}). Put back a copy of the file."
+            ) from error
+
+    def require_data(self, found: Mapping[str, Any]) -> None:
+        """Refuse to go on with other data than the run was begun with."""
+        other = self.other_data(found)
+        if other:
+            raise RunFolderError(
+                f"{self.path} was begun with other data than there are now: {'; '.join(other)}. "
+                "Give it its own data again, or start a new run in another folder."
+            )
+
+    def begin_sealing(self) -> None:
+        """From now on this process writes to the folder: what it writes is hashed on the way, for the next checkpoint to seal."""
+        try:
+            self.written = (self.path / "run.toml").read_bytes()
+            content = self.metrics_file.read_bytes() if self.metrics_file.exists() else b""
+        except OSError as error:
+            raise RunFolderError(f"{error.filename} cannot be read: {error.strerror or error}.") from error
+        self.sealed_metrics = len(content), hashlib.sha256(content)
+
+    def seals(self) -> dict[str, Any]:
+        """What a checkpoint notes of the files around it. A lost ``run.toml`` is written again; lost metrics end the run."""
+        assert self.sealed_metrics is not None
+        path, (size, digest) = self.path / "run.toml", self.sealed_metrics
+        if not path.is_file() or path.read_bytes() != self.written:
+            log.warning("%s was deleted or changed while the run was trained; it is written again.", path)
+            with self.writing():
+                write_atomically(path, self.written)
+        found = self.metrics_size()
+        if found != size or not self.metrics_file.exists():
+            raise RunFolderError(
+                f"{self.metrics_file} was deleted or changed while the run was trained: it has {found} bytes, and {size} were written. "
+                f"The last good checkpoint is untouched. Put back a copy and go on (polyfed resume {self.path}), or begin another run "
+                f"from its state (--init {self.path})."
+            )
+        files = {DOCUMENT: hashlib.sha256(self.written).hexdigest(), METRICS: digest.hexdigest()}
+        for left in (self.path / NEWCOMER_FILE, self.path / ANSWERS_FILE):
+            files |= {left.name: hashlib.sha256(left.read_bytes()).hexdigest()} if left.is_file() else {}
+        return {"metrics_size": size, SEALS: files}
+
+    def require_sealed_document(self, content: bytes) -> None:
+        """Refuse a ``run.toml`` that is not the one a checkpoint was made with. Folders of older versions have no such seal."""
+        if content == self.checked:
+            return
+        seal = newest_notes(self.checkpoints.folder).get(SEALS, {}).get(DOCUMENT)
+        if seal is not None and hashlib.sha256(content).hexdigest() != seal:
+            raise RunFolderError(
+                f"{self.path / DOCUMENT} was changed after the run had begun (its digest does not match the checkpoint). Put back a copy, "
+                "or begin another run: its settings can be used with --recipe, its state with --init."
+            )
+        self.checked = content
+
+    def require_sealed_metrics(self, notes: Mapping[str, Any]) -> None:
+        """Refuse metrics that are not those a checkpoint was made with; lines after it are still to be recomputed.
+
+        Args:
+            notes: of the checkpoint.
+        """
+        seal = notes.get(SEALS, {}).get(METRICS)
+        if seal is None:
+            return
+        try:
+            content = self.metrics_file.read_bytes()
+        except OSError as error:
+            raise RunFolderError(self._metrics_words(f"cannot be read ({error.strerror or error})")) from error
+        size = notes["metrics_size"]
+        if len(content) < size:
+            raise RunFolderError(self._metrics_words(f"lacks lines: it has {len(content)} bytes of {size}"))
+        if hashlib.sha256(content[:size]).hexdigest() != seal:
+            raise RunFolderError(self._metrics_words("was changed (its digest does not match the checkpoint)"))
+        if notes.get("finished") and len(content) > size:
+            raise RunFolderError(self._metrics_words(f"has {len(content) - size} bytes more than the run had at its end"))
+
+    def _metrics_words(self, what: str) -> str:
+        return f"{self.metrics_file} {what}. Nothing was changed. Put back a copy; or begin another run from its state (--init {self.path})."
+
+    def require_sealed_newcomer(self, notes: Mapping[str, Any]) -> None:
+        """Refuse a model for newcomers that is not the one the run left."""
+        self.require_sealed(NEWCOMER_FILE, notes)
+
+    def require_sealed(self, name: str, notes: Mapping[str, Any]) -> None:
+        """Refuse a file that is not the one the run left at its end."""
+        seal, path = notes.get(SEALS, {}).get(name), self.path / name
+        if seal is None:
+            return
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != seal:
+            raise RunFolderError(f"{path} is missing or was changed (its digest does not match the checkpoint). Put back a copy.")
+
+    def read(self) -> tuple[Snapshot | None, list[str]]:
+        """The newest good checkpoint, with the files that belong to it as they were, and a sentence for each damaged one passed over.
+
+        Metrics without any checkpoint are refused: lines are only written after the first checkpoint.
+        """
+        snapshot, complaints = self.checkpoints.read()
+        if snapshot is not None:
+            self.require_sealed_metrics(snapshot.notes)
+        elif self.metrics_size() and not complaints:
+            raise RunFolderError(
+                f"{self.metrics_file} holds scores, but {self.checkpoints.folder} has no checkpoint that can be read. Nothing was changed. "
+                f"Put the folder back; or, to train from the start, remove {self.metrics_file} and resume, or use another --out."
+            )
+        return snapshot, complaints
+
+    def append(self, lines: list[Mapping[str, Any]]) -> None:
+        """Add lines of metrics."""
+        try:
+            content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+            with self.metrics_file.open("ab") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise RunFolderError(
+                f"Cannot write to {self.metrics_file}: {error.strerror or error}. What was saved before is kept."
+            ) from error
+        if self.sealed_metrics is not None:
+            size, digest = self.sealed_metrics
+            digest.update(content)
+            self.sealed_metrics = size + len(content), digest
+
+    def sealed_lines(self, notes: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The lines of metrics that a checkpoint seals.
+
+        Later ones are recomputed when the run goes on, and nothing tells whether they are as they were written. Folders of older
+        versions have no seal: all their lines.
+
+        Args:
+            notes: of the checkpoint, which ``read`` has compared with the file.
+        """
+        return self.metrics(notes["metrics_size"] if METRICS in notes.get(SEALS, {}) else None)
+
+    def metrics(self, size: int | None = None) -> list[dict[str, Any]]:
+        """All lines of metrics; a last one that a killed run left torn is passed over, and recomputed when the run goes on.
+
+        Args:
+            size: bytes of the file to read; all by default.
+        """
+        try:
+            texts = self.metrics_file.read_bytes()[:size].splitlines(keepends=True) if self.metrics_file.exists() else []
+        except OSError as error:
+            raise RunFolderError(f"{self.metrics_file} cannot be read: {error.strerror or error}.") from error
+        if texts and not texts[-1].endswith(b"\n"):
+            texts.pop()
+        return [self._metrics_line(number, text) for number, text in enumerate(texts, 1)]
+
+    def _metrics_line(self, number: int, text: bytes) -> dict[str, Any]:
+        try:
+            line: dict[str, Any] = json.loads(text)
+            if not {"round", "view", "client"} <= set(line) or ("count" in line and "domain" not in line):
+                raise ValueError("it does not say its round, view, client and domain")
+        except (ValueError, TypeError, RecursionError) as error:
+            raise RunFolderError(f"{self.metrics_file}, line {number}, is no line of metrics ({error}).") from error
+        return line
+
+    def metrics_size(self) -> int:
+        """Bytes of metrics so far."""
+        return self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
+
+    def truncate_metrics(self, size: int) -> bool:
+        """Forget lines written after a checkpoint; says whether all lines up to it are there."""
+        if self.metrics_size() <= size:
+            return self.metrics_size() == size
+        with self.metrics_file.open("a+b") as file:
+            file.truncate(size)
+        return True
+
+
+def with_all_options(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the document with its method written as it was run, if methods got options since."""
+    if "method" in document.get("given_in_python", ()):
+        return document
+    for table, key in (("settings", "method"), ("method", "text"), ("method", "all_options")):
+        if isinstance(document.get(table), dict) and isinstance(text := document[table].get(key), str):
+            document[table][key] = read_recorded(text)
+    return document
+
+
+def without_none(tree: Any) -> Any:
+    """The tree without empty values, which TOML cannot write."""
+    if isinstance(tree, Mapping):
+        return {key: without_none(value) for key, value in tree.items() if value is not None}
+    return tree
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a result depends on, and the machine."""
+    found = {"python": platform.python_version(), "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
+    for package in ("polyfed", "torch", "torchvision", "numpy"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    commit = _commit()
+    return found | ({"commit": commit} if commit else {})
+
+
+def _commit() -> str:
+    """The commit of the checkout polyfed runs from; empty outside a checkout."""
+    home = Path(__file__).resolve().parent
+    try:
+        ours = subprocess.run(
+            ["git", "-C", str(home), "ls-files", "--error-unmatch", __file__], capture_output=True, timeout=5, check=False
+        )
+        if ours.returncode != 0:
+            return ""
+        asked = subprocess.run(
+            ["git", "-C", str(home), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
+        )
+        dirty = subprocess.run(
+            ["git", "-C", str(home), "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return asked.stdout.strip() + ("+changes" if dirty.stdout.strip() else "")
+
+
+def missing_words(path: Path) -> str:
+    """What is missing where no run is found."""
+    return "it has no run.toml. Give a folder that polyfed run has written." if path.exists() else "there is no such folder."

@@ -1,0 +1,36 @@
+"""The learning rate by round: constant, cosine, or in steps."""
+
+from __future__ import annotations
+
+import math
+
+from polyfed.errors import SettingError
+from polyfed.text import read_call
+
+
+def schedule_factor(text: str, round_number: int, rounds: int) -> float:
+    """The factor on the learning rate in a round (1 is the first).
+
+    >>> [schedule_factor("steps(at=(0.5, 0.75), factor=0.1)", r, 4) for r in (1, 2, 3, 4)]
+    [1.0, 1.0, 0.1, 0.010000000000000002]
+    """
+    call = read_call(text)
+    if call.name == "constant" and not call.named and not call.positional:
+        return 1.0
+    if call.name == "cosine" and not call.named and not call.positional:
+        return 0.5 * (1 + math.cos(math.pi * (round_number - 1) / rounds))
+    if call.name == "steps" and not call.positional and set(call.named) <= {"at", "factor"}:
+        at, factor = call.named.get("at", (0.5, 0.75)), call.named.get("factor", 0.1)
+        if isinstance(at, tuple) and isinstance(factor, int | float):
+            passed = sum(round_number > share_of(float(share), rounds) for share in at)  # type: ignore[arg-type]
+            return math.pow(factor, passed)
+    raise SettingError(f"Cannot use the schedule {text!r}. There are: constant, cosine, steps(at=(0.5, 0.75), factor=0.1).")
+
+
+def share_of(share: float, rounds: int) -> int:
+    """How many whole rounds a share of them is.
+
+    >>> share_of(0.29, 100)
+    29
+    """
+    return math.floor(share * rounds + 1e-9)
