@@ -6,7 +6,7 @@ DEMO_QUICK = compare digits-mini --methods "fedavg; fedbn" --rounds 1
 RIVALS     = 'pfl[pytorch]==0.6.0' 'flwr[simulation]==1.41.0'
 LEFT_OUT   = slow or flower or network or fuzz
 # Those that need Flower but no processes of it are in `make test` too, and skipped there where it is not installed, as in CI.
-FLOWER     = tests/flower tests/deploy
+FLOWER     = tests/flower
 WORKERS    = 2
 
 SHELL      := /bin/bash
@@ -15,7 +15,7 @@ PY         := $(VENV)/bin/python
 BENCH_VENV := benchmarks/.venv
 NEWEST_VENV := .venv-newest-flower
 NEWEST     := flwr==1.42.0
-NEWEST_TESTS := tests/deploy/test_stranger.py tests/flower/test_real_processes.py
+NEWEST_TESTS := tests/flower/deploy/test_stranger.py tests/flower/test_real_processes.py
 DIST_VENV  := .venv-dist
 BENCH_PY   := $(BENCH_VENV)/bin/python
 PYTHON     ?=

@@ -15,8 +15,8 @@ import time
 import torch
 
 import polyfed
-from polyfed.analysis.analyse import analyse_runs
-from polyfed.analysis.kinds import KINDS
+from polyfed.studies.analyse.analyse import analyse_runs
+from polyfed.studies.analyse.kinds import KINDS
 
 CLIENTS, IMAGES = 5, 320
 

@@ -4,7 +4,7 @@ python benchmarks/choose_rate.py fedstein/table-1 --part Digits-Five --row FedSt
 python benchmarks/choose_rate.py fedstein/table-1 --part Office-Caltech-10 --row FedStein --root DATA --log NAME.json
 
 Every rate trains once, with one seed and one thread, on the row's settings. Test data cannot be read. Each trial is a run folder in
---out: give the same command again to resume. Copy the log to src/polyfed/experiments/searches and name it in the row:
+--out: give the same command again to resume. Copy the log to src/polyfed/papers/searches and name it in the row:
 chosen = "searches/NAME.json".
 """
 
@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.errors import PolyfedError, SettingError, nearest
-from polyfed.experiments.files import FORMS, PaperItem, Part, Row, read_item
-from polyfed.experiments.grid import Form, settings_of
-from polyfed.experiments.rates import log_problems
+from polyfed.papers.files import FORMS, PaperItem, Part, Row, read_item
+from polyfed.papers.grid import Form, settings_of
+from polyfed.papers.rates import log_problems
 from polyfed.runs.folder.atomic_write import write_atomically
 from polyfed.runs.folder.run_folder import versions
 from polyfed.settings import Settings, read_change
-from polyfed.sweeps.search import Searcher, Sweep
-from polyfed.sweeps.space import Axis
-from polyfed.sweeps.trials import edges
+from polyfed.studies.sweep.search import Searcher, Sweep
+from polyfed.studies.sweep.space import Axis
+from polyfed.studies.sweep.trials import edges
 from polyfed.text import read_call, write_call
 
 GRID = (0.001, 0.003, 0.01, 0.03, 0.1)

@@ -1,4 +1,4 @@
-"""Measures what the networks of the papers cost by example and by step, and writes src/polyfed/experiments/speeds.toml.
+"""Measures what the networks of the papers cost by example and by step, and writes src/polyfed/papers/speeds.toml.
 
 Run: python benchmarks/experiment_speeds.py [NETWORK...]        (one thread; three minutes; networks that are not named stay as they are)
 
@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from polyfed.models import models
 
-FILE = Path(__file__).parents[1] / "src" / "polyfed" / "experiments" / "speeds.toml"
+FILE = Path(__file__).parents[1] / "src" / "polyfed" / "papers" / "speeds.toml"
 NETWORKS = {
     "small_cnn": (28, 10),
     "six_layer_cnn": (28, 10),

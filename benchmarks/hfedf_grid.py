@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import polyfed
-from polyfed.runs.estimate import estimate_run
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.settings import Settings
-from polyfed.sweeps.search import Searcher, Sweep
-from polyfed.sweeps.space import Axis
-from polyfed.sweeps.trials import Score, values_words
+from polyfed.studies.compare.estimate import estimate_run
+from polyfed.studies.sweep.search import Searcher, Sweep
+from polyfed.studies.sweep.space import Axis
+from polyfed.studies.sweep.trials import Score, values_words
 
 GRID = (
     Axis("hfedf.head_init", ("default", "initial")),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.method import parse
-from polyfed.experiments.ledger import FINISHED, Record, identity_of, recorded_settings, write_record
+from polyfed.papers.ledger import FINISHED, Record, identity_of, recorded_settings, write_record
 from polyfed.settings import Settings, read_change
 
 LEDGER = Path(__file__).resolve().parents[1] / "docs" / "results" / "runs"

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from polyfed.reports.gather import read_run
-from polyfed.reports.paired_tests import Answers, image_test
+from polyfed.studies.report.gather import read_run
+from polyfed.studies.report.paired_tests import Answers, image_test
 
 
 def tests_of(sweep: Path, method: str) -> dict[int, dict[str, Any]]:

@@ -35,7 +35,7 @@ from write_results import PROFILES
 
 import polyfed
 from polyfed.core.server import Server
-from polyfed.costs.malloc import keep_freed_pages
+from polyfed.runs.costs.malloc import keep_freed_pages
 from polyfed.runs.experiment import Experiment
 
 OTHER, PYTHON = "other operators (batches, copies, gradients, the mean)", "Python outside operators"

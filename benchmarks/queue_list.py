@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.errors import PolyfedError, SettingError, nearest
-from polyfed.experiments.analyses import kinds_by_run
-from polyfed.experiments.budget import core_seconds
-from polyfed.experiments.files import read_item
-from polyfed.experiments.grid import Form, cells_of, planned_runs
-from polyfed.experiments.ledger import identity_of
+from polyfed.papers.analyses import kinds_by_run
+from polyfed.papers.budget import core_seconds
+from polyfed.papers.files import read_item
+from polyfed.papers.grid import Form, cells_of, planned_runs
+from polyfed.papers.ledger import identity_of
 from polyfed.runs.folder.folder_names import slug
 from polyfed.settings import Settings
 

@@ -21,8 +21,8 @@ from typing import Any
 from queue_list import Expanded, Job, expand, read_list
 
 from polyfed.errors import PolyfedError, SettingError
-from polyfed.experiments.ledger import DIVERGED, FINISHED, Ledger, read_record, write_record
-from polyfed.experiments.recording import train_recorded
+from polyfed.papers.ledger import DIVERGED, FINISHED, Ledger, read_record, write_record
+from polyfed.papers.recording import train_recorded
 from polyfed.runs.callbacks.callback import Callback, RunState
 from polyfed.runs.folder.atomic_write import write_atomically
 from polyfed.runs.result import Result

@@ -24,8 +24,8 @@ import torch
 from works import CLASSES, client_name
 
 from polyfed.core.data_types import ArrayExamples, ClientData, Federation
-from polyfed.costs.malloc import keep_freed_pages
 from polyfed.runs.callbacks.callback import Callback, RunState
+from polyfed.runs.costs.malloc import keep_freed_pages
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import polyfed
-from polyfed.analysis.kinds import KINDS, Analysis
 from polyfed.core.data_types import DataSet
 from polyfed.data.registry import data_sets
 from polyfed.runs.result import Result
+from polyfed.studies.analyse.kinds import KINDS, Analysis
 
 HERE = Path(__file__).resolve().parent
 PAGE, PICTURES = HERE / "gallery.md", HERE / "gallery"

@@ -26,12 +26,12 @@ from polyfed.cli.completion import NAMES
 from polyfed.cli.lazy import imported
 from polyfed.cli.show import GIVEN_BY_RUN
 from polyfed.core.slots import SLOTS
-from polyfed.reports import method_tables
-from polyfed.reports.catalogue import registry_of, written
-from polyfed.reports.docstrings import first_sentence
-from polyfed.reports.kinds import EXPERIMENTS, KINDS, RECIPES
-from polyfed.reports.method_tables import table
 from polyfed.settings import FACTS
+from polyfed.studies.report import method_tables
+from polyfed.studies.report.catalogue import registry_of, written
+from polyfed.studies.report.docstrings import first_sentence
+from polyfed.studies.report.kinds import EXPERIMENTS, KINDS, RECIPES
+from polyfed.studies.report.method_tables import table
 from polyfed.text import write_option
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,22 +41,7 @@ BLOCK = re.compile(
 )
 PACKAGE = ROOT / "src" / "polyfed"
 WIDTH = 115
-UPWARDS = (
-    "core",
-    "models",
-    "data",
-    "methods",
-    "costs",
-    "backends",
-    "runs",
-    "recipes",
-    "analysis",
-    "reports",
-    "sweeps",
-    "experiments",
-    "flower",
-    "cli",
-)
+UPWARDS = ("core", "models", "data", "methods", "backends", "runs", "studies", "papers", "flower", "cli")
 """The packages from the lowest layer to the highest, as they are listed; one that is missing here comes last."""
 
 
@@ -130,17 +115,6 @@ def packages_tree() -> str:
         rows.append((f"{'  ' * depth}{home.split('/')[-1]}/", purpose(PACKAGE / home / "__init__.py")))
     width = max(len(name) for name, _ in rows) + 2
     return "\n".join(["```text", "polyfed/", *(f"{name:{width}}{about.replace('`', '')}" for name, about in rows), "```"])
-
-
-def modules_tables() -> str:
-    """Every module with its purpose, a table for each package."""
-    parts = []
-    for home, files in packages().items():
-        name = "polyfed/" if home == "." else f"{home}/"
-        rows = ([f"`{file.relative_to(PACKAGE).as_posix()}`", purpose(file)] for file in files)
-        about = textwrap.fill(purpose(PACKAGE / home / "__init__.py") + ".", WIDTH)
-        parts.append(f"### `{name}`\n\n{about}\n\n{table(('module', 'purpose'), rows)}")
-    return "\n\n".join(parts)
 
 
 def slots_table() -> str:
@@ -228,7 +202,6 @@ BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "hfedf-table-1": lambda _, __: method_tables.hfedf_table_1(),
     "gperxan-table-1": lambda _, __: method_tables.gperxan_table_1(),
     "packages": lambda _, __: packages_tree(),
-    "modules": lambda _, __: modules_tables(),
     "slots": lambda _, __: slots_table(),
     "commands": lambda _, __: commands_reference(),
     "python-interface": lambda _, __: python_interface(),
@@ -256,8 +229,8 @@ def rewritten(page: Path, text: str) -> str:
 
 def completed_names() -> str:
     """The names that shell completion offers, which must not import torch to know them."""
-    from polyfed.experiments.files import item_names
-    from polyfed.recipes import shipped_names
+    from polyfed.papers.files import item_names
+    from polyfed.studies.compare.recipes import shipped_names
 
     found = {kind: [written(kind, name) for name in registry_of(kind).names()] for kind in KINDS}
     return json.dumps({**found, RECIPES: shipped_names(), EXPERIMENTS: item_names()}, indent=1) + "\n"

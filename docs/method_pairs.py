@@ -15,9 +15,9 @@ import torch
 
 from polyfed.core.method import Method, methods
 from polyfed.errors import PolyfedError
-from polyfed.reports.method_tables import own_methods, table
 from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings
+from polyfed.studies.report.method_tables import own_methods, table
 from polyfed.testing import TinyNet, tiny_federation
 
 COMPOSES = "+"

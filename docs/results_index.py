@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from polyfed.experiments.budget import core_hours
-from polyfed.experiments.claims import (
+from polyfed.papers.budget import core_hours
+from polyfed.papers.claims import (
     NOT_COMPARABLE,
     NOT_RUN,
     ONE_SEED,
@@ -25,11 +25,11 @@ from polyfed.experiments.claims import (
     published_orders,
     status_of,
 )
-from polyfed.experiments.files import FORMS, PaperItem, item_names, read_item
-from polyfed.experiments.grid import Form, cells_of, planned_runs
-from polyfed.experiments.ledger import LAST_ONLY, Ledger
-from polyfed.experiments.reproduction import Reproduction, from_ledger
-from polyfed.reports.method_tables import table
+from polyfed.papers.files import FORMS, PaperItem, item_names, read_item
+from polyfed.papers.grid import Form, cells_of, planned_runs
+from polyfed.papers.ledger import LAST_ONLY, Ledger
+from polyfed.papers.reproduction import Reproduction, from_ledger
+from polyfed.studies.report.method_tables import table
 
 HEADLINES = ("fedwon/table-1", "fixbn/table-5", "fedstein/table-1", "gperxan/table-2", "hfedf/table-11")
 HEAD = ("experiment", "claim", "status", "seeds", "form", "published", "ours", "tests")

@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from polyfed.experiments.claims import judged_orders
-from polyfed.experiments.figures import pictures, standalone
-from polyfed.experiments.files import FORMS, UNITS, Part, item_names, read_item
-from polyfed.experiments.grid import Form, folder_of, sources_of
-from polyfed.experiments.ledger import FINISHED, Ledger, Record
-from polyfed.experiments.reproduction import Outcome, Reproduction, Trained, from_ledger
-from polyfed.experiments.tables import LEGEND, Footnotes, parts_of, shown_table
-from polyfed.reports.charts import Series, line_chart, ticks
-from polyfed.reports.method_tables import table
+from polyfed.papers.claims import judged_orders
+from polyfed.papers.figures import pictures, standalone
+from polyfed.papers.files import FORMS, UNITS, Part, item_names, read_item
+from polyfed.papers.grid import Form, folder_of, sources_of
+from polyfed.papers.ledger import FINISHED, Ledger, Record
+from polyfed.papers.reproduction import Outcome, Reproduction, Trained, from_ledger
+from polyfed.papers.tables import LEGEND, Footnotes, parts_of, shown_table
 from polyfed.runs.folder.folder_names import data_slug, slug
 from polyfed.runs.result import accuracy_table
+from polyfed.studies.report.charts import Series, line_chart, ticks
+from polyfed.studies.report.method_tables import table
 
 PAGES = Path(__file__).parent / "results"
 RUNS = PAGES / "runs"

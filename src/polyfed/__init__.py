@@ -55,10 +55,10 @@ if TYPE_CHECKING:
     from polyfed.core.sharing import reduce_with as reduce_with
     from polyfed.core.sharing import upload_only as upload_only
     from polyfed.errors import PolyfedError as PolyfedError
-    from polyfed.reports.comparison import Comparison as Comparison
     from polyfed.runs.callbacks.callback import Callback as Callback
     from polyfed.runs.result import Result as Result
     from polyfed.settings import Settings as Settings
+    from polyfed.studies.report.comparison import Comparison as Comparison
     from polyfed.testing import check_method as check_method
 
 _MODULES = {
@@ -71,9 +71,9 @@ _MODULES = {
     "core.reply_checks": ("planned_uploads",),
     "core.server": ("Server",),
     "core.sharing": ("Rule", "Select", "keep_local", "reduce_with", "upload_only"),
-    "diagnosis.examine": ("Diagnosis",),
+    "studies.doctor.examine": ("Diagnosis",),
     "errors": ("PolyfedError",),
-    "reports.comparison": ("Comparison",),
+    "studies.report.comparison": ("Comparison",),
     "runs.callbacks.callback": ("Callback",),
     "runs.result": ("Result",),
     "settings": ("Settings",),

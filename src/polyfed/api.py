@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from torch import nn
 
-    from polyfed.analysis.analyse import Analyses
     from polyfed.core.method import Method
-    from polyfed.diagnosis.examine import Diagnosis
-    from polyfed.experiments.reproduction import Reproduction
-    from polyfed.reports.comparison import Comparison
+    from polyfed.papers.reproduction import Reproduction
     from polyfed.runs.callbacks.callback import Callback
-    from polyfed.runs.estimate import Estimate
     from polyfed.runs.evaluate import Evaluation
     from polyfed.runs.export import Exported
     from polyfed.runs.predict_files import Predictions
     from polyfed.runs.result import Result
-    from polyfed.sweeps.search import Sweep
+    from polyfed.studies.analyse.analyse import Analyses
+    from polyfed.studies.compare.estimate import Estimate
+    from polyfed.studies.doctor.examine import Diagnosis
+    from polyfed.studies.report.comparison import Comparison
+    from polyfed.studies.sweep.search import Sweep
 
     Model: TypeAlias = str | nn.Module | Callable[..., nn.Module] | None
     OneMethod: TypeAlias = str | Method | tuple[str | Method, Mapping[str, Any]]
@@ -94,8 +94,8 @@ def compare(
     Example:
         ``polyfed.compare("digits-mini", ["fedavg", "fedbn"], seeds=3, rounds=5).best().method``
     """
-    from polyfed.reports.comparison import compare_runs
-    from polyfed.runs.compare import ComparedRuns, settings_for
+    from polyfed.studies.compare.compare import ComparedRuns, settings_for
+    from polyfed.studies.report.comparison import compare_runs
 
     chosen = settings_for(data, model, protocol, settings)
     runs = ComparedRuns(
@@ -147,7 +147,7 @@ def sweep(
     with warnings.catch_warnings():
         # Optuna loads tqdm, which asks for widgets in a notebook; no bar of it is shown.
         warnings.filterwarnings("ignore", "IProgress not found")
-        from polyfed.sweeps.run_sweep import run_sweep
+        from polyfed.studies.sweep.run_sweep import run_sweep
 
     return run_sweep(
         data,
@@ -188,7 +188,7 @@ def doctor(
     Example:
         ``polyfed.doctor("digits-mini").advice.method``
     """
-    from polyfed.diagnosis.examine import examine
+    from polyfed.studies.doctor.examine import examine
 
     return examine(data, model, notify, **settings)
 
@@ -211,7 +211,7 @@ def estimate(
     Example:
         ``polyfed.estimate("digits-mini", "fedbn", rounds=100).cpu_seconds``
     """
-    from polyfed.runs.estimate import estimate_run
+    from polyfed.studies.compare.estimate import estimate_run
 
     return estimate_run(data, method, model, seconds, **settings)
 
@@ -447,7 +447,7 @@ def report(
     Example:
         ``polyfed.report("runs/compare-digits-mini", "report.html")``
     """
-    from polyfed.reports.html import report_on
+    from polyfed.studies.report.html import report_on
 
     return report_on(runs, out, metric, pictures, analyses)
 
@@ -482,9 +482,9 @@ def analyse(
     Example:
         ``polyfed.analyse("runs/compare-digits-mini", "confidence")["confidence"].sentence``
     """
-    from polyfed.analysis.analyse import analyse_runs
-    from polyfed.reports.gather import run_folders
     from polyfed.runs.result import Result
+    from polyfed.studies.analyse.analyse import analyse_runs
+    from polyfed.studies.report.gather import run_folders
 
     named = [runs] if isinstance(runs, str | Path | Result) else list(runs)
     opened: list[str | Path | Result] = []
@@ -526,10 +526,10 @@ def reproduce(
     Example:
         ``polyfed.reproduce("fedwon/table-1", "~/data", form="laptop", only="FedBN").page``
     """
-    from polyfed.experiments.files import read_item
-    from polyfed.experiments.grid import Form
-    from polyfed.experiments.page import write_page
-    from polyfed.experiments.reproduction import reproduce_item
+    from polyfed.papers.files import read_item
+    from polyfed.papers.grid import Form
+    from polyfed.papers.page import write_page
+    from polyfed.papers.reproduction import reproduce_item
 
     rows, heads = ((names,) if isinstance(names, str) else tuple(names) for names in (only, columns))
     asked = Form(form, rows, seeds, settings, columns=heads)

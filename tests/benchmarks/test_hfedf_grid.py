@@ -10,7 +10,7 @@ import pytest
 
 from helpers.paths import BENCHMARKS
 from helpers.scripts import loaded
-from polyfed.sweeps.space import Axis
+from polyfed.studies.sweep.space import Axis
 
 TINY = {"data": "digits-mini(per_domain=40)", "model": "small_cnn", "unseen_part": "test", "batch_size": 40, "lr": 0.05}
 

@@ -18,8 +18,8 @@ from helpers.paths import ROOT
 from helpers.records import made_record
 from helpers.scripts import loaded
 from polyfed.errors import SettingError
-from polyfed.experiments.ledger import Ledger, loose_identity, read_record, recorded_settings
-from polyfed.experiments.recording import train_recorded
+from polyfed.papers.ledger import Ledger, loose_identity, read_record, recorded_settings
+from polyfed.papers.recording import train_recorded
 
 SCRIPT = ROOT / "benchmarks" / "queue"
 SMALL = 'data = "digits-mini(per_domain=40)", model = "small_cnn", checkpoint_every = "1"'

@@ -11,7 +11,7 @@ import pytest
 
 import polyfed as package
 from helpers.command_line import Command
-from polyfed.analysis.kinds import KINDS
+from polyfed.studies.analyse.kinds import KINDS
 
 DATA = "digits-mini(per_domain=16)"
 SHORT: dict[str, Any] = {"rounds": 1, "batch_size": 16, "model": "small_cnn(width=4)", "unseen": "photo"}

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from helpers.command_line import SHORT, STOPPER, Command, says
-from polyfed.reports.costs import Totals
-from polyfed.reports.tables import Number, best_methods, left_out_in_turn, method_row, percent
 from polyfed.runs.folder.run_folder import RunFolder
+from polyfed.studies.report.costs import Totals
+from polyfed.studies.report.tables import Number, best_methods, left_out_in_turn, method_row, percent
 
 
 def summary(accuracies: dict[str, float], seed: int = 0, view: str = "seen", count: int = 100) -> dict[str, object]:

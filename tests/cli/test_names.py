@@ -13,8 +13,8 @@ from polyfed.core.method import parse
 from polyfed.data.registry import data_sets
 from polyfed.errors import plain_name
 from polyfed.models import models
-from polyfed.reports.kinds import KINDS
-from polyfed.runs.candidates import read_one
+from polyfed.studies.compare.candidates import read_one
+from polyfed.studies.report.kinds import KINDS
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import polyfed as package
 from helpers.command_line import Command
-from polyfed.reports.live import look_at, spark
+from polyfed.studies.report.live import look_at, spark
 
 DATA = "digits-mini(per_domain=16)"
 

@@ -10,7 +10,7 @@ import pytest
 from helpers.command_line import Command
 from polyfed.cli.fitted_table import FittedTable
 from polyfed.cli.output import View, print_footnotes, print_table
-from polyfed.experiments import files
+from polyfed.papers import files
 
 WIDTH = 80
 METHODS = "fedavg; fedbn + agc(clip=1.28); fixbn(freeze_at=0.5) with lr=0.1, weight_decay=0.001"

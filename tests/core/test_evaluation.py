@@ -17,10 +17,10 @@ from polyfed.core.evaluation import averaged_state, nearest_client, re_estimated
 from polyfed.core.metrics import over_examples
 from polyfed.core.workbench import ClientState
 from polyfed.errors import DataError, ModelError, SettingError, UnknownName
-from polyfed.reports.tables import domain_rows
 from polyfed.runs.assemble import from_torch
 from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings
+from polyfed.studies.report.tables import domain_rows
 from polyfed.testing import TinyNet, tiny_federation
 
 

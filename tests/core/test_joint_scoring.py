@@ -19,10 +19,10 @@ from polyfed.core.method import Method, parse
 from polyfed.core.metrics import COUNTS, Scores, results_of_parts
 from polyfed.core.scored_clients import sample_to_score
 from polyfed.core.server import ClientInfo
-from polyfed.reports.tables import domain_rows
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.result import Result
 from polyfed.settings import Settings
+from polyfed.studies.report.tables import domain_rows
 
 MANY = joint_scoring.MANY + 20
 

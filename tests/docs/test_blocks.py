@@ -36,7 +36,7 @@ ELSEWHERE = {
 INSTALL = "installs packages; make wheel installs polyfed's wheel in a clean environment"
 DOWNLOAD = "downloads"
 HOURS = "takes hours"
-SEVERAL = "needs several machines; tests/deploy and tests/flower run the same commands on one"
+SEVERAL = "needs several machines; tests/flower/deploy and tests/flower run the same commands on one"
 NOT_RUN = {
     "make demo": "tests/docs/test_readme_path.py runs what it calls",
     "make test": "runs these tests",
@@ -46,9 +46,8 @@ NOT_RUN = {
     """polyfed run 'pacs(size=224, augment="flip_jitter", normalise="imagenet")' --root DATA --model "resnet50(pretrained""": DOWNLOAD,
     'polyfed run my_images/ --model "torchvision:resnet50': DOWNLOAD,
     "polyfed run my_images/ --model 'timm:resnet18d": "needs a file of weights",
-    "polyfed reproduce fedwon/table-1 --root ~/data --form laptop": HOURS
-    + "; tests/experiments/test_reproduction.py runs a small one",
-    "polyfed reproduce fedwon/table-1 --root ~/data --only": HOURS + "; tests/experiments/test_reproduction.py runs a small one",
+    "polyfed reproduce fedwon/table-1 --root ~/data --form laptop": HOURS + "; tests/papers/test_reproduction.py runs a small one",
+    "polyfed reproduce fedwon/table-1 --root ~/data --only": HOURS + "; tests/papers/test_reproduction.py runs a small one",
     "python benchmarks/": HOURS,
     "benchmarks/": HOURS,
     "polyfed report runs/camvid-*": "needs the four runs above it, which take hours",

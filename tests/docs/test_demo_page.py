@@ -10,8 +10,8 @@ import pytest
 import polyfed
 from helpers.paths import ROOT
 from polyfed.core.method import methods as registered
-from polyfed.recipes import read
-from polyfed.runs.candidates import candidates
+from polyfed.studies.compare.candidates import candidates
+from polyfed.studies.compare.recipes import read
 
 ROW = re.compile(r"^ (\w+(?:\([^)]*\))?(?: with \S+)?) +((?:\d+\.\d ±\d+\.\d +)+)(\d+\.\d) ", re.MULTILINE)
 

@@ -14,9 +14,9 @@ import pytest
 from helpers.paths import ROOT
 from helpers.records import made_record
 from helpers.scripts import loaded
-from polyfed.experiments.claims import STATUSES
-from polyfed.experiments.files import item_from, item_names, read_item
-from polyfed.experiments.ledger import Ledger, write_record
+from polyfed.papers.claims import STATUSES
+from polyfed.papers.files import item_from, item_names, read_item
+from polyfed.papers.ledger import Ledger, write_record
 
 RESULTS = ROOT / "docs" / "results"
 PAGES = sorted(RESULTS.glob("*.md"))

@@ -18,8 +18,8 @@ from polyfed.cli.main import app
 from polyfed.data.registry import data_sets
 from polyfed.errors import SettingError
 from polyfed.flower.app import DEFAULTS, PROJECT, RECIPE, SETTINGS_KEY, settings_from, settings_text, write_app
-from polyfed.recipes import read
 from polyfed.settings import Settings, with_changes
+from polyfed.studies.compare.recipes import read
 from polyfed.text import read_call
 
 WITHOUT = "needs the flower extra: pip install 'polyfed[flower]'"

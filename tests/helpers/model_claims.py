@@ -10,8 +10,8 @@ from polyfed.core.data_types import Federation
 from polyfed.data.federate import federate
 from polyfed.data.placeholders import blank_federation
 from polyfed.methods.weight_standard import KINDS as STANDARDISED
-from polyfed.recipes.checks import embedded, record_of
 from polyfed.settings import Settings
+from polyfed.studies.compare.recipes.checks import embedded, record_of
 
 Norms = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.modules.instancenorm._InstanceNorm)
 

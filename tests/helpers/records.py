@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from polyfed.core.method import parse
-from polyfed.experiments.ledger import DIVERGED, FINISHED, Record, identity_of, packed_bits, recorded_settings
-from polyfed.experiments.recording import command_of
+from polyfed.papers.ledger import DIVERGED, FINISHED, Record, identity_of, packed_bits, recorded_settings
+from polyfed.papers.recording import command_of
 from polyfed.settings import Settings
 
 

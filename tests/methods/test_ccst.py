@@ -17,9 +17,9 @@ from helpers.tiny_runs import (
 )
 from helpers.watching import exchanges
 from polyfed.core.method import parse
-from polyfed.costs.totals import EXTRA
 from polyfed.errors import ClientFailure, OptionError
 from polyfed.methods.ccst import restyled
+from polyfed.runs.costs.totals import EXTRA
 from polyfed.runs.experiment import Experiment
 
 

@@ -21,9 +21,9 @@ from helpers.watching import exchanges
 from polyfed.core.client import Client
 from polyfed.core.data_types import ArrayExamples, Federation
 from polyfed.core.seeds import generator
-from polyfed.costs.totals import EXTRA
 from polyfed.errors import ClientFailure
 from polyfed.methods.elcfs import OuterLoss, mixed
+from polyfed.runs.costs.totals import EXTRA
 from polyfed.runs.folder.checkpoint import digest
 from polyfed.testing import TinyNet, tiny_federation
 

@@ -9,7 +9,7 @@ import pytest
 from helpers.method_texts import WITHOUT_BATCH_NORM
 from helpers.paths import DOCS
 from polyfed.core.method import methods
-from polyfed.reports.method_tables import own_methods
+from polyfed.studies.report.method_tables import own_methods
 
 pytest.importorskip("opacus", reason="pairs with differential privacy need the privacy extra")
 PAGE = DOCS / "methods" / "pairs.md"

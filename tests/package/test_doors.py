@@ -16,9 +16,9 @@ from polyfed.data.registry import data_sets
 from polyfed.errors import PolyfedError, SettingError
 from polyfed.runs.assemble import build_federation
 from polyfed.runs.callbacks.callback import RunState
-from polyfed.runs.candidates import is_registered
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.settings import Settings
+from polyfed.studies.compare.candidates import is_registered
 from polyfed.testing import TinyNet, tiny_federation
 
 DATA = "digits-mini(per_domain=20)"

@@ -19,20 +19,20 @@ WITH_EXAMPLES = sorted(path for path in PACKAGE.rglob("*.py") if ">>>" in path.r
 
 ORDINARY_WORDS = {"local", "central", "momentum", "median", "guiding", "group_norm", "instance_norm", "layer_norm"}
 """Words of the field, and families of layers, that are also the names of methods."""
-MAY_NAME_METHODS = ("methods/", "reports/method_tables.py", "recipes/shipped/")
+MAY_NAME_METHODS = ("methods/", "studies/report/method_tables.py", "studies/compare/recipes/shipped/")
 """The methods themselves, tables for the docs that put them side by side, and recipes."""
 
 KNOWN = {
     "settings.py": ["fedavg"],  # the default method
     "core/joint_scoring.py": ["topk"],  # torch's function
-    "reports/costs.py": ["fedavg"],  # what costs are set beside
+    "studies/report/costs.py": ["fedavg"],  # what costs are set beside
     "models/fedwon.py": ["fedwon"],  # a start of weights that a paper describes
-    "diagnosis/advice.py": ["fedavg", "fedbn", "fedwon", "fixbn", "gperxan", "perxan"],  # what the doctor recommends
-    "diagnosis/examine.py": ["fedavg"],  # what it is compared with
-    "diagnosis/measures.py": ["fedavg"],  # what clients warm up with
-    "experiments/budget.py": ["fedbn"],  # a split that a paper describes
+    "studies/doctor/advice.py": ["fedavg", "fedbn", "fedwon", "fixbn", "gperxan", "perxan"],  # what the doctor recommends
+    "studies/doctor/examine.py": ["fedavg"],  # what it is compared with
+    "studies/doctor/measures.py": ["fedavg"],  # what clients warm up with
+    "papers/budget.py": ["fedbn"],  # a split that a paper describes
     "data/fedbn_lists.py": ["fedbn"],  # a split that a paper describes
-    "analysis/gradient_inversion.py": ["fedavg", "fedwon"],  # what is compared
+    "studies/analyse/gradient_inversion.py": ["fedavg", "fedwon"],  # what is compared
 }
 
 

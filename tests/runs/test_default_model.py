@@ -13,11 +13,11 @@ from polyfed.backends.in_process import InProcess
 from polyfed.core.data_types import ArrayExamples, ClientData, DataSet, Domain, Federation
 from polyfed.core.method import methods, parse
 from polyfed.errors import PolyfedError
-from polyfed.runs.compare import ComparedRuns
 from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings
-from polyfed.sweeps.search import Sweep
-from polyfed.sweeps.space import Axis
+from polyfed.studies.compare.compare import ComparedRuns
+from polyfed.studies.sweep.search import Sweep
+from polyfed.studies.sweep.space import Axis
 
 VARIANT = 'hfedf_cnn(norm="batch")'
 NEEDS_BLOCKS = {"fixup"}

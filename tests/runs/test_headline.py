@@ -16,8 +16,8 @@ from helpers.report_page import words
 from polyfed.core.data_types import ArrayExamples, DataSet, Domain
 from polyfed.core.metrics import COUNTS, Scores, unevenness
 from polyfed.errors import SettingError
-from polyfed.reports.html import render
 from polyfed.runs.headline import headline_by_scores, no_better, warnings
+from polyfed.studies.report.html import render
 
 SENTENCE = "no better than always answering the most frequent class"
 

@@ -17,17 +17,17 @@ from helpers.report_page import words
 from polyfed.core.data_types import ArrayExamples, ClientData, DataSet, Domain, Federation
 from polyfed.core.evaluation import Row
 from polyfed.core.metrics import Scores
-from polyfed.reports.comparison import compare_runs
-from polyfed.reports.exports import write_tables
-from polyfed.reports.html import render
-from polyfed.reports.live import look_at
-from polyfed.runs.compare import LEAVE_ONE_OUT, ComparedRuns
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.settings import Settings
-from polyfed.sweeps.search import Sweep
-from polyfed.sweeps.space import Axis
+from polyfed.studies.compare.compare import LEAVE_ONE_OUT, ComparedRuns
+from polyfed.studies.report.comparison import compare_runs
+from polyfed.studies.report.exports import write_tables
+from polyfed.studies.report.html import render
+from polyfed.studies.report.live import look_at
+from polyfed.studies.sweep.search import Sweep
+from polyfed.studies.sweep.space import Axis
 from polyfed.testing import TinyNet
 
 UNEVEN, EVEN = [0] * 8 + [1] * 2, [0] * 5 + [1] * 5

@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 
 import polyfed
 from helpers.watching import AfterRound
-from polyfed.analysis.leakage import pool_of, shadow_of
 from polyfed.core.data_types import ArrayExamples, DataSet, Domain, Preparation
 from polyfed.data.identity import differences, identity_of
 from polyfed.errors import DataError, RunFolderError
@@ -20,13 +19,14 @@ from polyfed.models import models
 from polyfed.models.model_text import as_call
 from polyfed.runs import assemble, experiment, lifecycle
 from polyfed.runs.callbacks.callback import RunState
-from polyfed.runs.compare import holds_run
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.export import metadata
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import train_run
 from polyfed.runs.reopen import open_experiment
 from polyfed.settings import Settings
+from polyfed.studies.analyse.leakage import pool_of, shadow_of
+from polyfed.studies.compare.compare import holds_run
 
 HALF = (0.5, 0.5, 0.5)
 IMAGENET = (0.485, 0.456, 0.406)

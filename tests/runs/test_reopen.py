@@ -18,12 +18,12 @@ from polyfed.backends import compiled
 from polyfed.core.data_types import DataSet, Domain, Preparation
 from polyfed.core.method import methods
 from polyfed.errors import DataError, RunFolderError, SettingError
-from polyfed.reports.gather import gather
 from polyfed.runs.folder.portable_paths import anchored, on_this_machine
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume
 from polyfed.runs.reopen import open_run
 from polyfed.settings import Settings
+from polyfed.studies.report.gather import gather
 from polyfed.testing import TinyNet, tiny_federation
 
 SMALL = {"rounds": 2, "batch_size": 8}

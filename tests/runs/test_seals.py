@@ -13,10 +13,10 @@ from helpers.command_line import SHORT, as_process, says
 from helpers.recorded_runs import experiment_of, go_on, run_until
 from helpers.watching import AfterRound
 from polyfed.errors import RunFolderError
-from polyfed.reports.html import report_on
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import train_run
 from polyfed.runs.reopen import read_snapshot
+from polyfed.studies.report.html import report_on
 
 
 def ways(folder: Path) -> list[Any]:

@@ -15,15 +15,15 @@ from helpers import tiny_runs
 from polyfed.core.data_types import Federation, TrainsWith
 from polyfed.data.registry import data_sets
 from polyfed.flower.app import read_settings, settings_text
-from polyfed.reports.commands import command
-from polyfed.reports.gather import read_run
 from polyfed.runs.callbacks.training_metrics import start_of
-from polyfed.runs.compare import ComparedRuns
-from polyfed.runs.estimate import Estimator
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.training_defaults import training_words, with_declared, with_declared_by_name
 from polyfed.settings import Settings, Unset
+from polyfed.studies.compare.compare import ComparedRuns
+from polyfed.studies.compare.estimate import Estimator
+from polyfed.studies.report.commands import command
+from polyfed.studies.report.gather import read_run
 from polyfed.testing import TinyNet, tiny_federation
 
 SGD = TrainsWith(lr=0.02, batch_size=6)

@@ -36,10 +36,10 @@ def analyse(
     quiet: Quiet = False,
 ) -> None:
     """Look into trained runs: statistics, features, gradients, confidence. The runs stay as they are; some analyses need their data."""
-    from polyfed.analysis.kinds import KINDS
     from polyfed.api import analyse as analyse_runs
     from polyfed.errors import SettingError
-    from polyfed.reports.analysis_files import write_analyses
+    from polyfed.studies.analyse.kinds import KINDS
+    from polyfed.studies.report.analysis_files import write_analyses
 
     if kinds:
         shown = table(("kind", "what it shows", "needs the data"))

@@ -68,8 +68,8 @@ def leakage(
     """Say which samples a run was trained on, by its models; how often that is right is a lower bound of what it gives away."""
     listen(quiet)
     with busy("Opening the run", quiet):
-        from polyfed.analysis.leakage import membership
         from polyfed.runs.reopen import open_experiment
+        from polyfed.studies.analyse.leakage import membership
 
         experiment = open_experiment(
             path, own_data=True, root=root, device=device or "auto", load=load or None, model=model, trust=trust, notify=warn
@@ -128,9 +128,9 @@ def inversion(
     """Make images from the first gradient of a client, for several methods; a lower bound of what a gradient gives away."""
     listen(quiet)
     with busy("Inverting gradients", quiet):
-        from polyfed.analysis.gradient_inversion import draw, invert
         from polyfed.core.code_gate import allow, code_in
         from polyfed.settings import Settings
+        from polyfed.studies.analyse.gradient_inversion import draw, invert
 
         allow(code_in(model=model))
         settings = Settings(data=data, root=root, model=model, seed=seed, batch_size=max(images, 2))

@@ -47,9 +47,9 @@ from polyfed.errors import SettingError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from polyfed.reports.comparison import Comparison
-    from polyfed.reports.costs import Expense, Spent
     from polyfed.settings import Settings
+    from polyfed.studies.report.comparison import Comparison
+    from polyfed.studies.report.costs import Expense, Spent
 
 EXAMPLE = (
     'Examples:\n\npolyfed compare digits-mini --methods "fedavg; fedbn; fedavg + group_norm" --seeds 3\n\n'
@@ -90,8 +90,8 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Train several methods and compare them in one table; runs that are there already are reused."""
-    from polyfed.runs.compare import LEAVE_ONE_OUT, LEAVE_ONE_OUT_DEFAULTS
     from polyfed.runs.folder.folder_names import data_slug
+    from polyfed.studies.compare.compare import LEAVE_ONE_OUT, LEAVE_ONE_OUT_DEFAULTS
 
     listen(quiet)
     view = View(wide, explain)
@@ -123,8 +123,8 @@ def compare(
 
 def require_reference(methods: Any, settings: Settings) -> None:
     """Refuse to print costs where there is nothing to set them beside."""
-    from polyfed.reports.costs import REFERENCE
-    from polyfed.runs.candidates import candidates
+    from polyfed.studies.compare.candidates import candidates
+    from polyfed.studies.report.costs import REFERENCE
 
     texts = [one.text for one in candidates(methods, settings.load).values()]
     if REFERENCE not in texts:
@@ -135,7 +135,7 @@ def require_reference(methods: Any, settings: Settings) -> None:
 
 def print_estimates(settings: Settings, methods: Any, seeds: int, protocol: str, as_json: bool, quiet: bool, view: View) -> None:
     """What the comparison would cost."""
-    from polyfed.runs.compare import ComparedRuns
+    from polyfed.studies.compare.compare import ComparedRuns
 
     with busy("Preparing data", quiet):
         runs = ComparedRuns(settings, methods, seeds=seeds, protocol=protocol)
@@ -145,8 +145,8 @@ def print_estimates(settings: Settings, methods: Any, seeds: int, protocol: str,
 def print_comparison(found: Comparison, costs: bool, view: View) -> None:
     """The tables and their footnotes."""
     from polyfed.core.metrics import MEASURES
-    from polyfed.reports.tables import reference_of
-    from polyfed.runs.compare import SEEN
+    from polyfed.studies.compare.compare import SEEN
+    from polyfed.studies.report.tables import reference_of
 
     if found.reused:
         print(f"{found.reused} of {found.planned} runs were in {found.folder} already and are used as they are.", file=sys.stderr)
@@ -177,7 +177,7 @@ def print_costs(rows: Sequence[Expense], reference: Spent, view: View) -> None:
     """The second table: cost and privacy beside the reference."""
     from rich.markup import escape
 
-    from polyfed.reports.costs import HEADS, NOTE, REFERENCE, cells, reference_words
+    from polyfed.studies.report.costs import HEADS, NOTE, REFERENCE, cells, reference_words
 
     later = [["granularity"], ["left once"], ["extra peak MB"]]
     shown = table(("method", *HEADS), [head for head in HEADS if head != "granularity"], later)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from polyfed.reports.kinds import LISTS
+from polyfed.studies.report.kinds import LISTS
 
 NAMES = Path(__file__).with_name("names.json")
 Complete = Callable[[str], list[str]]

@@ -51,7 +51,7 @@ def needs_flower() -> None:
 
 def refuse_what_cannot_run(settings: Settings, recipe: str) -> None:
     """Say now what server and nodes would only say when they start."""
-    from polyfed.recipes.checks import Findings, check_texts, check_together
+    from polyfed.studies.compare.recipes.checks import Findings, check_texts, check_together
 
     found = Findings()
     check_texts(settings, found)

@@ -10,7 +10,7 @@ from polyfed.cli.options import Changes, Data, Explain, Json, Quiet, Recipe, Tru
 from polyfed.cli.output import View, console, listen, print_footnotes, print_json, print_table, status, table
 
 if TYPE_CHECKING:
-    from polyfed.diagnosis import Diagnosis, Finding
+    from polyfed.studies.doctor import Diagnosis, Finding
 
 FIRST = ("model", "clients_per_round", "batch_size", "partition", "root", "seed", "as_json")
 EXAMPLE = (

@@ -13,9 +13,9 @@ from polyfed.cli.guard import BAD_INPUT
 from polyfed.cli.output import View, console, print_footnotes, print_json, print_table, status, table, warn
 
 if TYPE_CHECKING:
-    from polyfed.runs.compare import ComparisonRun
-    from polyfed.runs.estimate import MethodEstimate
     from polyfed.settings import Settings
+    from polyfed.studies.compare.compare import ComparisonRun
+    from polyfed.studies.compare.estimate import MethodEstimate
 
 COLUMNS = ("method", "s once", "s a round", "rounds", "s a scoring", "scorings", "a run", "runs", "MB up", "MB down", "peak MB")
 LATER = (("MB up", "MB down"), ("peak MB",), ("rounds", "s a round"), ("scorings", "s a scoring"), ("s once",))
@@ -28,7 +28,7 @@ NOTE = (
 def print_estimate(runs: Sequence[ComparisonRun], data: Any, as_json: bool, quiet: bool, view: View) -> None:
     """Measure the method of every run, and print what all runs would cost."""
     with status("Preparing data", quiet) as shown:
-        from polyfed.runs.estimate import estimate_runs
+        from polyfed.studies.compare.estimate import estimate_runs
 
         found = estimate_runs(runs, data, shown.update if shown else lambda text: None)
     settings = runs[0].settings
@@ -88,7 +88,7 @@ def cells(estimate: MethodEstimate) -> list[str]:
 
 def sum_words(estimates: Sequence[MethodEstimate]) -> str:
     """What all runs cost together, and how long they take on the clock."""
-    from polyfed.reports.byte_words import byte_words
+    from polyfed.studies.report.byte_words import byte_words
 
     runs = sum(len(estimate.runs) for estimate in estimates)
     seconds = sum(estimate.cpu_seconds for estimate in estimates)

@@ -10,7 +10,7 @@ from polyfed.cli.completion import complete_kind
 from polyfed.cli.options import DataRoot, Explain, Json, Load, Wide
 from polyfed.cli.output import View, busy, console, print_footnotes, print_json, print_table, table
 from polyfed.errors import same_name
-from polyfed.reports.kinds import EXPERIMENTS, LISTS
+from polyfed.studies.report.kinds import EXPERIMENTS, LISTS
 
 EXAMPLE = "Example: polyfed ls methods"
 METHOD_COLUMNS = (
@@ -57,7 +57,7 @@ def ls(
         _list_experiments(root, as_json, view)
         return
     with busy("Looking", as_json):
-        from polyfed.reports.catalogue import listed
+        from polyfed.studies.report.catalogue import listed
 
         load_files(load)
         rows = listed(kind)
@@ -87,7 +87,7 @@ def _list_experiments(root: str | None, as_json: bool, view: View) -> None:
     from rich.markup import escape
 
     with busy("Looking", as_json):
-        from polyfed.experiments.listing import experiment_rows, here_words
+        from polyfed.papers.listing import experiment_rows, here_words
 
         rows = experiment_rows(root)
     if as_json:

@@ -9,7 +9,7 @@ from polyfed.cli.fitted_table import FittedTable
 from polyfed.cli.output import View, console, print_table, table
 
 if TYPE_CHECKING:
-    from polyfed.reports.tables import MethodRow
+    from polyfed.studies.report.tables import MethodRow
 
 MOST_IMPORTANT = ("mean", "worst")
 """The columns that are shown on the narrowest terminal."""
@@ -28,7 +28,7 @@ def print_methods(title: str, rows: Sequence[MethodRow], view: View) -> None:
 
 def fitting(rows: Sequence[MethodRow], width: int, view: View) -> FittedTable:
     """The table on one line for each method if all columns fit, else stacked if that saves the columns of domains."""
-    from polyfed.reports.tables import column_names
+    from polyfed.studies.report.tables import column_names
 
     flat = method_table(rows, stacked=False)
     if view.wide or not flat.left_out(width):
@@ -41,8 +41,8 @@ def method_table(rows: Sequence[MethodRow], stacked: bool) -> FittedTable:
     """A row for each method, the best of each column in bold; stacked, errors stand below their numbers."""
     from rich.markup import escape
 
-    from polyfed.reports.tables import baseline_of, best_methods, column_names, percent
     from polyfed.runs.headline import BASELINE
+    from polyfed.studies.report.tables import baseline_of, best_methods, column_names, percent
 
     best, columns = best_methods(rows), column_names(rows)
     costs = ("MB up", "MB down", "s")

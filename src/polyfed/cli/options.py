@@ -13,8 +13,8 @@ from polyfed.cli.completion import OF_SETTINGS, complete
 from polyfed.cli.recipe import recipe_methods, recipe_values
 from polyfed.core.code_gate import allow, code_in, require_allowed
 from polyfed.errors import SettingError
-from polyfed.recipes import layered
 from polyfed.settings import FACTS, Settings, read_change, setting_names, with_changes
+from polyfed.studies.compare.recipes import layered
 
 METAVARS = {int: "N", float: "NUMBER", str: "TEXT", list[str]: "TEXT"}
 REST = "values"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from polyfed.recipes import name_code, read
+from polyfed.studies.compare.recipes import name_code, read
 
 
 def recipe_values(text: str, trust: bool = False) -> Mapping[str, Any]:

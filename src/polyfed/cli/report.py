@@ -79,7 +79,7 @@ def report(
 
 def export(runs: list[str], out: str | None, tables: str | None, figures: str | None, metric: str) -> None:
     """Tables and figures instead of the page."""
-    from polyfed.reports.exports import write_figures, write_tables
+    from polyfed.studies.report.exports import write_figures, write_tables
 
     if tables is not None and figures is not None and out is not None and Path(out).suffix:
         raise SettingError(f"--tables and --figures write several files, and -o names one ({out}). Name a folder.")

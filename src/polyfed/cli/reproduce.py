@@ -29,8 +29,8 @@ from polyfed.errors import SettingError
 from polyfed.settings import read_change
 
 if TYPE_CHECKING:
-    from polyfed.experiments.grid import Form
-    from polyfed.experiments.reproduction import Reproduction
+    from polyfed.papers.grid import Form
+    from polyfed.papers.reproduction import Reproduction
 
 EXAMPLE = (
     "Examples:\n\npolyfed reproduce fedwon/table-1 --root ~/data --form laptop\n\n"
@@ -87,7 +87,7 @@ def reproduce(
     quiet: Quiet = False,
 ) -> None:
     """Run a table or figure of a paper again and print ours beside theirs; what is there already is reused."""
-    from polyfed.experiments.grid import Form
+    from polyfed.papers.grid import Form
 
     settings = dict(read_change(text) for text in changes or ()) | ({} if workers is None else {"workers": workers})
     form = Form(form_name, tuple(only or ()), seeds, settings, columns=tuple(column or ()))
@@ -126,8 +126,8 @@ def print_reproduction(found: Reproduction, view: View) -> None:
     """The paper's tables with ours, what differs, and where the page is."""
     from rich.markup import escape
 
-    from polyfed.experiments.page import analysis_sentences, sentences, verdicts
-    from polyfed.experiments.tables import LEGEND, Footnotes, shown_tables
+    from polyfed.papers.page import analysis_sentences, sentences, verdicts
+    from polyfed.papers.tables import LEGEND, Footnotes, shown_tables
 
     out, footnotes = console(), Footnotes()
     out.print(f"[bold]{escape(found.item.paper)}, {escape(found.item.item)}: {escape(found.item.title)}[/bold]")
@@ -156,9 +156,9 @@ def groups_by_importance(head: Sequence[str]) -> list[list[str]]:
 def _estimate_all(form: Form, as_json: bool, quiet: bool, view: View) -> None:
     """What all experiments would cost, by measured speeds of their networks."""
     with busy("Looking", quiet):
-        from polyfed.experiments.budget import core_hours, max_core_hours
-        from polyfed.experiments.files import item_names, read_item
-        from polyfed.experiments.grid import cells_of, planned_runs
+        from polyfed.papers.budget import core_hours, max_core_hours
+        from polyfed.papers.files import item_names, read_item
+        from polyfed.papers.grid import cells_of, planned_runs
 
         plans = {name: planned_runs(cells_of(read_item(name), form), form) for name in item_names()}
         shared = {folder: run for runs in plans.values() for folder, run in runs.items()}
@@ -186,8 +186,8 @@ def _estimate_one(experiment: str, form: Form, root: str | None, as_json: bool, 
     """What one experiment would cost: measured on its data where they are here, else by the speed of its networks."""
     rows: list[dict[str, Any]] = []
     with status("Preparing data", quiet) as shown_status:
-        from polyfed.experiments.estimates import estimate_item
-        from polyfed.experiments.files import read_item
+        from polyfed.papers.estimates import estimate_item
+        from polyfed.papers.files import read_item
 
         for one in estimate_item(read_item(experiment), form, root, shown_status.update if shown_status else lambda text: None):
             rows.append(one)

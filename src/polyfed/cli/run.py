@@ -136,7 +136,7 @@ def resume(
 def print_estimate_of(settings: Settings, as_json: bool, quiet: bool, view: View) -> None:
     """What one run would cost."""
     from polyfed.cli.estimating import print_estimate
-    from polyfed.runs.compare import ComparisonRun
+    from polyfed.studies.compare.compare import ComparisonRun
 
     print_estimate([ComparisonRun(settings.method, settings.seed, None, settings)], settings.data, as_json, quiet, view)
 
@@ -159,8 +159,8 @@ def print_scores(summary: dict[str, Any], title: str | None = None, view: View =
     from rich.markup import escape
 
     from polyfed.core.metrics import MEASURES
-    from polyfed.reports.tables import domain_rows, percent, rounds_words
     from polyfed.runs.headline import BASELINE
+    from polyfed.studies.report.tables import domain_rows, percent, rounds_words
 
     print_warnings([summary["warning"]] if "warning" in summary else [])
     measure = summary["metric"]
@@ -231,8 +231,8 @@ def print_privacy(account: dict[str, Any] | None, view: View = FITTED) -> None:
 
 def print_costs(summary: dict[str, Any]) -> None:
     """Bytes by class of entry, and seconds."""
-    from polyfed.reports.byte_words import byte_words
-    from polyfed.reports.tables import cost_rows
+    from polyfed.studies.report.byte_words import byte_words
+    from polyfed.studies.report.tables import cost_rows
 
     rows = cost_rows(summary)
     shown = table(("for", "class of entry", "up", "down"), ("up", "down"))

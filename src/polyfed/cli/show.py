@@ -15,9 +15,9 @@ from polyfed.cli.output import View, busy, console, print_json, print_table, tab
 from polyfed.cli.show_file import file_called, file_names, print_file
 from polyfed.core.code_gate import allow, code_in
 from polyfed.errors import PolyfedError, SettingError, UnknownName, nearest
-from polyfed.reports.docstrings import options_of, reflowed, text_of
-from polyfed.reports.kinds import KINDS
 from polyfed.settings import read_change
+from polyfed.studies.report.docstrings import options_of, reflowed, text_of
+from polyfed.studies.report.kinds import KINDS
 
 if TYPE_CHECKING:
     from polyfed.core.registry import Recorded
@@ -65,7 +65,7 @@ def show(
         return
     with busy("Looking", as_json):
         from polyfed.models.model_text import as_call, lacks_options
-        from polyfed.reports.catalogue import written
+        from polyfed.studies.report.catalogue import written
 
         load_files(load)
         name = as_call(name)
@@ -91,7 +91,7 @@ def show(
 
 def found_as(name: str) -> tuple[str, Recorded[Any]]:
     """The kind of thing a name stands for; a sum is a method."""
-    from polyfed.reports.catalogue import registry_of, written
+    from polyfed.studies.report.catalogue import registry_of, written
     from polyfed.text import read_call, read_sum
 
     call = read_sum(name)[0] if "+" in name else read_call(name)
@@ -107,7 +107,7 @@ def found_as(name: str) -> tuple[str, Recorded[Any]]:
 def method_json(text: str, settings: dict[str, Any], asked_for_plan: bool) -> dict[str, Any]:
     """All about a method: its parts, its facts, and the plan of what travels on a model."""
     from polyfed.core.method import methods, parse
-    from polyfed.reports.catalogue import fact_values
+    from polyfed.studies.report.catalogue import fact_values
 
     method = parse(text)
     parts = []

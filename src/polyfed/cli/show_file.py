@@ -8,7 +8,7 @@ from typing import Any
 
 from polyfed.cli.output import View, busy, console, print_json, print_table, table
 from polyfed.errors import same_name
-from polyfed.reports.kinds import EXPERIMENTS, RECIPES
+from polyfed.studies.report.kinds import EXPERIMENTS, RECIPES
 
 
 @dataclass(frozen=True)
@@ -21,17 +21,17 @@ class ShownFile:
 
 def file_names() -> list[str]:
     """The names of all recipes and experiments."""
-    from polyfed.experiments.files import item_names
-    from polyfed.recipes import shipped_names
+    from polyfed.papers.files import item_names
+    from polyfed.studies.compare.recipes import shipped_names
 
     return [*shipped_names(), *item_names()]
 
 
 def file_called(name: str) -> ShownFile | None:
     """The recipe or experiment that a name stands for; also a recipe of the user's own, by its path."""
-    from polyfed.experiments.files import item_names
-    from polyfed.recipes import shipped_names
-    from polyfed.recipes.grids import SUFFIX
+    from polyfed.papers.files import item_names
+    from polyfed.studies.compare.recipes import shipped_names
+    from polyfed.studies.compare.recipes.grids import SUFFIX
 
     if name.endswith(SUFFIX) and Path(name).is_file():
         return ShownFile(RECIPES, name)
@@ -56,7 +56,7 @@ def print_file(shown: ShownFile, as_json: bool, view: View) -> None:
 
 def recipe_json(name: str) -> dict[str, Any]:
     """All that a recipe says."""
-    from polyfed.recipes import command_of, read
+    from polyfed.studies.compare.recipes import command_of, read
 
     recipe = read(name)
     return {
@@ -71,8 +71,8 @@ def recipe_json(name: str) -> dict[str, Any]:
 
 def experiment_json(name: str) -> dict[str, Any]:
     """What an experiment claims, what it needs, and what it costs."""
-    from polyfed.experiments.files import read_item
-    from polyfed.experiments.listing import experiment_row
+    from polyfed.papers.files import read_item
+    from polyfed.papers.listing import experiment_row
 
     item = read_item(name)
     parts = [
@@ -107,7 +107,7 @@ def _print_recipe(found: dict[str, Any], view: View) -> None:
 def _print_experiment(found: dict[str, Any], view: View) -> None:
     from rich.markup import escape
 
-    from polyfed.experiments.listing import here_words
+    from polyfed.papers.listing import here_words
 
     out = console()
     out.print(f"[bold]{escape(found['name'])}[/bold] [dim]experiment[/dim]\n")

@@ -32,8 +32,8 @@ from polyfed.settings import read_change
 from polyfed.text import apart
 
 if TYPE_CHECKING:
-    from polyfed.sweeps.search import Sweep
-    from polyfed.sweeps.trials import Score, Searched
+    from polyfed.studies.sweep.search import Sweep
+    from polyfed.studies.sweep.trials import Score, Searched
 
 EXAMPLE = (
     'Examples:\n\npolyfed sweep digits-mini --methods "fedavg; fedbn" --lr 0.01,0.03,0.1\n\n'
@@ -154,7 +154,7 @@ def print_search(found: Sweep, view: View) -> None:
     """Everything that was tried; the chosen ones are marked."""
     from rich.markup import escape
 
-    from polyfed.sweeps.trials import edges
+    from polyfed.studies.sweep.trials import edges
 
     names = [axis.name for axis in found.axes]
     shown = table(("method", *names, "validation %", "chosen"), (*names, "validation %"), [[name] for name in names])
@@ -179,8 +179,8 @@ def score_cells(one: Searched, score: Score, names: Sequence[str]) -> list[str]:
     """The values of a trial, what validation said, and whether it was chosen."""
     from rich.markup import escape
 
-    from polyfed.reports.tables import percent
-    from polyfed.sweeps.trials import values_words
+    from polyfed.studies.report.tables import percent
+    from polyfed.studies.sweep.trials import values_words
 
     values = score.trial.values
     cells = [escape(values_words({name: values[name]}).partition("=")[2]) if name in values else "" for name in names]
@@ -193,7 +193,7 @@ def score_cells(one: Searched, score: Score, names: Sequence[str]) -> list[str]:
 def print_tests(found: Sweep, view: View) -> None:
     """What the chosen settings reach on test data."""
     from polyfed.core.metrics import MEASURES
-    from polyfed.sweeps.search import FILE
+    from polyfed.studies.sweep.search import FILE
 
     out = console()
     out.print()

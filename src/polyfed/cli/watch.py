@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.console import Group
 
-    from polyfed.reports.live import LiveRun
+    from polyfed.studies.report.live import LiveRun
 
 EXAMPLE = "Example: polyfed watch runs/digits-mini-fedbn-seed0"
 
@@ -26,7 +26,7 @@ def watch(
 ) -> None:
     """Show how far runs are, with a curve for each domain, until all are finished; it changes nothing in their folders."""
     from polyfed.errors import SettingError
-    from polyfed.reports.live import look_at, runs_in
+    from polyfed.studies.report.live import look_at, runs_in
 
     if not every > 0:
         raise SettingError(f"--every takes a number of seconds above 0, found {every:g}.")
@@ -53,7 +53,7 @@ def shown(runs: Sequence[LiveRun]) -> Group:
     from rich.markup import escape
 
     from polyfed.core.metrics import MEASURES
-    from polyfed.reports.live import spark
+    from polyfed.studies.report.live import spark
 
     several = len(runs) > 6
     measures = {MEASURES[run.measure] for run in runs} or {"accuracy"}

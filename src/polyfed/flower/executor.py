@@ -29,12 +29,12 @@ from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 
 import polyfed.flower.node.node  # noqa: F401 - imported now, so that what is forked need not
-from polyfed.costs.malloc import keep_freed_pages
 from polyfed.flower.node import resident
 from polyfed.flower.wire.direct_http import send_directly
 from polyfed.flower.wire.lean_objects import lean_arrays
 from polyfed.flower.wire.local_objects import use_objects, waiting_for_work
 from polyfed.flower.wire.waits import shorten_clientapp
+from polyfed.runs.costs.malloc import keep_freed_pages
 
 log = logging.getLogger("polyfed")
 PAUSE = 0.1

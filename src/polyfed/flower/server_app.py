@@ -18,7 +18,6 @@ from polyfed.core.load_methods import load_file
 from polyfed.core.method import as_method
 from polyfed.core.tasks.task import Headline
 from polyfed.core.workbench import Workbench
-from polyfed.costs.malloc import keep_freed_pages
 from polyfed.errors import SettingError
 from polyfed.flower.app import (
     DESCRIBE_TIMEOUT,
@@ -42,6 +41,7 @@ from polyfed.flower.wire.lean_objects import lean_arrays
 from polyfed.flower.wire.transport import Transport
 from polyfed.flower.wire.waits import shorten_server
 from polyfed.runs.callbacks.callback import Callback, RunState
+from polyfed.runs.costs.malloc import keep_freed_pages
 from polyfed.runs.default_model import with_one_model
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.folder_names import default_name, free_folder

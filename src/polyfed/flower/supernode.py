@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import importlib
 
-from polyfed.costs.malloc import keep_freed_pages
 from polyfed.flower.wire.direct_http import send_directly
 from polyfed.flower.wire.local_objects import offer_objects
 from polyfed.flower.wire.waits import shorten_node
+from polyfed.runs.costs.malloc import keep_freed_pages
 
 
 def main() -> None:

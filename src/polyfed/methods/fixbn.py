@@ -8,7 +8,7 @@ With frozen statistics the gradient of a sample no longer depends on the rest of
 
 Reference: Zhong et al., Making Batch Normalization Great in Federated Deep Learning, 2023. Defaults: T* = T/2 (Table G, all classification tasks;
 Cityscapes: round 90 of 100). ``freeze`` holds the rows of Table H. ``stage_one="decoupled"`` is the probe of section 3.3; that of section 3.4 is
-``polyfed.analysis.union_statistics.union_statistics``.
+``polyfed.studies.analyse.union_statistics.union_statistics``.
 
 The paper decays the learning rate by 0.1 at 50 % and 75 % of the rounds in every experiment; that is ``decay=0.1`` with T* = T/2. For another T*
 the second decay comes half-way between the freeze and the end, which is our choice. A ``--schedule`` other than constant switches the decay off. Freezing at a constant

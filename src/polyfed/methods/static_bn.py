@@ -8,7 +8,7 @@ Reference: Diao et al., HeteroFL: Computation and Communication Efficient Federa
 
 Differences from the paper: only the normaliser is here: no scaler, no slicing of widths, no masked cross-entropy. The authors' program passes over
 the pooled training data; here each client passes over its own (in shuffled batches of the run's batch size, not augmented) and the server merges by
-the number of batches, which is the cumulative mean over all batches. ``polyfed.analysis.union_statistics`` with ``average="plain"`` is the pooled pass.
+the number of batches, which is the cumulative mean over all batches. ``polyfed.studies.analyse.union_statistics`` with ``average="plain"`` is the pooled pass.
 Statistics are not uploaded in training; the latest ones travel down with the model and are not used there.
 """
 

@@ -13,7 +13,6 @@ from torch import nn
 from polyfed.backends.choose import BackendFor, backend_for
 from polyfed.core.method import Facts, Method
 from polyfed.core.server import Server
-from polyfed.costs.resource_meter import Meter, trains_in_this_process
 from polyfed.data.federation_summary import summary_of
 from polyfed.data.identity import identity_of
 from polyfed.errors import RunFolderError
@@ -24,6 +23,7 @@ from polyfed.runs.callbacks.evaluation import Evaluation
 from polyfed.runs.callbacks.progress import ProgressBar
 from polyfed.runs.callbacks.selection import chooser_of
 from polyfed.runs.callbacks.training_metrics import TrainingMetrics
+from polyfed.runs.costs.resource_meter import Meter, trains_in_this_process
 from polyfed.runs.experiment import Experiment, settings_given
 from polyfed.runs.folder.answers_file import read_answers
 from polyfed.runs.folder.checkpoint import Snapshot

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from polyfed.core.method import Method
 from polyfed.core.slots import SLOTS
 from polyfed.core.workbench import ClientState
-from polyfed.costs.resource_meter import LEFT_BEHIND
 from polyfed.errors import RunFolderError
 from polyfed.runs.callbacks.background_task import BackgroundTask
 from polyfed.runs.callbacks.callback import Callback, RunState
+from polyfed.runs.costs.resource_meter import LEFT_BEHIND
 from polyfed.runs.folder.answers_file import write_answers
 from polyfed.runs.folder.newcomer_file import leave_newcomer
 

@@ -1,0 +1,162 @@
+"""Pictures of reproduced figures in the form of the paper's: curves over rounds, lines over a value, bars, heat maps, analyses of models."""
+
+from __future__ import annotations
+
+import io
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from polyfed.errors import SettingError, nearest
+from polyfed.papers.files import UNITS, AskedAnalysis, Part
+from polyfed.papers.grid import PlannedRun
+from polyfed.papers.reproduction import Outcome, Reproduction, score
+from polyfed.runs.figures import as_image
+from polyfed.studies.report.charts import COLOURS, Bar, Series, bars, heat_map, line_chart, swatch, ticks
+
+CURVES, LINES, BARS, HEAT_MAP, ANALYSIS = KINDS = ("curves", "lines", "bars", "heat map", "analysis")
+DOTS_PER_INCH = 110
+PALETTE = ("#0072b2", "#d55e00", "#00855f", "#b4518d", "#8a6d00", "#3a9bd9", "#3d3d3d", "#8c3b2e")
+STYLE = (
+    "text{fill:#5b6570;font:11px system-ui,sans-serif}.label{fill:#1c2024}.grid{stroke:#dde1e6;fill:none}.axis{stroke:#5b6570;fill:none}"
+    ".line{fill:none;stroke:var(--c);stroke-width:2}.band{fill:var(--c);opacity:.16}.mark,.fill{fill:var(--c);stroke:var(--c)}"
+    ".whisker{stroke:#1c2024;fill:none}" + "".join(f".s{number}{{--c:{colour}}}" for number, colour in enumerate(PALETTE))
+)
+
+
+Chart = tuple[str, Markup, list[tuple[str, Markup]]]
+"""A title, a picture in SVG and its legend."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture of a page: what a page in HTML shows, and the file beside a page in Markdown."""
+
+    title: str
+    html: Markup
+    file: bytes
+    suffix: str
+    legend: Sequence[tuple[str, Markup]] = ()
+
+
+def pictures(found: Reproduction, only: Part | None = None) -> Iterator[Picture]:
+    """Every picture that has something to show; ``only``: those of one part."""
+    before = 0
+    for part in found.item.parts:
+        count = len(part.rows) * len(part.columns)
+        outcomes = found.outcomes[before : before + count]
+        before += count
+        if only is not None and part is not only:
+            continue
+        if part.analysis is not None:
+            yield from _analysed(found, part, part.analysis)
+            continue
+        for title, svg, legend in _charts(found, part, outcomes):
+            yield Picture(title, svg, standalone(svg).encode(), ".svg", legend)
+
+
+def _charts(found: Reproduction, part: Part, outcomes: Sequence[Outcome]) -> Iterator[Chart]:
+    kind = found.item.figure
+    if kind == CURVES:
+        yield from _curves(found, part, outcomes)
+    elif kind == LINES:
+        yield from _lines(found, part, outcomes)
+    elif kind == BARS:
+        yield from _bars(part, outcomes)
+    elif kind == HEAT_MAP:
+        yield from _heat_map(part, outcomes)
+
+
+def _analysed(found: Reproduction, part: Part, asked: AskedAnalysis) -> Iterator[Picture]:
+    """The pictures of a part's analysis that its file names."""
+    made = found.analyses[part.name].found
+    for name in asked.figures if made is not None and made.figures else ():
+        assert made is not None
+        if name not in made.figures:
+            raise SettingError(f"{found.item.name}: {asked.kind} has no picture {name!r}. {nearest(name, list(made.figures))}")
+        file = io.BytesIO()
+        made.figures[name].savefig(file, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
+        title = ", ".join(filter(None, (part.name, made.title, name)))
+        yield Picture(title, Markup(as_image(made.figures[name], DOTS_PER_INCH, title)), file.getvalue(), ".png")
+
+
+def standalone(svg: Markup) -> str:
+    """A picture as a file of its own."""
+    return (
+        str(svg)
+        .replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" style="background:#fff" ', 1)
+        .replace("><title>", f"><style>{STYLE}</style><title>", 1)
+    )
+
+
+def _legend(part: Part) -> list[tuple[str, Markup]]:
+    return [(row.name, swatch(style)) for style, row in enumerate(part.rows)]
+
+
+def _title(part: Part, column: str = "") -> str:
+    return ", ".join(filter(None, (part.name, column)))
+
+
+def _curves(found: Reproduction, part: Part, outcomes: Sequence[Outcome]) -> Iterator[Chart]:
+    """Scores over rounds, a chart for each column."""
+    for place, column in enumerate(part.columns):
+        series = []
+        for style, row in enumerate(part.rows):
+            cell = outcomes[style * len(part.columns) + place].cell
+            trained = [] if cell.settings is None else found.trained.get(PlannedRun(cell.settings, cell.seeds, "").folder, [])
+            rounds = sorted(set.intersection(*(set(one.by_round) for one in trained))) if trained else []
+            points = []
+            for number in rounds:
+                values = score(cell, {one.seed: one.by_round[number] for one in trained})[0].values()
+                points += [(float(number), statistics.fmean(values))] if values else []
+            series.append(Series(row.name, style, points))
+        yield from _chart(part, column.name, series, "round")
+
+
+def _lines(found: Reproduction, part: Part, outcomes: Sequence[Outcome]) -> Iterator[Chart]:
+    """Scores over the columns, a line for each row."""
+    width = len(part.columns)
+    series = []
+    for style, row in enumerate(part.rows):
+        cells = outcomes[style * width : (style + 1) * width]
+        xs = [number if one.cell.column.x is None else one.cell.column.x for number, one in enumerate(cells, 1)]
+        series.append(Series(row.name, style, [(x, one.mean) for x, one in zip(xs, cells, strict=True) if one.mean is not None]))
+    yield from _chart(part, "", series, found.item.x or "column")
+
+
+def _chart(part: Part, column: str, series: Sequence[Series], x: str) -> Iterator[Chart]:
+    points = [point for one in series for point in one.points]
+    if points:
+        xs, ys = [place for place, _ in points], [value for _, value in points]
+        title = _title(part, column)
+        digits = UNITS[part.unit][1] - 1
+        svg = line_chart(
+            series, title or x, ticks(min(ys), max(ys)), lambda value: f"{value:.{digits}f}", (x, part.unit), (min(xs), max(xs))
+        )
+        yield title, svg, _legend(part)
+
+
+def _bars(part: Part, outcomes: Sequence[Outcome]) -> Iterator[Chart]:
+    """A bar for each row, a chart for each column."""
+    width = len(part.columns)
+    for place, column in enumerate(part.columns):
+        rows = []
+        for style, row in enumerate(part.rows):
+            one = outcomes[style * width + place]
+            if one.mean is not None:
+                colour = f"s{style % COLOURS}"
+                rows.append(Bar(row.name, [(one.mean, colour, f"{row.name}: {one.words()}")], one.words(), one.spread or 0.0))
+        if rows:
+            end = max(bar.segments[0][0] for bar in rows)
+            title = _title(part, column.name)
+            yield title, bars(rows, title, end, lambda value: f"{value:g}"), []
+
+
+def _heat_map(part: Part, outcomes: Sequence[Outcome]) -> Iterator[Chart]:
+    width = len(part.columns)
+    values = [[one.mean for one in outcomes[number * width : (number + 1) * width]] for number in range(len(part.rows))]
+    if any(value is not None for line in values for value in line):
+        names = [row.name for row in part.rows], [column.name for column in part.columns]
+        yield _title(part), heat_map(values, *names, _title(part)), []

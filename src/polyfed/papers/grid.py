@@ -1,0 +1,334 @@
+"""The runs of an experiment: settings of each cell in each form, and which cells share a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from polyfed.core.method import parse
+from polyfed.errors import SettingError, nearest
+from polyfed.papers.files import FORMS, OF_FORM, OPEN, PAPER, Column, PaperItem, Part, Row, read_item
+from polyfed.papers.published import Published
+from polyfed.runs.folder.folder_names import data_slug, slug
+from polyfed.settings import FACTS, Settings, setting_names
+from polyfed.studies.compare.recipes import layered
+from polyfed.text import read_call
+
+NOT_IN_NAME = ("seed", "metric", *setting_names("machine"))
+NOT_ASKED = "not asked for"
+LEFT_OUT = "not in the {} form"
+SEEDS = {"laptop": 3, "reduced": 1}
+"""Of a smaller form that sets none."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is asked for of an experiment: its form (full, laptop or reduced), which methods and columns (or parts), how many seeds, and settings that win over all others.
+
+    ``planned`` also counts cells that cannot be run yet: for estimates.
+    """
+
+    name: str = "full"
+    only: tuple[str, ...] = ()
+    seeds: int | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    planned: bool = False
+    columns: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.name not in FORMS:
+            raise SettingError(f"There is no form {self.name!r}. {nearest(self.name, FORMS)}")
+
+    @property
+    def is_full(self) -> bool:
+        """Return True if it is the paper's setting."""
+        return self.name == FORMS[0]
+
+    @property
+    def whole(self) -> Form:
+        """The same with every method and column: for what a cell is made from."""
+        return dataclasses.replace(self, only=(), columns=())
+
+    def asks_for(self, part: Part, column: Column) -> bool:
+        """Whether this column of a part is asked for, by its own name or by that of its part."""
+        return not self.columns or bool({column.name, part.name} & set(self.columns))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: where it stands, what was published, and the settings of its runs.
+
+    Attributes:
+        item: the experiment whose runs it shows.
+        part: its part there.
+        row: its row.
+        column: its column.
+        published: what the paper has.
+        settings: of its runs, but for the seed; None where nothing is run for it.
+        seeds: how many seeds.
+        why_not: why nothing is run for it.
+        notes: how its setting differs from the paper's.
+        stands_in: whether a smaller form runs it on other data than the paper's.
+    """
+
+    item: PaperItem
+    part: Part
+    row: Row
+    column: Column
+    published: Published
+    settings: Settings | None
+    seeds: int
+    why_not: str = ""
+    notes: tuple[str, ...] = ()
+    stands_in: bool = False
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What tells it apart from all others."""
+        return self.item.name, self.part.name, self.row.name, self.column.name
+
+
+def cells_of(item: PaperItem, form: Form) -> list[Cell]:
+    """Every cell of an experiment, row by row."""
+    check_only(item, form.only)
+    check_columns(item, form.columns)
+    return [cell for part in item.parts for row in part.rows for cell in _cells_of_row(item, part, row, form)]
+
+
+def check_only(item: PaperItem, only: Sequence[str]) -> None:
+    """Refuse the name of a method that the experiment does not have."""
+    rows = [row for part in item.parts for row in part.rows]
+    known = dict.fromkeys(name for row in rows for name in (row.name, str(row.settings.get("method", ""))) if name)
+    for name in only:
+        if name.casefold() not in {each.casefold() for each in known}:
+            raise SettingError(f"{item.name} has no method {name!r}. {nearest(name, list(known))}")
+
+
+def check_columns(item: PaperItem, columns: Sequence[str]) -> None:
+    """Refuse a name that is neither of a column nor of a part of the experiment."""
+    known = list(
+        dict.fromkeys([*(column.name for part in item.parts for column in part.columns), *(part.name for part in item.parts)])
+    )
+    for name in columns:
+        if name not in known:
+            raise SettingError(f"{item.name} has no column {name!r}. {nearest(name, known)}")
+
+
+def _cells_of_row(item: PaperItem, part: Part, row: Row, form: Form) -> Iterator[Cell]:
+    for column, published in zip(part.columns, row.published, strict=True):
+        if column.of:
+            yield _referred(item, part, row, column, published, form)
+            continue
+        smaller = _smaller(item, part, form)
+        why = _why_not(part, row, column, published, form, smaller)
+        settings = None if why or column.mean or column.over else settings_of(item, part, row, column, form)
+        notes = [part.differs[key] for key in ("all", column.name, row.name) if key in part.differs]
+        if settings is not None:
+            notes += [*_rate_notes(row, settings), *_round_notes(settings), *_changes(item, part, row, column, form)]
+        seeds = form.seeds or (item.seeds if form.is_full else int(smaller.get("seeds", SEEDS[form.name])))
+        other = settings is not None and read_call(settings.data).name != read_call(str(_full(part, row, column)["data"])).name
+        yield Cell(item, part, row, column, published, settings, seeds, why, tuple(notes), other)
+
+
+def _rate_notes(row: Row, settings: Settings) -> list[str]:
+    """Where a row's learning rate comes from, if the paper does not print it."""
+    source, _, why = (word.strip() for word in row.chosen.partition(":"))
+    if source in ("", PAPER):
+        return []
+    if source == OPEN:
+        return [f"learning rate not printed; not yet chosen on validation data: {settings.lr:g}" + (f" ({why})" if why else "")]
+    return [f"learning rate not printed; {settings.lr:g} was chosen on validation data ({source})"]
+
+
+def _round_notes(settings: Settings) -> list[str]:
+    """How the reported round differs from the paper's, if its last one is not taken for the result."""
+    return [f"mean of the last {settings.averaged_rounds} rounds (paper: the last round)"] if settings.averaged_rounds else []
+
+
+def _why_not(part: Part, row: Row, column: Column, published: Published, form: Form, smaller: Mapping[str, Any]) -> str:
+    if not published.exists:
+        return published.text
+    if (part.missing or row.missing) and not form.planned:
+        return f"not yet: {part.missing or row.missing}"
+    names = {row.name.casefold(), str(row.settings.get("method", "")).casefold()}
+    if (form.only and not names & {name.casefold() for name in form.only}) or not form.asks_for(part, column):
+        return NOT_ASKED
+    if _left_out(row, column, smaller):
+        return LEFT_OUT.format(form.name)
+    return ""
+
+
+def _smaller(item: PaperItem, part: Part, form: Form) -> dict[str, Any]:
+    """Return what a smaller form says of a part; the full form says nothing."""
+    return {**item.forms.get(form.name, {}), **part.forms.get(form.name, {})}
+
+
+def _left_out(row: Row, column: Column, smaller: Mapping[str, Any]) -> bool:
+    """Return True if a smaller form has no such cell; a mean stays if one of its columns does."""
+    kept_columns, kept_rows = smaller.get("columns"), smaller.get("rows")
+    if kept_rows and row.name not in kept_rows:
+        return True
+    return bool(kept_columns) and not {column.name, *column.mean} & set(kept_columns or ())
+
+
+def _full(part: Part, row: Row, column: Column) -> dict[str, Any]:
+    """The settings of a cell in the paper's form."""
+    return layered(part.settings, row.settings, column.settings)
+
+
+def settings_of(item: PaperItem, part: Part, row: Row, column: Column, form: Form) -> Settings:
+    """The settings of a cell's runs; the score that the part reports also chooses rounds."""
+    full = _full(part, row, column)
+    reported = {"metric": part.score} if part.score in FACTS["metric"].choices else {}
+    return _made(tuple(sorted(layered(reported, full, _reduction(item, part, row, full, form), form.changes).items())))
+
+
+@functools.cache
+def _made(values: tuple[tuple[str, Any], ...]) -> Settings:
+    """Settings are checked when they are made, which takes a while: thousands of cells share a few hundred."""
+    return Settings(**dict(values))
+
+
+def _reduction(item: PaperItem, part: Part, row: Row, full: Mapping[str, Any], form: Form) -> dict[str, Any]:
+    """Return the settings that a smaller form changes; rounds above those of the full form stay as they are."""
+    layers = (each.forms.get(form.name, {}) for each in (item, part, row))
+    changes = layered(*({name: value for name, value in layer.items() if name not in OF_FORM} for layer in layers))
+    for budget in ("rounds", "total_epochs"):
+        if budget in changes and full.get(budget) is not None:
+            changes[budget] = min(changes[budget], full[budget])
+    return changes
+
+
+def _changes(item: PaperItem, part: Part, row: Row, column: Column, form: Form) -> list[str]:
+    """What the form and the user changed, in words."""
+    full = _full(part, row, column)
+    notes = []
+    for words, changes in (
+        (form.name, _reduction(item, part, row, full, form)),
+        ("changed by the user", form.changes),
+    ):
+        told = [
+            f"{name} {value} (paper: {full.get(name, _default(name))})"
+            for name, value in changes.items()
+            if _matters(name, value, full) and (changes is form.changes or name not in form.changes)
+        ]
+        notes += [f"{words}: {', '.join(told)}"] if told else []
+    return notes
+
+
+def _default(name: str) -> Any:
+    return getattr(Settings, name)
+
+
+def _matters(name: str, value: Any, full: Mapping[str, Any]) -> bool:
+    return name not in NOT_IN_NAME and value != full.get(name, _default(name))
+
+
+def _referred(item: PaperItem, own: Part, row: Row, column: Column, published: Published, form: Form) -> Cell:
+    """A cell of another experiment, with the number that this one prints."""
+    if not published.exists:
+        return Cell(item, own, row, column, published, None, 1, published.text)
+    other = read_item(column.of)
+    plain = form.whole
+    for part in other.parts:
+        for its_row in part.rows:
+            if its_row.name == row.name:
+                found = [
+                    cell
+                    for cell in _cells_of_row(other, part, its_row, plain)
+                    if cell.column.name == (column.column or column.name)
+                ]
+                if found:
+                    asked: object = not form.only or {row.name.casefold(), str(its_row.settings.get("method", "")).casefold()} & {
+                        name.casefold() for name in form.only
+                    }
+                    asked = asked and form.asks_for(own, column)
+                    why = found[0].why_not if asked else NOT_ASKED
+                    return dataclasses.replace(found[0], published=published, why_not=why)
+    raise SettingError(f"{column.of} has no cell in row {row.name!r} and column {column.column or column.name!r}.")
+
+
+def sources_of(cell: Cell, form: Form) -> list[Cell]:
+    """The cells that a mean is taken over, in a smaller form those that it has; the cell itself where it is no mean."""
+    whole = form.whole
+    if cell.column.over:
+        targets = _smaller(cell.item, cell.part, form).get("targets")
+        kept = [each for each in cell.column.over if not targets or set(each.get("unseen", ())) & set(targets)]
+        return [_over(cell, each, whole, len(kept) < len(cell.column.over)) for each in kept]
+    if not cell.column.mean:
+        return [cell]
+    row = [each for name in cell.column.mean for each in _named_cells(cell, name, whole)]
+    found = [each for each in row if each.why_not != LEFT_OUT.format(form.name)]
+    note = (f"{form.name}: mean over {', '.join(each.column.name for each in found)} only",) if len(found) < len(row) else ()
+    sources = [source for each in found for source in sources_of(each, form)]
+    return [dataclasses.replace(each, notes=(*each.notes, *note)) for each in sources]
+
+
+def _named_cells(cell: Cell, name: str, form: Form) -> list[Cell]:
+    """The cell of the same row in a column of this part, or of another one: ``part, column``. Means of means have as many columns each."""
+    return [
+        each
+        for part in cell.item.parts
+        for row in part.rows
+        if row.name == cell.row.name
+        for each in _cells_of_row(cell.item, part, row, form)
+        if name == (each.column.name if part.name == cell.part.name else f"{part.name}, {each.column.name}")
+    ]
+
+
+def _over(cell: Cell, more: Mapping[str, Any], form: Form, shortened: bool) -> Cell:
+    """One of the runs that a column is the mean of."""
+    column = dataclasses.replace(cell.column, over=(), settings={**cell.column.settings, **more})
+    settings = settings_of(cell.item, cell.part, cell.row, column, form)
+    notes = [*_rate_notes(cell.row, settings), *_round_notes(settings), *_changes(cell.item, cell.part, cell.row, column, form)]
+    notes += [f"{form.name}: mean over {', '.join(more.get('unseen', ()))} only"] if shortened else []
+    return dataclasses.replace(cell, column=column, settings=settings, notes=(*cell.notes, *notes))
+
+
+@functools.cache
+def canonical(method: str) -> str:
+    """The text of a method with its defaults left out, so that the same method has the same folder."""
+    return str(parse(method))
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """Runs that differ in their seed only, and that one cell or several read."""
+
+    settings: Settings
+    seeds: int
+    words: str
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder that holds them."""
+        return folder_of(self.settings)
+
+
+@functools.cache
+def folder_of(settings: Settings) -> str:
+    """The name of the folder of runs with these settings, whatever their seed; a new setting at its default does not change it."""
+    names = [name for name in setting_names() if name not in NOT_IN_NAME and getattr(settings, name) != _default(name)]
+    values = {name: getattr(settings, name) for name in names}
+    written = json.dumps(values | {"method": canonical(settings.method)}, sort_keys=True, default=list).encode()
+    return f"{data_slug(settings.data)}-{slug(settings.method)[:30]}-{hashlib.sha256(written).hexdigest()[:10]}"
+
+
+def planned_runs(cells: Sequence[Cell], form: Form) -> dict[str, PlannedRun]:
+    """The runs of cells, each once, by their folders."""
+    runs: dict[str, PlannedRun] = {}
+    for cell in cells:
+        if cell.why_not:
+            continue
+        for source in sources_of(cell, form):
+            if source.settings is not None:
+                run = PlannedRun(source.settings, source.seeds, " ".join(filter(None, (source.part.name, source.row.name))))
+                before = runs.get(run.folder)
+                if before is None or before.seeds < run.seeds:
+                    runs[run.folder] = run
+    return runs

@@ -1,0 +1,233 @@
+"""A run trained or resumed on its own and turned into a record of the ledger."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import shlex
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyfed.core.evaluation import Row
+from polyfed.core.metrics import MEASURES
+from polyfed.errors import NotFinite, TooFewReplies
+from polyfed.papers.grid import folder_of
+from polyfed.papers.ledger import DEFAULTS, DIVERGED, FINISHED, Record, identity_of, packed_bits, recorded_settings
+from polyfed.papers.recorded_analyses import record_analysis
+from polyfed.runs.callbacks.callback import Callback, Callbacks
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder.lock import once_free
+from polyfed.runs.folder.run_folder import RunFolder
+from polyfed.runs.lifecycle import resume, train_run
+from polyfed.runs.result import Result, accuracy_table
+from polyfed.runs.scores import scored_rounds
+from polyfed.settings import Settings, Unset
+from polyfed.studies.compare.compare import ComparedRuns
+from polyfed.studies.report.commands import options
+
+NOT_REPEATED = ("data", "method", "seed", "root", "workers", "checkpoint_every", "metric")
+OF_VERSIONS = ("machine", "commit")
+ROUND = re.compile(r"(?:in round|Round) (\d+)")
+BY_ROUND = ("accuracy", "balanced_accuracy", "mean_iou")
+"""Measures whose curves a record has: those that experiments report. Balanced accuracy is left out if it equals accuracy."""
+
+
+def train_recorded(
+    settings: Settings, folder: Path, analyses: Iterable[str] = (), callbacks: Sequence[Callback] | None = None
+) -> Record:
+    """Train, resume or read back one run, and return its record. A run that ends in NaN has a record too.
+
+    Args:
+        settings: with the seed; ``root`` is the folder of the data.
+        folder: where the run folder is, or will be: ``folder/NAME OF THE SETTINGS/NAME OF THE RUN``.
+        analyses: kinds of analyses that the record needs.
+        callbacks: Called for the run.
+    """
+    runs = ComparedRuns(settings, settings.method, folder=folder / folder_of(settings), callbacks=callbacks)
+    (run,) = runs.runs
+    heard_by = Callbacks(runs.callbacks, run.words)
+    experiment = Experiment(run.settings, runs.data, run.value)
+    for notice in experiment.notices:
+        runs.message(notice)
+
+    def work() -> Result:
+        path, exists = runs.folder_of(run, experiment)
+        assert path is not None
+        if exists:
+            return resume(path.path, runs.data, callbacks=[heard_by])
+        return train_run(experiment, path, [heard_by])
+
+    try:
+        result = once_free(work, runs.message)
+    except (NotFinite, TooFewReplies) as error:
+        if isinstance(error, TooFewReplies) and settings.drop:
+            raise
+        # Without simulated failures, replies are missing only because their values are out of bounds.
+        found, _ = runs.folder_of(run, experiment)
+        assert found is not None
+        return diverged(settings, found, str(error))
+    heard_by.end_reused(result)
+    return record_of(result, settings, analyses)
+
+
+def record_of(result: Result, settings: Settings, analyses: Iterable[str] = ()) -> Record:
+    """The record of a finished run.
+
+    Args:
+        result: the run, with its folder.
+        settings: what was requested, before data or model filled anything in.
+        analyses: kinds of analyses that the record needs.
+    """
+    assert result.path is not None
+    folder, summary = RunFolder(result.path), result.summary()
+    lines = folder.metrics()
+    rounds = int(summary["rounds"])
+    chosen = [int(line["selected_round"]) for line in lines if "selected_round" in line]
+    averaged = [number for number in scored_rounds(lines) if number > rounds - settings.averaged_rounds]
+    costs = result.experiment.costs
+    cost = {
+        "cpu_seconds": round(costs.cpu_seconds.get("training", 0.0), 1),
+        "seconds": round(costs.seconds.get("training", 0.0), 1),
+        "bytes_up": int(summary["bytes_up"]),
+        "bytes_down": int(summary["bytes_down"]),
+    }
+    return Record(
+        **_identified(settings, folder, result.experiment.method.full_text),
+        state=FINISHED,
+        digest=result.digest,
+        cost=cost,
+        rounds=rounds,
+        selected_round=chosen[-1] if chosen else rounds,
+        last_rounds=averaged,
+        scores=scores_of(result.rows),
+        by_round=curves_of_tests(lines),
+        validation=validation_curve(lines),
+        right=right_of(result),
+        data=packed_files(result.experiment.federation.source),
+        analyses={kind: record_analysis(result, kind) for kind in dict.fromkeys(analyses)},
+    )
+
+
+def diverged(settings: Settings, folder: RunFolder, error: str) -> Record:
+    """The record of a run that ended in NaN: how far it came, and why it ended."""
+    lines = folder.metrics()
+    found = ROUND.search(error)
+    reached = int(found[1]) if found else max((int(line["round"]) for line in lines), default=0)
+    cost = {"cpu_seconds": 0.0, "seconds": 0.0, "bytes_up": 0, "bytes_down": 0}
+    full = str(folder.document().get("method", {}).get("all_options", settings.method))
+    return Record(
+        **_identified(settings, folder, full),
+        state=DIVERGED,
+        digest="",
+        cost=cost,
+        rounds=reached,
+        by_round=curves_of_tests(lines),
+        validation=validation_curve(lines),
+        error=error,
+    )
+
+
+def _identified(settings: Settings, folder: RunFolder, method: str) -> dict[str, Any]:
+    """What both kinds of records say of their run."""
+    made_with = folder.document().get("made_with", {})
+    full = dataclasses.replace(settings, method=method)
+    return {
+        "identity": identity_of(full),
+        "seed": settings.seed,
+        "settings": recorded_settings(settings),
+        "method": method,
+        "command": command_of(settings),
+        "commit": str(made_with.get("commit", "")),
+        "versions": {name: str(value) for name, value in made_with.items() if name not in OF_VERSIONS},
+        "machine": str(made_with.get("machine", "")),
+    }
+
+
+def command_of(settings: Settings) -> str:
+    """The ``polyfed run`` command that repeats a run; the folder of the data is DATA."""
+    values = {**DEFAULTS, **settings.to_dict()}
+    words = ["polyfed", "run", settings.data, "--method", settings.method]
+    given = [name for name in ("lr", "optimizer", "batch_size") if not isinstance(getattr(settings, name), Unset)]
+    rest = [*options(values, DEFAULTS, NOT_REPEATED, given), "--seed", str(settings.seed), "--root", "DATA"]
+    return shlex.join([*words, *rest])
+
+
+def scores_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Every measure by view and domain, over the clients of a domain."""
+    tables = {measure: accuracy_table(rows, measure) for measure in MEASURES}
+    found = []
+    for view in ("seen", "unseen"):
+        for domain in tables["accuracy"][view]:
+            mine = [row for row in rows if (row.view, row.domain) == (view, domain)]
+            measured = {name: round(float(value), 6) for name in MEASURES if not math.isnan(value := tables[name][view][domain])}
+            count = sum(int(row.numbers.get("count", 0)) for row in mine)
+            found.append({"view": view, "domain": domain, "clients": len(mine), "count": count, **measured})
+    return found
+
+
+def curves_of_tests(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The test scores of every scored round, as lists over the rounds that scored all domains; nothing if there are none."""
+    rows = scored_rounds(lines)
+    if not rows:
+        return {}
+    by_round = {number: {(one["view"], one["domain"]): one for one in scores_of(many)} for number, many in sorted(rows.items())}
+    places = next(iter(by_round.values()))
+    whole = {number: found for number, found in by_round.items() if found.keys() == places.keys()}
+    scores = []
+    for (view, domain), first in places.items():
+        curves = {
+            name: [round(float(found[view, domain].get(name, math.nan)), 4) for found in whole.values()]
+            for name in BY_ROUND
+            if all(name in found[view, domain] for found in whole.values())
+        }
+        scores.append({"view": view, "domain": domain, "count": first["count"], **_distinct(curves)})
+    return {"rounds": list(whole), "scores": scores}
+
+
+def validation_curve(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The mean validation score over clients by round; nothing if validation data was not scored."""
+    by_round: dict[int, list[Mapping[str, Any]]] = {}
+    for line in lines:
+        if line["view"] == "validation":
+            by_round.setdefault(int(line["round"]), []).append(line)
+    by_round = dict(sorted(by_round.items()))
+    measures = [name for name in BY_ROUND if by_round and all(name in line for many in by_round.values() for line in many)]
+    curves = {
+        name: [round(statistics.fmean(float(line[name]) for line in many), 4) for many in by_round.values()] for name in measures
+    }
+    return {"rounds": list(by_round), **_distinct(curves)} if curves else {}
+
+
+def _distinct(curves: Mapping[str, list[float]]) -> dict[str, list[float]]:
+    """Curves without one of balanced accuracy that equals that of accuracy."""
+    return {name: values for name, values in curves.items() if name == "accuracy" or values != curves.get("accuracy")}
+
+
+def right_of(result: Result) -> list[dict[str, Any]]:
+    """Which test images were classified correctly, packed; nothing for tasks whose labels are not classes."""
+    found = []
+    for (view, client, domain), one in sorted(result.answers.items()):
+        labels, given = np.asarray(one["labels"]), np.asarray(one["answers"])
+        if labels.ndim == 1 and labels.shape == given.shape:
+            found.append(
+                {"view": view, "client": client, "domain": domain, "count": len(labels), "bits": packed_bits(labels == given)}
+            )
+    return found
+
+
+def packed_files(source: str) -> str:
+    """The packed files that data came from, which are smaller than the published ones; empty for others.
+
+    >>> (
+    ...     packed_files("packed vlcs_mini96.tar (187 images), stratified 70/30: LabelMe 53/12/12"),
+    ...     packed_files("folder PACS/: photo 1/1/1"),
+    ... )
+    ('packed vlcs_mini96.tar (187 images)', '')
+    """
+    found = re.match(r"packed [^(:,]+(?:\([^)]*\))?", source)
+    return found[0].strip() if found else ""

@@ -1,0 +1,359 @@
+"""An experiment reproduced: what is missing is trained, what is there is read, and every cell gets our number beside the published one."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyfed.core.data_types import DataSet
+from polyfed.core.evaluation import Row
+from polyfed.errors import DataError, PolyfedError, SettingError, UnknownName, nearest
+from polyfed.papers.analyses import PartAnalysis, analyse_part, kinds_by_run, recorded_part
+from polyfed.papers.files import UNITS, PaperItem
+from polyfed.papers.grid import Cell, Form, PlannedRun, cells_of, planned_runs, settings_of, sources_of
+from polyfed.papers.ledger import DIVERGED, FINISHED, Ledger, Record, marks_of, write_record
+from polyfed.papers.recording import record_of
+from polyfed.runs.assemble import build_data_set, build_federation
+from polyfed.runs.callbacks.callback import Callback, Callbacks
+from polyfed.runs.callbacks.progress import default_callbacks
+from polyfed.runs.result import Result, accuracy_table
+from polyfed.studies.compare.compare import ComparedRuns
+
+if TYPE_CHECKING:
+    pass
+
+FOLDER = "runs/reproduce"
+NO_DATA, NOT_RUN, FAILED, NOT_MEASURED = "no data", "not run", "failed", "not measured"
+MADE = " (made)"
+"""Ends the name of a domain that is made by a recipe here, in the place of published files."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The record of a finished run, its folder if there is one, and in what it differs from the cell's settings."""
+
+    record: Record
+    path: str = ""
+    marks: tuple[str, ...] = ()
+
+    @property
+    def seed(self) -> int:
+        """Its seed."""
+        return self.record.seed
+
+    @property
+    def digest(self) -> str:
+        """The digest of its final state."""
+        return self.record.digest
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """Its test scores; none if it diverged."""
+        return self.record.rows()
+
+    @cached_property
+    def by_round(self) -> dict[int, list[Row]]:
+        """The test scores of every scored round."""
+        return self.record.rows_by_round()
+
+    @property
+    def made_with(self) -> dict[str, str]:
+        """Versions, machine and commit."""
+        return {**self.record.versions, "machine": self.record.machine, "commit": self.record.commit}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A cell with our number.
+
+    Attributes:
+        cell: the cell.
+        values: our number by seed, in the paper's unit.
+        state: why there is no number; empty where there is one.
+        notes: how the setting differs from the paper's.
+        diverged: seeds whose run ended in NaN.
+    """
+
+    cell: Cell
+    values: Mapping[int, float]
+    state: str = ""
+    notes: tuple[str, ...] = ()
+    diverged: tuple[int, ...] = ()
+
+    @property
+    def mean(self) -> float | None:
+        """Over seeds."""
+        return statistics.fmean(self.values.values()) if self.values else None
+
+    @property
+    def spread(self) -> float | None:
+        """The standard deviation over seeds (n - 1)."""
+        return statistics.stdev(self.values.values()) if len(self.values) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the published number; None where ours is of other data than the paper's."""
+        value = self.cell.published.value
+        return None if value is None or self.mean is None or self.cell.stands_in else self.mean - value
+
+    def words(self) -> str:
+        """Ours, as the paper would write it."""
+        if self.mean is None:
+            return self.state
+        digits = UNITS[self.cell.part.unit][1]
+        lost = f" ({len(self.diverged)} of {len(self.diverged) + len(self.values)} {DIVERGED})" if self.diverged else ""
+        return f"{self.mean:.{digits}f}" + (f" ± {self.spread:.{digits}f}" if self.spread is not None else "") + lost
+
+
+@dataclass
+class Reproduction:
+    """The outcome of ``polyfed reproduce``: every cell, ours and theirs."""
+
+    item: PaperItem
+    form: Form
+    outcomes: list[Outcome]
+    runs: dict[str, PlannedRun]
+    trained: dict[str, list[Trained]] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+    folder: Path = Path(FOLDER)
+    analyses: dict[str, PartAnalysis] = field(default_factory=dict)
+
+    @property
+    def page(self) -> Path:
+        """The page in Markdown; the one in HTML lies beside it."""
+        return self.folder / f"{self.item.name}{'' if self.form.is_full else f'-{self.form.name}'}.md"
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything as JSON."""
+        return {
+            "experiment": self.item.name,
+            "form": self.form.name,
+            "cells": [
+                {
+                    "part": one.cell.part.name,
+                    "row": one.cell.row.name,
+                    "column": one.cell.column.name,
+                    "published": one.cell.published.value,
+                    "published_text": one.cell.published.text,
+                    "ours": one.mean,
+                    "spread": one.spread,
+                    "by_seed": {str(seed): value for seed, value in one.values.items()},
+                    "difference": one.difference,
+                    "state": one.state or "measured",
+                    "differs": list(one.notes),
+                }
+                for one in self.outcomes
+            ],
+            "analyses": [{"part": name, **one.found.as_json()} for name, one in self.analyses.items() if one.found is not None],
+            "problems": self.problems,
+            "page": str(self.page),
+        }
+
+
+def reproduce_item(
+    item: PaperItem,
+    form: Form,
+    root: str | Path | None = None,
+    out: str | Path = FOLDER,
+    callbacks: Sequence[Callback] | None = None,
+) -> Reproduction:
+    """Train what is missing and compare.
+
+    Args:
+        item: the experiment.
+        form: what is asked for of it.
+        root: the folder of the data sets' files.
+        out: where run folders and pages go; runs in it are reused, stopped ones resumed.
+        callbacks: Called for every run.
+    """
+    heard_by, folder = default_callbacks(callbacks), Path(out)
+    message = Callbacks(heard_by).message
+    if root is not None:
+        form = dataclasses.replace(form, changes={**form.changes, "root": str(root)})
+    cells = cells_of(item, form)
+    made = Reproduction(item, form, [], planned_runs(cells, form), folder=folder)
+    without_data = data_problems(made.runs)
+    todo = {name: run for name, run in made.runs.items() if name not in without_data}
+    total, before = sum(run.seeds for run in todo.values()), 0
+    kinds = kinds_by_run(item, cells)
+    for name, run in todo.items():
+        try:
+            place = Callbacks(heard_by, run.words, before, total)
+            made.trained[name] = _train(run, folder, kinds.get(name, ()), place)
+        except PolyfedError as error:
+            made.problems[name] = str(error)
+            message(f"{run.words} ({run.settings.method}) is given up: {error}")
+        before += run.seeds
+    states = dict.fromkeys(made.problems, FAILED) | dict.fromkeys(without_data, NO_DATA)
+    made.problems |= without_data
+    _conclude(made, cells, states)
+    for part in item.parts:  # feature maps and maps of images are not in records: they are drawn from the run folders
+        recorded = made.analyses.get(part.name)
+        if recorded is not None and recorded.found is not None and not recorded.found.figures:
+            own = [cell for cell in cells if cell.part.name == part.name]
+            finished = {name: {one.seed: Path(one.path) for one in many} for name, many in made.trained.items()}
+            made.analyses[part.name] = analyse_part(part, own, finished, form.changes.get("root"), message)
+    return made
+
+
+def from_ledger(item: PaperItem, form: Form, ledger: Ledger) -> Reproduction:
+    """The experiment with the numbers that a ledger has; nothing is trained and no data is read.
+
+    Args:
+        item: the experiment.
+        form: what is asked for of it.
+        ledger: the records.
+    """
+    cells = cells_of(item, form)
+    made = Reproduction(item, form, [], planned_runs(cells, form))
+    for name, run in made.runs.items():
+        found = [Trained(one, "", marks_of(one, run.settings)) for one in ledger.find(run.settings).values()]
+        made.trained |= {name: found} if found else {}
+    _conclude(made, cells, {})
+    return made
+
+
+def _conclude(made: Reproduction, cells: Sequence[Cell], states: Mapping[str, str]) -> None:
+    """Fill in analyses and cells from the runs that were found."""
+    records = {name: {one.seed: one.record for one in many} for name, many in made.trained.items()}
+    for part in made.item.parts:
+        if part.analysis is not None:
+            own = [cell for cell in cells if cell.part.name == part.name]
+            made.analyses[part.name] = recorded_part(part, own, records)
+    made.outcomes = [outcome_of(cell, made, states) for cell in cells]
+
+
+def data_problems(runs: Mapping[str, PlannedRun]) -> dict[str, str]:
+    """Runs whose data are not on this machine, and what was looked for."""
+    problems: dict[str, str] = {}
+    looked: dict[str, DataSet | str] = {}
+    for name, run in runs.items():
+        text = run.settings.data
+        if text not in looked:
+            looked[text] = _found_data(run)
+        found = looked[text]
+        if isinstance(found, str):
+            problems[name] = found
+            continue
+        try:
+            build_federation(found, run.settings)
+        except DataError as error:
+            problems[name] = str(error)
+    return problems
+
+
+def _found_data(run: PlannedRun) -> DataSet | str:
+    """The data of a run, or a sentence that says what was looked for."""
+    try:
+        return build_data_set(run.settings.data, run.settings)
+    except (DataError, UnknownName) as error:
+        return str(error)
+    except PolyfedError as error:
+        if run.settings.root is not None:
+            raise
+        return f"No --root was given: {error}"
+
+
+def _train(run: PlannedRun, folder: Path, kinds: Sequence[str], callback: Callback) -> list[Trained]:
+    """Train all seeds of a run; each finished one leaves its record in its folder."""
+
+    def read(result: Result) -> Trained:
+        settings = dataclasses.replace(run.settings, seed=result.experiment.settings.seed)
+        record = record_of(result, settings, kinds)
+        write_record(Path(str(result.path)), record)
+        return Trained(record, str(result.path))
+
+    place = folder / "runs" / run.folder
+    runs = ComparedRuns(run.settings, run.settings.method, seeds=run.seeds, folder=place, callbacks=[callback])
+    found = [outcome for _, outcome in runs.train(read)]
+    if runs.problems:
+        raise PolyfedError(next(iter(runs.problems.values())))
+    return found
+
+
+def outcome_of(cell: Cell, made: Reproduction, states: Mapping[str, str]) -> Outcome:
+    """A cell with our number, or why there is none."""
+    if cell.column.minus and not cell.why_not:
+        return _difference(cell, made, states)
+    form, trained = made.form, made.trained
+    if cell.why_not:
+        state = cell.why_not.split(":")[0]
+        return Outcome(cell, {}, state, (cell.why_not,) if state == "not yet" else ())
+    values: list[Mapping[int, float]] = []
+    notes: dict[str, None] = dict.fromkeys(cell.notes)
+    lost: set[int] = set()
+    for source in sources_of(cell, form):
+        notes |= dict.fromkeys(source.notes)
+        if source.why_not or source.settings is None:
+            return Outcome(cell, {}, source.why_not.split(":")[0] or NOT_RUN)
+        name = PlannedRun(source.settings, source.seeds, "").folder
+        if name not in trained:
+            return Outcome(cell, {}, states.get(name, NOT_RUN))
+        if source.column.number:
+            found, is_made = made.analyses[source.part.name].values(source.column.number, name), False
+        else:
+            found, is_made = score(source, {one.seed: one.rows for one in trained[name] if one.record.state == FINISHED})
+        lost |= {one.seed for one in trained[name] if one.record.state == DIVERGED}
+        if not found and lost:
+            return Outcome(cell, {}, DIVERGED, tuple(notes), tuple(sorted(lost)))
+        if not found:
+            return Outcome(cell, {}, NOT_MEASURED if source.column.number else NO_DATA)
+        notes |= dict.fromkeys([f"{source.column.read}{MADE}: made by a recipe here, not the published files"] if is_made else [])
+        notes |= dict.fromkeys(f"data: {one.record.data}" for one in trained[name] if one.record.data)
+        notes |= dict.fromkeys(mark for one in trained[name] for mark in one.marks)
+        values.append(found)
+    if not values:
+        return Outcome(cell, {}, NOT_RUN)
+    seeds = set.intersection(*(set(each) for each in values))
+    means = {seed: statistics.fmean(each[seed] for each in values) for seed in sorted(seeds)}
+    if len(means) != cell.item.seeds:
+        notes[f"{len(means)} seed{'s' * (len(means) != 1)} (paper: {cell.item.seeds})"] = None
+    return Outcome(cell, means, "", tuple(notes), tuple(sorted(lost - set(means))))
+
+
+def _difference(cell: Cell, made: Reproduction, states: Mapping[str, str]) -> Outcome:
+    """A cell that is one row's number minus another's: seed by seed, of the same column."""
+    other = next((row for row in cell.part.rows if row.name == cell.column.minus), None)
+    if other is None:
+        names = [row.name for row in cell.part.rows]
+        raise SettingError(
+            f"{cell.item.name}: there is no row {cell.column.minus!r} to subtract. {nearest(cell.column.minus, names)}"
+        )
+    own = dataclasses.replace(cell, column=dataclasses.replace(cell.column, minus=""))
+    theirs = dataclasses.replace(own, row=other, settings=settings_of(cell.item, cell.part, other, cell.column, made.form))
+    high, low = outcome_of(own, made, states), outcome_of(theirs, made, states)
+    if not high.values or not low.values:
+        return Outcome(cell, {}, high.state or low.state)
+    both = {seed: value - low.values[seed] for seed, value in high.values.items() if seed in low.values}
+    return Outcome(cell, both, "", high.notes, tuple(sorted({*high.diverged, *low.diverged})))
+
+
+def score(cell: Cell, rows: Mapping[int, Sequence[Row]]) -> tuple[dict[int, float], bool]:
+    """What a cell reads, by seed, and whether the domain is a made one; nothing where the data lack the domain."""
+    factor = UNITS[cell.part.unit][0]
+    found: dict[int, float] = {}
+    made = False
+    for seed, many in rows.items():
+        table = accuracy_table(many, cell.part.score)
+        value = _value(table, cell.column.read)
+        if value is None:
+            value, made = _value(table, cell.column.read + MADE), True
+        if value is None:
+            return {}, False
+        found[seed] = factor * value
+    return found, made
+
+
+def _value(table: Mapping[str, Any], read: str) -> float | None:
+    if read == "mean":
+        return float(table["mean"])
+    if read == "unseen":
+        return statistics.fmean(table["unseen"].values()) if table["unseen"] else None
+    value = float(table["seen"].get(read, table["unseen"].get(read, math.nan)))
+    return None if math.isnan(value) else value

@@ -1,0 +1,1 @@
+"""A comparison: several methods, each with the same seeds."""

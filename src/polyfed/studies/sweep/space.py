@@ -1,0 +1,176 @@
+"""What a search may try: settings and options of method parts, with as many trials for every method."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from polyfed.core.method import Method, join, methods, parse
+from polyfed.errors import SettingError, nearest
+from polyfed.settings import Settings, require_count, setting_names, with_changes
+from polyfed.studies.compare.candidates import Candidate, common_to_all
+from polyfed.text import Call
+
+Values: TypeAlias = Mapping[str, Any]
+"""One value for each name that is searched."""
+
+RATE = "lr"
+DIGITS = 3
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Values to try for a setting, such as ``lr``, or for an option of a method's part, such as ``fedprox.mu``."""
+
+    name: str
+    values: tuple[Any, ...]
+
+    @property
+    def part(self) -> str:
+        """The part of a method whose option it is; empty for a setting."""
+        return self.name.partition(".")[0] if "." in self.name else ""
+
+    @property
+    def option(self) -> str:
+        """The option or setting."""
+        return self.name.rpartition(".")[2]
+
+    @property
+    def is_range(self) -> bool:
+        """Whether values between the smallest and the largest can be drawn."""
+        return self.name == RATE and len(set(self.values)) > 1
+
+
+def check_axes(axes: Sequence[Axis], methods: Sequence[Candidate], settings: Settings) -> None:
+    """Refuse what cannot be searched, before anything is trained."""
+    texts = [one.text for one in methods]
+    if not axes:
+        raise SettingError("There is nothing to search: give --lr 0.01,0.03,0.1 or --set-grid key=v1,v2.")
+    names = [axis.name for axis in axes]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise SettingError(f"{twice} is searched twice; give all its values at once.")
+    for axis in axes:
+        if not axis.values:
+            raise SettingError(f"{axis.name} has no values to try.")
+        for one in methods:
+            if axis.name in one.own:
+                raise SettingError(f"{axis.name} is searched, and {one.text} has its own ({one.label}); keep one of them.")
+        _check_setting(axis, settings) if not axis.part else _check_option(axis, texts)
+
+
+def _check_setting(axis: Axis, settings: Settings) -> None:
+    if axis.name not in setting_names():
+        raise SettingError(f"There is no setting {axis.name!r}. {nearest(axis.name, setting_names())}")
+    if why := common_to_all(axis.name):
+        raise SettingError(f"{axis.name} cannot be searched: {why}. Give it once, for the whole search.")
+    for value in axis.values:
+        with_changes(settings, {axis.name: value})
+        if axis.name == RATE and not value > 0:
+            raise SettingError(f"A learning rate to try must be positive, found {value}.")
+
+
+def _check_option(axis: Axis, texts: Sequence[str]) -> None:
+    parts = sorted({one.name for text in texts for one in parse(text).parts})
+    if axis.part not in parts:
+        raise SettingError(f"{axis.name}: no method of the search has a part {axis.part!r}. {nearest(axis.part, parts)}")
+    for text in texts:
+        for value in axis.values:
+            with_option(parse(text), axis.part, axis.option, value)
+
+
+def with_option(method: Method, part: str, option: str, value: Any) -> Method:
+    """The method with one option of one of its parts replaced; unchanged if it has no such part."""
+    joined: list[Method] = []
+    for one in method.parts:
+        if one.name == part:
+            record = methods.find(part)
+            options = {**dict(one.options), option: value}
+            record.bind(Call(part, (), options))
+            one = record.extra["build_with"](**options)
+        joined.append(one)
+    return join(joined)
+
+
+def applied(settings: Settings, text: str, values: Values) -> Settings:
+    """The settings of one trial."""
+    method = parse(text)
+    for name, value in values.items():
+        part, dot, option = name.partition(".")
+        if dot:
+            method = with_option(method, part, option, value)
+    changes = {name: value for name, value in values.items() if "." not in name}
+    return with_changes(settings, {**changes, "method": str(method)})
+
+
+def axes_of_method(axes: Sequence[Axis], text: str) -> list[Axis]:
+    """The axes that concern a method: settings, and options of its parts."""
+    parts = {one.name for one in parse(text).parts}
+    return [axis for axis in axes if not axis.part or axis.part in parts]
+
+
+def trials_of_each(texts: Sequence[str], axes: Sequence[Axis], trials: int | None) -> int:
+    """How many trials every method has: as asked for, or as many as the largest grid of a method has combinations.
+
+    Args:
+        texts: the methods.
+        axes: what is searched.
+        trials: as asked for; None: grids.
+    """
+    if trials is not None:
+        require_count("--trials", trials)
+    count = max(len(grid(axes_of_method(axes, text))) for text in texts) if trials is None else trials
+    for text in texts:
+        own = axes_of_method(axes, text)
+        possible = math.prod(rates_between(axis) if axis.is_range else len(dict.fromkeys(axis.values)) for axis in own)
+        if possible < count:
+            farther = any(axis.is_range for axis in own)
+            advice = (
+                "Give --lr values that lie farther apart"
+                if farther
+                else "Give --lr two values or more, between which others can be drawn"
+            )
+            raise too_few(text, possible, count, advice)
+    return count
+
+
+def grid(axes: Sequence[Axis]) -> list[Values]:
+    """Every combination, the last axis moving fastest."""
+    names = [axis.name for axis in axes]
+    return [dict(zip(names, chosen, strict=True)) for chosen in itertools.product(*(dict.fromkeys(axis.values) for axis in axes))]
+
+
+def too_few(text: str, found: int, count: int, advice: str) -> SettingError:
+    """The error that there is less to try than trials."""
+    return SettingError(
+        f"{text} has only {found} combinations to try, and every method gets the same number of trials ({count}). "
+        f"{advice}, or --trials with a smaller number."
+    )
+
+
+def rounded_rate(axis: Axis, rate: float) -> float:
+    """A learning rate in three digits, between the smallest and the largest; those that were given stay as they are."""
+    if rate in axis.values:
+        return rate
+    low, high = min(axis.values), max(axis.values)
+    return float(min(max(float(f"{rate:.{DIGITS}g}"), low), high))
+
+
+def rates_between(axis: Axis) -> int:
+    """How many different learning rates can be proposed.
+
+    >>> rates_between(Axis("lr", (0.1, 0.101))), rates_between(Axis("lr", (0.1, 1.0)))
+    (2, 901)
+    """
+    low, high = (_place(bound) for bound in (min(axis.values), max(axis.values)))
+    return high - low + 1
+
+
+def _place(rate: float) -> int:
+    """The place of a rate, in three digits, among all rates of three digits."""
+    mantissa, exponent = f"{rate:.{DIGITS - 1}e}".split("e")
+    in_decade = int(10 ** (DIGITS - 1))
+    return int(exponent) * 9 * in_decade + round(float(mantissa) * in_decade) - in_decade

@@ -1,0 +1,227 @@
+"""Recipes: shipped ones are sound, wrong ones say everything at once, and what is given later wins."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from helpers.command_line import Command, says
+from polyfed.cli.options import chosen_settings
+from polyfed.data.federate import federate
+from polyfed.data.placeholders import blank_data
+from polyfed.data.registry import data_sets
+from polyfed.errors import SettingError
+from polyfed.papers.files import read_item
+from polyfed.papers.grid import Form, cells_of
+from polyfed.runs.experiment import rounds_from_budget
+from polyfed.settings import Settings
+from polyfed.studies.compare.candidates import read_candidate
+from polyfed.studies.compare.recipes import command_of, layered, read, shipped_names
+from polyfed.studies.compare.recipes.checks import Findings, check_texts, check_together
+from polyfed.studies.compare.recipes.grids import SHIPPED, recipes_in
+
+WRONG_FORM = """\
+titel = "a title"
+lr = 3
+
+[settings]
+schedule = "steps(at=3)"
+rounds = "ten"
+ronds = 3
+optimizer = "adm"
+unseen = "street"
+total_epochs = 3.0
+"""
+WRONG_TEXTS = """\
+[settings]
+data = "digits-fiv"
+method = "fedbm + agc(clipp=1.0) + group_norm(groups=0)"
+model = "resnet2O"
+partition = "dirichlet(alhpa=0.1)"
+loss = "focal"
+"""
+
+
+def problems_of(name: str, trust: bool = False) -> list[str]:
+    """What deploying a recipe would refuse, for its settings and for each method that it compares."""
+    settings, found = chosen_settings(None, {}, None, name, trust=trust), Findings()
+    check_texts(settings, found)
+    check_together(settings, found)
+    for text, own in read(name).methods.items():
+        check_together(read_candidate(text, own).settings(settings), found)
+    return found.problems
+
+
+def said(tmp_path: Path, text: str) -> list[str]:
+    file = tmp_path / "recipe.toml"
+    file.write_text(text)
+    return problems_of(str(file), trust=True)
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_shipped_recipes_are_sound_without_data(name: str) -> None:
+    assert problems_of(name) == []
+    recipe = read(name)
+    assert recipe.title and "root" not in recipe.values
+    first = recipe.text.splitlines()[0]
+    assert first.startswith(f"# polyfed run --recipe {name}")
+    assert command_of(recipe.text) == first.removeprefix("# ")
+
+
+def test_shipped_recipes_hold_no_machine_path() -> None:
+    assert {"demo", "digits-five/30-rounds-fedbn", "pacs/30-rounds-photo-fedavg"} <= set(shipped_names())
+    for file in SHIPPED.rglob("*.toml"):
+        assert str(Path.home()) not in file.read_text() and "/work" not in file.read_text()
+
+
+def test_all_errors_of_form_at_once_with_lines_and_nearest_names(tmp_path: Path) -> None:
+    (tmp_path / "wrong.toml").write_text(WRONG_FORM)
+    with pytest.raises(SettingError) as refused:
+        read(str(tmp_path / "wrong.toml"))
+    _, *found = re.split(r"line (\d+): ", str(refused.value))
+    wanted = {
+        1: ["titel", "title"],
+        2: ["lr", "[settings]"],
+        5: ["steps(at=3)"],
+        6: ["rounds takes a whole number", "'ten'"],
+        7: ["ronds", "rounds"],
+        8: ["adm", "adam"],
+        9: ["unseen", "list of names"],
+        10: ["rounds", "total_epochs"],
+    }
+    sentences = dict(zip(map(int, found[::2]), found[1::2], strict=True))
+    assert sorted(sentences) == sorted(wanted) and len(found) == 2 * len(wanted)
+    for line, words in wanted.items():
+        assert all(word in sentences[line] for word in words), sentences[line]
+
+
+def test_all_errors_of_texts_at_once_with_nearest_names(tmp_path: Path) -> None:
+    found = said(tmp_path, WRONG_TEXTS)
+    wanted = [("digits_fiv", "digits-five"), ("fedbm", "fedbn"), ("clipp", "clip"), ("groups",), ("resnet2O", "resnet20")]
+    wanted += [("alhpa", "alpha"), ("focal", "weighted_focal")]
+    for words in wanted:
+        assert [all(word in text for word in words) for text in found].count(True) == 1, (words, found)
+    assert len(found) == len(wanted)
+
+
+def test_values_and_joins_are_tried_without_data(tmp_path: Path) -> None:
+    found = said(
+        tmp_path,
+        """\
+[settings]
+data = 'pacs(size=32, normalise="none at all")'
+model = "hfedf_cnn"
+method = "fedbn"
+unseen = ["foto"]
+partition = "dirichlet(clients=3, alpha=-1.0)"
+loss = "weighted_focal(alpha=(1.0, 2.0))"
+clients_per_round = 5
+""",
+    )
+    for words in ("normalisation", "no batch norm", "Did you mean photo?", "alpha is -1.0", "7 classes"):
+        assert [words in text for text in found].count(True) == 1, (words, found)
+    assert len(found) == 5
+    small = 'data = "pacs(size=32)"\nmodel = "hfedf_cnn"\n'
+    assert "only 4 clients" in said(tmp_path, f"[settings]\n{small}clients_per_round = 5\n")[0]
+    assert "fedprox would be ignored" in said(tmp_path, f'[settings]\n{small}method = "local + fedprox"\n')[0]
+    (sentence,) = said(
+        tmp_path, '[settings]\ndata = "cifar10"\nmodel = "lenet"\nmethod = "fedavg + group_norm(groups=(2, 2, 2))"\n'
+    )
+    assert "3 numbers of groups" in sentence and "2 batch norms" in sentence
+
+
+def test_what_is_not_toml_says_the_line(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="line 2: This is not TOML"):
+        said(tmp_path, "[settings]\nrounds = = 3\n")
+    with pytest.raises(SettingError, match=r"It has no table \[settings\]"):
+        said(tmp_path, 'title = "x"\n')
+
+
+def test_a_users_methods_are_loaded(tmp_path: Path, polyfed: Command) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        'from polyfed import Method, register\n\n@register\ndef mine() -> Method:\n    """Do nothing."""\n    return Method("mine")\n'
+    )
+    text = '[settings]\ndata = "pacs(size=32)"\nmodel = "hfedf_cnn"\nmethod = "mine"\n{}'
+    assert "mine" in said(tmp_path, text.format(""))[0]
+    assert said(tmp_path, text.format(f'load = ["{file.as_posix()}"]\n')) == []
+    assert "no file" in said(tmp_path, text.format('load = ["nowhere.py"]\n'))[0]
+
+
+def test_later_layers_win_and_a_budget_replaces_the_other_kind() -> None:
+    recipe = {"total_epochs": 128.0, "lr": 0.02}
+    assert layered(recipe, {"rounds": 3}, {"lr": 0.1}) == {"rounds": 3, "lr": 0.1}
+    assert layered({"rounds": 3}, {"total_epochs": 2.0}) == {"total_epochs": 2.0}
+    with pytest.raises(SettingError, match="keep one"):
+        layered({}, {"rounds": 3, "total_epochs": 2.0})
+
+
+def test_options_override_the_recipe_and_set_overrides_both(tmp_path: Path) -> None:
+    file = tmp_path / "r.toml"
+    file.write_text('[settings]\ndata = "digits-mini"\nlr = 0.1\nbatch_size = 8\nrounds = 5\nunseen = ["street"]\n')
+    settings = chosen_settings(None, {"lr": 0.2, "batch_size": 16}, ["lr=0.3"], str(file))
+    assert (settings.lr, settings.batch_size, settings.rounds, settings.unseen) == (0.3, 16, 5, ("street",))
+    (tmp_path / "epochs.toml").write_text('[settings]\ndata = "cifar10"\nlocal_steps = 100\ntotal_epochs = 128.0\n')
+    named = chosen_settings(None, {}, ["rounds=2"], str(tmp_path / "epochs.toml"))
+    assert (named.rounds, named.total_epochs, named.local_steps) == (2, None, 100)
+
+
+def test_fixed_epochs_become_the_papers_rounds() -> None:
+    settings = next(cell.settings for cell in cells_of(read_item("fixbn/table-5"), Form()) if cell.row.name == "BN")
+    assert settings is not None
+    data = blank_data("cifar10", data_sets.find("cifar10"), ())
+    assert rounds_from_budget(settings, federate(data, settings.partition)).rounds == 640
+
+
+def test_a_grid_is_every_combination_of_its_axes() -> None:
+    document = tomllib.loads("""
+        names = "set/{target}-{method}"
+        title = "{label} without {target}"
+        note = "Short. {more}"
+        settings = { data = "digits-mini", lr = 0.1 }
+        grid.target = { pen = { unseen = ["pen"] }, post = { unseen = ["post"] } }
+        grid.method = { plain = { label = "FedAvg", method = "fedavg" }, fast = { label = "FedBN", method = "fedbn", lr = 0.4, more = "Tuned." } }
+    """)
+    found = {name: tomllib.loads(text) for name, text in recipes_in(document).items()}
+    assert list(found) == ["set/pen-plain", "set/pen-fast", "set/post-plain", "set/post-fast"]
+    assert found["set/post-fast"] == {
+        "title": "FedBN without post",
+        "note": "Short. Tuned.",
+        "settings": {"data": "digits-mini", "lr": 0.4, "unseen": ["post"], "method": "fedbn"},
+    }
+    assert found["set/pen-plain"]["note"] == "Short." and found["set/pen-plain"]["settings"]["lr"] == 0.1
+
+
+def test_near_equal_recipes_are_grids() -> None:
+    assert len(list(SHIPPED.rglob("*.toml"))) < 10 and len(shipped_names()) > 70
+
+
+def test_recipes_are_listed_with_their_titles(polyfed: Command) -> None:
+    assert {"name": "demo", "summary": read("demo").title} in polyfed("ls", "recipes", "--json").json["items"]
+
+
+def test_a_run_from_a_recipe(polyfed: Command, images: Path, tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(f'title = "mine"\n\n[settings]\ndata = "{images.as_posix()}"\nrounds = 3\nbatch_size = 4\n')
+    shown = polyfed("run", "--recipe", "r.toml", "--set", "rounds=1", "--method", "fedbn", "-q", "--json", "--out", "done").json
+    assert (shown["rounds"], shown["method"]) == (1, "fedbn")
+    assert problems_of("done/run.toml") == []
+    says(polyfed("run", "--recipe", "digits-five/30-rounds-fedbm"), "Did you mean digits-five/30-rounds-fedbn?")
+
+
+def test_every_setting_can_be_written_in_a_recipe(tmp_path: Path) -> None:
+    import tomli_w
+
+    values = Settings(unseen=("street",), data="digits-mini(per_domain=30)", rounds=3).to_dict()
+    (tmp_path / "all.toml").write_text(tomli_w.dumps({"settings": values}))
+    assert problems_of(str(tmp_path / "all.toml")) == []
+    assert chosen_settings(None, {}, None, str(tmp_path / "all.toml")) == Settings(**{**values, "unseen": ("street",), "load": ()})
+
+
+@pytest.mark.parametrize("content", ["", "\n", "# only a comment\n"])
+def test_a_recipe_without_any_setting_is_said(content: str, tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(content)
+    with pytest.raises(SettingError, match=r"It is empty; write settings in a table \[settings\]"):
+        read(str(tmp_path / "r.toml"))
