@@ -16,7 +16,7 @@ from torch import nn
 from works import CLASSES, build_model, chosen
 from write_results import with_spread
 
-from polyfed.models.hfedf import hfedf_cnn
+from polyfed.models.paper_networks import hfedf_cnn
 
 TURNS = 9
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import random
+import re
 from collections.abc import Mapping
 
 import pytest
 import torch
 
 from helpers.method_texts import WITHOUT_BATCH_NORM, as_trained
+from helpers.paths import PACKAGE
 from polyfed.core.client import Client, Step
 from polyfed.core.conversation import Reply
 from polyfed.core.extras import Array, Asked
@@ -24,6 +27,14 @@ def test_every_registered_method_keeps_the_contract(name: str) -> None:
     if name in WITHOUT_BATCH_NORM:
         pytest.importorskip("opacus", reason="needs the privacy extra")
     check_method(as_trained(name))
+
+
+def test_every_file_of_methods_says_formula_reference_and_differences_in_this_order() -> None:
+    for file in (PACKAGE / "methods").glob("[!_]*.py"):
+        said = ast.get_docstring(ast.parse(file.read_text())) or ""
+        assert re.match(r"[^\n]+\n\n.*?^    \S.*?^Reference: .*?^Differences from the papers?:", said, re.DOTALL | re.MULTILINE), (
+            file
+        )
 
 
 @pytest.mark.parametrize(

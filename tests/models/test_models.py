@@ -14,7 +14,7 @@ from torch import nn
 from helpers.networks import parameters
 from polyfed.errors import ModelError, OptionError, UnknownName
 from polyfed.models import models
-from polyfed.models.hfedf import AutoEncoder
+from polyfed.models.paper_networks import AutoEncoder
 
 Shape = tuple[int, int, int]
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)

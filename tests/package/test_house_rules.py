@@ -26,7 +26,7 @@ KNOWN = {
     "settings.py": ["fedavg"],  # the default method
     "core/joint_scoring.py": ["topk"],  # torch's function
     "studies/report/costs.py": ["fedavg"],  # what costs are set beside
-    "models/fedwon.py": ["fedwon"],  # a start of weights that a paper describes
+    "models/paper_networks.py": ["fedwon"],  # a start of weights that a paper describes
     "studies/doctor/advice.py": ["fedavg", "fedbn", "fedwon", "fixbn", "gperxan", "perxan"],  # what the doctor recommends
     "studies/doctor/examine.py": ["fedavg"],  # what it is compared with
     "studies/doctor/measures.py": ["fedavg"],  # what clients warm up with

@@ -26,7 +26,7 @@ from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part
 from polyfed.core.workbench import Workbench
 from polyfed.errors import OptionError
-from polyfed.methods._shared.options import require_choice
+from polyfed.methods._shared import require_choice
 
 UNITS = ("outputs", "inputs")
 """What a unit of a matrix is: a row, or a column."""

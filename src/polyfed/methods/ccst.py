@@ -32,8 +32,8 @@ from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part
 from polyfed.core.workbench import Workbench
 from polyfed.errors import OptionError
+from polyfed.methods._shared import require_choice
 from polyfed.methods._shared.client_exchange import LARGEST_PIXEL, Exchange, input_type, pixel_range, require_images
-from polyfed.methods._shared.options import require_choice
 
 EPS = 1e-5
 UPLOADS = {

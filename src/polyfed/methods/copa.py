@@ -37,9 +37,9 @@ from polyfed.core.server import Server
 from polyfed.core.sharing import head, upload_only
 from polyfed.core.workbench import Workbench
 from polyfed.errors import JoinError, ModelError, OptionError
-from polyfed.methods._shared.options import require_choice
+from polyfed.methods._shared import require_choice
 from polyfed.methods.guiding import received_head
-from polyfed.models.layers.surgery import plain_batch_norm, replace_modules
+from polyfed.models.layers.surgery import replace_map_norms
 
 Heads: TypeAlias = "dict[str, dict[str, Tensor]]"
 FILE, OTHERS = "copa_heads", "other_heads"
@@ -89,17 +89,8 @@ class ToBatchInstanceNorm(Part):
     stage = "norm"
 
     def __call__(self, model: nn.Module) -> nn.Module:
-        maps = (nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-
-        def make(norm: nn.Module) -> nn.Module:
-            return BatchInstanceNorm.like(plain_batch_norm(norm, "copa"))
-
-        if replace_modules(model, lambda module: isinstance(module, maps), make) == 0:
-            raise ModelError(
-                f"copa: {type(model).__name__} has no batch norm of maps to replace. "
-                'Use a model with batch norm, or copa(norm="keep").'
-            )
-        return model
+        advice = 'Use a model with batch norm, or copa(norm="keep").'
+        return replace_map_norms(model, BatchInstanceNorm.like, "copa", advice)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from polyfed.core.reply_checks import least
 from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
 from polyfed.errors import Declined, JoinError, OptionError
-from polyfed.methods._shared.options import require_choice
+from polyfed.methods._shared import require_choice
 from polyfed.methods._shared.privacy_budget import (
     ACCOUNT,
     ACCOUNT_UPLOADS,
@@ -271,13 +271,11 @@ def dp_fedavg(
         noise: seed (from the run's seed: repeatable, for studies) or system (the system's secure generator).
         planned_rounds: rounds for which the budget must last, after which a client stops; 0: all rounds.
     """
-    require_budget("dp_fedavg", epsilon, delta, noise)
+    require_budget("dp_fedavg", epsilon, delta, noise, planned_rounds)
     require_choice("dp_fedavg", "noise_at", noise_at, ("server", "client"))
     require_clip("dp_fedavg", clip)
     if not 0 < quantile < 1:
         raise OptionError(f"dp_fedavg: quantile must lie between 0 and 1, found {quantile}.")
-    if isinstance(planned_rounds, bool) or not isinstance(planned_rounds, int) or planned_rounds < 0:
-        raise OptionError(f"dp_fedavg: planned_rounds takes a number of rounds, or 0 for all, found {planned_rounds!r}.")
     account = (Budget(epsilon, delta), planned_rounds, noise, MEMORY, True)
     how = (float(clip), bool(adaptive), float(quantile), noise_at)
     below = {BELOW: Number(FEWEST_BELOW, MOST_BELOW)} if adaptive else {}

@@ -31,7 +31,7 @@ from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import declared
 from polyfed.core.privacy import ACCOUNTS, looking_at_data, uncovered
 from polyfed.core.workbench import Workbench
-from polyfed.errors import JoinError, ModelError, OptionError, SettingError
+from polyfed.errors import JoinError, ModelError, SettingError
 from polyfed.methods._shared.privacy_budget import (
     ACCOUNT,
     ACCOUNT_UPLOADS,
@@ -245,10 +245,8 @@ def dp_sgd(epsilon: float = 8.0, delta: float = 1e-5, clip: float = 1.0, noise: 
         noise: seed (from the run's seed: repeatable, for studies) or system (the system's secure generator, for real data of others).
         planned_rounds: rounds for which the budget must last, after which a client stops; 0: all rounds.
     """
-    require_budget("dp_sgd", epsilon, delta, noise)
+    require_budget("dp_sgd", epsilon, delta, noise, planned_rounds)
     require_clip("dp_sgd", clip)
-    if isinstance(planned_rounds, bool) or not isinstance(planned_rounds, int) or planned_rounds < 0:
-        raise OptionError(f"dp_sgd: planned_rounds takes a number of rounds, or 0 for all, found {planned_rounds!r}.")
     account = (Budget(epsilon, delta), planned_rounds, noise, MEMORY)
     return Method(
         "dp_sgd",

@@ -31,9 +31,7 @@ from polyfed.core.part import Part
 from polyfed.core.sharing import batch_norm, keep_local
 from polyfed.errors import ModelError
 from polyfed.models.layers.norms import track
-from polyfed.models.layers.surgery import plain_batch_norm, replace_modules
-
-MAPS = (nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+from polyfed.models.layers.surgery import replace_map_norms
 
 
 class DSON(BatchNorm):
@@ -92,14 +90,7 @@ class ToDSON(Part):
     stage = "norm"
 
     def __call__(self, model: nn.Module) -> nn.Module:
-        if isinstance(model, MAPS):
-            return self.layer(model)
-        if replace_modules(model, lambda module: isinstance(module, MAPS), self.layer) == 0:
-            raise ModelError(f"dson: {type(model).__name__} has no batch norm of maps to replace. Use a model with batch norm.")
-        return model
-
-    def layer(self, norm: nn.Module) -> nn.Module:
-        return DSON(plain_batch_norm(norm, "dson"), self.score, self.exact)
+        return replace_map_norms(model, lambda norm: DSON(norm, self.score, self.exact), "dson", "Use a model with batch norm.")
 
 
 @register

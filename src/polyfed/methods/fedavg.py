@@ -15,7 +15,7 @@ from __future__ import annotations
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.reducers import First
 from polyfed.core.sharing import Rule, bn_statistics, keep_local, reduce_with
-from polyfed.methods._shared.options import require_choice
+from polyfed.methods._shared import require_choice
 
 STATISTICS: dict[str, tuple[Rule, ...]] = {
     "average": (),

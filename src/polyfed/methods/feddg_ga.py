@@ -29,7 +29,7 @@ from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part
 from polyfed.core.server import Server
 from polyfed.errors import DataError, OptionError
-from polyfed.methods._shared.options import require_choice
+from polyfed.methods._shared import require_choice
 
 KEY = "feddg_ga"
 BEFORE, AFTER = "feddg_ga_averaged", "feddg_ga_own"

@@ -27,7 +27,7 @@ from polyfed.core.method import Facts, Method, register
 from polyfed.core.reducers import CollectedReducer, Entries
 from polyfed.core.sharing import Select, reduce_with
 from polyfed.errors import OptionError
-from polyfed.methods._shared.options import require_choice
+from polyfed.methods._shared import require_choice
 
 MERGES = ("importance", "moments")
 EPS = 1e-5

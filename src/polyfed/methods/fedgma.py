@@ -27,7 +27,7 @@ from polyfed.core.method import Facts, Method, register
 from polyfed.core.reducers import Entries, Folding, Largest, Mean
 from polyfed.core.sharing import Select, reduce_with
 from polyfed.errors import OptionError
-from polyfed.methods._shared.options import require_choice
+from polyfed.methods._shared import require_choice
 
 VARIANTS = ("masked_delta", "average_plus_step")
 PARAMETERS = Select("parameters", kinds=frozenset({WEIGHT, HEAD, AFFINE, MIX}))

@@ -30,7 +30,7 @@ from polyfed.core.server import Server
 from polyfed.core.sharing import Select, bn_affine, keep_local
 from polyfed.core.workbench import Workbench
 from polyfed.errors import JoinError
-from polyfed.methods._shared.options import require_choice
+from polyfed.methods._shared import require_choice
 from polyfed.models.layers.norms import JSBatchNorm, james_stein
 from polyfed.models.layers.surgery import plain_batch_norm, replace_batch_norms
 

@@ -228,8 +228,13 @@ def train_with_union(client: Client, payload: Payload) -> Payload:
         set_pass(client.model, None)
 
 
+def channels_in(server: Server) -> dict[str, int]:
+    """The number of channels of each batch norm, by its path."""
+    return {module.path: module.num_features for module in server.blueprint.modules() if isinstance(module, UnionBatchNorm)}
+
+
 def channels_by_layer(asked: Asked) -> dict[str, int]:
-    return {module.path: module.num_features for module in asked.server.blueprint.modules() if isinstance(module, UnionBatchNorm)}
+    return channels_in(asked.server)
 
 
 def vectors(asked: Asked) -> list[tuple[int, ...]]:
@@ -255,7 +260,7 @@ STATISTICS: Mapping[str, Extra] = {
 
 def fitting(server: Server, replies: Replies) -> Replies:
     """The replies that are about one layer and have the same statistics, a finite number for each channel; others are rejected with who and why."""
-    channels = {module.path: module.num_features for module in server.blueprint.modules() if isinstance(module, UnionBatchNorm)}
+    channels = channels_in(server)
     expected: tuple[str, set[str]] | None = None
     for reply in replies:
         layer, statistics = reply.extras["layer"], set(reply.extras)
@@ -294,7 +299,7 @@ def averaged(server: Server, replies: Replies) -> dict[str, Any]:
 def layerwise_round(server: Server) -> Talk[None]:
     """Two exchanges per batch norm forwards, one backwards, then the usual training."""
     clients = server.sample()
-    layers = sum(isinstance(module, UnionBatchNorm) for module in server.blueprint.modules())
+    layers = len(channels_in(server))
     replies = yield server.ask(STEP, clients)
     for question in (*[STEP] * (3 * layers - 1), LAST):
         same = Payload(extras=averaged(server, replies))

@@ -5,12 +5,12 @@
 ``var`` is unbiased, N = C_in / groups * kernel positions, ``gain`` is learnt, one number per output channel. One global model, nothing depends
 on the batch, so batches of one sample train. ``fold`` turns the trained model into plain convolutions.
 
-Reference: Zhuang and Lyu, FedWon: Triumphing Multi-domain Federated Learning Without Normalization, ICLR 2024; Listing 1.
-
 Slow start: with the paper's gamma = 1 every ReLU shrinks what passes through. At initialisation the last hidden layer of digits-mini's network has a
 tenth of the scale it has with batch norm, and training begins slowly. ``gamma=1.7139`` (NFNets' gain for ReLU) keeps the scale. After 20 rounds on
 digits-mini at the default lr 0.05: 67.6 % with gamma = 1, 81.6 with 1.7139; FedAvg 83.0. With 1.7139, ``agc(clip=0.64)`` and lr 0.1: 83.9; with
 gamma = 1 and lr 0.2: 85.1 (one seed). gamma = 1 stays the default.
+
+Reference: Zhuang and Lyu, FedWon: Triumphing Multi-domain Federated Learning Without Normalization, ICLR 2024; Listing 1.
 
 Differences from the paper: Listing 1 is followed where Equation 3 differs (``form="equation"`` has the biased variance, no learnt gain, no floor). Every
 convolution is standardised; Table 6 prints AlexNet's third as plain: ``fedwon(plain=("body.conv3",))``. Convolutions without a bias get one
@@ -34,7 +34,7 @@ from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part
 from polyfed.core.workbench import Workbench
 from polyfed.errors import ModelError, OptionError, nearest
-from polyfed.methods._shared.options import require_choice
+from polyfed.methods._shared import require_choice
 from polyfed.models.layers.folding import absorb, convolution_before, scale_and_shift
 from polyfed.models.layers.surgery import replace_modules
 from polyfed.models.layers.ws_conv import KINDS, fold, is_plain, is_standardised, standardised, standardised_from

@@ -6,13 +6,13 @@
 
 With frozen statistics the gradient of a sample no longer depends on the rest of its batch, which is what differs between clients.
 
-Reference: Zhong et al., Making Batch Normalization Great in Federated Deep Learning, 2023. Defaults: T* = T/2 (Table G, all classification tasks;
-Cityscapes: round 90 of 100). ``freeze`` holds the rows of Table H. ``stage_one="decoupled"`` is the probe of section 3.3; that of section 3.4 is
-``polyfed.studies.analyse.union_statistics.union_statistics``.
-
 The paper decays the learning rate by 0.1 at 50 % and 75 % of the rounds in every experiment; that is ``decay=0.1`` with T* = T/2. For another T*
 the second decay comes half-way between the freeze and the end, which is our choice. A ``--schedule`` other than constant switches the decay off. Freezing at a constant
 rate (``decay=None``) can diverge.
+
+Reference: Zhong et al., Making Batch Normalization Great in Federated Deep Learning, 2023. Defaults: T* = T/2 (Table G, all classification tasks;
+Cityscapes: round 90 of 100). ``freeze`` holds the rows of Table H. ``stage_one="decoupled"`` is the probe of section 3.3; that of section 3.4 is
+``polyfed.studies.analyse.union_statistics.union_statistics``.
 
 Differences from the paper: none known; no code of the authors was available to check against.
 """
@@ -35,7 +35,7 @@ from polyfed.core.server import Server
 from polyfed.core.sharing import Rule, Select, bn_affine, bn_statistics
 from polyfed.core.workbench import Workbench
 from polyfed.errors import ModelError, OptionError, TooFewReplies
-from polyfed.methods._shared.options import require_choice
+from polyfed.methods._shared import require_choice
 
 STATISTICS_QUESTION = "batch_norm_statistics"
 FROZEN: dict[str, tuple[Select, ...]] = {

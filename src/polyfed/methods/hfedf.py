@@ -52,7 +52,7 @@ from polyfed.methods._shared.generated_weights import (
     generating_method,
 )
 from polyfed.methods._shared.hypernetwork import Generator
-from polyfed.models.hfedf import AutoEncoder
+from polyfed.models.paper_networks import AutoEncoder
 
 log = logging.getLogger("polyfed")
 
@@ -226,8 +226,12 @@ def hfedf(  # noqa: D417 (the other options: HYPERNETWORK_OPTIONS)
     hold = JointRound(generation, gradalign, ema_alpha if ema else None, warmup)
     if embedding != "autoencoder":
         return generating_method(generation, hold)
-    answers = {QUESTION: Describe(embedding_epochs)}
-    latent = {QUESTION: {QUESTION: Array(LatentShape(generation))}}
     return generating_method(
-        generation, hold, (Collect(generation),), answers, latent, "the mean latent vector of its images, once", "aggregate"
+        generation,
+        hold,
+        "the mean latent vector of its images, once",
+        "aggregate",
+        setup=(Collect(generation),),
+        answers={QUESTION: Describe(embedding_epochs)},
+        reply_extras={QUESTION: {QUESTION: Array(LatentShape(generation))}},
     )

@@ -25,10 +25,9 @@ from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part
 from polyfed.errors import ModelError
 from polyfed.models.layers.norms import InstanceNorm
-from polyfed.models.layers.surgery import modules_at, places_named, plain_batch_norm, replace_modules, stages_of
+from polyfed.models.layers.surgery import MAPS, modules_at, places_named, plain_batch_norm, replace_modules, stages_of
 
 RESNET_STAGES = ("layer1", "layer2", "layer3")
-MAPS = (nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class IBN(nn.Module):

@@ -17,6 +17,7 @@ the last one, each with the norm and activation that follow it. Defaults p = 0.5
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -106,15 +107,16 @@ def _end_of_block(model: nn.Module, path: str) -> str:
     return f"{parent}.{last}" if parent else last
 
 
+@dataclass(frozen=True)
 class InsertMixStyle(Part):
     """Mix styles after some modules. Entries keep their names, since nothing is renamed or wrapped."""
 
+    after: str | tuple[str, ...]
+    p: float
+    alpha: float
     stage = "features"
     commutes = True
     mixes_samples = True
-
-    def __init__(self, after: str | tuple[str, ...], p: float, alpha: float) -> None:
-        self.after, self.p, self.alpha = after, p, alpha
 
     def __call__(self, model: nn.Module) -> nn.Module:
         hook = MixAfter(model, self.p, self.alpha)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.sharing import Rule, momentum_buffers
-from polyfed.methods._shared.options import require_choice
+from polyfed.methods._shared import require_choice
 
 RULES: dict[str, tuple[Rule, ...]] = {
     "none": (),

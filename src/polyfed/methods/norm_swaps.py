@@ -9,7 +9,7 @@ Reference: Wu and He, Group Normalization, ECCV 2018; Ba et al., Layer Normaliza
 FedAvg+LN in FedWon Tables 5, 6 and A.2, FedAvg+GN and FedAvg+IN in FixBN C.2 and Table 5, "FedAvg w/o BN" in FedWon Figure 3 and Tables 4, 12, 18;
 the last can diverge at large batches, which is its finding.
 
-Differences: none known. ``groups`` is 32 as in FedWon A.2 (8 where there are fewer channels, the largest divisor where 32 does not divide); FixBN uses 2.
+Differences from the papers: none known. ``groups`` is 32 as in FedWon A.2 (8 where there are fewer channels, the largest divisor where 32 does not divide); FixBN uses 2.
 A list gives the number layer by layer, as FedWon Table 5 does: ``group_norm(groups=(32, 32, 64))``. The affine starts at 1 and 0; trained batch-norm
 affine is not copied (no paper does).
 """

@@ -29,7 +29,7 @@ from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part
 from polyfed.core.sharing import Rule, Select, batch_norm, upload_only
 from polyfed.errors import OptionError
-from polyfed.methods._shared.options import require_choice
+from polyfed.methods._shared import require_choice
 from polyfed.methods.guiding import Guide
 from polyfed.models.layers.norms import put_xan
 from polyfed.models.layers.surgery import Where, places_named

@@ -24,6 +24,7 @@ from polyfed.core.method import Method, register
 from polyfed.core.seeds import chooser
 from polyfed.core.server import Server
 from polyfed.errors import TooFewReplies
+from polyfed.methods._shared import require_choice
 from polyfed.methods._shared.generated_weights import (
     HYPERNETWORK_OPTIONS,
     GeneratedRound,
@@ -31,7 +32,6 @@ from polyfed.methods._shared.generated_weights import (
     ServerOptimizer,
     generating_method,
 )
-from polyfed.methods._shared.options import require_choice
 from polyfed.methods.hfedf import JointRound
 
 UPDATES = ("sequential", "joint")

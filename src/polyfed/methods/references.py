@@ -7,7 +7,7 @@ Both are one uninterrupted training of T * E epochs with the settings of FedAvg,
 
 Reference: SingleSet in Li et al. (FedBN), ICLR 2021; Local and Central in hFedF; Centralised in FixBN.
 
-Differences: the budget is T * E epochs (FedBN's program trains a fixed number). A newcomer has no local model: each client's model is scored on the
+Differences from the papers: the budget is T * E epochs (FedBN's program trains a fixed number). A newcomer has no local model: each client's model is scored on the
 unseen domain and the scores are averaged (hFedF).
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import reduce
@@ -12,11 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.core.client import Client
-from polyfed.core.conversation import Ask, Payload, Reply, Talk
+from polyfed.core.conversation import Ask, Reply, Talk
 from polyfed.core.entries import HEAD, WEIGHT, Entry
 from polyfed.core.evaluation import Newcomer, client_states
-from polyfed.core.extras import Extra
 from polyfed.core.method import Facts, Granularity, Method
 from polyfed.core.part import Part
 from polyfed.core.seeds import default_stream
@@ -24,8 +22,8 @@ from polyfed.core.server import Server
 from polyfed.core.sharing import Plan, Rule, bn_statistics
 from polyfed.core.workbench import Workbench
 from polyfed.errors import JoinError, ModelError, OptionError
+from polyfed.methods._shared import require_choice
 from polyfed.methods._shared.hypernetwork import Generator, Hypernetwork, free_memory, parameter_count
-from polyfed.methods._shared.options import require_choice
 
 MEMORY = "hypernetwork"
 STATISTICS_STAY = Rule(bn_statistics, up=False, down=False, keep=True, optional=True)
@@ -284,38 +282,20 @@ def last_stage(entries: Mapping[str, Entry]) -> list[str]:
 
 
 def generating_method(
-    generation: Generation,
-    hold: Callable[[Server], Talk[None]],
-    setup: tuple[Callable[[Server], Talk[None]], ...] = (),
-    answers: Mapping[str, Callable[[Client, Payload], Payload]] | None = None,
-    reply_extras: Mapping[str, Mapping[str, Extra]] | None = None,
-    data_derived_uploads: str = "",
-    granularity: Granularity = "",
+    generation: Generation, hold: GeneratedRound, data_derived_uploads: str = "", granularity: Granularity = "", **slots: Any
 ) -> Method:
-    """A method whose server generates what clients are sent.
-
-    Args:
-        generation: what is generated and how.
-        hold: its round.
-        setup: conversations before round 1.
-        answers: what clients can be asked besides training.
-        reply_extras: the forms of what they answer.
-        data_derived_uploads: what leaves a client that is derived from data but no model entry.
-        granularity: whether that is made per sample or is an aggregate.
-    """
+    """A method whose server generates what clients are sent, with this round, and further slots filled."""
     return Method(
         generation.method,
         sharing=(STATISTICS_STAY,),
         outgoing=generation.outgoing,
         round=hold,
         newcomer=generation.newcomer,
-        setup=setup,
-        answers=answers or {},
-        reply_extras=reply_extras or {},
         facts=Facts(
             client_state=True,
             data_derived_uploads=data_derived_uploads,
             granularity=granularity,
             extra_work=f"server: a hypernetwork with {generation.width + 1} parameters per generated value",
         ),
+        **slots,
     )

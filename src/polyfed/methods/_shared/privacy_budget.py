@@ -25,7 +25,7 @@ from polyfed.core.privacy import ACCOUNTS, Charge
 from polyfed.core.seeds import generator
 from polyfed.core.server import Server
 from polyfed.errors import Declined, MissingExtra, OptionError
-from polyfed.methods._shared.options import require_choice
+from polyfed.methods._shared import require_choice
 from polyfed.methods._shared.secure_noise import SecureStream
 from polyfed.models.layers.sample_gradients import NEEDS_OPACUS
 
@@ -175,7 +175,7 @@ def require_clip(part: str, clip: object) -> None:
         raise OptionError(f"{part}: {problem}.")
 
 
-def require_budget(part: str, epsilon: float, delta: float, noise: str) -> None:
+def require_budget(part: str, epsilon: float, delta: float, noise: str, planned_rounds: int) -> None:
     """Refuse options that promise nothing."""
     for name, value in (("epsilon", epsilon), ("delta", delta)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
@@ -185,6 +185,8 @@ def require_budget(part: str, epsilon: float, delta: float, noise: str) -> None:
             f"{part}: delta must lie below 1, and well below one over the number of those protected; found {delta!r}."
         )
     require_choice(part, "noise", noise, (SEED, SYSTEM))
+    if isinstance(planned_rounds, bool) or not isinstance(planned_rounds, int) or planned_rounds < 0:
+        raise OptionError(f"{part}: planned_rounds takes a number of rounds, or 0 for all, found {planned_rounds!r}.")
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from polyfed.core.batch_norm import BatchNorm
 from polyfed.core.entries import MIX
 from polyfed.errors import ModelError
-from polyfed.models.layers.surgery import Where, modules_at, plain_batch_norm, replace_modules
+from polyfed.models.layers.surgery import MAPS, Where, modules_at, plain_batch_norm, replace_modules
 
 
 def groups_for(channels: int, wanted: int) -> int:
@@ -229,8 +229,7 @@ def put_xan(
 
     Batch norms of vectors (``BatchNorm1d``) have no positions for an instance norm and are left as they are.
     """
-    maps = (nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-    candidates = {path: module for path, module in model.named_modules() if isinstance(module, maps)}
+    candidates = {path: module for path, module in model.named_modules() if isinstance(module, MAPS)}
     if not candidates:
         raise ModelError(
             f"{part}: {type(model).__name__} has no batch norm of maps to replace. Use a model with batch norm, or leave {part} out."

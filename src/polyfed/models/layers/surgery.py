@@ -47,6 +47,23 @@ def replace_batch_norms(model: nn.Module, make: Callable[[nn.Module], nn.Module]
     return model
 
 
+MAPS = (nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+"""Batch norms of maps. Those of vectors have no positions, over which a sample could be normalised by itself."""
+
+
+def replace_map_norms(model: nn.Module, make: Callable[[BatchNorm], nn.Module], part: str, advice: str) -> nn.Module:
+    """Replace every plain batch norm of maps; batch norms of vectors stay, and a model without any of maps is an error."""
+
+    def made(norm: nn.Module) -> nn.Module:
+        return make(plain_batch_norm(norm, part))
+
+    if isinstance(model, MAPS):
+        return made(model)
+    if replace_modules(model, lambda module: isinstance(module, MAPS), made) == 0:
+        raise ModelError(f"{part}: {type(model).__name__} has no batch norm of maps to replace. {advice}")
+    return model
+
+
 def add_missing_biases(model: nn.Module) -> None:
     """Give every convolution and linear layer without a bias one of zeros, for models whose batch norm carried the shift."""
     for module in model.modules():
