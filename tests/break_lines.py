@@ -61,7 +61,7 @@ BREAKS = (
     Break("methods/agc.py", "largest = clip *", "largest = 2 * clip *", "methods/test_agc.py"),
     Break("methods/scaffold.py", "new[name] - shared[name] if", "new[name] + shared[name] if", "methods/test_scaffold.py"),
     Break("methods/fixbn.py", "if client.round > last_round(", "if client.round >= last_round(", "methods/test_fixbn.py"),
-    Break("methods/perxan.py", '("*score_bn",)', '("*score_in",)', "methods/test_gperxan.py"),
+    Break("methods/perxan.py", '("*score_bn",)', '("*score_in",)', "methods/test_perxan.py"),
 )
 
 

@@ -9,12 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.tiny_runs import (
-    built,
-    client_of,
-    prepared_batch,
-    trained,
-)
+from helpers.tiny_runs import built, client_of, prepared_batch, trained
 from helpers.watching import exchanges
 from polyfed.core.method import parse
 from polyfed.errors import ClientFailure, OptionError

@@ -8,10 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.tiny_runs import (
-    built,
-    trained,
-)
+from helpers.tiny_runs import built, trained
 from polyfed.core.data_types import ArrayExamples
 from polyfed.errors import DataError, JoinError
 from polyfed.testing import tiny_federation

@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.tiny_runs import (
-    PARAMETERS,
-    assert_near,
-    built,
-    trained,
-)
+from helpers.tiny_runs import PARAMETERS, assert_near, built, trained
 from polyfed.core.method import parse
 from polyfed.errors import JoinError
 from polyfed.methods.compressed_uploads import LargestChanges, Quantise, packed, unpacked

@@ -64,9 +64,29 @@ def test_every_file_of_methods_says_formula_reference_and_differences_in_this_or
         "silobn + topk(share=0.1) + fednova",
         "scaffold(server_lr=0.7) + fedbn + median",
         "fixbn + krum(keep=2)",
+        'gperxan(guide=1.0, where="stem", rest="shared", mix_local="both", in_init="ones")',
+        'perxan(where=("branch",), mix_local="none", tiny_maps="skip")',
+        'gperxan + momentum(keep="local") + fedprox(mu=0.01)',
+        "fedbn + guiding(weight=1.0)",
+        'fedstein(variant="server")',
+        'fedstein(variant="eval_only")',
+        "fedstein(shrink=False)",
+        'fedstein + momentum(keep="local")',
+        'fixbn(freeze_at=1, freeze="both") + momentum(keep="global")',
+        'central + fixbn(freeze_at=1, freeze="affine")',
+        'agc(clip=1.28) + fedprox(mu=0.01) + fixbn(freeze_at=1) + momentum(keep="local")',
+        'fixbn(freeze_at=1, stage_one="decoupled")',
+        "fedtan + agc(clip=1.28)",
+        'fedprox(mu=0.01) + fedtan + momentum(keep="global")',
+        "fedwon + agc(clip=0.64)",
+        'fedwon(bias="keep", form="equation", gamma=1.7139)',
+        'fedwon(init="keep", plain=("stem.*",))',
+        'pfedhn(server_update="joint")',
+        'hfedf(generate="head", warmup=1)',
+        'hfedf(embedding="random") + fedprox(mu=0.1)',
     ],
 )
-def test_joined_methods_keep_it_too(text: str) -> None:
+def test_variants_and_joined_methods_keep_it_too(text: str) -> None:
     check_method(parse(text))
 
 

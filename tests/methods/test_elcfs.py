@@ -11,12 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from helpers.tiny_runs import (
-    built,
-    client_of,
-    prepared_batch,
-    trained,
-)
+from helpers.tiny_runs import built, client_of, prepared_batch, trained
 from helpers.watching import exchanges
 from polyfed.core.client import Client
 from polyfed.core.data_types import ArrayExamples, Federation

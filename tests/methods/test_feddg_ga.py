@@ -10,10 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from helpers.tiny_runs import (
-    batch_of,
-    trained,
-)
+from helpers.tiny_runs import batch_of, trained
 from helpers.watching import messages
 from polyfed.core.server import Server
 from polyfed.errors import DataError, TooFewReplies

@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.tiny_runs import (
-    STATISTICS,
-    built,
-    digest_of,
-    trained,
-)
+from helpers.tiny_runs import STATISTICS, built, digest_of, trained
 from helpers.watching import watched
 from polyfed.methods.feddna import Importance, Moments
 

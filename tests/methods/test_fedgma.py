@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.tiny_runs import (
-    trained,
-)
+from helpers.tiny_runs import trained
 from polyfed.core.reducers import Mean
 from polyfed.methods.fedgma import MaskedMean
 from polyfed.testing import tiny_federation

@@ -9,11 +9,7 @@ import torch
 from torch import Tensor
 
 from helpers.sgd_by_hand import local_run
-from helpers.tiny_runs import (
-    PARAMETERS,
-    assert_near,
-    trained,
-)
+from helpers.tiny_runs import PARAMETERS, assert_near, trained
 from helpers.watching import messages
 from polyfed.methods.fednova import effective_steps, local_steps
 from polyfed.settings import Settings

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from helpers.tiny_runs import (
-    batch_of,
-    trained,
-)
+from helpers.tiny_runs import batch_of, trained
 from helpers.watching import messages
 from polyfed.errors import ModelError
 from polyfed.methods import fedsr

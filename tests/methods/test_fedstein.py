@@ -21,7 +21,7 @@ from polyfed.core.sharing import bn_affine, keep_local
 from polyfed.errors import JoinError, ModelError, OptionError
 from polyfed.models.layers.norms import JSBatchNorm
 from polyfed.runs.result import Result
-from polyfed.testing import SIZES, TinyNet, check_method
+from polyfed.testing import SIZES, TinyNet
 
 trained = functools.partial(tiny_runs.trained, rounds=3, momentum=0.9)
 
@@ -108,14 +108,6 @@ def test_a_newcomer_gets_the_affine_averaged_by_weight() -> None:
         mean = sum(SIZES[client] / total * kept[client].entries[name].double() for client in SIZES)
         torch.testing.assert_close(state[name].double(), mean, rtol=1e-5, atol=1e-7)
     assert torch.equal(state["stem.1.running_mean"], experiment.server.state["stem.1.running_mean"])
-
-
-@pytest.mark.parametrize(
-    "text",
-    ['fedstein(variant="server")', 'fedstein(variant="eval_only")', "fedstein(shrink=False)", 'fedstein + momentum(keep="local")'],
-)
-def test_variants_keep_the_contract(text: str) -> None:
-    check_method(text)
 
 
 def test_options_are_checked_and_clashes_named() -> None:

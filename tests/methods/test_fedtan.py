@@ -14,7 +14,7 @@ from polyfed.errors import JoinError, ModelError, PolyfedError, SettingError
 from polyfed.models import models
 from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings
-from polyfed.testing import TinyNet, check_method, tiny_federation
+from polyfed.testing import TinyNet, tiny_federation
 
 FULL: dict[str, Any] = {"rounds": 1, "batch_size": 32, "local_steps": 1, "lr": 1.0}
 
@@ -160,11 +160,6 @@ def test_messages_on_resnet20() -> None:
     experiment = built(model, sizes={"a": 3, "b": 2}, lr=0.01)
     experiment.train()
     assert experiment.costs.messages["training"] == 2 * 58
-
-
-@pytest.mark.parametrize("text", ["fedtan + agc(clip=1.28)", 'fedprox(mu=0.01) + fedtan + momentum(keep="global")'])
-def test_joined_it_keeps_the_contract(text: str) -> None:
-    check_method(text)
 
 
 def test_what_it_cannot_do_says_so() -> None:

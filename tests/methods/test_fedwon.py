@@ -26,7 +26,7 @@ from polyfed.models import models
 from polyfed.models.layers.norms import InstanceNorm
 from polyfed.models.layers.ws_conv import WSConv1d, WSConv2d, WSConv3d
 from polyfed.runs.result import Result
-from polyfed.testing import TinyNet, check_method
+from polyfed.testing import TinyNet
 
 BUILDERS: dict[str, tuple[Any, int, int]] = {
     # A gain and a bias replace the scale and shift of each norm: as many numbers as before.
@@ -128,19 +128,6 @@ def test_what_cannot_be_standardised_is_an_error() -> None:
         operated(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
     with pytest.raises(ModelError, match="Conv2dSame"):
         operated(nn.Sequential(Conv2dSame(3, 4, 3)))
-
-
-@pytest.mark.parametrize(
-    "text", ['fedwon(bias="of")', 'fedwon(init="keeep")', "fedwon(gamma=0.0)", 'fedwon(plain="stem.0")', 'fedwon(norms="none")']
-)
-def test_wrong_options_are_refused(text: str) -> None:
-    with pytest.raises(OptionError, match="fedwon"):
-        parse(text)
-
-
-def test_kept_weights_need_the_gain() -> None:
-    with pytest.raises(OptionError, match="learnt gain"):
-        parse('fedwon(init="keep", form="equation")')
 
 
 def warmed(model: nn.Module, centred: bool) -> nn.Module:
@@ -260,18 +247,6 @@ def test_gains_learn() -> None:
 def test_tiny_batches_train(batch: int) -> None:
     state = trained("fedwon", batch_size=batch, lr=0.01).server.state
     assert all(bool(torch.isfinite(value).all()) for value in state.values())
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "fedwon + agc(clip=0.64)",
-        'fedwon(bias="keep", form="equation", gamma=1.7139)',
-        'fedwon(init="keep", plain=("stem.*",))',
-    ],
-)
-def test_variants_keep_the_contract(text: str) -> None:
-    check_method(text)
 
 
 def test_what_it_joins_with() -> None:

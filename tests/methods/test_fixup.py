@@ -12,10 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from helpers.networks import operated
-from helpers.tiny_runs import (
-    built,
-    trained,
-)
+from helpers.tiny_runs import built, trained
 from helpers.watching import watched
 from polyfed.errors import ModelError, OptionError
 from polyfed.models import models

@@ -605,38 +605,5 @@ def test_a_client_that_tells_nothing_gets_the_mean() -> None:
 # --- The contract. ---
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        'pfedhn(server_update="joint")',
-        'hfedf(generate="head", warmup=1)',
-        'hfedf(embedding="random") + fedprox(mu=0.1)',
-    ],
-)
-def test_variants_keep_the_contract(text: str) -> None:
-    check_method(text)
-
-
 def test_autoencoder_embeddings_keep_the_contract_on_a_model_without_norms() -> None:
     check_method('hfedf(embedding="autoencoder", embedding_epochs=1)', NormFree)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("hfedf(ema_alpha=1.5)", "ema_alpha"),
-        ("hfedf(warmup=0)", "warmup"),
-        ('hfedf(embedding="learned")', "Did you mean learnt"),
-        ('hfedf(server_optimizer="rmsprop")', "server_optimizer"),
-        ('hfedf(head_init="zero")', "head_init"),
-        ("hfedf(memory_share=0.0)", "memory_share"),
-        ("hfedf(server_lr=-1.0)", "server_lr"),
-        ("hfedf(server_eps=0.0)", "server_eps must be positive"),
-        ("pfedhn(server_eps=1e-4)", "server_eps is adam's"),
-        ("hfedf(trunk_rate=-1.0)", "trunk_rate"),
-        ('pfedhn(server_update="together")', "server_update"),
-    ],
-)
-def test_wrong_options_say_what_would_work(text: str, said: str) -> None:
-    with pytest.raises(OptionError, match=said):
-        parse(text)

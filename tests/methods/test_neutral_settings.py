@@ -7,10 +7,7 @@ import functools
 import pytest
 
 from helpers import tiny_runs
-from helpers.tiny_runs import (
-    digest_of,
-    trained,
-)
+from helpers.tiny_runs import digest_of, trained
 from polyfed.core.method import parse
 from polyfed.core.slots import SLOTS
 from polyfed.runs.folder.checkpoint import digest

@@ -1,4 +1,4 @@
-"""PerXAN: where XAN layers are put."""
+"""PerXAN and gPerXAN: which norms are replaced, what travels, guiding, and identities."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ import torchvision
 from torch import Tensor, nn
 
 from helpers import tiny_runs
-from polyfed.errors import ModelError
+from helpers.watching import messages
+from polyfed.core.conversation import NEWCOMER
+from polyfed.core.method import parse
+from polyfed.errors import JoinError, ModelError, SharingError
 from polyfed.methods.perxan import ToXAN
 from polyfed.models.layers.norms import XAN, put_xan
 from polyfed.models.layers.surgery import stages_of
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.result import Result
 from polyfed.settings import Settings
-from polyfed.testing import TinyNet, tiny_federation
+from polyfed.testing import SIZES, TinyNet, tiny_federation
 
 trained = functools.partial(tiny_runs.trained, rounds=3)
 
@@ -109,3 +113,69 @@ def test_who_keeps_the_scores_and_the_remaining_batch_norms() -> None:
     assert words(partly.format(', rest="shared"'), "branch.1.running_mean") == "shared"
     assert words(partly.format(', rest="shared"'), "stem.1.batch_side.running_mean") == personal
     assert words("perxan", "stem.1.instance_side.weight") == "shared"
+
+
+BATCH_SIDE = {
+    f"{layer}.{key}"
+    for layer in ("stem.1", "branch.1")
+    for key in ("score_bn", *(f"batch_side.{k}" for k in nn.BatchNorm2d(8).state_dict()))
+}
+
+
+def test_gperxan_is_perxan_and_guiding() -> None:
+    joined = trained("perxan + guiding(weight=0.5)")
+    whole = trained("gperxan")
+    assert all(torch.equal(whole.server.state[name], value) for name, value in joined.server.state.items())
+    assert Result(trained("gperxan(guide=0.0)"), []).digest == Result(trained("perxan"), []).digest
+    assert not torch.equal(whole.server.state["stem.0.weight"], trained("perxan").server.state["stem.0.weight"])
+
+
+def test_without_instance_side_and_guide_it_is_fedbn() -> None:
+    ours = trained("gperxan(guide=0.0, instance_score=-10000.0)", weights="uniform", momentum=0.9)
+    fedbn = trained("fedbn", weights="uniform", momentum=0.9)
+    renamed = {name.replace("batch_side.", ""): value for name, value in ours.server.state.items()}
+    compared = 0
+    for name in fedbn.bench.plan.at(1).down:
+        if not name.startswith("optimizer/"):
+            torch.testing.assert_close(renamed[name], fedbn.server.state[name], rtol=0, atol=1e-6)
+            compared += 1
+    for client, kept in fedbn.backend.client_states.items():
+        own = {name.replace("batch_side.", ""): value for name, value in ours.backend.client_states[client].entries.items()}
+        for name, value in kept.entries.items():
+            torch.testing.assert_close(own[name], value, rtol=0, atol=1e-6)
+            compared += 1
+    assert compared == 5 + 3 * 10
+
+
+@pytest.mark.parametrize("text", ["perxan", "gperxan"])
+def test_the_batch_side_goes_up_and_never_down(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = messages(monkeypatch)
+    experiment = trained(text, rounds=2)
+    whole = set(experiment.bench.model.state_dict())
+    assert whole > BATCH_SIDE and len(seen) == 6
+    for ask, reply in seen:
+        assert set(reply.entries) == whole
+        assert set(ask.payloads[reply.client].entries) == whole - BATCH_SIDE
+        assert not reply.extras and not ask.payloads[reply.client].extras
+    experiment.evaluate()
+    assert not any(set(ask.payloads[reply.client].entries) & BATCH_SIDE for ask, reply in seen)
+    assert not any(ask.purpose == NEWCOMER for ask, _ in seen)
+    assert all(set(kept.entries) == BATCH_SIDE for kept in experiment.backend.client_states.values())
+
+
+def test_the_newcomer_is_the_weighted_average_of_everything() -> None:
+    experiment = trained("gperxan")
+    state, total = experiment.newcomer_state(), sum(SIZES.values())
+    for name in ("stem.1.batch_side.running_mean", "branch.1.batch_side.weight", "stem.1.score_bn"):
+        mean = sum(SIZES[c] / total * experiment.backend.client_states[c].entries[name].double() for c in SIZES)
+        torch.testing.assert_close(state[name].double(), mean, rtol=1e-5, atol=1e-7)
+    spread = [experiment.backend.client_states[c].entries["stem.1.batch_side.running_mean"] for c in SIZES]
+    assert not torch.equal(spread[0], spread[1])
+
+
+def test_clashes_are_named() -> None:
+    with pytest.raises(JoinError, match="norm"):
+        parse("gperxan + group_norm")
+    with pytest.raises(SharingError, match="disagree"):
+        trained("perxan + fedbn")
+    assert str(parse("guiding + fedavg")) == "fedavg + guiding(weight=0.5)"

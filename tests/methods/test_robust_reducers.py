@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.tiny_runs import (
-    State,
-    built,
-    digest_of,
-    trained,
-)
+from helpers.tiny_runs import State, built, digest_of, trained
 from polyfed.errors import SharingError
 from polyfed.methods.robust_reducers import Krum, Median, TrimmedMean, cut_at_each_end, squared_distances
 from polyfed.runs.experiment import Experiment

@@ -11,10 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from helpers.tiny_runs import (
-    batch_of,
-    trained,
-)
+from helpers.tiny_runs import batch_of, trained
 from polyfed.errors import ModelError
 from polyfed.methods.rsc import challenge
 from polyfed.testing import TinyNet

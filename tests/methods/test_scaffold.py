@@ -6,12 +6,7 @@ import pytest
 import torch
 
 from helpers.sgd_by_hand import local_run
-from helpers.tiny_runs import (
-    PARAMETERS,
-    assert_near,
-    built,
-    trained,
-)
+from helpers.tiny_runs import PARAMETERS, assert_near, built, trained
 from polyfed.errors import JoinError, SettingError
 from polyfed.testing import TinyNet
 

@@ -9,13 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.tiny_runs import (
-    PARAMETERS,
-    State,
-    assert_near,
-    built,
-    trained,
-)
+from helpers.tiny_runs import PARAMETERS, State, assert_near, built, trained
 from polyfed.core.method import parse
 from polyfed.errors import JoinError
 

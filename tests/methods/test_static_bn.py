@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.tiny_runs import (
-    STATISTICS,
-    built,
-    trained,
-)
+from helpers.tiny_runs import STATISTICS, built, trained
 from helpers.watching import watched
 from polyfed.core.client import Client
 from polyfed.core.workbench import ClientState

@@ -11,10 +11,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from helpers.networks import operated
-from helpers.tiny_runs import (
-    built,
-    trained,
-)
+from helpers.tiny_runs import built, trained
 from helpers.watching import watched
 from polyfed.core.method import parse
 from polyfed.errors import JoinError, ModelError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import reduce
@@ -282,7 +282,11 @@ def last_stage(entries: Mapping[str, Entry]) -> list[str]:
 
 
 def generating_method(
-    generation: Generation, hold: GeneratedRound, data_derived_uploads: str = "", granularity: Granularity = "", **slots: Any
+    generation: Generation,
+    hold: Callable[[Server], Talk[None]],
+    data_derived_uploads: str = "",
+    granularity: Granularity = "",
+    **slots: Any,
 ) -> Method:
     """A method whose server generates what clients are sent, with this round, and further slots filled."""
     return Method(

@@ -1,4 +1,4 @@
-"""Local training: every client by itself."""
+"""Local and central training: every client by itself, and one client with all data."""
 
 from __future__ import annotations
 
@@ -21,3 +21,10 @@ def test_local_is_each_clients_own_uninterrupted_training() -> None:
     for name, value in stream_named_big.server.state.items():
         assert torch.equal(together.backend.client_states["big"].entries[name], value), name
     assert single.federation.clients[0].id == "pooled"
+
+
+def test_central_trains_on_the_union_and_tests_every_domain() -> None:
+    experiment = trained("central")
+    assert [len(client.train) for client in experiment.federation.clients] == [13 + 8 + 5]
+    rows = [row for row in experiment.evaluate() if row.view == "seen"]
+    assert {row.domain for row in rows} == {"big", "middle", "small"}
