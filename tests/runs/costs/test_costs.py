@@ -23,7 +23,9 @@ from polyfed.runs.result import Result
 from polyfed.settings import Settings
 from polyfed.studies.report.costs import Expense, Spent, Totals, cells, cost_json, expense_of, spent, totals
 from polyfed.studies.report.html import render
-from polyfed.studies.report.tables import cost_table, method_row, outcome
+from polyfed.studies.report.run_record import RunRecord
+from polyfed.studies.report.run_set import MethodRow
+from polyfed.studies.report.sections import expenses
 from polyfed.testing import TinyNet, tiny_federation
 
 SPECTRUM = 3 * 8 * 8 * 4  # an amplitude spectrum of an image of 3 x 8 x 8, in float32
@@ -39,8 +41,14 @@ def trained(method: str | Method, **changes: Any) -> Result:
     return pf.run(tiny_federation(), method, TinyNet(), **values)
 
 
+def total(result: Result) -> Totals:
+    experiment = result.experiment
+    clients = len(experiment.federation.clients)
+    return totals(experiment.costs, clients, experiment.settings.sampled(clients), experiment.server.round)
+
+
 def cost(method: str) -> Spent:
-    return spent(outcome(trained(method))["totals"])
+    return MethodRow(method, [RunRecord.from_result(trained(method))]).spent
 
 
 @pytest.mark.parametrize(
@@ -84,9 +92,9 @@ def test_extra_bytes_beside_fedavg_by_hand() -> None:
 
 def test_sampled_clients_count_only_when_they_take_part() -> None:
     result = trained("feddg_ga", clients_per_round=2, rounds=3)
-    (found,) = outcome(result)["totals"]
+    found = total(result)
     assert (found.clients, found.rounds, found.client_rounds, found.left_in_rounds) == (3, 3, 6, 6 * 16)
-    assert spent([found]).left_a_round == 16
+    assert spent([found]).left_a_round == MethodRow("feddg_ga", [RunRecord.from_result(result)]).spent.left_a_round == 16
 
 
 def test_granularities_of_joined_methods_the_finer_one_counts() -> None:
@@ -155,14 +163,14 @@ def test_cpu_seconds_of_training_without_evaluations() -> None:
 
     busy = Method("busy", before_training=(in_training,), before_evaluation=(in_evaluation,))
     result = trained(busy, evaluate_every=1)
-    (found,) = outcome(result)["totals"]
+    found = total(result)
     assert found.cpu_seconds is not None and 2 * 3 * 0.05 <= found.cpu_seconds < 2 * 3 * 0.05 + 2 * 0.3
     assert result.experiment.costs.seconds["training"] >= 2 * 3 * 0.05
 
 
 def test_what_cannot_be_measured_is_left_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(meter, "CLEAR", tmp_path / "nowhere" / "clear_refs")
-    (found,) = outcome(trained("fedavg"))["totals"]
+    found = total(trained("fedavg"))
     assert found.memory is None and found.cpu_seconds is not None
     monkeypatch.setattr(meter, "STATUS", tmp_path / "status")
     assert meter.resident_size() is None and meter.peak_size() is None
@@ -215,8 +223,8 @@ def test_costs_are_means_over_runs_and_differences_to_the_reference() -> None:
 
 
 def test_pooled_data_are_not_counted_and_nothing_is_invented_without_a_reference() -> None:
-    rows = [method_row(name, [outcome(trained(name))]) for name in ("central", "elcfs")]
-    central, elcfs = cost_table(rows)
+    rows = [MethodRow(name, [RunRecord.from_result(trained(name))]) for name in ("central", "elcfs")]
+    central, elcfs = expenses(rows)
     assert cells(central)[:4] == ["not counted", "not counted", "per sample", "?"]
     assert cost_json(central)["left_once_bytes_per_client"] is None and cost_json(central)["granularity"] == "per sample"
     assert cost_json(elcfs)["left_once_bytes_per_client"] == SPECTRUM and cost_json(elcfs)["left_bytes_per_client_and_round"] == 0
