@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from polyfed.core.metrics import MEASURES
@@ -17,7 +16,6 @@ from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.runs.figures import as_image, dots_figure
 from polyfed.runs.headline import BASELINE, headline_by_scores, warnings_over_seeds
 from polyfed.runs.training_defaults import training_words
-from polyfed.settings import Settings
 from polyfed.studies.compare.compare import LEAVE_ONE_OUT, ComparedRuns, ComparisonRun
 from polyfed.studies.report.costs import NOTE, Expense, cost_json
 from polyfed.studies.report.run_record import RunRecord, joined
@@ -275,18 +273,7 @@ def compare_runs(runs: ComparedRuns) -> Comparison:
         rows=rows,
         costs=tuple(expenses(rows)),
         test_sizes=sizes,
-        note=footnote(
-            runs.settings,
-            runs.seeds,
-            runs.protocol,
-            rounds,
-            sizes,
-            runs.data.source,
-            chosen.words,
-            any(row.own for row in rows),
-            runs.model_words,
-            runs.origins,
-        ),
+        note=_footnote(runs, rounds, sizes, chosen.words),
         model=runs.model_words,
         folder=runs.folder,
         planned=len(runs.runs),
@@ -315,31 +302,21 @@ def _warned(row: MethodRow, found: Sequence[tuple[ComparisonRun, RunRecord]]) ->
     return [*warnings_over_seeds({run.seed: run.domains for run in _by_seed(found, row.method)}, row.method), *outliers]
 
 
-def footnote(
-    settings: Settings,
-    seeds: Sequence[int],
-    protocol: str,
-    rounds: int,
-    sizes: Mapping[str, int],
-    source: str,
-    measure: str,
-    some_have_their_own: bool = False,
-    model: str = "",
-    origins: Mapping[str, str] = MappingProxyType({}),
-) -> str:
-    """What the table means, in sentences; some methods may have settings of their own."""
+def _footnote(runs: ComparedRuns, rounds: int, sizes: Mapping[str, int], measure: str) -> str:
+    """What the table means, in sentences."""
+    settings, seeds = runs.settings, runs.seeds
     if len(seeds) > 1:
         meaning = f"± is the sample standard deviation over {len(seeds)} seeds ({seeds[0]} to {seeds[-1]})"
     else:
         meaning = f"± is the standard error of one run (seed {seeds[0]}) from the size of its test"
     epochs = f"{settings.local_epochs} local epoch{'s' * (settings.local_epochs > 1)}"
     work = epochs if settings.local_steps is None else f"{settings.local_steps} local steps"
-    length = f"{rounds_words(rounds)} of {work}; {training_words(settings, origins)}"
-    length += ", where a method's row does not say otherwise" if some_have_their_own else ""
+    length = f"{rounds_words(rounds)} of {work}; {training_words(settings, runs.origins)}"
+    length += ", where a method's row does not say otherwise" if any(one.own for one in runs.methods.values()) else ""
     tested = "all images of" if settings.unseen_part == "all" else "the test part of"
     unseen = f" Each column is the {measure} of the newcomer on {tested} a domain that nobody trained on."
     counts = ", ".join(f"{domain} {count}" for domain, count in sizes.items())
     return (
-        f"{measure[0].upper()}{measure[1:]} in %; {meaning}. {length}.{unseen if protocol == LEAVE_ONE_OUT else ''} MB are training traffic per client and round; "
-        f"s are the seconds of training per seed.{f' Model: {model}.' if model else ''} Data: {source or settings.data}. Test images: {counts or 'none scored'}."
+        f"{measure[0].upper()}{measure[1:]} in %; {meaning}. {length}.{unseen if runs.protocol == LEAVE_ONE_OUT else ''} MB are training traffic per client and round; "
+        f"s are the seconds of training per seed.{f' Model: {runs.model_words}.' if runs.model_words else ''} Data: {runs.data.source or settings.data}. Test images: {counts or 'none scored'}."
     )

@@ -66,6 +66,17 @@ class MethodRow:
     own: Mapping[str, Any] = field(default_factory=dict)
     problem: str = ""
 
+    def __eq__(self, other: object) -> bool:
+        """Whether another row shows the same."""
+        return isinstance(other, MethodRow) and self.method == other.method and self._shown() == other._shown()
+
+    def __hash__(self) -> int:
+        return hash(self.method)
+
+    def _shown(self) -> tuple[Any, ...]:
+        scores = (self.seen, self.unseen, self.mean, self.worst)
+        return self.measure, self.own, self.problem, self.runs, *scores, self.spent, self.bytes_up, self.bytes_down, self.seconds
+
     def by(self, measure: str) -> MethodRow:
         """The same runs by another metric."""
         return replace(self, measure=measure)
@@ -335,9 +346,8 @@ class RunSet:
     def best(self, column: Column) -> list[MethodRow]:
         """The contenders that are best in a column; none if all are equal, or if no value of the metric is better than another."""
         found = {row: row.average(column.view, column.key) for row in self.contenders(column.view)}
-        if self.measure in NEITHER_IS_BETTER or column.key == SPREAD or not found:
-            return []
-        return _best_of(found, self.measure in SMALLER_IS_BETTER)
+        ranks = self.measure not in NEITHER_IS_BETTER and column.key != SPREAD
+        return _best_of(found, self.measure in SMALLER_IS_BETTER) if ranks else []
 
     def cheapest(self, what: str) -> list[MethodRow]:
         """The methods with the lowest ``bytes_up``, ``bytes_down`` or ``seconds``; none if all are equal."""
@@ -362,6 +372,8 @@ class RunSet:
 
 def _best_of(values: Mapping[MethodRow, float], smaller: bool) -> list[MethodRow]:
     """The rows with the best value; none if all are equal."""
+    if not values:
+        return []
     top = (min if smaller else max)(values.values())
     chosen = [row for row, value in values.items() if abs(value - top) < EQUAL]
     return [] if len(chosen) == len(values) else chosen

@@ -168,7 +168,7 @@ def expenses(rows: Sequence[MethodRow]) -> list[costs.Expense]:
         same = [one for one in references if recipe(one.first) == recipe(row.first)]
         chosen = same or (references if len(references) == 1 else [])
         reference = chosen[0].spent if chosen else None
-        found.append(costs.expense_of(row.method, *declared_uploads(row.first), row.spent, reference))
+        found.append(costs.Expense(row.method, *declared_uploads(row.first), row.spent, reference))
     return found
 
 
