@@ -14,7 +14,7 @@ from polyfed.studies.analyse import drawings
 from polyfed.studies.analyse.confidence import Confidence
 from polyfed.studies.analyse.gradient_bias import GradientBias
 from polyfed.studies.analyse.kinds import KINDS, Analysis
-from polyfed.studies.analyse.layer_spread import EntrySpread
+from polyfed.studies.analyse.local_models import EntrySpread
 from polyfed.studies.analyse.norm_statistics import NormStatistics, Statistics
 from polyfed.studies.analyse.opened_run import OpenedRun
 from polyfed.studies.analyse.presentations import Rows

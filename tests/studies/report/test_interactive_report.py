@@ -13,7 +13,7 @@ import polyfed
 from helpers.browser import use_report
 from helpers.command_line import Command
 from helpers.report_page import words
-from polyfed.studies.report import exports, gather, images
+from polyfed.studies.report import exports, gather, pictures
 from polyfed.studies.report.html import render, write_report
 from polyfed.studies.report.run_record import MEAN
 
@@ -66,7 +66,7 @@ def test_pictures_come_from_the_data_and_only_for_runs_of_this_account(runs: Pat
     assert len(page) < 6_000_000 and "Which class is taken for which" in words(page)
     without = render(folders(runs))
     assert "data:image/png" not in without
-    monkeypatch.setattr(images, "is_sealed", lambda content: False)
+    monkeypatch.setattr(pictures, "is_sealed", lambda content: False)
     foreign = render(folders(runs), with_pictures=None)
     assert "not made by this account" in words(foreign) and "data:image/png" not in foreign
     assert "data:image/png" in render(folders(runs), with_pictures=True)

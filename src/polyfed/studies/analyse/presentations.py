@@ -14,7 +14,7 @@ from polyfed.studies.analyse import drawings
 from polyfed.studies.analyse.confidence import Confidence
 from polyfed.studies.analyse.feature_similarity import Features
 from polyfed.studies.analyse.gradient_bias import GradientBias, gradient_bias_of
-from polyfed.studies.analyse.layer_spread import EntrySpread, layer_spread
+from polyfed.studies.analyse.local_models import EntrySpread, layer_spread
 from polyfed.studies.analyse.norm_statistics import SERVER, NormStatistics, norm_statistics
 from polyfed.studies.analyse.opened_run import OpenedRun
 from polyfed.studies.analyse.rounds import Drift, Noted
@@ -69,23 +69,10 @@ def measure_bias(run: OpenedRun) -> list[GradientBias]:
 
 
 def present_bias(found: Mapping[str, list[GradientBias]]) -> Presented:
-    rows = [
-        {"run": label, "norm": one.norm, "bias": one.bias, "shuffled": one.shuffled, "cosine": one.cosine}
-        for label, many in found.items()
-        for one in many
-    ]
-    layers = [
-        {"run": label, "norm": one.norm, "layer": layer, "bias": value}
-        for label, many in found.items()
-        for one in many
-        for layer, value in one.layers.items()
-    ]
-    clients = [
-        {"run": label, "norm": one.norm, "client": client, "bias": value}
-        for label, many in found.items()
-        for one in many
-        for client, value in one.clients.items()
-    ]
+    each = [({"run": label, "norm": one.norm}, one) for label, many in found.items() for one in many]
+    rows = [{**names, "bias": one.bias, "shuffled": one.shuffled, "cosine": one.cosine} for names, one in each]
+    layers = [{**names, "layer": layer, "bias": value} for names, one in each for layer, value in one.layers.items()]
+    clients = [{**names, "client": client, "bias": value} for names, one in each for client, value in one.clients.items()]
 
     def words(many: list[GradientBias]) -> str:
         first = many[0]
@@ -107,13 +94,9 @@ def measure_statistics(run: OpenedRun) -> tuple[NormStatistics, NormStatistics]:
 
 
 def present_statistics(found: Mapping[str, tuple[NormStatistics, NormStatistics]]) -> Presented:
-    distances = [
-        {"run": label, "source": one.source, **dataclasses.asdict(each)}
-        for label, both in found.items()
-        for one in both
-        for each in one.distances()
-    ]
-    channels = [{"run": label, "source": one.source, **row} for label, both in found.items() for one in both for row in one.rows()]
+    each = [({"run": label, "source": one.source}, one) for label, both in found.items() for one in both]
+    distances = [{**names, **dataclasses.asdict(pair)} for names, one in each for pair in one.distances()]
+    channels = [{**names, **row} for names, one in each for row in one.rows()]
 
     def words(both: tuple[NormStatistics, NormStatistics]) -> str:
         data, trained = both
@@ -273,22 +256,15 @@ def present_noted(found: Mapping[str, Noted]) -> Presented:
 
 
 def present_confidence(found: Mapping[str, list[Confidence]]) -> Presented:
-    rows = [
-        {"run": label, "view": one.view, "answers": "right" if one.right else "wrong", "count": one.count, "mean": one.mean}
+    each = [
+        ({"run": label, "view": one.view, "answers": "right" if one.right else "wrong"}, one)
         for label, many in found.items()
         for one in many
     ]
+    rows = [{**names, "count": one.count, "mean": one.mean} for names, one in each]
     bins = [
-        {
-            "run": label,
-            "view": one.view,
-            "answers": "right" if one.right else "wrong",
-            "from": place / len(one.histogram),
-            "to": (place + 1) / len(one.histogram),
-            "share": share,
-        }
-        for label, many in found.items()
-        for one in many
+        {**names, "from": place / len(one.histogram), "to": (place + 1) / len(one.histogram), "share": share}
+        for names, one in each
         for place, share in enumerate(one.histogram)
     ]
 

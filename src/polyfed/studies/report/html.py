@@ -24,7 +24,7 @@ from polyfed.studies.report import pictures, sections
 from polyfed.studies.report.charts import swatch
 from polyfed.studies.report.commands import compare_command, pieces, report_command
 from polyfed.studies.report.gather import gather
-from polyfed.studies.report.images import NONE, analyses_of, chosen_kinds, grid_of, images_of
+from polyfed.studies.report.pictures import NONE, analyses_of, chosen_kinds, grid_of, images_of
 from polyfed.studies.report.run_record import run_folders
 from polyfed.studies.report.run_set import RunSet
 from polyfed.studies.report.verdict import notices, verdict_of

@@ -18,7 +18,7 @@ from polyfed.studies.report.run_set import Column, MethodRow, RunSet, binomial_e
 from polyfed.studies.report.verdict import Verdict
 from polyfed.studies.report.words import byte_words, points, second_words
 
-KINDS: Mapping[str, str] = {
+ENTRY_KINDS: Mapping[str, str] = {
     "weight": "weights",
     "head": "head",
     "norm_affine": "norm scale and shift",
@@ -38,7 +38,7 @@ NOT_SCORED = "–"
 
 def kind_words(kind: str) -> str:
     """An entry kind in words; a layer's own kind keeps its name."""
-    return KINDS.get(kind, kind)
+    return ENTRY_KINDS.get(kind, kind)
 
 
 # ------------------------------------------------------------------------------------------------------------------ scores
@@ -189,7 +189,7 @@ def travel_matrix(runs: RunSet) -> dict[str, Any]:
     """What travels in all methods: a row for each entry kind, a column for each method."""
     plans = [row.first.document.get("plan", []) for row in runs.rows]
     kinds = dict.fromkeys(str(entry.get("kind", "?")) for plan in plans for entry in plan)
-    ordered = sorted(kinds, key=lambda kind: list(KINDS).index(kind) if kind in KINDS else len(KINDS))
+    ordered = sorted(kinds, key=lambda kind: list(ENTRY_KINDS).index(kind) if kind in ENTRY_KINDS else len(ENTRY_KINDS))
     rows = [{"kind": kind_words(kind), "cells": [_travels(plan, kind) for plan in plans]} for kind in ordered]
     return {"heads": [row.method for row in runs.rows], "rows": rows}
 
