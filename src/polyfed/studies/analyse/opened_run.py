@@ -48,7 +48,6 @@ class OpenedRun:
 
     @cached_property
     def folder(self) -> RunFolder:
-        """Its folder."""
         path = self.source.path if isinstance(self.source, Result) else self.source
         if path is None:
             raise RunFolderError("The run has no folder, and rounds are written down only there. Train it with out=FOLDER.")

@@ -75,12 +75,10 @@ class Expense:
 
     @property
     def extra_traffic(self) -> float | None:
-        """More bytes by client and round."""
         return self._more("traffic")
 
     @property
     def extra_cpu(self) -> float | None:
-        """More CPU seconds by round."""
         return self._more("cpu_seconds")
 
     @property
@@ -139,7 +137,6 @@ def _rate(amounts: Iterable[float | None], times: Sequence[int]) -> float | None
 
 
 def cost_json(row: Expense) -> dict[str, str | float | None]:
-    """A row as JSON."""
     return {
         "data_derived_uploads": row.data_derived_uploads or None,
         "granularity": row.granularity or None,
@@ -169,7 +166,6 @@ def cells(row: Expense) -> list[str]:
 
 
 def left_words(row: Expense, count: float | None) -> str:
-    """Bytes that left a client."""
     if count is None:
         return NOT_KNOWN
     return f"{count:,.0f} B" if row.is_counted else "not counted"

@@ -40,7 +40,8 @@ def write_tables(runs: Sequence[str | Path], out: str | Path | None, form: str, 
         raise SettingError(f"--tables cannot be {form!r}. {nearest(form, TABLES)}")
     path = target(out, f"tables{TABLES[form]}", TABLES[form], f"--tables {form}")
     sets = [found.headed(metric) for found in gather(run_folders(runs))]
-    write_file(path, {"md": _markdown, "csv": _csv, "latex": _latex, "json": _json}[form](sets).encode())
+    write = {"md": _markdown, "csv": lambda found: csv_of(_records(found)), "latex": _latex, "json": _json}[form]
+    write_file(path, write(sets).encode())
     return path
 
 
@@ -224,10 +225,6 @@ def _records(sets: Iterable[RunSet]) -> list[dict[str, Any]]:
         for column in runs.columns(view)
         for seed, value in row.finals(view, column.key).items()
     ]
-
-
-def _csv(sets: Iterable[RunSet]) -> str:
-    return csv_of(_records(sets))
 
 
 def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:

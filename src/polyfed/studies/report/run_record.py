@@ -102,7 +102,6 @@ class RunRecord:
 
     @property
     def method(self) -> str:
-        """The method's text."""
         return str(self.document.get("method", {}).get("text", self.settings["method"]))
 
     @property
@@ -112,12 +111,10 @@ class RunRecord:
 
     @property
     def seed(self) -> int:
-        """The seed."""
         return int(self.settings["seed"])
 
     @property
     def rounds(self) -> int:
-        """The planned rounds."""
         return int(self.settings["rounds"])
 
     @property

@@ -274,7 +274,6 @@ class RunSet:
 
     @property
     def runs(self) -> list[RunRecord]:
-        """All its runs."""
         return [run for row in self.rows for run in row.records]
 
     @property
@@ -310,7 +309,6 @@ class RunSet:
         return "unseen" if self.left_out or not self.domains("seen") else "seen"
 
     def test_size(self, view: str, domain: str) -> int:
-        """Test examples of a domain."""
         return max((run.test_sizes.get((view, domain), 0) for run in self.runs), default=0)
 
     # ------------------------------------------------------------------------------------------------------------- tables

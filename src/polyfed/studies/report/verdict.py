@@ -39,7 +39,6 @@ class PairedDifference:
 
     @property
     def spread(self) -> float:
-        """Standard deviation over paired seeds."""
         return deviation(self.by_seed)
 
     @property
@@ -87,7 +86,6 @@ class Verdict:
 
 
 def paired_difference(runs: RunSet, view: str, ahead: MethodRow, behind: MethodRow) -> PairedDifference:
-    """Compare two methods."""
     one, other = ahead.finals(view, MEAN), behind.finals(view, MEAN)
     by_seed = [one[seed] - other[seed] for seed in one if seed in other]
     error = math.hypot(ahead.test_error(view, MEAN), behind.test_error(view, MEAN))
