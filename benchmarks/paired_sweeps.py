@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from polyfed.studies.report.gather import read_run
 from polyfed.studies.report.paired_tests import Answers, image_test
+from polyfed.studies.report.run_record import RunRecord
 
 
 def tests_of(sweep: Path, method: str) -> dict[int, dict[str, Any]]:
@@ -25,7 +25,7 @@ def tests_of(sweep: Path, method: str) -> dict[int, dict[str, Any]]:
 
 def answers_of(sweep: Path, tests: dict[int, dict[str, Any]]) -> dict[int, Answers]:
     """What the tested models answered, by seed."""
-    return {seed: read_run(sweep / "final" / Path(test["run"]).name).answers for seed, test in tests.items()}
+    return {seed: RunRecord.from_folder(sweep / "final" / Path(test["run"]).name).answers for seed, test in tests.items()}
 
 
 def main() -> None:

@@ -20,6 +20,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import method_tables
+from method_tables import table
+
 import polyfed
 from polyfed.cli.commands import GROUPS
 from polyfed.cli.completion import NAMES
@@ -27,11 +30,9 @@ from polyfed.cli.lazy import imported
 from polyfed.cli.show import GIVEN_BY_RUN
 from polyfed.core.slots import SLOTS
 from polyfed.settings import FACTS
-from polyfed.studies.report import method_tables
 from polyfed.studies.report.catalogue import registry_of, written
 from polyfed.studies.report.docstrings import first_sentence
 from polyfed.studies.report.kinds import EXPERIMENTS, KINDS, RECIPES
-from polyfed.studies.report.method_tables import table
 from polyfed.text import write_option
 
 ROOT = Path(__file__).resolve().parents[1]

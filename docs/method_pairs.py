@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
+from method_tables import own_methods, table
 
 from polyfed.core.method import Method, methods
 from polyfed.errors import PolyfedError
 from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings
-from polyfed.studies.report.method_tables import own_methods, table
 from polyfed.testing import TinyNet, tiny_federation
 
 COMPOSES = "+"

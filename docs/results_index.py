@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from method_tables import table
+
 from polyfed.papers.budget import core_hours
 from polyfed.papers.claims import (
     NOT_COMPARABLE,
@@ -29,7 +31,6 @@ from polyfed.papers.files import FORMS, PaperItem, item_names, read_item
 from polyfed.papers.grid import Form, cells_of, planned_runs
 from polyfed.papers.ledger import LAST_ONLY, Ledger
 from polyfed.papers.reproduction import Reproduction, from_ledger
-from polyfed.studies.report.method_tables import table
 
 HEADLINES = ("fedwon/table-1", "fixbn/table-5", "fedstein/table-1", "gperxan/table-2", "hfedf/table-11")
 HEAD = ("experiment", "claim", "status", "seeds", "form", "published", "ours", "tests")

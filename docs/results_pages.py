@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from method_tables import table
+
 from polyfed.papers.claims import judged_orders
 from polyfed.papers.figures import pictures, standalone
 from polyfed.papers.files import FORMS, UNITS, Part, item_names, read_item
@@ -24,7 +26,6 @@ from polyfed.papers.tables import LEGEND, Footnotes, parts_of, shown_table
 from polyfed.runs.folder.folder_names import data_slug, slug
 from polyfed.runs.result import accuracy_table
 from polyfed.studies.report.charts import Series, line_chart, ticks
-from polyfed.studies.report.method_tables import table
 
 PAGES = Path(__file__).parent / "results"
 RUNS = PAGES / "runs"

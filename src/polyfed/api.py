@@ -484,7 +484,7 @@ def analyse(
     """
     from polyfed.runs.result import Result
     from polyfed.studies.analyse.analyse import analyse_runs
-    from polyfed.studies.report.gather import run_folders
+    from polyfed.studies.report.run_record import run_folders
 
     named = [runs] if isinstance(runs, str | Path | Result) else list(runs)
     opened: list[str | Path | Result] = []

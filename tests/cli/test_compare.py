@@ -8,45 +8,52 @@ import shutil
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from helpers.command_line import SHORT, STOPPER, Command, says
+from polyfed.core.evaluation import Row
 from polyfed.runs.folder.run_folder import RunFolder
-from polyfed.studies.report.costs import Totals
-from polyfed.studies.report.tables import Number, best_methods, left_out_in_turn, method_row, percent
+from polyfed.runs.result import accuracy_table
+from polyfed.studies.report.run_record import RunRecord, joined
+from polyfed.studies.report.run_set import Column, MethodRow, Number, RunSet
+from polyfed.studies.report.words import percent
 
 
-def summary(accuracies: dict[str, float], seed: int = 0, view: str = "seen", count: int = 100) -> dict[str, object]:
-    values = list(accuracies.values())
-    scores = [
+def record(accuracies: dict[str, float], seed: int = 0, view: str = "seen", count: int = 100, **numbers: float) -> RunRecord:
+    """A run of two clients and five rounds, without training."""
+    lines = [
         {
+            "round": 5,
             "view": view,
             "client": name,
             "domain": name,
             "accuracy": p,
             "standard_error": (p * (1 - p) / count) ** 0.5,
             "count": count,
+            "class_counts": [count],
+            **numbers,
         }
         for name, p in accuracies.items()
     ]
-    table = {"seen": {}, "unseen": {}, "mean": sum(values) / len(values), "worst": min(values)} | {view: accuracies}
-    return {
-        "accuracy": table,
-        "scores": scores,
-        "test_sizes": {view: dict.fromkeys(accuracies, count)},
-        "bytes_up": 1000,
-        "bytes_down": 3000,
-        "seconds": 2.0 + seed,
-        "run": f"run{seed}",
-        "client_rounds": 10,
-        "totals": [Totals(2, 5, 10, 0, 0, 4000, 1.5, 1_000_000)],
+    costs = {
+        "bytes": {"up": {"training": {"weight": 1000}}, "down": {"training": {"weight": 3000}}},
+        "messages": {},
+        "seconds": {"training": 2.0 + seed},
     }
+    settings = {"seed": seed, "unseen": list(accuracies) if view == "unseen" else []}
+    document = {"settings": settings, "data": {"clients": 2, "test_sizes": {view: dict.fromkeys(accuracies, count)}}}
+    return RunRecord(f"run{seed}", document, lines, reached=5, finished=True, costs=costs)
+
+
+def row_of(method: str, *records: RunRecord, measure: str = "accuracy") -> MethodRow:
+    return MethodRow(method, records, measure)
 
 
 def test_one_seed_has_binomial_errors() -> None:
-    row = method_row("fedavg", [summary({"a": 0.5, "b": 0.8})])
+    row = row_of("fedavg", record({"a": 0.5, "b": 0.8}))
     assert percent(row.seen["a"].value, row.seen["a"].error) == "50.0 ±5.0"
     assert row.seen["b"].error == pytest.approx(0.04)
     assert row.mean is not None and row.worst is not None
@@ -56,23 +63,47 @@ def test_one_seed_has_binomial_errors() -> None:
 
 
 def test_several_seeds_have_sample_deviations() -> None:
-    row = method_row("fedavg", [summary({"a": 0.5, "b": 0.8}, 0), summary({"a": 0.6, "b": 0.5}, 1)])
+    row = row_of("fedavg", record({"a": 0.5, "b": 0.8}, 0), record({"a": 0.6, "b": 0.5}, 1))
     assert row.seen["a"] == Number(pytest.approx(0.55), pytest.approx(0.1 / 2**0.5), (0.5, 0.6))
     assert row.worst is not None and row.worst.values == (0.5, 0.5)
     assert row.seconds == 2.5 and row.runs == ("run0", "run1")
 
 
+def best_of(runs: RunSet) -> dict[str, list[str]]:
+    return {column.name: [row.method for row in runs.best(column)] for column in runs.all_columns()}
+
+
 def test_best_of_each_column_and_nobody_where_all_are_equal() -> None:
-    rows = [method_row("x", [summary({"a": 0.5, "b": 0.8})]), method_row("y", [summary({"a": 0.6, "b": 0.8})])]
-    best = best_methods(rows)
-    assert best["a"] == best["mean"] == best["worst"] == {"y"}
-    assert best["b"] == best["up"] == set()
+    runs = RunSet([row_of("x", record({"a": 0.5, "b": 0.8})), row_of("y", record({"a": 0.6, "b": 0.8}))])
+    assert best_of(runs) == {"a": ["y"], "b": [], "mean": ["y"], "worst": ["y"]} and runs.cheapest("bytes_up") == []
+    assert runs.best(Column("spread", "seen", ("", "spread"))) == []
+
+
+def test_the_smallest_error_is_the_best_and_the_largest_the_worst() -> None:
+    errors = {"x": 0.1, "y": 0.3}
+    rows = [
+        row_of(name, record({"a": 0.5, "b": 0.5}, calibration_error=e), measure="calibration_error") for name, e in errors.items()
+    ]
+    runs = RunSet(rows)
+    assert best_of(runs) == {name: ["x"] for name in ("a", "b", "mean", "worst")}
+    assert [row.method for row in runs.ranked("seen")] == ["x", "y"]
+    uneven = [Row("seen", d, d, {"accuracy": 0.5, "count": 10, "calibration_error": e}) for d, e in (("a", 0.1), ("b", 0.4))]
+    assert accuracy_table(uneven, "calibration_error")["worst"] == 0.4 and accuracy_table(uneven)["worst"] == 0.5
+
+
+def test_methods_that_pool_data_are_never_the_best() -> None:
+    central = record({"a": 0.9, "b": 0.9})
+    pooled = replace(central, document={**central.document, "method": {"text": "central", "pools_data": True}})
+    runs = RunSet([row_of("x", record({"a": 0.5, "b": 0.8})), row_of("y", record({"a": 0.6, "b": 0.7})), row_of("central", pooled)])
+    assert best_of(runs) == {"a": ["y"], "b": ["x"], "mean": [], "worst": ["y"]}
+    assert [row.method for row in runs.ranked("seen")] == ["central", "x", "y"]
 
 
 def test_left_out_in_turn_joins_unseen_domains() -> None:
-    joined = left_out_in_turn([summary({"a": 0.5}, view="unseen"), summary({"b": 0.7}, view="unseen")])
-    row = method_row("x", [joined])
-    assert {name: number.value for name, number in row.columns().items()} == {"a": 0.5, "b": 0.7, "mean": 0.6, "worst": 0.5}
+    parts = [record({"a": 0.5}, view="unseen"), record({"b": 0.7}, view="unseen")]
+    row = row_of("x", joined(parts, ["a", "b"]))
+    columns = RunSet([row]).all_columns()
+    assert {c.name: row.number(c.view, c.key)[0] for c in columns} == {"a": 0.5, "b": 0.7, "mean": 0.6, "worst": 0.5}  # type: ignore[index]
     assert row.bytes_up == 100
 
 
@@ -207,6 +238,7 @@ def test_a_run_that_another_process_trains_is_waited_for_and_read(polyfed: Comma
 
 HOLDER = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 from polyfed import run
 from polyfed.runs.folder.run_folder import RunFolder

@@ -20,7 +20,7 @@ from polyfed.errors import DataError, ModelError, SettingError, UnknownName
 from polyfed.runs.assemble import from_torch
 from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings
-from polyfed.studies.report.tables import domain_rows
+from polyfed.studies.report.run_record import domain_rows
 from polyfed.testing import TinyNet, tiny_federation
 
 

@@ -22,7 +22,7 @@ from polyfed.core.server import ClientInfo
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.result import Result
 from polyfed.settings import Settings
-from polyfed.studies.report.tables import domain_rows
+from polyfed.studies.report.run_record import domain_rows
 
 MANY = joint_scoring.MANY + 20
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import method_tables
 import pytest
 
 from helpers.paths import DOCS, EXAMPLES, ROOT, SOURCE
@@ -25,7 +26,6 @@ from polyfed.core.code_gate import allow, code_in
 from polyfed.core.load_methods import load_file
 from polyfed.core.method import Method, methods
 from polyfed.studies.compare.candidates import candidates
-from polyfed.studies.report import method_tables
 
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 HEADINGS = ("Idea", "Formula", "What travels", "Options", "Differences from the paper", "Command", "Results")

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
+from method_pairs import in_general, outcomes, pairs, pairs_table
+from method_tables import own_methods
 
 from helpers.method_texts import WITHOUT_BATCH_NORM
 from helpers.paths import DOCS
 from polyfed.core.method import methods
-from polyfed.studies.report.method_tables import own_methods
 
 pytest.importorskip("opacus", reason="pairs with differential privacy need the privacy extra")
 PAGE = DOCS / "methods" / "pairs.md"
-sys.path.insert(0, str(DOCS))
-
-from method_pairs import in_general, outcomes, pairs, pairs_table  # noqa: E402
 
 KNOWN = {
     ("agc", "fedbn"): "",

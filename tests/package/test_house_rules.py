@@ -19,7 +19,7 @@ WITH_EXAMPLES = sorted(path for path in PACKAGE.rglob("*.py") if ">>>" in path.r
 
 ORDINARY_WORDS = {"local", "central", "momentum", "median", "guiding", "group_norm", "instance_norm", "layer_norm"}
 """Words of the field, and families of layers, that are also the names of methods."""
-MAY_NAME_METHODS = ("methods/", "studies/report/method_tables.py", "studies/compare/recipes/shipped/")
+MAY_NAME_METHODS = ("methods/", "studies/compare/recipes/shipped/")
 """The methods themselves, tables for the docs that put them side by side, and recipes."""
 
 KNOWN = {

@@ -23,7 +23,7 @@ from polyfed.settings import Settings, Unset
 from polyfed.studies.compare.compare import ComparedRuns
 from polyfed.studies.compare.estimate import Estimator
 from polyfed.studies.report.commands import command
-from polyfed.studies.report.gather import read_run
+from polyfed.studies.report.run_record import RunRecord
 from polyfed.testing import TinyNet, tiny_federation
 
 SGD = TrainsWith(lr=0.02, batch_size=6)
@@ -181,4 +181,4 @@ def test_a_declared_rate_does_not_go_with_an_optimizer_of_the_methods_own() -> N
 @pytest.mark.parametrize(("given", "written"), [({}, False), ({"lr": 0.05}, True)])
 def test_the_command_of_a_run_gives_a_default_again_that_was_given(tmp_path: Path, given: dict[str, Any], written: bool) -> None:
     polyfed.run("digits-mini(per_domain=10)", model="small_cnn(width=4)", out=tmp_path / "run", **SHORT, **given)
-    assert ("--lr 0.05" in command(read_run(tmp_path / "run"))) == written
+    assert ("--lr 0.05" in command(RunRecord.from_folder(tmp_path / "run"))) == written

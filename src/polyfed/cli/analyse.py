@@ -39,7 +39,7 @@ def analyse(
     from polyfed.api import analyse as analyse_runs
     from polyfed.errors import SettingError
     from polyfed.studies.analyse.kinds import KINDS
-    from polyfed.studies.report.analysis_files import write_analyses
+    from polyfed.studies.report.exports import write_analyses
 
     if kinds:
         shown = table(("kind", "what it shows", "needs the data"))

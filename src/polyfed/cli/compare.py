@@ -146,7 +146,7 @@ def print_comparison(found: Comparison, costs: bool, view: View) -> None:
     """The tables and their footnotes."""
     from polyfed.core.metrics import MEASURES
     from polyfed.studies.compare.compare import SEEN
-    from polyfed.studies.report.tables import reference_of
+    from polyfed.studies.report.sections import references_in
 
     if found.reused:
         print(f"{found.reused} of {found.planned} runs were in {found.folder} already and are used as they are.", file=sys.stderr)
@@ -157,9 +157,9 @@ def print_comparison(found: Comparison, costs: bool, view: View) -> None:
     print_footnotes(
         in_short(found), [reason, found.certainty, found.note], view, [reason_in_short(found.metric_reason, found.metric)]
     )
-    reference = reference_of(found.rows) if costs else None
-    if reference is not None:
-        print_costs(found.costs, reference, view)
+    references = references_in(found.rows) if costs else []
+    if references:
+        print_costs(found.costs, references[0].spent, view)
     console().print(f"run folders: {found.folder}", soft_wrap=True, markup=False)
 
 

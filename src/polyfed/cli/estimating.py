@@ -88,7 +88,7 @@ def cells(estimate: MethodEstimate) -> list[str]:
 
 def sum_words(estimates: Sequence[MethodEstimate]) -> str:
     """What all runs cost together, and how long they take on the clock."""
-    from polyfed.studies.report.byte_words import byte_words
+    from polyfed.studies.report.words import byte_words
 
     runs = sum(len(estimate.runs) for estimate in estimates)
     seconds = sum(estimate.cpu_seconds for estimate in estimates)

@@ -76,7 +76,8 @@ def evaluate(
 
 def _print(found: Evaluation, view: View) -> None:
     from polyfed.core.metrics import MEASURES
-    from polyfed.studies.report.tables import domain_rows, percent, rounds_words
+    from polyfed.studies.report.run_record import domain_rows
+    from polyfed.studies.report.words import percent, rounds_words
 
     summary, choices = found.summary, found.choices
     title = f"{summary['method']} after {rounds_words(summary['rounds'])}, on {summary['data']}"

@@ -70,7 +70,7 @@ def as_values(found: Exported, path: str) -> dict[str, Any]:
 
 def print_export(found: Exported, path: str) -> None:
     """Sizes and speeds before and after, and what was checked."""
-    from polyfed.studies.report.byte_words import byte_words
+    from polyfed.studies.report.words import byte_words
 
     shown = table(("model", "size", "ms per image"), ("size", "ms per image"))
     for form in found.forms:

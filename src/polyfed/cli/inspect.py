@@ -7,7 +7,7 @@ from typing import Any
 from polyfed.cli.options import Json
 from polyfed.cli.output import console, print_json, print_table, table
 from polyfed.cli.run import RunFolderPath
-from polyfed.studies.report.byte_words import byte_words
+from polyfed.studies.report.words import byte_words
 
 EXAMPLE = "Example: polyfed inspect runs/digits-mini-fedbn-seed0"
 

@@ -9,7 +9,7 @@ from polyfed.cli.fitted_table import FittedTable
 from polyfed.cli.output import View, console, print_table, table
 
 if TYPE_CHECKING:
-    from polyfed.studies.report.tables import MethodRow
+    from polyfed.studies.report.run_set import Column, MethodRow
 
 MOST_IMPORTANT = ("mean", "worst")
 """The columns that are shown on the narrowest terminal."""
@@ -28,13 +28,14 @@ def print_methods(title: str, rows: Sequence[MethodRow], view: View) -> None:
 
 def fitting(rows: Sequence[MethodRow], width: int, view: View) -> FittedTable:
     """The table on one line for each method if all columns fit, else stacked if that saves the columns of domains."""
-    from polyfed.studies.report.tables import column_names
+    from polyfed.studies.report.run_set import RunSet
 
     flat = method_table(rows, stacked=False)
     if view.wide or not flat.left_out(width):
         return flat
     stacked = method_table(rows, stacked=True)
-    return flat if set(column_names(rows)) & set(stacked.left_out(width)) else stacked
+    names = {column.name for column in RunSet(rows).all_columns()}
+    return flat if names & set(stacked.left_out(width)) else stacked
 
 
 def method_table(rows: Sequence[MethodRow], stacked: bool) -> FittedTable:
@@ -42,31 +43,39 @@ def method_table(rows: Sequence[MethodRow], stacked: bool) -> FittedTable:
     from rich.markup import escape
 
     from polyfed.runs.headline import BASELINE
-    from polyfed.studies.report.tables import baseline_of, best_methods, column_names, percent
+    from polyfed.studies.report.run_set import RunSet
+    from polyfed.studies.report.words import percent
 
-    best, columns = best_methods(rows), column_names(rows)
-    costs = ("MB up", "MB down", "s")
-    unseen = [name for name in columns if name.startswith("unseen: ")]
-    domains = [name for name in columns if name not in (*MOST_IMPORTANT, *unseen)]
-    shown = table(("method", *columns, *costs), (*columns, *costs), [unseen, domains, ["MB up"], ["s"], ["MB down"]])
+    runs = RunSet(rows)
+    columns = runs.all_columns()
+    best = {column: runs.best(column) for column in columns}
+    costs = {"MB up": ("bytes_up", 1e6, 3), "MB down": ("bytes_down", 1e6, 3), "s": ("seconds", 1, 1)}
+    cheapest = {name: runs.cheapest(what) for name, (what, _, _) in costs.items()}
+    names = [column.name for column in columns]
+    unseen = [name for name in names if name.startswith("unseen: ")]
+    domains = [name for name in names if name not in (*MOST_IMPORTANT, *unseen)]
+    shown = table(("method", *names, *costs), (*names, *costs), [unseen, domains, ["MB up"], ["s"], ["MB down"]])
 
-    def cell(row: MethodRow, column: str, text: str) -> str:
+    def cell(text: str, bold: bool) -> str:
         written = text.replace(" ±", "\n±") if stacked else text
-        return f"[bold]{written}[/bold]" if row.method in best.get(column, ()) else written
+        return f"[bold]{written}[/bold]" if bold else written
+
+    def score(row: MethodRow, column: Column) -> str:
+        number = row.number(column.view, column.key)
+        return "-" if number is None else cell(percent(number.value, number.error), row in best[column])
 
     for row in rows:
         name = escape(row.method)
         if row.problem:
             shown.add_row(name, *("-" for _ in (*columns, *costs)))
             continue
-        numbers = row.columns()
-        cells = [cell(row, key, percent(numbers[key].value, numbers[key].error)) if key in numbers else "-" for key in columns]
-        traffic = [cell(row, "up", f"{row.bytes_up / 1e6:.3f}"), cell(row, "down", f"{row.bytes_down / 1e6:.3f}")]
-        shown.add_row(name, *cells, *traffic, cell(row, "seconds", f"{row.seconds:.1f}"))
-    by_chance = baseline_of(rows, next((row.measure for row in rows if not row.problem), "accuracy"))
+        spent = [
+            cell(f"{getattr(row, what) / unit:.{digits}f}", row in cheapest[cost]) for cost, (what, unit, digits) in costs.items()
+        ]
+        shown.add_row(name, *(score(row, column) for column in columns), *spent)
+    by_chance = runs.baseline(columns)
     if by_chance:
         shown.add_section()
-        shown.add_row(
-            BASELINE, *(percent(by_chance[c]) if c in by_chance else "-" for c in columns), *("" for _ in costs), style="dim"
-        )
+        chances = (percent(by_chance[column]) if column in by_chance else "-" for column in columns)
+        shown.add_row(BASELINE, *chances, *("" for _ in costs), style="dim")
     return shown

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyfed.cli.fitted_table import FittedTable
 from polyfed.cli.visible import visible
-from polyfed.studies.report.json_values import json_values
+from polyfed.studies.report.words import json_values
 
 if TYPE_CHECKING:
     from rich.console import Console

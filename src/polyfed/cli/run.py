@@ -160,7 +160,8 @@ def print_scores(summary: dict[str, Any], title: str | None = None, view: View =
 
     from polyfed.core.metrics import MEASURES
     from polyfed.runs.headline import BASELINE
-    from polyfed.studies.report.tables import domain_rows, percent, rounds_words
+    from polyfed.studies.report.run_record import domain_rows
+    from polyfed.studies.report.words import percent, rounds_words
 
     print_warnings([summary["warning"]] if "warning" in summary else [])
     measure = summary["metric"]
@@ -231,8 +232,8 @@ def print_privacy(account: dict[str, Any] | None, view: View = FITTED) -> None:
 
 def print_costs(summary: dict[str, Any]) -> None:
     """Bytes by class of entry, and seconds."""
-    from polyfed.studies.report.byte_words import byte_words
-    from polyfed.studies.report.tables import cost_rows
+    from polyfed.studies.report.run_record import cost_rows
+    from polyfed.studies.report.words import byte_words
 
     rows = cost_rows(summary)
     shown = table(("for", "class of entry", "up", "down"), ("up", "down"))

@@ -179,7 +179,7 @@ def score_cells(one: Searched, score: Score, names: Sequence[str]) -> list[str]:
     """The values of a trial, what validation said, and whether it was chosen."""
     from rich.markup import escape
 
-    from polyfed.studies.report.tables import percent
+    from polyfed.studies.report.words import percent
     from polyfed.studies.sweep.trials import values_words
 
     values = score.trial.values

@@ -13,10 +13,11 @@ from polyfed.runs.result import Result
 from polyfed.studies.analyse import drawings
 from polyfed.studies.analyse.confidence import Confidence
 from polyfed.studies.analyse.gradient_bias import GradientBias
-from polyfed.studies.analyse.kinds import KINDS, Analysis, Rows
-from polyfed.studies.analyse.layer_spread import EntrySpread
+from polyfed.studies.analyse.kinds import KINDS, Analysis
+from polyfed.studies.analyse.local_models import EntrySpread
 from polyfed.studies.analyse.norm_statistics import NormStatistics, Statistics
 from polyfed.studies.analyse.opened_run import OpenedRun
+from polyfed.studies.analyse.presentations import Rows
 from polyfed.studies.analyse.rounds import Drift, Noted
 from polyfed.studies.analyse.score_grid import GridRun
 
@@ -35,7 +36,7 @@ def record_analysis(result: Result, kind: str) -> dict[str, Any]:
     opened = OpenedRun(result, "run")
     try:
         measured = KINDS[kind].measure(opened)
-        found = KINDS[kind].present(KINDS[kind], kind, {"run": measured})
+        found = KINDS[kind].present(kind, {"run": measured})
     except PolyfedError as error:
         return {"reason": str(error)}
     numbers = {name: float(f"{by_run['run']:.7g}") for name, by_run in found.numbers.items()}
@@ -88,7 +89,7 @@ def _tables_and_figures(kind: str, found: Mapping[str, Mapping[str, Any]]) -> tu
     drawn = {label: from_plain(one["drawn"]) for label, one in found.items() if one.get("drawn") is not None}
     if not drawn:
         return {}, {}
-    again = KINDS[kind].present(KINDS[kind], kind, drawn)
+    again = KINDS[kind].present(kind, drawn)
     return again.tables, again.figures
 
 

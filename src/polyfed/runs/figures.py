@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import math
 from collections.abc import Sequence
@@ -15,11 +16,25 @@ Dots = Sequence[tuple[float, float] | None]
 """A value with its error for each column; None where there is none."""
 
 
+@functools.cache
+def _notebook_figure() -> Any:
+    """The class of figures. It is made only if something is drawn: matplotlib takes a while to load."""
+    from matplotlib.figure import Figure
+
+    class NotebookFigure(Figure):
+        """A matplotlib figure that no window shows by itself; the last value of a cell is drawn without pyplot or a magic command."""
+
+        def _repr_png_(self) -> bytes:
+            file = io.BytesIO()
+            self.savefig(file, format="png", dpi=90)
+            return file.getvalue()
+
+    return NotebookFigure
+
+
 def empty_figure(width: float, height: float) -> Any:
     """A figure that no window shows by itself, and that a notebook shows as a picture."""
-    from polyfed.runs.notebook_figure import NotebookFigure
-
-    return NotebookFigure(figsize=(width, height), layout="constrained")
+    return _notebook_figure()(figsize=(width, height), layout="constrained")
 
 
 def dots_figure(columns: Sequence[str], rows: Sequence[tuple[str, Dots]], measure: str, baseline: Sequence[float] = ()) -> Any:

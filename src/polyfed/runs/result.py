@@ -13,7 +13,7 @@ from torch import nn
 
 from polyfed.core.client import Client
 from polyfed.core.evaluation import Row
-from polyfed.core.metrics import MEASURES, over_examples, standard_error
+from polyfed.core.metrics import MEASURES, SMALLER_IS_BETTER, over_examples, standard_error
 from polyfed.core.privacy import account_of
 from polyfed.core.tasks.known import pooled, value_by
 from polyfed.core.tasks.task import Prediction
@@ -211,10 +211,15 @@ def accuracy_table(rows: Sequence[Row], measure: str = "accuracy") -> dict[str, 
         view: {domain: measured(many, measure) for domain, many in found.items()} for view, found in by.items()
     }
     values = list((table["seen"] or table["unseen"]).values())
-    table["mean"] = sum(values) / len(values) if values else math.nan
-    table["worst"] = min(values) if values else math.nan
-    table["spread"] = max(values) - min(values) if values else math.nan
-    return table
+    return table | dict(zip(("mean", "worst", "spread"), over_domains(values, measure), strict=True))
+
+
+def over_domains(values: Sequence[float], measure: str) -> tuple[float, float, float]:
+    """The mean over domains, the worst domain and the spread; NaN if a domain has no value, or there is no domain."""
+    if not values or any(map(math.isnan, values)):
+        return math.nan, math.nan, math.nan
+    worst = max(values) if measure in SMALLER_IS_BETTER else min(values)
+    return sum(values) / len(values), worst, max(values) - min(values)
 
 
 def measured(many: Sequence[Mapping[str, Any]], measure: str) -> float:

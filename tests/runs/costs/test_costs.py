@@ -21,9 +21,11 @@ from polyfed.runs.costs import resource_meter as meter
 from polyfed.runs.costs.totals import Costs
 from polyfed.runs.result import Result
 from polyfed.settings import Settings
-from polyfed.studies.report.costs import Expense, Spent, Totals, cells, cost_json, expense_of, spent, totals
+from polyfed.studies.report.costs import Expense, Spent, Totals, cells, cost_json, spent, totals
 from polyfed.studies.report.html import render
-from polyfed.studies.report.tables import cost_table, method_row, outcome
+from polyfed.studies.report.run_record import RunRecord
+from polyfed.studies.report.run_set import MethodRow
+from polyfed.studies.report.sections import expenses
 from polyfed.testing import TinyNet, tiny_federation
 
 SPECTRUM = 3 * 8 * 8 * 4  # an amplitude spectrum of an image of 3 x 8 x 8, in float32
@@ -39,8 +41,14 @@ def trained(method: str | Method, **changes: Any) -> Result:
     return pf.run(tiny_federation(), method, TinyNet(), **values)
 
 
+def total(result: Result) -> Totals:
+    experiment = result.experiment
+    clients = len(experiment.federation.clients)
+    return totals(experiment.costs, clients, experiment.settings.sampled(clients), experiment.server.round)
+
+
 def cost(method: str) -> Spent:
-    return spent(outcome(trained(method))["totals"])
+    return MethodRow(method, [RunRecord.from_result(trained(method))]).spent
 
 
 @pytest.mark.parametrize(
@@ -79,14 +87,14 @@ def test_extra_bytes_beside_fedavg_by_hand() -> None:
     # A style goes up and the styles of two others come down, before two rounds.
     ccst = 3 * STYLE / 2
     for method, extra in {"gperxan": gperxan, "scaffold": scaffold, "ccst": ccst}.items():
-        assert expense_of(method, "", "", cost(method), reference).extra_traffic == extra, method
+        assert Expense(method, "", "", cost(method), reference).extra_traffic == extra, method
 
 
 def test_sampled_clients_count_only_when_they_take_part() -> None:
     result = trained("feddg_ga", clients_per_round=2, rounds=3)
-    (found,) = outcome(result)["totals"]
+    found = total(result)
     assert (found.clients, found.rounds, found.client_rounds, found.left_in_rounds) == (3, 3, 6, 6 * 16)
-    assert spent([found]).left_a_round == 16
+    assert spent([found]).left_a_round == MethodRow("feddg_ga", [RunRecord.from_result(result)]).spent.left_a_round == 16
 
 
 def test_granularities_of_joined_methods_the_finer_one_counts() -> None:
@@ -105,7 +113,7 @@ def test_granularities_of_joined_methods_the_finer_one_counts() -> None:
 
 
 def test_every_method_that_lets_something_leave_declares_its_granularity() -> None:
-    from polyfed.studies.report.method_tables import own_methods
+    from method_tables import own_methods
 
     for name in own_methods():
         facts = parse(name).facts
@@ -155,14 +163,14 @@ def test_cpu_seconds_of_training_without_evaluations() -> None:
 
     busy = Method("busy", before_training=(in_training,), before_evaluation=(in_evaluation,))
     result = trained(busy, evaluate_every=1)
-    (found,) = outcome(result)["totals"]
+    found = total(result)
     assert found.cpu_seconds is not None and 2 * 3 * 0.05 <= found.cpu_seconds < 2 * 3 * 0.05 + 2 * 0.3
     assert result.experiment.costs.seconds["training"] >= 2 * 3 * 0.05
 
 
 def test_what_cannot_be_measured_is_left_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(meter, "CLEAR", tmp_path / "nowhere" / "clear_refs")
-    (found,) = outcome(trained("fedavg"))["totals"]
+    found = total(trained("fedavg"))
     assert found.memory is None and found.cpu_seconds is not None
     monkeypatch.setattr(meter, "STATUS", tmp_path / "status")
     assert meter.resident_size() is None and meter.peak_size() is None
@@ -193,7 +201,7 @@ def test_costs_of_older_runs_can_be_read() -> None:
     assert Costs.from_numbers(unknown.numbers()).left_clients() == (None, None)
     meter.Meter().pause(unknown)
     assert unknown.seconds["training"] > 1.0 and not unknown.cpu_seconds
-    row = expense_of("x", "styles", "aggregate", found, found)
+    row = Expense("x", "styles", "aggregate", found, found)
     assert cells(row) == ["?", "?", "aggregate", "+0.000", "?", "?"]
 
 
@@ -208,20 +216,20 @@ def test_costs_are_means_over_runs_and_differences_to_the_reference() -> None:
     runs = [Totals(4, 10, 20, 400, 2000, 60_000, 5.0, 3_000_000), Totals(4, 10, 20, 800, 4000, 20_000, 15.0, 5_000_000)]
     found = spent(runs)
     assert found == Spent(150.0, 150.0, 2000.0, 1.0, 4_000_000.0)
-    row = expense_of("x", "styles", "per sample", found, Spent(0.0, 0.0, 500.0, 0.8, 1_000_000.0))
+    row = Expense("x", "styles", "per sample", found, Spent(0.0, 0.0, 500.0, 0.8, 1_000_000.0))
     assert (row.extra_traffic, row.extra_cpu, row.cpu_ratio, row.extra_memory) == (1500, pytest.approx(0.2), 1.25, 3_000_000)
     assert cells(row) == ["150 B", "150 B", "per sample", "+0.002", "+0.20 (1.25x)", "+3"]
     assert spent([*runs, Totals(4, 0, 0, None, 0, 0, None, None)]).left_once is None
 
 
 def test_pooled_data_are_not_counted_and_nothing_is_invented_without_a_reference() -> None:
-    rows = [method_row(name, [outcome(trained(name))]) for name in ("central", "elcfs")]
-    central, elcfs = cost_table(rows)
+    rows = [MethodRow(name, [RunRecord.from_result(trained(name))]) for name in ("central", "elcfs")]
+    central, elcfs = expenses(rows)
     assert cells(central)[:4] == ["not counted", "not counted", "per sample", "?"]
     assert cost_json(central)["left_once_bytes_per_client"] is None and cost_json(central)["granularity"] == "per sample"
     assert cost_json(elcfs)["left_once_bytes_per_client"] == SPECTRUM and cost_json(elcfs)["left_bytes_per_client_and_round"] == 0
     assert cost_json(elcfs)["extra_bytes_per_client_and_round"] is cost_json(elcfs)["cpu_ratio"] is None
-    silent = Expense("mine", "", "", Spent(0.0, 8.0), None, None, None, None)
+    silent = Expense("mine", "", "", Spent(0.0, 8.0))
     assert cells(silent)[2] == "not declared"
 
 

@@ -15,8 +15,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings
 from polyfed.studies.analyse.confidence import answers_of, confidence
 from polyfed.studies.analyse.feature_similarity import SERVER, feature_similarity
-from polyfed.studies.analyse.layer_spread import layer_spread
-from polyfed.studies.analyse.local_models import states_as_tested
+from polyfed.studies.analyse.local_models import layer_spread, states_as_tested
 from polyfed.studies.analyse.score_grid import GridRun, score_grid
 from polyfed.studies.analyse.tsne import silhouette, tsne
 

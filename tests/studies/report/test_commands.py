@@ -10,8 +10,9 @@ import pytest
 import polyfed as library
 from helpers.command_line import Command
 from polyfed.studies.report.commands import compare_command, pieces, report_command
-from polyfed.studies.report.gather import Run, gather
+from polyfed.studies.report.gather import gather
 from polyfed.studies.report.html import render
+from polyfed.studies.report.run_record import RunRecord
 
 DATA, MODEL = "digits-mini(per_domain=10)", "small_cnn(width=4)"
 METHODS = ["fedavg", "fedprox(mu=0.1) with lr=0.02"]
@@ -26,9 +27,9 @@ def turns(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def parts_of(folder: Path, but: str = "nothing") -> tuple[list[Run], list[str]]:
+def parts_of(folder: Path, but: str = "nothing") -> tuple[list[RunRecord], list[str]]:
     (group,) = gather(sorted(path.parent for path in folder.glob("*/run.toml") if but not in path.parent.name))
-    return [part for entry in group.entries for run in entry.runs for part in run.folders], list(group.left_out)
+    return [part for row in group.rows for run in row.records for part in run.folders], list(group.left_out)
 
 
 def test_one_command_makes_all_runs_of_a_comparison(turns: Path, polyfed: Command) -> None:

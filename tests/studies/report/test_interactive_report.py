@@ -13,8 +13,9 @@ import polyfed
 from helpers.browser import use_report
 from helpers.command_line import Command
 from helpers.report_page import words
-from polyfed.studies.report import data_pictures, exports, gather
+from polyfed.studies.report import exports, gather, pictures
 from polyfed.studies.report.html import render, write_report
+from polyfed.studies.report.run_record import MEAN
 
 METHODS = ["fedavg", "fedbn", "fedprox", "fedavg + group_norm"]
 DATA = "digits-mini(per_domain=16)"
@@ -38,7 +39,7 @@ def folders(runs: Path) -> list[Path]:
 def test_runs_that_leave_out_domains_in_turn_are_one_comparison(runs: Path) -> None:
     (group,) = gather.gather(folders(runs))
     assert len(group.left_out) == 5 and group.domains("unseen") == list(group.left_out) and not group.domains("seen")
-    assert [entry.label for entry in group.entries] == METHODS[:2] and all(entry.finished for entry in group.entries)
+    assert [row.method for row in group.rows] == METHODS[:2] and all(row.finished for row in group.rows)
     page = words(render(folders(runs)))
     assert "cannot be compared" not in page
     assert "on average over 5 domains nobody trained on, each left out in turn" in page
@@ -46,8 +47,8 @@ def test_runs_that_leave_out_domains_in_turn_are_one_comparison(runs: Path) -> N
     # The mean is that of the five runs, each on the domain it left out.
     finals = [json.loads((path / "metrics.jsonl").read_text().splitlines()[-1]) for path in folders(runs) if "fedbn" in path.name]
     assert all(line["view"] == "unseen" for line in finals)
-    entry = next(entry for entry in group.entries if entry.label == "fedbn")
-    assert entry.mean("unseen", gather.MEAN) == pytest.approx(sum(line["accuracy"] for line in finals) / 5)
+    row = next(row for row in group.rows if row.method == "fedbn")
+    assert row.average("unseen", MEAN) == pytest.approx(sum(line["accuracy"] for line in finals) / 5)
     assert page.count("polyfed run") == 10
 
 
@@ -55,7 +56,7 @@ def test_a_domain_that_is_missing_is_said_and_the_method_cannot_win(runs: Path) 
     left = [path for path in folders(runs) if path.name != "fedbn-seed0-without-pen"]
     (group,) = gather.gather(left)
     page = words(render(left))
-    assert [entry.label for entry in group.contenders("unseen")] == ["fedavg"]
+    assert [row.method for row in group.contenders("unseen")] == ["fedavg"]
     assert "Incomplete: fedbn, seed 0, left out" in page and "so it cannot win" in page
 
 
@@ -65,7 +66,7 @@ def test_pictures_come_from_the_data_and_only_for_runs_of_this_account(runs: Pat
     assert len(page) < 6_000_000 and "Which class is taken for which" in words(page)
     without = render(folders(runs))
     assert "data:image/png" not in without
-    monkeypatch.setattr(data_pictures, "is_sealed", lambda content: False)
+    monkeypatch.setattr(pictures, "is_sealed", lambda content: False)
     foreign = render(folders(runs), with_pictures=None)
     assert "not made by this account" in words(foreign) and "data:image/png" not in foreign
     assert "data:image/png" in render(folders(runs), with_pictures=True)

@@ -13,7 +13,7 @@ from polyfed.studies.report.paired_tests import image_test, mcnemar
 from polyfed.studies.report.verdict import PairedDifference, _how_surely
 
 if TYPE_CHECKING:
-    from polyfed.studies.report.gather import GroupEntry
+    from polyfed.studies.report.run_set import MethodRow
 
 
 def answers(right: np.ndarray, labels: np.ndarray, domain: str = "a") -> dict[Any, Any]:
@@ -72,7 +72,7 @@ def paired(only_first: int, only_second: int, test_error: float) -> PairedDiffer
     first, second = np.zeros(1000, dtype=bool), np.zeros(1000, dtype=bool)
     first[:only_first], second[only_first : only_first + only_second] = True, True
     images = image_test({0: answers(first, labels)}, {0: answers(second, labels)}, "seen")
-    ahead, behind = (cast("GroupEntry", SimpleNamespace(label=label)) for label in ("one", "other"))
+    ahead, behind = (cast("MethodRow", SimpleNamespace(method=label)) for label in ("one", "other"))
     return PairedDifference(ahead, behind, (only_first - only_second) / 1000, [0.0], test_error, images)
 
 

@@ -27,6 +27,7 @@ from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.settings import Settings, with_changes
 from polyfed.studies.report import charts, commands, gather, verdict
 from polyfed.studies.report.html import render, write_report
+from polyfed.studies.report.run_record import RunRecord
 
 PLAN = [
     {"from_round": 1, "kind": "weight", "travels": "shared", "entries": 3, "bytes": 96960},
@@ -122,7 +123,7 @@ def test_clear_winner_over_paired_seeds(tmp_path: Path) -> None:
     rights = {"fedavg": (200, 204, 198), "fedbn": (300, 306, 297)}
     runs = [make_run(tmp_path / f"{m}{s}", m, {"pen": r}, seed=s) for m, many in rights.items() for s, r in enumerate(many)]
     (group,) = gather.gather(runs)
-    told = verdict.headline(group, "seen")
+    told = verdict.verdict_of(group, "seen")
     assert told is not None
     differences = [25.0, 25.5, 24.75]
     half = 4.303 * statistics.stdev(differences) / math.sqrt(3)
@@ -218,7 +219,7 @@ def test_plan_and_what_leaves_clients(tmp_path: Path) -> None:
 
 def test_command_gives_the_settings_back(tmp_path: Path) -> None:
     odd = {"lr": 0.01, "unseen": ("a b", "c"), "seed": 3, "clients_per_round": 0.5, "schedule": "steps(at=(0.5, 0.75), factor=0.1)"}
-    run = gather.read_run(make_run(tmp_path / "a", "fedbn + agc(clip=1.28)", {"pen": 300}, **odd))
+    run = RunRecord.from_folder(make_run(tmp_path / "a", "fedbn + agc(clip=1.28)", {"pen": 300}, **odd))
     given = shlex.split(commands.command(run))
     assert given[:3] == ["polyfed", "run", "digits-mini"]
     changes: dict[str, Any] = {}
@@ -241,8 +242,8 @@ def test_a_command_spells_the_options_of_then_out(tmp_path: Path) -> None:
     today = parse("fedprox").full_text
     same = make_run(tmp_path / "same", "fedprox", {"pen": 300}, facts_of_method={"all_options": today})
     then = make_run(tmp_path / "then", "fedprox", {"pen": 300}, facts_of_method={"all_options": "fedprox(mu=0.123)"})
-    assert "--method fedprox --" in commands.command(gather.read_run(same))
-    assert "--method 'fedprox(mu=0.123)' --" in commands.command(gather.read_run(then))
+    assert "--method fedprox --" in commands.command(RunRecord.from_folder(same))
+    assert "--method 'fedprox(mu=0.123)' --" in commands.command(RunRecord.from_folder(then))
 
 
 def test_a_method_of_ones_own_that_pools_data_is_a_reference(tmp_path: Path) -> None:
@@ -254,8 +255,8 @@ def test_a_method_of_ones_own_that_pools_data_is_a_reference(tmp_path: Path) -> 
 def test_clients_of_a_domain_count_by_their_tests(tmp_path: Path) -> None:
     path = make_run(tmp_path / "a", "fedbn", {}, facts_of_data={"test_sizes": {"seen": {"pen": 500}}})
     RunFolder(path).append([line(4, "seen", "pen", 100, 100), line(4, "seen", "pen", 200, 400)])
-    run = gather.read_run(path)
-    assert run.tables["seen"][4]["pen"] == pytest.approx(300 / 500)
+    run = RunRecord.from_folder(path)
+    assert run.tables_of("accuracy")["seen"][4]["pen"] == pytest.approx(300 / 500)
     assert run.test_sizes == {("seen", "pen"): 500}
 
 
@@ -281,7 +282,7 @@ def test_seeds_are_paired_by_number_and_repeats_left_out(tmp_path: Path) -> None
     runs += [make_run(tmp_path / f"bn{s}", "fedbn", {"pen": 300 + 40 * s}, seed=s) for s in (1, 2)]
     runs.append(make_run(tmp_path / "again", "fedbn", {"pen": 8}, seed=2))
     (group,) = gather.gather(runs)
-    told = verdict.headline(group, "seen")
+    told = verdict.verdict_of(group, "seen")
     assert told is not None and told.differences[0].by_seed == pytest.approx([0.25, 0.25])
     seen = words(render(runs))
     assert "repeats seed 2 of fedbn" in seen and "Not the same seeds: fedavg has 0, 1 and 2; fedbn has 1 and 2." in seen
@@ -459,7 +460,7 @@ def test_how_often_it_was_scored_matters_where_validation_chose_the_round(tmp_pa
             for seed, rounds in enumerate(every)
         ]
         (group,) = gather.gather(runs)
-        return [one.label for one in group.entries]
+        return [one.method for one in group.rows]
 
     assert labels("last", "last", 0, 10) == ["fedavg"]
     assert labels("same", "best_validation", 0, 1) == ["fedavg"]
@@ -472,7 +473,7 @@ def test_runs_of_one_text_whose_options_differ_are_two_entries(tmp_path: Path) -
     written = folders[0] / "run.toml"
     written.write_text(written.read_text().replace('all_options = "fedavg"', 'all_options = "fedavg(statistics=\\"local\\")"'))
     (group,) = gather.gather(folders)
-    assert sorted(one.label for one in group.entries) == ["fedavg", 'fedavg(statistics="local")']
+    assert sorted(one.method for one in group.rows) == ["fedavg", 'fedavg(statistics="local")']
 
 
 def test_a_search_is_reported_with_what_it_tried(tmp_path: Path) -> None:

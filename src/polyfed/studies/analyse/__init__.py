@@ -11,7 +11,7 @@ from polyfed.studies.analyse.feature_similarity import feature_similarity as fea
 from polyfed.studies.analyse.gradient_bias import gradient_bias as gradient_bias
 from polyfed.studies.analyse.gradient_bias import gradient_bias_of as gradient_bias_of
 from polyfed.studies.analyse.kinds import KINDS as KINDS
-from polyfed.studies.analyse.layer_spread import layer_spread as layer_spread
+from polyfed.studies.analyse.local_models import layer_spread as layer_spread
 from polyfed.studies.analyse.local_models import states_after_training as states_after_training
 from polyfed.studies.analyse.local_models import states_as_tested as states_as_tested
 from polyfed.studies.analyse.norm_statistics import norm_statistics as norm_statistics

@@ -93,7 +93,7 @@ def analyse_runs(
     for name in names:
         if measured[name]:
             try:
-                found.append(KINDS[name].present(KINDS[name], name, measured[name]))
+                found.append(KINDS[name].present(name, measured[name]))
             except PolyfedError as error:
                 skipped.append(Skipped(name, "all runs", str(error)))
     return Analyses(found, skipped)

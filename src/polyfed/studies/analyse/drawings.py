@@ -115,11 +115,9 @@ def drift_curves(found: Mapping[str, Drift]) -> Any:
         one = found[label]
         above.plot(list(one.change), list(one.change.values()), color="black", linewidth=1.6, label="server, change")
         for place, client in enumerate(one.distance):
-            above.plot(
-                list(one.distance[client]), list(one.distance[client].values()), color=_colour(place), linewidth=0.9, label=client
-            )
-            if one.variance[client]:
-                seen = one.variance[client]
+            far, seen = one.distance[client], one.variance[client]
+            above.plot(list(far), list(far.values()), color=_colour(place), linewidth=0.9, label=client)
+            if seen:
                 below.plot(list(seen), list(seen.values()), color=_colour(place), linewidth=0.9, marker=".", markersize=4)
         above.set_title(_short(label, 40), fontsize=8)
         above.set_ylim(bottom=0)
@@ -142,29 +140,18 @@ def similarity_bars(found: Mapping[str, Features]) -> Any:
         layers = list(dict.fromkeys(pair.layer for pair in one.pairs))
         for server, style, words in ((False, "-", "client and client"), (True, "--", "client and server")):
             values = [one.mean(server, layer) for layer in layers]
-            axes.plot(
-                range(len(layers)),
-                values,
-                style,
-                color=_colour(int(server)),
-                marker=MARKERS[int(server)],
-                markersize=4,
-                label=words,
-            )
+            look = {"color": _colour(int(server)), "marker": MARKERS[int(server)], "markersize": 4}
+            axes.plot(range(len(layers)), values, style, label=words, **look)
         axes.set_title(_short(label, 40), fontsize=8)
         _layers_below(axes, layers)
         axes.grid(axis="y", linewidth=0.4)
-    _same_range([axes[0] for axes in panels.values()])
+    limits = [axes.get_ylim() for (axes,) in panels.values()]
+    for (axes,) in panels.values():
+        axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
     first = next(iter(panels.values()))[0]
     first.set_ylabel("cosine of feature maps", fontsize=8)
     first.legend(fontsize=SMALL)
     return figure
-
-
-def _same_range(axes: Sequence[Any]) -> None:
-    limits = [one.get_ylim() for one in axes]
-    for one in axes:
-        one.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
 
 
 def maps(found: Mapping[str, Features]) -> Any:
@@ -240,16 +227,8 @@ def noted_curves(found: Mapping[str, Noted]) -> Any:
         for name, by_client in list(one.numbers.items())[:1]:
             bold, _ = one.largest_deviation(name)
             for place, (client, values) in enumerate(by_client.items()):
-                width = 2.2 if client == bold else 0.9
-                above.plot(
-                    list(values),
-                    list(values.values()),
-                    color=_colour(place),
-                    linewidth=width,
-                    marker=".",
-                    markersize=3,
-                    label=client,
-                )
+                look = {"color": _colour(place), "linewidth": 2.2 if client == bold else 0.9, "marker": ".", "markersize": 3}
+                above.plot(list(values), list(values.values()), label=client, **look)
             above.axhline(1 / len(by_client), color="0.6", linewidth=0.8, linestyle="dotted")
             above.set_ylabel(name.replace("_", " "), fontsize=8)
             _whole_rounds(above)

@@ -1,4 +1,4 @@
-"""The models of a run's clients: as they are tested, and after some steps of local training, before anything is averaged.
+"""The models of a run's clients, as they are tested and after some steps of local training, and how much they differ.
 
 After averaging, all clients of FedAvg have the same model, and whatever compares clients would find nothing. So analyses look at what
 local training makes of the model. Those steps are thrown away: the run stays as it is.
@@ -6,7 +6,9 @@ local training makes of the model. Those steps are thrown away: the run stays as
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 
 import torch
@@ -16,7 +18,9 @@ from polyfed.backends.without_data import WithoutData
 from polyfed.core.client import Client, begin_training, end_training
 from polyfed.core.evaluation import own_newcomer
 from polyfed.core.seeds import default_stream
+from polyfed.core.sharing import bn_statistics
 from polyfed.errors import DataError
+from polyfed.runs.callbacks.client_spread import Moments
 from polyfed.runs.experiment import Experiment, threads
 
 State = dict[str, Tensor]
@@ -80,3 +84,44 @@ def require_data(experiment: Experiment) -> None:
 
 def _copied(experiment: Experiment) -> State:
     return {name: value.detach().to("cpu", copy=True) for name, value in experiment.bench.live.items()}
+
+
+@dataclass(frozen=True)
+class EntrySpread:
+    """How much one entry of the model differs between clients (hFedF Figure 5).
+
+    ``deviation`` is that of each value over clients, averaged over the values of the entry; ``relative`` is the same as a share of the
+    root mean square of these values.
+    """
+
+    entry: str
+    kind: str
+    values: int
+    deviation: float
+    relative: float
+
+
+def layer_spread(experiment: Experiment, states: Iterable[tuple[str, State]] | None = None) -> list[EntrySpread]:
+    """The standard deviation across clients' models of every entry; counters and running statistics are left out.
+
+    Args:
+        experiment: a run of at least two clients.
+        states: clients' models; default: those they are tested with.
+    """
+    if len(experiment.server.ids) < 2:
+        raise DataError(f"The run has one client ({experiment.server.ids[0]}), and a deviation needs two.")
+    entries = experiment.bench.plan.entries
+    names = [n for n, e in entries.items() if e.of is None and e.dtype.is_floating_point and not bn_statistics.matches(e)]
+    moments = Moments()
+    for _, state in states_as_tested(experiment) if states is None else states:
+        moments.add({name: state[name] for name in names})
+    return [_spread(moments, name, entries[name].kind) for name in names]
+
+
+def _spread(moments: Moments, name: str, kind: str) -> EntrySpread:
+    deviations, squares, count = 0.0, 0.0, moments.mean[name].numel()
+    for mean, variance in moments.in_parts(name):
+        deviations += float(variance.double().sqrt().sum())
+        squares += float((mean.double().square() + variance.double()).sum())
+    deviation = deviations / count
+    return EntrySpread(name, kind, count, deviation, deviation / max(math.sqrt(squares / count), 1e-30))

@@ -48,7 +48,6 @@ class OpenedRun:
 
     @cached_property
     def folder(self) -> RunFolder:
-        """Its folder."""
         path = self.source.path if isinstance(self.source, Result) else self.source
         if path is None:
             raise RunFolderError("The run has no folder, and rounds are written down only there. Train it with out=FOLDER.")
@@ -78,12 +77,9 @@ class OpenedRun:
     @cached_property
     def answers(self) -> Answers:
         """The answer for each test image; asked again where the run left none."""
-        found = (
-            self.result.answers
-            if self.result is not None
-            else read_answers(self.folder, newest_notes(self.folder.checkpoints.folder))
-        )
-        return found or answers_of(self.experiment)
+        if self.result is not None:
+            return self.result.answers or answers_of(self.experiment)
+        return read_answers(self.folder, newest_notes(self.folder.checkpoints.folder)) or answers_of(self.experiment)
 
     @cached_property
     def trained(self) -> dict[str, State]:
@@ -121,8 +117,11 @@ def opened(
     if isinstance(runs, Mapping):
         return [OpenedRun(run, label, how, notify, reads_data) for label, run in runs.items()]
     found = [OpenedRun(run, "", how, notify, reads_data) for run in runs]
-    for name in (_method, _method_and_seed, _folder_name):
-        labels = [name(run) for run in found]
+    names = [
+        (str(run.settings["method"]), f"{run.settings['method']}, seed {run.settings['seed']}", _folder_name(run)) for run in found
+    ]
+    labels: tuple[str, ...] = ()
+    for labels in zip(*names, strict=True):
         if len(set(labels)) == len(labels):
             break
     for number, (run, label) in enumerate(zip(found, labels, strict=True), 1):
@@ -130,14 +129,6 @@ def opened(
     return found
 
 
-def _method(run: OpenedRun) -> str:
-    return str(run.settings["method"])
-
-
-def _method_and_seed(run: OpenedRun) -> str:
-    return f"{run.settings['method']}, seed {run.settings['seed']}"
-
-
 def _folder_name(run: OpenedRun) -> str:
     path = run.source.path if isinstance(run.source, Result) else run.source
-    return _method_and_seed(run) if path is None else Path(path).resolve().name
+    return f"{run.settings['method']}, seed {run.settings['seed']}" if path is None else Path(path).resolve().name

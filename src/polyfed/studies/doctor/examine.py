@@ -19,7 +19,7 @@ from polyfed.studies.doctor.advice import Advice, advise
 from polyfed.studies.doctor.findings import Finding, findings, left_out
 from polyfed.studies.doctor.measures import Measures, Notify, measured
 from polyfed.studies.doctor.patient import drawn, untested
-from polyfed.studies.report.json_values import json_values
+from polyfed.studies.report.words import json_values
 
 SECONDS_TO_ESTIMATE = 3.0
 

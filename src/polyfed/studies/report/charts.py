@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 COLOURS = 8
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "5 2 1 2 1 2", "1 2")
 MARKERS = ("circle", "square", "triangle", "diamond", "cross", "down")
-WIDTH = 340
+WIDTH, HEIGHT, SCATTER_HEIGHT = 340, 210, 260
 # Between the vertical axis and the first value, so that markers stay clear of tick values.
 MARGIN = 6
 Format = Callable[[float], str]
@@ -160,7 +160,6 @@ def line_chart(
     y_format: Format,
     labels: tuple[str, str],
     rounds: tuple[float, float],
-    height: float = 210,
 ) -> Markup:
     """Lines over rounds, with bands over seeds; a series of one point is drawn as its marker.
 
@@ -171,16 +170,15 @@ def line_chart(
         y_format: how they are written.
         labels: names of the horizontal and the vertical axis.
         rounds: where the horizontal axis starts and ends.
-        height: of the picture.
     """
     first, last = rounds
     x_ticks = [tick for tick in ticks(first, last, 5, whole=True) if first <= tick <= last]
     x = Scale(first, last, 42 + MARGIN, WIDTH - 10)
-    y = Scale(y_ticks[0], y_ticks[-1], height - 34, 22)
+    y = Scale(y_ticks[0], y_ticks[-1], HEIGHT - 34, 22)
     frame = Frame(x, y, x_ticks, y_ticks, lambda value: f"{value:g}", y_format, labels)
     bands = [_band(one, x, y) for one in series if len(one.band) > 1]
     lines = [_line(one, x, y, y_format) for one in series if one.points]
-    return _svg(height, title, [frame.draw(), *bands, *lines])
+    return _svg(HEIGHT, title, [frame.draw(), *bands, *lines])
 
 
 def _band(one: Series, x: Scale, y: Scale) -> str:
@@ -300,9 +298,7 @@ def confusion_map(matrix: Sequence[Sequence[float]], names: Sequence[str], title
     return _svg(top + count * side + 8, title, parts, left + count * side + 40)
 
 
-def scatter(
-    dots: Sequence[Dot], title: str, formats: tuple[Format, Format], labels: tuple[str, str], height: float = 260
-) -> Markup:
+def scatter(dots: Sequence[Dot], title: str, formats: tuple[Format, Format], labels: tuple[str, str]) -> Markup:
     """Points with their names beside them; the horizontal axis is logarithmic where values differ by more than thirtyfold."""
     xs, ys = [dot.x for dot in dots], [dot.y for dot in dots]
     log = min(xs) > 0 and max(xs) > 30 * min(xs)
@@ -313,10 +309,10 @@ def scatter(
     pad = (max(ys) - min(ys)) * 0.1 or 0.01
     y_ticks = ticks(min(ys) - pad, max(ys) + pad, 5)
     x = Scale(x_ticks[0], x_ticks[-1], 42 + MARGIN, WIDTH - 22, log)
-    y = Scale(y_ticks[0], y_ticks[-1], height - 34, 22)
+    y = Scale(y_ticks[0], y_ticks[-1], SCATTER_HEIGHT - 34, 22)
     frame = Frame(x, y, x_ticks, y_ticks, *formats, labels)
     marks = [marker(x(d.x), y(d.y), d.style, f"{d.label}: {d.y:.3f}, {formats[0](d.x)}", 5) for d in dots]
-    return _svg(height, title, [frame.draw(), *marks, *_names(dots, x, y)])
+    return _svg(SCATTER_HEIGHT, title, [frame.draw(), *marks, *_names(dots, x, y)])
 
 
 def _names(dots: Sequence[Dot], x: Scale, y: Scale) -> list[str]:

@@ -12,13 +12,13 @@ from polyfed.errors import PolyfedError
 from polyfed.runs.training_defaults import GIVEN
 from polyfed.studies.compare.candidates import common_to_all
 from polyfed.studies.compare.compare import LEAVE_ONE_OUT, LEAVE_ONE_OUT_DEFAULTS
-from polyfed.studies.report.gather import DEFAULTS, Run, run_folders
+from polyfed.studies.report.run_record import DEFAULTS, RunRecord, run_folders
 
 APART = ("data", "method", "seed")
 """Settings that commands write in a place of their own."""
 
 
-def command(run: Run) -> str:
+def command(run: RunRecord) -> str:
     """The command that repeats a run, quoted for a shell; a comment where only Python or Flower's nodes can."""
     given = run.document.get("given_in_python", [])
     if given:
@@ -27,7 +27,7 @@ def command(run: Run) -> str:
     return shlex.join([*words, *options(run.settings, DEFAULTS, APART, given_values(run)), "--seed", str(run.seed)])
 
 
-def given_values(run: Run) -> list[str]:
+def given_values(run: RunRecord) -> list[str]:
     """Settings that were given although a data set or a model may declare others: a default, too, must be given again."""
     return [name for name, origin in run.document.get("origins", {}).items() if origin == GIVEN]
 
@@ -45,7 +45,7 @@ def options(
             yield from (f"--{name.replace('_', '-')}", str(one))
 
 
-def method_then(run: Run) -> str:
+def method_then(run: RunRecord) -> str:
     """The method's text; with all its options where the text alone means something else today."""
     try:
         same = parse(run.method).full_text == run.all_options
@@ -54,7 +54,7 @@ def method_then(run: Run) -> str:
     return run.method if same or not run.all_options else run.all_options
 
 
-def compare_command(runs: Sequence[Run], left_out: Collection[str] = ()) -> str | None:
+def compare_command(runs: Sequence[RunRecord], left_out: Collection[str] = ()) -> str | None:
     """The one ``polyfed compare`` that makes all these runs and no others; None where there is none.
 
     Args:
@@ -62,7 +62,7 @@ def compare_command(runs: Sequence[Run], left_out: Collection[str] = ()) -> str 
         left_out: the domains they leave out in turn.
     """
     seeds = sorted({run.seed for run in runs})
-    methods: dict[str, Run] = {}
+    methods: dict[str, RunRecord] = {}
     for run in runs:
         methods.setdefault(method_then(run), run)
     whole = len(runs) == len(methods) * len(seeds) * max(1, len(left_out))
@@ -94,11 +94,11 @@ def with_own(method: str, own: Mapping[str, Any]) -> str:
     return f"{method} with {', '.join(f'{name}={value}' for name, value in own.items())}" if own else method
 
 
-def _trained_on(run: Run) -> set[str]:
+def _trained_on(run: RunRecord) -> set[str]:
     return {domain for domains in run.document.get("outline", {}).get("domains", []) for domain in domains}
 
 
-def _own_settings(runs: Sequence[Run], but: Collection[str]) -> list[str] | None:
+def _own_settings(runs: Sequence[RunRecord], but: Collection[str]) -> list[str] | None:
     """Settings in which methods differ; None where a comparison could not give each method its own."""
     found = [name for name in DEFAULTS if name not in but and len({repr(run.settings[name]) for run in runs}) > 1]
     for name in found:

@@ -4,37 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
-from polyfed.core.evaluation import Row
 from polyfed.core.metrics import MEASURES
+from polyfed.core.tasks.known import CLASSIFICATION
 from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.runs.figures import as_image, dots_figure
-from polyfed.runs.headline import BASELINE, domains_of, headline_by_scores, warnings_over_seeds
+from polyfed.runs.headline import BASELINE, headline_by_scores, warnings_over_seeds
 from polyfed.runs.training_defaults import training_words
-from polyfed.settings import Settings
 from polyfed.studies.compare.compare import LEAVE_ONE_OUT, ComparedRuns, ComparisonRun
-from polyfed.studies.report.costs import NOTE, Expense
-from polyfed.studies.report.json_values import json_values
-from polyfed.studies.report.paired_tests import ImageTest, image_test
-from polyfed.studies.report.tables import (
-    MethodRow,
-    Summary,
-    baseline_of,
-    column_names,
-    cost_table,
-    domain_rows,
-    left_out_in_turn,
-    method_row,
-    outcome,
-    percent,
-    rounds_words,
-    row_json,
-)
+from polyfed.studies.report.costs import NOTE, Expense, cost_json
+from polyfed.studies.report.run_record import RunRecord, joined
+from polyfed.studies.report.run_set import Column, MethodRow, Number, RunSet, chance_of
+from polyfed.studies.report.sections import expenses
+from polyfed.studies.report.verdict import lead
+from polyfed.studies.report.words import json_values, percent, rounds_words
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,6 +66,11 @@ class Comparison:
     lead: tuple[float, float] | None = None
     model: str = ""
 
+    @cached_property
+    def run_set(self) -> RunSet:
+        """The rows as one set, which computes what tables print."""
+        return RunSet(self.rows)
+
     @property
     def problems(self) -> dict[str, str]:
         """Why methods could not be run, by their text."""
@@ -85,10 +78,10 @@ class Comparison:
 
     def best(self) -> MethodRow:
         """The method with the best mean over domains; the first of equals."""
-        ranked = [(row.mean.value, row) for row in self.rows if row.mean is not None]
+        ranked = [row for row in self.run_set.ranked(self.run_set.main_view) if row.records]
         if not ranked:
             raise PolyfedError(f"No method could be run. {' '.join(self.problems.values())}".strip())
-        return max(ranked, key=lambda pair: pair[0])[1]
+        return ranked[0]
 
     def table(self, measure: str | None = None) -> Any:
         """A pandas frame: a row for each method, a column for each domain, then mean and worst, as fractions averaged over seeds.
@@ -102,9 +95,9 @@ class Comparison:
         pandas = require_pandas("table()")
         rows = {}
         for row in self.rows:
-            if row.tables:
-                looked_at = replace(row, **row.tables[chosen])
-                rows[row.method] = {name: number.value for name, number in looked_at.columns().items()}
+            if row.records:
+                numbers = _numbers(row.by(chosen), self.run_set.all_columns())
+                rows[row.method] = {column.name: number.value for column, number in numbers.items()}
         frame = pandas.DataFrame.from_dict(rows, orient="index")
         frame.index.name, frame.columns.name = "method", chosen
         return frame
@@ -112,22 +105,38 @@ class Comparison:
     def metrics(self) -> Any:
         """A pandas frame with every measure: a row for each method, seed, view and domain."""
         pandas = require_pandas("metrics()")
-        return pandas.DataFrame([{"method": row.method, **record} for row in self.rows for record in row.records])
+        return pandas.DataFrame(
+            [
+                {
+                    "method": row.method,
+                    "seed": run.seed,
+                    "view": view,
+                    "domain": domain,
+                    **{name: float(numbers.get(name, math.nan)) for name in (*run.task.measures, "majority_rate")},
+                    "chance": chance_of(numbers),
+                    "test_images": numbers["count"],
+                }
+                for row in self.rows
+                for run in row.records
+                for (view, domain), numbers in run.domains.items()
+            ]
+        )
 
     def plot(self) -> Any:
         """The table as a matplotlib figure: a dot for each method and domain, with its error."""
-        columns = column_names(self.rows)
+        columns = self.run_set.all_columns()
         rows = []
-        for row in self.rows:
-            numbers = row.columns()
-            if numbers:
-                rows.append((row.method, [(numbers[c].value, numbers[c].error) if c in numbers else None for c in columns]))
-        by_chance = baseline_of(self.rows, self.metric)
-        return dots_figure(columns, rows, MEASURES[self.metric], [by_chance.get(c, math.nan) for c in columns] if by_chance else [])
+        for row in (row for row in self.rows if row.records):
+            numbers = _numbers(row, columns)
+            rows.append((row.method, [numbers[c][:2] if c in numbers else None for c in columns]))
+        by_chance = self.run_set.baseline(columns)
+        heights = [by_chance.get(column, math.nan) for column in columns] if by_chance else []
+        return dots_figure([column.name for column in columns], rows, MEASURES[self.metric], heights)
 
     def as_json(self) -> dict[str, Any]:
         """The comparison as ``polyfed compare --json`` prints it."""
         costs = {cost.method: cost for cost in self.costs}
+        by_chance = self.run_set.baseline(self.run_set.all_columns())
         found: dict[str, Any] = json_values(
             {
                 **({"warning": " ".join(self.warnings)} if self.warnings else {}),
@@ -138,7 +147,7 @@ class Comparison:
                 "model": self.model,
                 "metric": self.metric,
                 "metric_reason": self.metric_reason,
-                "baseline": baseline_of(self.rows, self.metric),
+                "baseline": {column.name: value for column, value in by_chance.items()},
                 "certainty": self.certainty,
                 "methods": [row_json(row, costs.get(row.method)) for row in self.rows],
                 "note": self.note,
@@ -150,12 +159,12 @@ class Comparison:
 
     def _cells(self) -> list[list[str]]:
         """The accuracy table as texts, headed by the names of its columns."""
-        columns = column_names(self.rows)
-        found = [[f"{MEASURES[self.metric]}, %", *columns]]
+        columns = self.run_set.all_columns()
+        found = [[f"{MEASURES[self.metric]}, %", *(column.name for column in columns)]]
         for row in self.rows:
-            numbers = row.columns()
-            found.append([row.method, *(percent(numbers[c].value, numbers[c].error) if c in numbers else "-" for c in columns)])
-        by_chance = baseline_of(self.rows, self.metric)
+            numbers = _numbers(row, columns)
+            found.append([row.method, *(percent(*numbers[c][:2]) if c in numbers else "-" for c in columns)])
+        by_chance = self.run_set.baseline(columns)
         if by_chance:
             found.append([f"({BASELINE})", *(percent(by_chance[c]) if c in by_chance else "-" for c in columns)])
         return found
@@ -208,129 +217,106 @@ def require_pandas(what: str) -> Any:
     return pandas
 
 
+def _numbers(row: MethodRow, columns: Sequence[Column]) -> dict[Column, Number]:
+    """The numbers of a row; a column that it has none for is left out."""
+    found = {column: row.number(column.view, column.key) for column in columns} if row.records else {}
+    return {column: number for column, number in found.items() if number is not None}
+
+
+def row_json(row: MethodRow, cost: Expense | None = None) -> dict[str, Any]:
+    """A row as JSON; ``cost`` sets it beside the reference."""
+    measures = row.first.task.measures if row.records else CLASSIFICATION.measures
+    return {
+        "method": row.method,
+        "own_settings": dict(row.own),
+        "headline": _table_json(row),
+        **{name: _table_json(row.by(name)) for name in measures},
+        "bytes_up_per_client_and_round": row.bytes_up,
+        "bytes_down_per_client_and_round": row.bytes_down,
+        "seconds": row.seconds,
+        "costs": None if cost is None else cost_json(cost),
+        "runs": row.runs,
+        "problem": row.problem or None,
+    }
+
+
+def _table_json(row: MethodRow) -> dict[str, Any]:
+    def plain(number: Number | None) -> dict[str, Any] | None:
+        return None if number is None else {"mean": number.value, "error": number.error, "values": number.values}
+
+    views = {"seen": row.seen, "unseen": row.unseen}
+    by_view: dict[str, Any] = {view: {domain: plain(n) for domain, n in found.items()} for view, found in views.items()}
+    return {**by_view, "mean": plain(row.mean), "worst": plain(row.worst)}
+
+
 def compare_runs(runs: ComparedRuns) -> Comparison:
     """Train what is missing, and put the outcomes in one table."""
-    found = runs.train(outcome)
+    found = runs.train(RunRecord.from_result)
     # If no run succeeded, there is nothing to choose for.
     chosen = runs.headline if found else headline_by_scores(runs.settings.metric, {})
     rows = tuple(
-        MethodRow(label, problem=runs.problems[label], own=one.own)
+        MethodRow(label, measure=chosen.measure, own=one.own, problem=runs.problems[label])
         if label in runs.problems
-        else method_row(label, over_domains([(run, made) for run, made in found if run.method == label]), chosen.measure, one.own)
+        else MethodRow(label, _by_seed(found, label), chosen.measure, one.own)
         for label, one in runs.methods.items()
     )
-    rounds = found[-1][1]["rounds"] if found else runs.settings.rounds
-    sizes, lead = tested_images(found), best_against_next(rows, chosen.measure)
+    rounds = found[-1][1].reached if found else runs.settings.rounds
+    together = RunSet(rows)
+    sizes = {domain: size for run in together.runs for (_, domain), size in run.test_sizes.items()}
+    first = lead(together, together.main_view)
+    images = None if first is None else first.images
     return Comparison(
         data=runs.settings.data,
         protocol=runs.protocol,
         seeds=runs.seeds,
         rounds=rounds,
         rows=rows,
-        costs=tuple(cost_table(rows, {label: one.method for label, one in runs.methods.items()})),
+        costs=tuple(expenses(rows)),
         test_sizes=sizes,
-        note=footnote(
-            runs.settings,
-            runs.seeds,
-            runs.protocol,
-            rounds,
-            sizes,
-            runs.data.source,
-            chosen.words,
-            any(row.own for row in rows),
-            runs.model_words,
-            runs.origins,
-        ),
+        note=_footnote(runs, rounds, sizes, chosen.words),
         model=runs.model_words,
         folder=runs.folder,
         planned=len(runs.runs),
         reused=runs.reused,
         metric=chosen.measure,
         metric_reason=chosen.reason,
-        warnings=tuple(text for method in runs.methods for text in warned(method, found)),
-        certainty="" if lead is None else f"{lead.first} against {lead.second}: {lead.test.words}",
-        lead=None if lead is None else (lead.test.low, lead.test.high),
+        warnings=tuple(text for row in rows for text in _warned(row, found)),
+        certainty="" if first is None or images is None else f"{first.ahead.method} against {first.behind.method}: {images.words}",
+        lead=None if images is None else (images.low, images.high),
     )
 
 
-def tested_domains(found: Sequence[tuple[ComparisonRun, Summary]]) -> dict[tuple[str, str], dict[str, Any]]:
-    """The scores of the domains that the table is about; what classes they hold is the same for every method."""
-    rows = [
-        Row(score["view"], score["client"], score["domain"], score)
-        for run, made in found
-        for score in made["scores"]
-        if run.left_out is None or score["view"] == "unseen"
-    ]
-    return domains_of(rows)
+def _by_seed(found: Sequence[tuple[ComparisonRun, RunRecord]], label: str) -> list[RunRecord]:
+    """One record for each seed of a method; several of a seed are runs that each left out one domain."""
+    by_seed: dict[int, list[RunRecord]] = {}
+    for run, record in found:
+        if run.method == label:
+            by_seed.setdefault(run.seed, []).append(record)
+    left_out = {run.left_out for run, _ in found if run.left_out is not None}
+    return [joined(many, left_out) if left_out else many[0] for many in by_seed.values()]
 
 
-def warned(method: str, found: Sequence[tuple[ComparisonRun, Summary]]) -> list[str]:
+def _warned(row: MethodRow, found: Sequence[tuple[ComparisonRun, RunRecord]]) -> list[str]:
     """Warn if a method is no better than always answering the most frequent class, or if its last round is an outlier."""
-    mine = [(run, made) for run, made in found if run.method == method]
-    seeds = dict.fromkeys(run.seed for run, _ in mine)
-    by_seed = {seed: tested_domains([(run, made) for run, made in mine if run.seed == seed]) for seed in seeds}
-    outliers = [f"{run.words}: {made['last_rounds']['warning']}" for run, made in mine if "warning" in made.get("last_rounds", {})]
-    return [*warnings_over_seeds(by_seed, method), *outliers]
+    outliers = [f"{run.words}: {record.outlier}" for run, record in found if run.method == row.method and record.outlier]
+    return [*warnings_over_seeds({run.seed: run.domains for run in _by_seed(found, row.method)}, row.method), *outliers]
 
 
-class Lead(NamedTuple):
-    """The best method, the next, and how they differ on the same test images."""
-
-    first: str
-    second: str
-    test: ImageTest
-
-
-def best_against_next(rows: Sequence[MethodRow], measure: str) -> Lead | None:
-    """How surely the best method is ahead of the next; None where there is nothing to compare."""
-    ranked = sorted((row for row in rows if row.mean is not None), key=lambda row: -row.mean.value if row.mean else 0.0)
-    if len(ranked) < 2 or measure not in ("accuracy", "balanced_accuracy"):
-        return None
-    first, second = ranked[:2]
-    found = image_test(first.answers, second.answers, "seen" if first.seen else "unseen", measure == "balanced_accuracy")
-    return None if found is None else Lead(first.method, second.method, found)
-
-
-def over_domains(found: Sequence[tuple[ComparisonRun, Summary]]) -> list[Summary]:
-    """One summary for each seed; several of a seed are runs that each left out one domain."""
-    by_seed: dict[int, list[Summary]] = {}
-    for run, made in found:
-        by_seed.setdefault(run.seed, []).append(made)
-    return [many[0] if len(many) == 1 else left_out_in_turn(many) for many in by_seed.values()]
-
-
-def tested_images(found: Sequence[tuple[ComparisonRun, Summary]]) -> dict[str, int]:
-    """Test images by domain; where domains are left out in turn, those of the domains left out."""
-    return {
-        row.domain: row.count for run, made in found for row in domain_rows(made) if run.left_out is None or row.view == "unseen"
-    }
-
-
-def footnote(
-    settings: Settings,
-    seeds: Sequence[int],
-    protocol: str,
-    rounds: int,
-    sizes: Mapping[str, int],
-    source: str,
-    measure: str,
-    some_have_their_own: bool = False,
-    model: str = "",
-    origins: Mapping[str, str] = MappingProxyType({}),
-) -> str:
-    """What the table means, in sentences; some methods may have settings of their own."""
+def _footnote(runs: ComparedRuns, rounds: int, sizes: Mapping[str, int], measure: str) -> str:
+    """What the table means, in sentences."""
+    settings, seeds = runs.settings, runs.seeds
     if len(seeds) > 1:
         meaning = f"± is the sample standard deviation over {len(seeds)} seeds ({seeds[0]} to {seeds[-1]})"
     else:
         meaning = f"± is the standard error of one run (seed {seeds[0]}) from the size of its test"
     epochs = f"{settings.local_epochs} local epoch{'s' * (settings.local_epochs > 1)}"
     work = epochs if settings.local_steps is None else f"{settings.local_steps} local steps"
-    length = f"{rounds_words(rounds)} of {work}; {training_words(settings, origins)}"
-    length += ", where a method's row does not say otherwise" if some_have_their_own else ""
+    length = f"{rounds_words(rounds)} of {work}; {training_words(settings, runs.origins)}"
+    length += ", where a method's row does not say otherwise" if any(one.own for one in runs.methods.values()) else ""
     tested = "all images of" if settings.unseen_part == "all" else "the test part of"
     unseen = f" Each column is the {measure} of the newcomer on {tested} a domain that nobody trained on."
     counts = ", ".join(f"{domain} {count}" for domain, count in sizes.items())
     return (
-        f"{measure[0].upper()}{measure[1:]} in %; {meaning}. {length}.{unseen if protocol == LEAVE_ONE_OUT else ''} MB are training traffic per client and round; "
-        f"s are the seconds of training per seed.{f' Model: {model}.' if model else ''} Data: {source or settings.data}. Test images: {counts or 'none scored'}."
+        f"{measure[0].upper()}{measure[1:]} in %; {meaning}. {length}.{unseen if runs.protocol == LEAVE_ONE_OUT else ''} MB are training traffic per client and round; "
+        f"s are the seconds of training per seed.{f' Model: {runs.model_words}.' if runs.model_words else ''} Data: {runs.data.source or settings.data}. Test images: {counts or 'none scored'}."
     )

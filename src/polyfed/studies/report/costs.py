@@ -61,16 +61,36 @@ class Spent:
 
 @dataclass(frozen=True)
 class Expense:
-    """A method beside the reference; None: not measured, or there is no reference."""
+    """A method relative to the reference; what was not measured, or has no reference, is None."""
 
     method: str
     data_derived_uploads: str
     granularity: str
     spent: Spent
-    extra_traffic: float | None
-    extra_cpu: float | None
-    cpu_ratio: float | None
-    extra_memory: float | None
+    reference: Spent | None = None
+
+    def _more(self, what: str) -> float | None:
+        own, other = getattr(self.spent, what), getattr(self.reference or Spent(), what)
+        return None if own is None or other is None else own - other
+
+    @property
+    def extra_traffic(self) -> float | None:
+        return self._more("traffic")
+
+    @property
+    def extra_cpu(self) -> float | None:
+        return self._more("cpu_seconds")
+
+    @property
+    def extra_memory(self) -> float | None:
+        """More bytes of memory at the peak."""
+        return self._more("memory")
+
+    @property
+    def cpu_ratio(self) -> float | None:
+        """How many times the reference's CPU seconds."""
+        other = None if self.reference is None else self.reference.cpu_seconds
+        return self.spent.cpu_seconds / other if self.spent.cpu_seconds is not None and other else None
 
     @property
     def left(self) -> float:
@@ -116,28 +136,7 @@ def _rate(amounts: Iterable[float | None], times: Sequence[int]) -> float | None
     return sum(known) / whole if whole and len(known) == len(found) else None
 
 
-def expense_of(method: str, data_derived_uploads: str, granularity: str, own: Spent, reference: Spent | None) -> Expense:
-    """Set a method beside the reference."""
-    other = reference or Spent()
-    ratio = own.cpu_seconds / other.cpu_seconds if own.cpu_seconds is not None and other.cpu_seconds else None
-    return Expense(
-        method=method,
-        data_derived_uploads=data_derived_uploads,
-        granularity=granularity,
-        spent=own,
-        extra_traffic=_more(own.traffic, other.traffic),
-        extra_cpu=_more(own.cpu_seconds, other.cpu_seconds),
-        cpu_ratio=ratio,
-        extra_memory=_more(own.memory, other.memory),
-    )
-
-
-def _more(own: float | None, other: float | None) -> float | None:
-    return None if own is None or other is None else own - other
-
-
 def cost_json(row: Expense) -> dict[str, str | float | None]:
-    """A row as JSON."""
     return {
         "data_derived_uploads": row.data_derived_uploads or None,
         "granularity": row.granularity or None,
@@ -167,7 +166,6 @@ def cells(row: Expense) -> list[str]:
 
 
 def left_words(row: Expense, count: float | None) -> str:
-    """Bytes that left a client."""
     if count is None:
         return NOT_KNOWN
     return f"{count:,.0f} B" if row.is_counted else "not counted"

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,15 @@ from polyfed.runs.figures import COLOURS, MARKERS, dots_figure, empty_figure
 from polyfed.runs.folder.atomic_write import write_atomically
 from polyfed.runs.folder.folder_names import slug
 from polyfed.settings import AUTO
-from polyfed.studies.report.gather import MEAN, VIEWS, WORST, Group, GroupEntry, average, deviation, gather, run_folders
-from polyfed.studies.report.html import headed
-from polyfed.studies.report.json_values import json_values
-from polyfed.studies.report.pictures import capital, class_names
-from polyfed.studies.report.sections import baseline, baseline_cells, mean_bytes
-from polyfed.studies.report.verdict import domain_error, mean_error
+from polyfed.studies.analyse.analyse import Analyses
+from polyfed.studies.report.gather import gather
+from polyfed.studies.report.run_record import MEAN, average, deviation, run_folders
+from polyfed.studies.report.run_set import RunSet
+from polyfed.studies.report.words import capital, json_values, percent, points
 
 TABLES = {"md": ".md", "csv": ".csv", "latex": ".tex", "json": ".json"}
 FIGURES = {"png": ".png", "svg": ".svg", "pdf": ".pdf"}
+ANALYSES = "analyses.json"
 
 
 def write_tables(runs: Sequence[str | Path], out: str | Path | None, form: str, metric: str = AUTO) -> Path:
@@ -39,8 +39,9 @@ def write_tables(runs: Sequence[str | Path], out: str | Path | None, form: str, 
     if form not in TABLES:
         raise SettingError(f"--tables cannot be {form!r}. {nearest(form, TABLES)}")
     path = target(out, f"tables{TABLES[form]}", TABLES[form], f"--tables {form}")
-    groups = [headed(group, metric) for group in gather(run_folders(runs))]
-    write_file(path, {"md": markdown, "csv": as_csv, "latex": latex, "json": as_json}[form](groups).encode())
+    sets = [found.headed(metric) for found in gather(run_folders(runs))]
+    write = {"md": _markdown, "csv": lambda found: csv_of(_records(found)), "latex": _latex, "json": _json}[form]
+    write_file(path, write(sets).encode())
     return path
 
 
@@ -53,26 +54,56 @@ def write_figures(runs: Sequence[str | Path], out: str | Path | None, form: str,
         form: png, svg or pdf.
         metric: the measure that is drawn.
     """
-    if form not in FIGURES:
-        raise SettingError(f"--figures cannot be {form!r}. {nearest(form, FIGURES)}")
-    groups = [headed(group, metric) for group in gather(run_folders(runs))]
+    _check_figures(form)
+    sets = [found.headed(metric) for found in gather(run_folders(runs))]
     if out is not None and Path(out).suffix:
         path = target(out, "", FIGURES[form], f"--figures {form}")
-        group, view = next(((g, v) for g in groups for v in reversed(VIEWS) if g.domains(v)), (None, ""))
-        if group is None:
+        scored = [found for found in sets if found.views]
+        if not scored:
             raise RunFolderError("Nothing was scored yet, so there is nothing to draw.")
-        save_figure(path, score_figure(group, view))
+        _save_figure(path, score_figure(scored[0], scored[0].views[-1]))
         return [path]
     folder, written = Path("figures" if out is None else out), list[Path]()
-    for group in groups:
-        for view in (view for view in VIEWS if group.domains(view)):
-            name = f"{slug(group.name)}-{view}"
-            made = {"scores": score_figure(group, view), "curves": curve_figure(group, view), "confusion": map_figure(group, view)}
-            for what, figure in made.items():
+    for found in sets:
+        for view in found.views:
+            made = {"scores": score_figure, "curves": curve_figure, "confusion": _map_figure}
+            for what, draw in made.items():
+                figure = draw(found, view)
                 if figure is not None:
-                    written.append(folder / f"{name}-{what}{FIGURES[form]}")
-                    save_figure(written[-1], figure)
+                    written.append(folder / f"{slug(found.name)}-{view}-{what}{FIGURES[form]}")
+                    _save_figure(written[-1], figure)
     return written
+
+
+def write_analyses(analyses: Analyses, out: str | Path, form: str = "png") -> list[Path]:
+    """Write every figure, every table as CSV, and every number in ``analyses.json``.
+
+    Args:
+        analyses: what was found.
+        out: the folder; it is made if it is missing.
+        form: png, svg or pdf.
+    """
+    _check_figures(form)
+    folder, written = Path(out), list[Path]()
+
+    def named(kind: str, name: str, suffix: str) -> Path:
+        written.append(folder / f"{kind if kind.endswith(name) else f'{kind}-{name}'}{suffix}")
+        return written[-1]
+
+    for one in analyses:
+        for name, figure in one.figures.items():
+            _save_figure(named(one.kind, name, FIGURES[form]), figure, dots_per_inch=150)
+        for name, rows in one.tables.items():
+            write_file(named(one.kind, name, ".csv"), csv_of(rows).encode())
+    written.append(folder / ANALYSES)
+    numbers = json.dumps(json_values(analyses.as_json()), indent=1, ensure_ascii=False)
+    write_file(written[-1], f"{numbers}\n".encode())
+    return written
+
+
+def _check_figures(form: str) -> None:
+    if form not in FIGURES:
+        raise SettingError(f"--figures cannot be {form!r}. {nearest(form, FIGURES)}")
 
 
 def target(out: str | Path | None, name: str, suffix: str, option: str) -> Path:
@@ -101,59 +132,45 @@ def write_file(path: Path, content: bytes) -> None:
 # ------------------------------------------------------------------------------------------------------------------- tables
 
 
-def ranked(group: Group, view: str) -> list[GroupEntry]:
-    """The methods by score."""
-    return sorted(group.entries, key=lambda entry: -(entry.mean(view, MEAN) if entry.finals(view, MEAN) else -math.inf))
-
-
-def columns(group: Group, view: str) -> list[tuple[str, Any]]:
-    """The columns of a table of scores: domains, then mean and worst."""
-    domains = group.domains(view)
-    return [*((d, d) for d in domains), *([("mean", MEAN), ("worst", WORST)] if len(domains) > 1 else [])]
-
-
-def score_rows(group: Group, view: str) -> list[list[tuple[str, str, bool]]]:
-    """A row for each method, best first: each cell a value, its deviation over seeds, and whether it is the best of its column."""
-    entries = ranked(group, view)
-    best = {
-        name: max((e.mean(view, key) for e in entries if e.finals(view, key)), default=math.nan)
-        for name, key in columns(group, view)
-    }
+def _cells(runs: RunSet, view: str, bold: str, spread: str, escaped: Callable[[str], str]) -> list[list[str]]:
+    """A row for each method, best first; ``bold`` and ``spread`` have a place for a text."""
+    columns = runs.columns(view)
+    best = {column: runs.best(column) for column in columns}
     rows = []
-    for entry in entries:
-        row = [(entry.label, "", False)]
-        for name, key in columns(group, view):
-            found = list(entry.finals(view, key).values())
-            spread = deviation(found)
-            value = average(found)
-            top = len(entries) > 1 and bool(found) and value >= best[name] - 1e-12
-            row.append((f"{100 * value:.1f}" if found else "-", "" if math.isnan(spread) else f"{100 * spread:.1f}", top))
-        rows.append(row)
+    for row in runs.ranked(view):
+        cells = [escaped(row.method)]
+        for column in columns:
+            found = row.finals(view, column.key).values()
+            text, wide = percent(average(found)) if found else "-", deviation(found)
+            cells.append(
+                (bold.format(text) if row in best[column] else text) + ("" if math.isnan(wide) else spread.format(percent(wide)))
+            )
+        rows.append(cells)
     return rows
 
 
-def _title(group: Group, view: str) -> str:
-    how = "each domain left out in turn" if group.left_out else f"{view} domains"
-    seeds = max(len(entry.seeds) for entry in group.entries)
+def _baseline_cells(runs: RunSet, view: str) -> list[str]:
+    columns = runs.columns(view)
+    by_chance = runs.baseline(columns)
+    return [points(by_chance[c]) if c in by_chance else "-" for c in columns] if by_chance else []
+
+
+def _title(runs: RunSet, view: str) -> str:
+    how = "each domain left out in turn" if runs.left_out else f"{view} domains"
+    seeds = max(len(row.seeds) for row in runs.rows)
     meaning = f"; ± is the sample standard deviation over {seeds} seeds" if seeds > 1 else ""
-    return f"{capital(MEASURES[group.measure])} in % on {group.name}, {how}{meaning}."
+    return f"{capital(MEASURES[runs.measure])} in % on {runs.name}, {how}{meaning}."
 
 
-def markdown(groups: Iterable[Group]) -> str:
-    """All tables as Markdown."""
+def _markdown(sets: Iterable[RunSet]) -> str:
     parts = []
-    for group in groups:
-        for view in (view for view in VIEWS if group.domains(view)):
-            names = [name for name, _ in columns(group, view)]
-            lines = [f"| {' | '.join(['method', *names])} |".replace("|  |", "|"), f"|---|{'---:|' * len(names)}"]
-            for row in score_rows(group, view):
-                cells = [f"**{text}**" if top else text for text, _, top in row]
-                spreads = [f" ± {spread}" if spread else "" for _, spread, _ in row]
-                lines.append(f"| {' | '.join(_md(c) + s for c, s in zip(cells, spreads, strict=True))} |")
-            base = baseline_cells(group, view)[: len(names)]
-            if base:
-                lines.append(f"| {' | '.join(['*most frequent class*', *base])} |")
-            parts.append(f"{_title(group, view)}\n\n" + "\n".join(lines))
+    for runs, view in ((one, view) for one in sets for view in one.views):
+        names = [column.name for column in runs.columns(view)]
+        lines = [f"| {' | '.join(['method', *names])} |".replace("|  |", "|"), f"|---|{'---:|' * len(names)}"]
+        lines += [f"| {' | '.join(cells)} |" for cells in _cells(runs, view, "**{}**", " ± {}", _md)]
+        base = _baseline_cells(runs, view)
+        lines += [f"| {' | '.join(['*most frequent class*', *base])} |"] if base else []
+        parts.append(f"{_title(runs, view)}\n\n" + "\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
 
@@ -161,28 +178,24 @@ def _md(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def latex(groups: Iterable[Group]) -> str:
+def _latex(sets: Iterable[RunSet]) -> str:
     """All tables as LaTeX, with booktabs."""
     parts = ["% needs \\usepackage{booktabs}"]
-    for group in groups:
-        for view in (view for view in VIEWS if group.domains(view)):
-            names = [name for name, _ in columns(group, view)]
-            lines = [
-                f"\\begin{{tabular}}{{l{'r' * len(names)}}}",
-                "\\toprule",
-                f"{' & '.join(map(_tex, ['method', *names]))} \\\\",
-                "\\midrule",
-            ]
-            for row in score_rows(group, view):
-                cells = [f"\\textbf{{{_tex(text)}}}" if top else _tex(text) for text, _, top in row]
-                spreads = [f" {{\\footnotesize$\\pm${spread}}}" if spread else "" for _, spread, _ in row]
-                lines.append(" & ".join(c + s for c, s in zip(cells, spreads, strict=True)) + " \\\\")
-            base = baseline_cells(group, view)[: len(names)]
-            if base:
-                lines += ["\\midrule", " & ".join(["most frequent class", *base]) + " \\\\"]
-            caption = _tex(_title(group, view)).replace("±", "$\\pm$")
-            body = "\n".join([*lines, "\\bottomrule", "\\end{tabular}"])
-            parts.append(f"\\begin{{table}}\n\\centering\n\\caption{{{caption}}}\n{body}\n\\end{{table}}")
+    for runs, view in ((one, view) for one in sets for view in one.views):
+        names = [column.name for column in runs.columns(view)]
+        lines = [
+            f"\\begin{{tabular}}{{l{'r' * len(names)}}}",
+            "\\toprule",
+            f"{' & '.join(map(_tex, ['method', *names]))} \\\\",
+            "\\midrule",
+        ]
+        spread = " {{\\footnotesize$\\pm${}}}"
+        lines += [" & ".join(cells) + " \\\\" for cells in _cells(runs, view, "\\textbf{{{}}}", spread, _tex)]
+        base = _baseline_cells(runs, view)
+        lines += ["\\midrule", " & ".join(["most frequent class", *base]) + " \\\\"] if base else []
+        caption = _tex(_title(runs, view)).replace("±", "$\\pm$")
+        body = "\n".join([*lines, "\\bottomrule", "\\end{tabular}"])
+        parts.append(f"\\begin{{table}}\n\\centering\n\\caption{{{caption}}}\n{body}\n\\end{{table}}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -191,35 +204,27 @@ def _tex(text: str) -> str:
     return "".join(special.get(char, f"\\{char}" if char in "&%$#_{}" else char) for char in text.replace("−", "-"))
 
 
-def records(groups: Iterable[Group]) -> list[dict[str, Any]]:
-    """Every score of every method, measure, domain and seed, one flat mapping each."""
-    found = []
-    for group in groups:
-        for measure in group.task.measures:
-            for entry in group.by(measure).entries:
-                for view in VIEWS:
-                    for name, key in columns(group, view) if group.domains(view) else ():
-                        for seed, value in entry.finals(view, key).items():
-                            size = group.test_size(view, key) if isinstance(key, str) else None
-                            found.append(
-                                {
-                                    "data": group.name,
-                                    "method": entry.label,
-                                    "seed": seed,
-                                    "view": view,
-                                    "domain": name,
-                                    "over_domains": not isinstance(key, str),
-                                    "measure": measure,
-                                    "value": value,
-                                    "test_images": size,
-                                }
-                            )
-    return found
-
-
-def as_csv(groups: Iterable[Group]) -> str:
-    """Every score as a line of CSV."""
-    return csv_of(records(groups))
+def _records(sets: Iterable[RunSet]) -> list[dict[str, Any]]:
+    """Every score of every method, metric, domain and seed, one flat mapping each."""
+    return [
+        {
+            "data": runs.name,
+            "method": row.method,
+            "seed": seed,
+            "view": view,
+            "domain": column.name,
+            "over_domains": not isinstance(column.key, str),
+            "measure": measure,
+            "value": value,
+            "test_images": runs.test_size(view, column.key) if isinstance(column.key, str) else None,
+        }
+        for runs in sets
+        for measure in runs.task.measures
+        for row in runs.by(measure).rows
+        for view in runs.views
+        for column in runs.columns(view)
+        for seed, value in row.finals(view, column.key).items()
+    ]
 
 
 def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -231,30 +236,28 @@ def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
     return file.getvalue()
 
 
-def as_json(groups: Iterable[Group]) -> str:
+def _json(sets: Sequence[RunSet]) -> str:
     """Scores and costs as JSON."""
-    listed = list(groups)
     costs = [
         {
-            "data": group.name,
-            "method": entry.label,
-            "training_bytes_up": sum(mean_bytes(entry, "up", "training").values()),
-            "training_bytes_down": sum(mean_bytes(entry, "down", "training").values()),
-            "training_seconds": average(run.costs.get("seconds", {}).get("training", 0.0) for run in entry.counted),
+            "data": runs.name,
+            "method": row.method,
+            "training_bytes_up": row.total_bytes(directions=["up"]),
+            "training_bytes_down": row.total_bytes(directions=["down"]),
+            "training_seconds": row.seconds,
         }
-        for group in listed
-        for entry in group.entries
+        for runs in sets
+        for row in runs.rows
     ]
-    metrics = {group.name: group.measure for group in listed}
-    return (
-        json.dumps(json_values({"metric": metrics, "scores": records(listed), "costs": costs}), indent=1, ensure_ascii=False) + "\n"
-    )
+    metrics = {runs.name: runs.measure for runs in sets}
+    found = json_values({"metric": metrics, "scores": _records(sets), "costs": costs})
+    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
 
 
 # ------------------------------------------------------------------------------------------------------------------ figures
 
 
-def save_figure(path: Path, figure: Any, dots_per_inch: int = 200) -> None:
+def _save_figure(path: Path, figure: Any, dots_per_inch: int = 200) -> None:
     """Write a figure in the form that the file is called after."""
     file = io.BytesIO()
     figure.savefig(
@@ -266,57 +269,48 @@ def save_figure(path: Path, figure: Any, dots_per_inch: int = 200) -> None:
     write_file(path, file.getvalue())
 
 
-def score_figure(group: Group, view: str) -> Any:
+def score_figure(runs: RunSet, view: str) -> Any:
     """A dot for each method and domain; whiskers are the deviation over seeds, else the error from the size of the test."""
-    named = columns(group, view)
-    rows = [(entry.label, [_dot(group, view, key, entry) for _, key in named]) for entry in ranked(group, view)]
-    return dots_figure([name for name, _ in named], rows, MEASURES[group.measure], baseline(group, view)[: len(named)])
+    columns = runs.columns(view)
+    rows = []
+    for row in runs.ranked(view):
+        numbers = [row.number(view, column.key) for column in columns]
+        rows.append((row.method, [None if number is None else number[:2] for number in numbers]))
+    by_chance = runs.baseline(columns)
+    heights = [by_chance.get(column, math.nan) for column in columns]
+    return dots_figure([column.name for column in columns], rows, MEASURES[runs.measure], heights)
 
 
-def _dot(group: Group, view: str, key: Any, entry: GroupEntry) -> tuple[float, float] | None:
-    found = list(entry.finals(view, key).values())
-    if not found:
-        return None
-    of_test = mean_error(group, view, entry) if key == MEAN else math.nan if key == WORST else domain_error(group, view, key, entry)
-    return average(found), deviation(found) if len(found) > 1 else of_test
-
-
-def curve_figure(group: Group, view: str) -> Any | None:
-    """The mean over domains by round, with a band of one deviation over seeds; None where one round was scored."""
-    if all(len(entry.rounds(view)) < 2 for entry in group.entries):
+def curve_figure(runs: RunSet, view: str) -> Any | None:
+    """The mean over domains by round, with a band of one deviation over seeds; None if only one round was scored."""
+    if all(len(row.rounds(view)) < 2 for row in runs.rows):
         return None
     from matplotlib.ticker import MaxNLocator
 
     figure = empty_figure(4.2, 3.0)
     axes = figure.add_subplot()
-    for place, entry in enumerate(ranked(group, view)):
-        rounds = [number for number in entry.rounds(view) if entry.scores(view, MEAN, number)]
-        values = [list(entry.scores(view, MEAN, number).values()) for number in rounds]
+    for place, row in enumerate(runs.ranked(view)):
+        rounds = [number for number in row.rounds(view) if row.scores(view, MEAN, number)]
+        values = [list(row.scores(view, MEAN, number).values()) for number in rounds]
         middle = [100 * average(one) for one in values]
         colour = COLOURS[place % len(COLOURS)]
-        axes.plot(
-            rounds, middle, color=colour, marker=MARKERS[place % len(MARKERS)], markersize=3, linewidth=1.2, label=entry.label
-        )
+        axes.plot(rounds, middle, color=colour, marker=MARKERS[place % len(MARKERS)], markersize=3, linewidth=1.2, label=row.method)
         wide = [100 * deviation(one) for one in values]
         if wide and not any(map(math.isnan, wide)):
             low, high = ([m + sign * w for m, w in zip(middle, wide, strict=True)] for sign in (-1, 1))
             axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_xlabel("round")
-    axes.set_ylabel(f"mean {MEASURES[group.measure]}, %")
+    axes.set_ylabel(f"mean {MEASURES[runs.measure]}, %")
     axes.grid(linewidth=0.4)
     axes.legend(fontsize=7)
     return figure
 
 
-def map_figure(group: Group, view: str) -> Any | None:
-    """The confusion matrices of the best method, one for each domain; None where none was kept."""
-    best = ranked(group, view)[0]
-    found = {}
-    for domain in group.domains(view):
-        known = [m for run in best.counted if (m := run.domains.get((view, domain), {}).get("confusion"))]
-        if known:
-            found[domain] = [[sum(m[i][j] for m in known) for j in range(len(known[0]))] for i in range(len(known[0]))]
+def _map_figure(runs: RunSet, view: str) -> Any | None:
+    """The confusion matrices of the best method, one for each domain; None if none was kept."""
+    best = runs.ranked(view)[0]
+    found = {domain: matrix for domain in runs.domains(view) if (matrix := best.confusion(view, domain)) is not None}
     if not found:
         return None
     figure = empty_figure(2.6 * len(found), 2.7)
@@ -324,8 +318,8 @@ def map_figure(group: Group, view: str) -> Any | None:
         axes = figure.add_subplot(1, len(found), place + 1)
         shares = [[value / (sum(row) or 1) for value in row] for row in matrix]
         axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-        names = class_names(best.first, len(matrix))
-        axes.set_title(f"{domain}" if place else f"{best.label}: {domain}", fontsize=8)
+        names = best.first.class_names(len(matrix))
+        axes.set_title(f"{domain}" if place else f"{best.method}: {domain}", fontsize=8)
         axes.set_xticks(range(len(names)), names, rotation=90, fontsize=6)
         axes.set_yticks(range(len(names)), names if place == 0 else [""] * len(names), fontsize=6)
         axes.set_xlabel("answer", fontsize=7)

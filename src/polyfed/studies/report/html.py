@@ -21,13 +21,13 @@ from polyfed.runs.folder.atomic_write import write_atomically
 from polyfed.runs.headline import warnings_over_seeds
 from polyfed.settings import AUTO
 from polyfed.studies.report import pictures, sections
-from polyfed.studies.report.analysis_sections import NONE, chosen_kinds, grid_of, sections_of
 from polyfed.studies.report.charts import swatch
 from polyfed.studies.report.commands import compare_command, pieces, report_command
-from polyfed.studies.report.data_pictures import pictures_of
-from polyfed.studies.report.gather import MEAN, VIEWS, Group, gather, run_folders
-from polyfed.studies.report.searches import searches_in
-from polyfed.studies.report.verdict import headline, notices
+from polyfed.studies.report.gather import gather
+from polyfed.studies.report.pictures import NONE, analyses_of, chosen_kinds, grid_of, images_of
+from polyfed.studies.report.run_record import run_folders
+from polyfed.studies.report.run_set import RunSet
+from polyfed.studies.report.verdict import notices, verdict_of
 
 PAGE = Path(__file__).resolve().parent / "page"
 TEMPLATE, SCRIPT = "report.html.j2", "report.js"
@@ -45,7 +45,7 @@ def report_on(
     """What ``polyfed.report`` does."""
     named = [runs] if isinstance(runs, str | Path) else runs
     chosen_kinds(analyses)  # a wrong name is refused before anything is read
-    return write_report(run_folders(named), out, metric, pictures, searches_in(named), analyses)
+    return write_report(run_folders(named), out, metric, pictures, sections.searches_in(named), analyses)
 
 
 def write_report(
@@ -95,7 +95,7 @@ def render(
     import jinja2
     from markupsafe import Markup
 
-    groups = [headed(group, metric) for group in gather(runs)]
+    sets = [found.headed(metric) for found in gather(runs)]
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(PAGE),
         autoescape=True,
@@ -103,14 +103,15 @@ def render(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["together"] = together
-    styles = styles_of(groups)
+    environment.filters["together"] = _together
+    labels = dict.fromkeys(row.method for found in sets for row in found.rows)
+    styles = {label: number for number, label in enumerate(labels)}  # the same throughout the page
     library, script = ((PAGE / name).read_text() for name in (f"{LIBRARY}.js", SCRIPT))
-    curves = [interactive_values(group, styles) for group in groups]
+    curves = [_interactive_values(found, styles) for found in sets]
     return environment.get_template(TEMPLATE).render(
-        title=title_of(groups),
-        groups=[group_values(group, styles, metric, with_pictures, analyses) for group in groups],
-        grid=grid_of(groups, analyses),
+        title=_title_of(sets),
+        groups=[_values(found, styles, metric, with_pictures, analyses) for found in sets],
+        grid=grid_of(sets, analyses),
         searches=searches,
         version=_version(),
         report_command=pieces(report_command(runs, out)),
@@ -133,101 +134,80 @@ def _inside_script(tree: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def headed(group: Group, metric: str) -> Group:
-    """The group by the measure that heads its tables; a measure that no run has falls back to the usual one."""
-    chosen = group.headline(metric).measure
-    looked_at = group.by(chosen)
-    scored = any(entry.finals(view, MEAN) for view in VIEWS for entry in looked_at.entries if entry.runs)
-    return looked_at if scored else group
-
-
-def interactive_values(group: Group, styles: Mapping[str, int]) -> dict[str, Any]:
+def _interactive_values(runs: RunSet, styles: Mapping[str, int]) -> dict[str, Any]:
     """What the script of the page draws."""
-    shown = in_percent(group.task)
+    shown = in_percent(runs.task)
     return {
-        "labels": [entry.label for entry in group.entries],
-        "styles": [styles[entry.label] for entry in group.entries],
+        "labels": [row.method for row in runs.rows],
+        "styles": [styles[row.method] for row in runs.rows],
         "words": {name: MEASURES[name] for name in shown},
-        "views": pictures.curve_data(group, [group.measure, *(name for name in shown if name != group.measure)]),
+        "views": pictures.curve_data(runs, [runs.measure, *(name for name in shown if name != runs.measure)]),
     }
 
 
-def title_of(groups: Sequence[Group]) -> str:
+def _title_of(sets: Sequence[RunSet]) -> str:
     """What the page is about, in a few words."""
-    methods = list(dict.fromkeys(entry.label for group in groups for entry in group.entries))
+    methods = list(dict.fromkeys(row.method for runs in sets for row in runs.rows))
     about = ", ".join(methods) if len(methods) <= 3 and sum(map(len, methods)) <= 60 else f"{len(methods)} methods"
-    return f"{about} on {' / '.join(dict.fromkeys(group.name for group in groups))}"
+    return f"{about} on {' / '.join(dict.fromkeys(runs.name for runs in sets))}"
 
 
-def styles_of(groups: Sequence[Group]) -> dict[str, int]:
-    """A style for each method, the same throughout the page."""
-    labels = dict.fromkeys(entry.label for group in groups for entry in group.entries)
-    return {label: number for number, label in enumerate(labels)}
-
-
-def group_values(
-    group: Group, styles: Mapping[str, int], metric: str = AUTO, with_pictures: bool | None = None, analyses: str = NONE
-) -> dict[str, Any]:
-    """Everything the template shows of one group."""
-    headlines = [words for view in VIEWS if (words := headline(group, view)) is not None]
+def _values(runs: RunSet, styles: Mapping[str, int], metric: str, with_pictures: bool | None, analyses: str) -> dict[str, Any]:
+    """Everything the template shows of one set of runs."""
+    verdicts = [verdict for view in runs.views if (verdict := verdict_of(runs, view)) is not None]
     sentences: dict[str, list[str]] = {}
-    for entry in group.entries:
-        sentences.setdefault(sections.uploads_beyond_entries(entry), []).append(entry.label)
-    chosen = group.headline(metric)
+    for row in runs.rows:
+        sentences.setdefault(sections.uploads_beyond_entries(row), []).append(row.method)
+    chosen = runs.headline(metric)
     tables = [
         table
-        for measure in dict.fromkeys([group.measure, *in_percent(group.task)])
-        for view in VIEWS
-        if (table := sections.table(group.by(measure), view, styles)) is not None
-        and any(cell["text"] != "–" for row in table["rows"] for cell in row["cells"])
+        for measure in dict.fromkeys([runs.measure, *in_percent(runs.task)])
+        for view in runs.views
+        if (table := sections.table(runs.by(measure), view, styles)) is not None
+        and any(cell["text"] != sections.NOT_SCORED for row in table["rows"] for cell in row["cells"])
     ]
-    measures = list(dict.fromkeys(table["measure"] for table in tables))
-    parts = [part for entry in group.entries for run in sorted(entry.runs, key=lambda run: run.seed) for part in run.folders]
+    measures = dict.fromkeys(table["measure"] for table in tables)
+    parts = [part for row in runs.rows for run in sorted(row.records, key=lambda run: run.seed) for part in run.folders]
     return {
-        "name": group.name,
-        "source": group.source,
-        "left_out": group.left_out,
-        "measure": group.measure,
+        "name": runs.name,
+        "source": runs.source,
+        "left_out": runs.left_out,
+        "measure": runs.measure,
         "measures": [(measure, MEASURES[measure]) for measure in measures],
         "metric_reason": chosen.reason if chosen.measure != "accuracy" and metric == AUTO else "",
-        "warnings": no_better_than_one_class(group),
-        "nobody": group.task.nobody,
-        "notices": notices(group),
-        "headlines": [{"words": one, "differences": sections.difference_rows(one)} for one in headlines],
+        # A sentence for each method that does no better than always giving the same answer, in some of its runs.
+        "warnings": {
+            row.method: text
+            for row in runs.rows
+            for text in warnings_over_seeds({run.seed: run.domains for run in row.counted}, row.method)
+        },
+        "nobody": runs.task.nobody,
+        "notices": notices(runs),
+        "headlines": [{"words": one, "differences": sections.difference_rows(one)} for one in verdicts],
         "tables": tables,
-        "legend": [(entry.label, swatch(styles[entry.label])) for entry in group.entries],
-        "curves": [found for view in VIEWS if (found := pictures.curves(group, view, styles)) is not None],
-        "interactive": bool(pictures.curve_data(group, [group.measure])),
-        "losses": pictures.loss_charts(group, styles),
-        "confusion": pictures.confusion_maps(group),
-        "analyses": sections_of(group, analyses),
-        "pictures": pictures_of(group, with_pictures),
-        "traffic": pictures.traffic(group),
-        "traffic_kinds": pictures.traffic_kinds(group),
-        "scatter": pictures.accuracy_against_bytes(group, styles),
-        "costs": [sections.cost_row(entry, styles) for entry in group.entries],
-        "against_reference": sections.against_reference(group),
-        "has_newcomer": any(sections.both_ways(entry, "newcomer") for entry in group.entries),
-        "byte_tables": [(entry.label, sections.byte_table(entry)) for entry in group.entries],
-        "travel": sections.travel_matrix(group),
+        "legend": [(row.method, swatch(styles[row.method])) for row in runs.rows],
+        "curves": [found for view in runs.views if (found := pictures.curves(runs, view, styles)) is not None],
+        "interactive": bool(pictures.curve_data(runs, [runs.measure])),
+        "losses": pictures.loss_charts(runs, styles),
+        "confusion": pictures.confusion_maps(runs),
+        "analyses": analyses_of(runs, analyses),
+        "pictures": images_of(runs, with_pictures),
+        "traffic": pictures.traffic(runs),
+        "traffic_kinds": pictures.traffic_kinds(runs),
+        "scatter": pictures.accuracy_against_bytes(runs, styles),
+        "costs": [sections.cost_row(row, styles) for row in runs.rows],
+        "against_reference": sections.against_reference(runs),
+        "has_newcomer": any(row.total_bytes("newcomer") for row in runs.rows),
+        "byte_tables": [(row.method, sections.byte_table(row)) for row in runs.rows],
+        "travel": sections.travel_matrix(runs),
         "uploads": [(labels, sentence) for sentence, labels in sentences.items()],
-        "outside_training": sections.outside_training(group.entries),
-        "compare": None if (one := compare_command(parts, group.left_out)) is None else pieces(one),
+        "outside_training": sections.outside_training(runs.rows),
+        "compare": None if (one := compare_command(parts, runs.left_out)) is None else pieces(one),
         "runs": [sections.provenance(part) for part in parts],
     }
 
 
-def no_better_than_one_class(group: Group) -> dict[str, str]:
-    """A sentence for each method that does no better than always giving the same answer, in some of its runs."""
-    by_entry = ({run.seed: run.domains for run in entry.counted} for entry in group.entries)
-    return {
-        entry.label: text
-        for entry, domains in zip(group.entries, by_entry, strict=True)
-        for text in warnings_over_seeds(domains, entry.label)
-    }
-
-
-def together(text: str) -> str:
+def _together(text: str) -> str:
     """A text in which no line ends between a number and its unit."""
     return re.sub(r"(\d) (?=(?:%|[kMG]?B\b))", "\\1\u00a0", text)
 

@@ -12,9 +12,11 @@ from polyfed.runs.folder.lock import is_held
 from polyfed.runs.folder.manifest import newest_notes
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.headline import headline_by_scores, recorded_headline
-from polyfed.studies.report.gather import MEAN, VIEWS, Run
+from polyfed.runs.scores import VIEWS
+from polyfed.studies.report.run_record import MEAN, RunRecord
 
 BLOCKS = "▁▂▃▄▅▆▇█"
+WIDTH = 24
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ def look_at(path: str | Path) -> LiveRun:
     """Read how far a run is."""
     folder = RunFolder(path)
     lines = folder.metrics()
-    run = Run(str(path), folder.document(), lines)
+    run = RunRecord(str(path), folder.document(), lines)
     measure = (recorded_headline(run.document) or headline_by_scores(str(run.settings["metric"]), run.domains)).measure
     curves: dict[tuple[str, str], list[float]] = {}
     for view in VIEWS:
@@ -58,14 +60,10 @@ def look_at(path: str | Path) -> LiveRun:
                 name, value = "mean" if key == MEAN else str(key), table[key]
                 if math.isfinite(value):
                     curves.setdefault((view, name), []).append(value)
-    by_round: dict[int, list[float]] = {}
-    for losses in run.losses.values():
-        for number, loss in losses.items():
-            by_round.setdefault(number, []).append(loss)
     finished = bool(newest_notes(folder.checkpoints.folder).get("finished"))
     state = "finished" if finished else "training" if is_held(folder.path) else "stopped"
     reached = max((int(line["round"]) for line in lines), default=0)
-    means = [sum(values) / len(values) for _, values in sorted(by_round.items())]
+    means = list(run.mean_losses.values())
     without = f", without {', '.join(run.settings['unseen'])}" if run.settings["unseen"] else ""
     return LiveRun(
         f"{run.method}, seed {run.seed}{without}", run.method, run.seed, reached, run.rounds, state, measure, curves, means
@@ -80,7 +78,7 @@ def runs_in(path: str | Path) -> list[Path]:
     return [home] if (home / "run.toml").is_file() else sorted(file.parent for file in home.glob("*/run.toml"))
 
 
-def spark(values: Sequence[float], width: int = 24) -> str:
+def spark(values: Sequence[float]) -> str:
     """A curve in one line of text, from the least to the largest value.
 
     >>> spark([0.0, 0.5, 1.0])
@@ -88,8 +86,8 @@ def spark(values: Sequence[float], width: int = 24) -> str:
     """
     if not values:
         return ""
-    step = max(1.0, len(values) / width)
-    picked = [values[min(len(values) - 1, int(place * step))] for place in range(min(width, len(values)))]
+    step = max(1.0, len(values) / WIDTH)
+    picked = [values[min(len(values) - 1, int(place * step))] for place in range(min(WIDTH, len(values)))]
     picked[-1] = values[-1]
     low, high = min(picked), max(picked)
     if high <= low:

@@ -112,18 +112,12 @@ def _interval(pairs: list[tuple[Any, Any]], domains: list[str], balanced: bool) 
     generator = np.random.default_rng(SEED)
     total = np.zeros(RESAMPLES)
     for domain in domains:
-        sizes = {len(one[domain][1]) for one, _ in pairs}
-        if len(sizes) > 1:  # the seeds were tested on different splits, so their images are not the same ones
-            strata = [_strata(one[domain], other[domain], balanced) for one, other in pairs]
-        else:
-            right = np.mean([one[domain][0].astype(float) - other[domain][0] for one, other in pairs], axis=0)
-            same = all(np.array_equal(pairs[0][0][domain][1], one[domain][1]) for one, _ in pairs)
-            labels = pairs[0][0][domain][1]
-            strata = (
-                [[right[labels == c] for c in np.unique(labels)] if balanced else [right]]
-                if same
-                else [_strata(one[domain], other[domain], balanced) for one, other in pairs]
-            )
+        labels = pairs[0][0][domain][1]
+        differences = [one[domain][0].astype(float) - other[domain][0] for one, other in pairs]
+        if all(np.array_equal(labels, one[domain][1]) for one, _ in pairs):
+            strata = [_strata(np.mean(differences, axis=0), labels, balanced)]
+        else:  # the seeds were tested on different splits, so their images are not the same ones
+            strata = [_strata(found, one[domain][1], balanced) for found, (one, _) in zip(differences, pairs, strict=True)]
         drawn = [np.mean([_resampled(part, generator) for part in parts], axis=0) for parts in strata]
         total += np.mean(drawn, axis=0)
     total /= len(domains)
@@ -131,8 +125,7 @@ def _interval(pairs: list[tuple[Any, Any]], domains: list[str], balanced: bool) 
     return float(low), float(high)
 
 
-def _strata(one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray], balanced: bool) -> list[np.ndarray]:
-    difference, labels = one[0].astype(float) - other[0], one[1]
+def _strata(difference: np.ndarray, labels: np.ndarray, balanced: bool) -> list[np.ndarray]:
     return [difference[labels == c] for c in np.unique(labels)] if balanced else [difference]
 
 

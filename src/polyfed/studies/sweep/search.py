@@ -39,10 +39,11 @@ from polyfed.runs.lifecycle import facts_of, resume, train_run
 from polyfed.runs.result import Result
 from polyfed.settings import MOST_RUNS, Settings, require_count
 from polyfed.studies.compare.candidates import Candidate, candidates
-from polyfed.studies.report.comparison import require_pandas
-from polyfed.studies.report.json_values import json_values
-from polyfed.studies.report.searches import trial_rows
-from polyfed.studies.report.tables import MethodRow, method_row, outcome, percent, row_json
+from polyfed.studies.report.comparison import require_pandas, row_json
+from polyfed.studies.report.run_record import RunRecord
+from polyfed.studies.report.run_set import MethodRow
+from polyfed.studies.report.sections import trial_rows
+from polyfed.studies.report.words import json_values, percent
 from polyfed.studies.sweep.data import ReadTooSoon, need_validation, trial_settings, with_validation, without_tests
 from polyfed.studies.sweep.proposals import SAMPLERS, NoCombinationLeft, Proposals, check_sampler, open_store, rungs
 from polyfed.studies.sweep.space import Axis, Values, applied, axes_of_method, check_axes, grid, trials_of_each
@@ -148,7 +149,8 @@ class Sweep:
             except PolyfedError as error:
                 one.problem = str(error)
                 return
-            one.outcomes.append(outcome(result))
+            one.outcomes.append(result.summary())
+            one.records.append(RunRecord.from_result(result))
             heard_by.end_reused(result)
 
     def final(self, trial: Trial, seed: int, heard_by: Callbacks) -> Result:
@@ -187,7 +189,7 @@ class Sweep:
         return [
             MethodRow(one.method, problem=one.problem or "it was not searched", own=one.candidate.own)
             if one.problem or one.chosen is None
-            else method_row(Candidate(one.chosen.trial.settings.method, one.own).label, one.outcomes, self.metric, one.own)
+            else MethodRow(Candidate(one.chosen.trial.settings.method, one.own).label, one.records, self.metric, one.own)
             for one in self.searched
         ]
 

@@ -13,6 +13,7 @@ from typing import Any
 from polyfed.core.method import parse
 from polyfed.settings import Settings
 from polyfed.studies.compare.candidates import Candidate
+from polyfed.studies.report.run_record import RunRecord
 from polyfed.studies.sweep.space import Axis, Values
 
 LONGEST_NAME = 60
@@ -64,6 +65,7 @@ class Searched:
     scores: list[Score] = field(default_factory=list)
     chosen: Score | None = None
     outcomes: list[dict[str, Any]] = field(default_factory=list)
+    records: list[RunRecord] = field(default_factory=list)
     problem: str = ""
 
     @property

@@ -1,0 +1,74 @@
+"""Numbers as texts, and values as JSON holds them. It imports nothing heavy: every command of the command line loads it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def percent(value: float, error: float | None = None) -> str:
+    """A fraction as a percentage, with its error.
+
+    >>> percent(0.8314, 0.0123)
+    '83.1 ±1.2'
+    """
+    return f"{100 * value:.1f}" + ("" if error is None or math.isnan(error) else f" ±{100 * error:.1f}")
+
+
+def points(value: float, sign: bool = False) -> str:
+    """A difference of fractions in percentage points, without the unit."""
+    return (f"{100 * value:+.1f}" if sign else f"{100 * value:.1f}").replace("-", "−")
+
+
+def rounds_words(count: int) -> str:
+    """A number of rounds.
+
+    >>> rounds_words(1), rounds_words(20)
+    ('1 round', '20 rounds')
+    """
+    return f"{count} round{'s' * (count != 1)}"
+
+
+def byte_words(count: float) -> str:
+    """Bytes in the largest unit that keeps the number above 1, with three digits (1 MB is a million bytes).
+
+    >>> byte_words(3_501_200)
+    '3.50 MB'
+    """
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            value = count / size
+            return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
+    return f"{count:.0f} B"
+
+
+def second_words(seconds: float) -> str:
+    """Seconds as a reader would say them."""
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in a sentence."""
+    found = list(names)
+    return " and ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found)
+
+
+def capital(text: str) -> str:
+    """The text with a capital letter in front."""
+    return text[:1].upper() + text[1:]
+
+
+def json_values(tree: Any) -> Any:
+    """The tree as JSON can hold it: what is not a finite number is null.
+
+    >>> json_values({"mean": float("nan"), "seeds": (0, 1)})
+    {'mean': None, 'seeds': [0, 1]}
+    """
+    if isinstance(tree, Mapping):
+        return {str(key): json_values(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [json_values(value) for value in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
