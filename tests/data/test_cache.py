@@ -14,7 +14,7 @@ import torch
 from polyfed.core.data_types import ArrayExamples, Examples
 from polyfed.data import cache
 from polyfed.data.archives import identities
-from polyfed.data.row_examples import RowExamples
+from polyfed.data.examples import RowExamples
 from polyfed.errors import DataError
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from helpers.command_line import says
-from polyfed.data.check_own import check_own
+from polyfed.data.check import check
 
 
 def test_a_sound_folder(polyfed, images):
@@ -49,7 +49,7 @@ def test_duplicates_across_domains_are_a_note(polyfed, images):
             if (split == "train") == (int(path.stem) < 15):
                 shutil.copy(path, target)
     shutil.copy(root / "test" / "day" / "disk" / "17.png", root / "test" / "night" / "disk" / "copy.png")
-    result = check_own(str(root))
+    result = check(str(root))
     assert result.ok and "1 picture is in more than one domain" in result.notes[0]
 
 

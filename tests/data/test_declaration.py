@@ -20,6 +20,7 @@ from polyfed.data.declaration import (
     size_option,
     validation_option,
 )
+from polyfed.data.domain_files import Duplicates
 from polyfed.data.placeholders import blank_federation
 from polyfed.data.registry import data_sets
 from polyfed.errors import DataError, OptionError
@@ -41,7 +42,7 @@ class Streamed:
         items = [(torch.zeros(3, self.size, self.size, dtype=torch.uint8), label) for label in (0, 1, 0)]
         return Domain(self.domain, DatasetExamples(items), DatasetExamples(items[:1]))
 
-    def count(self, classes: int, unreadable: list[str]) -> dict[str, tuple[int, ...]]:
+    def count(self, classes: int, unreadable: list[str], duplicates: Duplicates) -> dict[str, tuple[int, ...]]:
         return {"train": (2, 1), "test": (1, 0)}
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 import polyfed
 from polyfed.core.tasks.known import MULTILABEL, SEGMENTATION
 from polyfed.core.tasks.segmentation import IGNORED
-from polyfed.data.augment_pairs import CropAndFlip
+from polyfed.data.augment import CropAndFlip
 from polyfed.data.check import check
 from polyfed.data.sets.camvid import camvid
 from polyfed.data.sets.cityscapes import cityscapes

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,12 +15,13 @@ from numpy.typing import NDArray
 from polyfed.core.data_types import Domain
 from polyfed.data.archives import FileIdentity
 from polyfed.data.cache import Arrays, cached
-from polyfed.data.duplicates import picture_hash
-from polyfed.data.row_examples import RowExamples
+from polyfed.data.examples import RowExamples
 from polyfed.data.splits import Splits
 from polyfed.errors import DataError
 
 NAMED_AT_MOST = 5
+Counts = dict[str, tuple[int, ...]]
+"""Examples of each class by split; ``all`` counts every example once."""
 
 
 class DomainSource(Protocol):
@@ -34,40 +37,17 @@ class DomainSource(Protocol):
 
     @property
     def problems(self) -> Sequence[str]:
-        """What is already known to be wrong, a sentence each."""
+        """Known problems, a sentence each."""
 
     @property
     def middle_square(self) -> bool:
-        """Whether the middle square is cut out of each image before it is resized."""
+        """Return True if the middle square is cut out of each image before it is resized."""
 
     def load(self) -> Domain:
-        """The domain with its splits."""
+        """Return the domain with its splits."""
 
-    def count(self, classes: int, unreadable: list[str]) -> dict[str, tuple[int, ...]]:
-        """Examples of each class by split, read again from the files; ``all`` counts every example once."""
-
-
-@dataclass(frozen=True)
-class Examined:
-    """A domain that was read again: the label and the hash of each image, what to call it, and the rows of each split."""
-
-    labels: NDArray[np.int64]
-    hashes: Sequence[bytes]
-    names: Sequence[str]
-    splits: Splits
-
-    def counts(self, classes: int) -> dict[str, tuple[int, ...]]:
-        """Examples of each class by split; ``all`` counts every example once."""
-        splits = {"all": np.arange(len(self.labels)), **self.splits}
-        return {split: tuple(np.bincount(self.labels[rows], minlength=classes).tolist()) for split, rows in splits.items()}
-
-
-@runtime_checkable
-class Examinable(Protocol):
-    """A source whose images a check can compare with each other."""
-
-    def examined(self, unreadable: list[str]) -> Examined:
-        """Everything read again from the files, past the cache."""
+    def count(self, classes: int, unreadable: list[str], duplicates: Duplicates) -> Counts:
+        """Read everything again, past the cache: count it, name what cannot be read, and add each image to those that were seen."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +59,15 @@ class DomainFiles:
         layout: The layout it was found in.
         recipe: Everything besides the files that decides the arrays.
         files: What the arrays are made from.
-        read: Decodes now: ``x`` (n, 3, height, width), ``y`` (n,), perhaps ``target`` (what is learnt, where that is not ``y``),
+        read: Decodes now: ``x`` (n, 3, height, width), ``y`` (n,), perhaps ``target`` (what is learned, if that is not ``y``),
             ``group`` (n,) and ``kept`` (positions of the readable images); adds a sentence to its argument for each image that cannot be read.
         split: From these arrays to the rows of each split.
-        problems: What is already known to be wrong, a sentence each.
-        skip_unreadable: Leave unreadable images out instead of refusing the domain.
+        problems: Known problems, a sentence each.
+        skip_unreadable: Skip unreadable images instead of rejecting the domain.
         advice: What to do about unreadable images, for the message.
-        names: What to call the images, where each has a file of its own.
+        names: What to call the images, if each has its own file.
         middle_square: The middle square was cut out of each image before it was resized.
+        pairs: Each example is an image with its mask, which is its ``y``. None can be skipped, and none has one class.
     """
 
     domain: str
@@ -100,9 +81,10 @@ class DomainFiles:
     advice: str = ""
     names: Sequence[str] = ()
     middle_square: bool = False
+    pairs: bool = False
 
     def load(self) -> Domain:
-        """The domain, with its images memory-mapped."""
+        """Return the domain, with its images memory-mapped."""
         arrays = self.arrays()
         x, y = torch.from_numpy(arrays["x"]), torch.from_numpy(arrays.get("target", arrays["y"]))
         splits = {
@@ -113,39 +95,85 @@ class DomainFiles:
         group = torch.from_numpy(arrays["group"])[splits["train"].rows] if "group" in arrays else None
         return Domain(self.domain, splits["train"], splits["test"], splits.get("validation"), group)
 
-    def count(self, classes: int, unreadable: list[str]) -> dict[str, tuple[int, ...]]:
-        """Examples of each class by split; every image is decoded again, past the cache."""
-        return self.examined(unreadable).counts(classes)
-
-    def examined(self, unreadable: list[str]) -> Examined:
-        """Everything decoded again, past the cache."""
+    def count(self, classes: int, unreadable: list[str], duplicates: Duplicates) -> Counts:
+        """Decode everything again, past the cache. Pairs are counted only, an unreadable one too."""
         arrays = self.read(unreadable)
+        splits = self.split(arrays)
+        if self.pairs:
+            return counts_by_class(np.zeros(len(arrays["y"]), np.int64), splits, 1)
         hashes = [picture_hash(image) for image in arrays["x"]]
         kept = arrays.get("kept", np.arange(len(hashes)))
         names = [self.names[position] if self.names else f"image {position}" for position in kept]
-        return Examined(arrays["y"], hashes, names, self.split(arrays))
+        duplicates.add(self.domain, splits, hashes, names)
+        return counts_by_class(arrays["y"], splits, classes)
 
     def arrays(self) -> Arrays:
-        """The decoded arrays, from the cache if they are there."""
+        """Return the decoded arrays, from the cache if they are there."""
         if self.problems:
             raise DataError(some_of(self.problems))
-        return cached({**self.recipe, "domain": self.domain, "skip": self.skip_unreadable}, self.files, self._decoded)
+        recipe = {**self.recipe, "domain": self.domain, **({} if self.pairs else {"skip": self.skip_unreadable})}
+        return cached(recipe, self.files, self._decoded)
 
     def _decoded(self) -> Arrays:
         unreadable: list[str] = []
         arrays = self.read(unreadable)
         if unreadable and not self.skip_unreadable:
-            count = f"{len(unreadable)} image{'s' * (len(unreadable) != 1)}"
+            count = f"{len(unreadable)} {'pair' if self.pairs else 'image'}{'s' * (len(unreadable) != 1)}"
             raise DataError(f"{self.domain}: {count} cannot be read. {some_of(unreadable)}{self.advice}")
         return arrays
 
 
+def counts_by_class(labels: NDArray[np.int64], splits: Splits, classes: int) -> Counts:
+    """Count the examples of each class in each split, and in all."""
+    rows_of = {"all": np.arange(len(labels)), **splits}
+    return {split: tuple(np.bincount(labels[rows], minlength=classes).tolist()) for split, rows in rows_of.items()}
+
+
+@dataclass
+class Duplicates:
+    """Where each image was seen, by a hash of its pixels: its domain, its split, and what to call it."""
+
+    seen: dict[bytes, list[tuple[str, str, str]]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, domain: str, splits: Splits, hashes: Sequence[bytes], names: Sequence[str]) -> None:
+        """Add the images of a domain: the hash and the name of each, and the rows of each split."""
+        for split, rows in splits.items():
+            for row in rows:
+                self.seen[hashes[row]].append((domain, split, names[row]))
+
+    def leaks(self) -> list[str]:
+        """Return a sentence about images that are in more than one of train, validation and test."""
+        found = [places for places in self._several() if len({split for _, split, _ in places}) > 1]
+        return _sentences("in more than one of train, validation and test", found)
+
+    def across_domains(self) -> list[str]:
+        """Return a sentence about images that two domains have."""
+        found = [places for places in self._several() if len({domain for domain, _, _ in places}) > 1]
+        return _sentences("in more than one domain", found)
+
+    def _several(self) -> Iterator[list[tuple[str, str, str]]]:
+        return (places for places in self.seen.values() if len(places) > 1)
+
+
+def picture_hash(pixels: NDArray[Any]) -> bytes:
+    """Return a hash of the pixels and the shape of an image."""
+    return hashlib.sha256(str(pixels.shape).encode() + np.ascontiguousarray(pixels).tobytes()).digest()[:16]
+
+
+def _sentences(where: str, found: Sequence[Sequence[tuple[str, str, str]]]) -> list[str]:
+    if not found:
+        return []
+    named = ["; ".join(f"{domain} {split} {name}" for domain, split, name in places) for places in found[:NAMED_AT_MOST]]
+    more = f" And {len(found) - NAMED_AT_MOST} more." if len(found) > NAMED_AT_MOST else ""
+    return [f"{len(found)} picture{'s are' if len(found) > 1 else ' is'} {where}: {' | '.join(named)}.{more}"]
+
+
 SKIPPED = " skipped: "
-"""Between the number of images that were left out and their names, which stand at the end of a source."""
+"""Between the number of skipped images and their names, at the end of a source."""
 
 
 def without_names(source: str) -> str:
-    """What a source says, without the names of files.
+    """Return a source without the names of files.
 
     >>> without_names("folder: pen 140/20/40; 2 unreadable images skipped: a b.png, c.png")
     'folder: pen 140/20/40; 2 unreadable images skipped'
@@ -155,7 +183,7 @@ def without_names(source: str) -> str:
 
 
 def source_text(sources: Sequence[DomainSource], domains: Sequence[Domain], *notes: str) -> str:
-    """Which layouts and how many examples were used, for every table."""
+    """Describe for every table which layouts and how many examples were used."""
     by_layout: dict[str, list[str]] = {}
     for source, domain in zip(sources, domains, strict=True):
         validation = 0 if domain.validation is None else len(domain.validation)
@@ -165,6 +193,12 @@ def source_text(sources: Sequence[DomainSource], domains: Sequence[Domain], *not
 
 
 def some_of(sentences: Sequence[str]) -> str:
-    """The first few sentences, and how many more there are."""
+    """Return the first few sentences, and how many more there are."""
     more = len(sentences) - NAMED_AT_MOST
     return " ".join(sentences[:NAMED_AT_MOST]) + (f" And {more} more." if more > 0 else "")
+
+
+def first_of(names: Sequence[str]) -> str:
+    """Return the first few names, and how many more there are."""
+    more = len(names) - NAMED_AT_MOST
+    return ", ".join(names[:NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")

@@ -25,14 +25,9 @@ def protocol_option(sizes: str) -> DataOption:
         "protocol",
         "all",
         f'"fedbn" ({sizes}) or "all" (the whole training order).',
-        check=_check_protocol,
+        choices=("all", "fedbn"),
         note=lambda protocol: "FedBN's protocol" if protocol == "fedbn" else "",
     )
-
-
-def _check_protocol(owner: str, protocol: str) -> None:
-    if protocol not in ("all", "fedbn"):
-        raise OptionError(f"{owner}: protocol is {protocol!r}; it must be 'all' or 'fedbn'.")
 
 
 def check_fedbn(owner: str, protocol: str, validation: float) -> None:

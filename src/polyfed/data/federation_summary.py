@@ -14,7 +14,7 @@ from torch import Tensor
 from polyfed.core.data_types import ClientData, Examples, Federation, Preparation
 from polyfed.core.tasks.known import CLASSIFICATION, task_named
 from polyfed.core.tasks.task import Task
-from polyfed.data.placeholders import BlankExamples
+from polyfed.data.examples import BlankExamples
 
 MOST_SAMPLES = 10**9
 INPUT_TYPES = {

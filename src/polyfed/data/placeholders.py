@@ -3,41 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-import torch
-from torch import Tensor
 
 from polyfed.core.data_types import ClientData, DataSet, Domain, Federation
 from polyfed.core.registry import Recorded
 from polyfed.data.declaration import Declaration
+from polyfed.data.examples import BlankExamples
 from polyfed.text import read_call
 
 USUAL_EXAMPLES = 1000
 PIXEL = (3, 1, 1)
-
-
-@dataclass(frozen=True, eq=False)
-class BlankExamples:
-    """Examples whose inputs are all zero; only their labels are stored."""
-
-    y: Tensor
-    shape: tuple[int, ...]
-    dtype: torch.dtype = torch.uint8
-
-    @property
-    def labels(self) -> Tensor:
-        return self.y
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def batch(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
-        y = self.y[indices]
-        return torch.zeros(len(y), *self.shape, dtype=self.dtype), y
-
-    def subset(self, indices: Tensor) -> BlankExamples:
-        return BlankExamples(self.y[indices], self.shape, self.dtype)
 
 
 def blank_data(data: str, record: Recorded[DataSet], unseen: Sequence[str]) -> DataSet:

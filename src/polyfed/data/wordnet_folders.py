@@ -13,10 +13,10 @@ from typing import TypeAlias
 import numpy as np
 
 from polyfed.data.archives import FileTree, FolderTree, existing_trees
+from polyfed.data.domain_files import first_of
 from polyfed.data.images import is_image
-from polyfed.data.own_images import first_of
+from polyfed.data.pixel_store import StreamedFiles
 from polyfed.data.splits import with_validation
-from polyfed.data.streamed_files import StreamedFiles
 from polyfed.errors import DataError
 
 WORDNET_ID = re.compile(r"n\d{8}")

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from polyfed.core.data_types import TrainsWith
+from polyfed.core.tasks.known import SEGMENTATION
 from polyfed.data.archives import FileTree, existing_trees, joined_archives
-from polyfed.data.declaration import normalise_option, registered
-from polyfed.data.domain_files import DomainSource
-from polyfed.data.mask_files import MaskDeclaration, MaskFiles, crop_options, height_option
+from polyfed.data.declaration import Declaration, crop_options, height_option, normalise_option, registered
+from polyfed.data.domain_files import DomainFiles
+from polyfed.data.mask_files import Pairs, mask_files
 from polyfed.data.splits import Splits
 
 CLASSES = (
@@ -50,34 +51,30 @@ _NAME = re.compile(
 )
 
 
-def find(root: Path, height: int = 256) -> Sequence[DomainSource]:
+def find(root: Path, height: int = 256) -> Sequence[DomainFiles]:
     """The cities under a folder, those of the training part first."""
     packed = [tree for tree in joined_archives(root, PLACES, ARCHIVE_NAMES) if len(tree.trees) == len(ARCHIVE_NAMES)]
     for layout, trees in ((FOLDER, existing_trees(root, PLACES)), (ARCHIVES, packed)):
         for tree in trees:
-            pairs = sorted(pairs_by_city(tree).items(), key=lambda item: _order(*item))
+            pairs = sorted(_pairs_by_city(tree).items(), key=lambda item: (_is_validation(item[1]), item[0]))
             if pairs:
                 return [_city(tree, layout, city, found, height) for city, found in pairs]
     return ()
 
 
-def _order(city: str, pairs: Sequence[tuple[str, str]]) -> tuple[bool, str]:
-    return is_validation(pairs), city
-
-
-def is_validation(pairs: Sequence[tuple[str, str]]) -> bool:
+def _is_validation(pairs: Pairs) -> bool:
     """Whether a city is of the authors' validation part."""
     found = _NAME.search(pairs[0][0])
     return found is not None and found[2] == "val"
 
 
-def _city(tree: FileTree, layout: str, city: str, pairs: Sequence[tuple[str, str]], height: int) -> MaskFiles:
+def _city(tree: FileTree, layout: str, city: str, pairs: Pairs, height: int) -> DomainFiles:
     ready = pairs[0][1].endswith("labelTrainIds.png")
     meaning = {label: label for label in range(len(CLASSES))} if ready else CLASS_OF_ID
-    return MaskFiles(city, layout, tree, pairs, (height, ASPECT * height), meaning, split)
+    return mask_files(city, layout, tree, pairs, (height, ASPECT * height), meaning, _split)
 
 
-def pairs_by_city(tree: FileTree) -> dict[str, list[tuple[str, str]]]:
+def _pairs_by_city(tree: FileTree) -> dict[str, list[tuple[str, str]]]:
     """Image and mask of each scene by city; scenes without both are left out."""
     images: dict[tuple[str, str], str] = {}
     masks: dict[tuple[str, str], str] = {}
@@ -91,14 +88,14 @@ def pairs_by_city(tree: FileTree) -> dict[str, list[tuple[str, str]]]:
     return cities
 
 
-def split(pairs: Sequence[tuple[str, str]]) -> Splits:
+def _split(pairs: Pairs) -> Splits:
     """Of a training city the last tenth, in the order of time, for testing; a validation city is all for testing."""
     count = len(pairs)
-    boundary = 0 if is_validation(pairs) else count - max(1, round(TEST_SHARE * count))
+    boundary = 0 if _is_validation(pairs) else count - max(1, round(TEST_SHARE * count))
     return {"train": np.arange(boundary), "test": np.arange(boundary, count)}
 
 
-CITYSCAPES = MaskDeclaration(
+CITYSCAPES = Declaration(
     name="cityscapes",
     about="""Cityscapes: street scenes with a class for each pixel; a domain is a city, and each training city is a client.
 
@@ -125,6 +122,7 @@ CITYSCAPES = MaskDeclaration(
     page="https://www.cityscapes-dataset.com/downloads/: register, then leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip (as they are, or unpacked)",
     find=find,
     side=256,
+    task=SEGMENTATION,
 )
 
 cityscapes = registered(CITYSCAPES)

@@ -180,11 +180,6 @@ def _split_by_lesion(validation: float, arrays: Arrays) -> Splits:
     return {"train": np.sort(rest[train]), "validation": rest[taken], "test": test}
 
 
-def _check_split(owner: str, split: str) -> None:
-    if split not in ("flamby", "lesions"):
-        raise OptionError(f"{owner}: split is {split!r}; it must be 'flamby' or 'lesions'.")
-
-
 FED_ISIC2019 = Declaration(
     name="fed_isic2019",
     about="""Fed-ISIC2019: eight kinds of skin lesions from six centres, with FLamby's split.
@@ -211,7 +206,7 @@ FED_ISIC2019 = Declaration(
             "split",
             "flamby",
             '"flamby" (FLamby\'s, image by image), or "lesions" (80/20 by class, all images of a lesion on one side; packed files).',
-            check=_check_split,
+            choices=("flamby", "lesions"),
             note=lambda split: "lesions kept together" if split == "lesions" else "",
         ),
         validation_option("Share of the training images for validation: the end of each centre's order, or whole lesions."),

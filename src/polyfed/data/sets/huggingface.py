@@ -9,11 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from polyfed.core.data_types import DataSet
 from polyfed.data.archives import FileIdentity, contents, identities
 from polyfed.data.cache import cache_folder
-from polyfed.data.own_images import SPLIT_WORDS, OwnImage, OwnImages, OwnOptions
-from polyfed.data.registry import data_sets
+from polyfed.data.declaration import DataOption
+from polyfed.data.own_images import SPLIT_WORDS, OwnImage, OwnImages, registered_own
 from polyfed.errors import DataError, MissingExtra, nearest
 
 LAYOUT = "Hugging Face copy"
@@ -21,61 +20,20 @@ MARKS = ("dataset_dict.json", "state.json")
 """Files of a folder that ``save_to_disk`` wrote."""
 
 
-def huggingface(
-    root: str,
-    image: str = "image",
-    label: str = "label",
-    domain: str = "domain",
-    group: str = "",
-    size: int = 64,
-    test_share: float = 0.2,
-    validation_share: float = 0.1,
-    seed: int = 0,
-    skip_unreadable: bool = False,
-    augment: str = "none",
-    normalise: str = "half",
-    middle_square: bool = False,
-) -> DataSet:
-    """Images of a copy that Hugging Face's ``datasets`` wrote to disk: a folder of ``save_to_disk``, or of the hub's Parquet files.
-
-    If it has the splits train and test, they are the parts; of a copy with train and validation alone (ImageNet), the latter is the test
-    part; otherwise each domain is split by class, whole groups together. Images without a label are left out. Nothing is downloaded.
-    Needs the extra ``polyfed[huggingface]``.
-
-    Args:
-        root: The folder.
-        image: The column of images.
-        label: The column of classes.
-        domain: The column of domains; a copy without it is one domain.
-        group: The column of groups (patients), which no split tears apart; empty for none.
-        size: Side of the images.
-        test_share: Share of each domain for testing, if there is no split test.
-        validation_share: Share of each domain for validation, if there is no such split.
-        seed: Decides the split.
-        skip_unreadable: Leave unreadable images out and say how many, instead of refusing the copy.
-        augment: Augmentation of training batches.
-        normalise: Normalisation.
-        middle_square: Cut the middle square out of each image, instead of changing its aspect ratio.
-    """
-    options = OwnOptions(size, test_share, validation_share, seed, skip_unreadable, augment, normalise, middle_square)
-    options.check("huggingface")
-    return copied_in(Path(root).expanduser(), image, label, domain, group).data_set(options)
-
-
 def holds_copy(root: str | Path) -> bool:
     """Whether a folder looks like such a copy."""
     folder = Path(root).expanduser()
-    return folder.is_dir() and (any((folder / mark).is_file() for mark in MARKS) or bool(parquet_files(folder)))
+    return folder.is_dir() and (any((folder / mark).is_file() for mark in MARKS) or bool(_parquet_files(folder)))
 
 
-def parquet_files(folder: Path) -> list[Path]:
+def _parquet_files(folder: Path) -> list[Path]:
     """The Parquet files of a folder, or of its folder data, as the hub has them."""
     return sorted(folder.glob("*.parquet")) or sorted((folder / "data").glob("*.parquet"))
 
 
 def copied_in(root: Path, image: str = "image", label: str = "label", domain: str = "domain", group: str = "") -> OwnImages:
     """The images of a copy."""
-    tree = CopiedImages(root, image)
+    tree = _CopiedImages(root, image)
     by_split: dict[str, list[OwnImage]] = {}
     total = 0
     for split, rows in tree.splits.items():
@@ -89,7 +47,7 @@ def copied_in(root: Path, image: str = "image", label: str = "label", domain: st
         facts = enumerate(zip(domains, labels, groups, strict=True))
         by_split[split] = [OwnImage(f"{split}/{row}", *fact) for row, fact in facts if fact[1]]
         total += len(rows)
-    parts = parts_of([split for split, images in by_split.items() if images])
+    parts = _parts_of([split for split, images in by_split.items() if images])
     listed = [replace(image, split=parts.get(split, "")) for split, images in by_split.items() for image in images]
     if not listed:
         raise DataError(f"{root} holds no images with a label in the column {label!r}.")
@@ -99,14 +57,14 @@ def copied_in(root: Path, image: str = "image", label: str = "label", domain: st
         name=root.resolve().name,
         tree=tree,
         layout=LAYOUT,
-        images=listed,
+        images=sorted(listed, key=lambda each: each.name),
         classes=tuple(dict.fromkeys([*tree.class_names(label), *sorted({each.label for each in listed})])),
-        notes=(f"{root}: {unlabelled:,} of {total:,} images have no label and are left out.",) if unlabelled else (),
         reader='huggingface(root="FOLDER"',
+        notes=(f"{root}: {unlabelled:,} of {total:,} images have no label and are left out.",) if unlabelled else (),
     )
 
 
-def parts_of(splits: Sequence[str]) -> dict[str, str]:
+def _parts_of(splits: Sequence[str]) -> dict[str, str]:
     """Which part each split of the copy is; none where polyfed shall split."""
     parts = {split: SPLIT_WORDS.get(split.lower(), "") for split in splits}
     if {"train", "test"} <= set(parts.values()):
@@ -124,7 +82,7 @@ def _names(rows: Any, column: str) -> list[str]:
     return ["" if value is None or value < 0 else feature.int2str(value) for value in rows[column]]
 
 
-class CopiedImages:
+class _CopiedImages:
     """The images of a copy as files: ``<split>/<row>``."""
 
     def __init__(self, path: Path, column: str) -> None:
@@ -153,7 +111,7 @@ class CopiedImages:
         if any((self.path / mark).is_file() for mark in MARKS):
             return datasets.load_from_disk(str(self.path))
         files: dict[str, list[str]] = {}
-        for file in parquet_files(self.path):
+        for file in _parquet_files(self.path):
             word = file.name.split("-")[0].split(".")[0].lower()
             files.setdefault(word if word in SPLIT_WORDS else "all", []).append(str(file))
         return datasets.load_dataset("parquet", data_files=files, cache_dir=str(cache_folder() / "huggingface"))
@@ -217,4 +175,20 @@ def _quiet(datasets: Any) -> Iterator[None]:
             datasets.utils.enable_progress_bars()
 
 
-data_sets.add(huggingface)
+huggingface = registered_own(
+    "huggingface",
+    """Images of a copy that Hugging Face's ``datasets`` wrote to disk: a folder of ``save_to_disk``, or of the hub's Parquet files.
+
+    If it has the splits train and test, they are the parts; of a copy with train and validation alone (ImageNet), the latter is the test
+    part; otherwise each domain is split by class, whole groups together. Images without a label are left out. Nothing is downloaded.
+    Needs the extra ``polyfed[huggingface]``.
+    """,
+    root="The folder.",
+    find=copied_in,
+    before=[
+        DataOption("image", "image", "The column of images."),
+        DataOption("label", "label", "The column of classes."),
+        DataOption("domain", "domain", "The column of domains; a copy without it is one domain."),
+        DataOption("group", "", "The column of groups (patients), which no split tears apart; empty for none."),
+    ],
+)

@@ -1,58 +1,21 @@
 """The user's own images in any folder ``root/<domain>/<class>/*``: ``image_folder(root="my_images", size=96)``.
 
 A plain path works too, with the defaults: ``polyfed run ./my_images``. Classes and domains are those of the folder, so this is
-a function of its own and no ``Declaration``.
+no ``Declaration``.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from polyfed.core.data_types import DataSet
 from polyfed.data.archives import FolderTree, contents
+from polyfed.data.domain_files import first_of
 from polyfed.data.images import IMAGE_SUFFIXES, is_image
-from polyfed.data.own_images import SPLIT_WORDS, OwnImage, OwnImages, OwnOptions, first_of
-from polyfed.data.registry import data_sets
+from polyfed.data.own_images import SPLIT_WORDS, OwnImage, OwnImages, registered_own
 from polyfed.errors import DataError
 
 LAYOUT = "folder <domain>/<class>/*"
 SPLIT_LAYOUT = "folders train/<domain>/<class>/* and test/<domain>/<class>/*"
-
-
-def image_folder(
-    root: str,
-    size: int = 64,
-    test_share: float = 0.2,
-    validation_share: float = 0.1,
-    seed: int = 0,
-    skip_unreadable: bool = False,
-    augment: str = "none",
-    normalise: str = "half",
-    middle_square: bool = False,
-) -> DataSet:
-    """The user's own images in ``root/<domain>/<class>/*`` (jpg, png, bmp, gif, webp, tif).
-
-    Classes are the union of all class folders, empty ones too. A domain may lack classes. If there are ``root/train`` and
-    ``root/test`` with domains in them, they are the splits (and ``root/validation``, if there, a third); otherwise
-    each domain is split by class, from the sorted file names and the seed alone. Images are turned as their EXIF tag says and
-    resized to a square, whatever their aspect ratio, or cut to their middle square first (``middle_square``); of a moving image
-    the first frame counts. Images of more than 8 bits are scaled by one rule for each domain
-    (``polyfed.data.images.deep_range``).
-
-    Args:
-        root: The folder.
-        size: Side of the images.
-        test_share: Share of each domain for testing, if there is no test folder.
-        validation_share: Share of each domain for validation, if there is no validation folder.
-        seed: Decides the split.
-        skip_unreadable: Leave unreadable images out and say how many, instead of refusing the folder.
-        augment: Augmentation of training batches.
-        normalise: Normalisation.
-        middle_square: Cut the middle square out of each image, instead of changing its aspect ratio.
-    """
-    options = OwnOptions(size, test_share, validation_share, seed, skip_unreadable, augment, normalise, middle_square)
-    options.check("image_folder")
-    return found_in(Path(root).expanduser()).data_set(options)
 
 
 def found_in(root: Path) -> OwnImages:
@@ -79,6 +42,7 @@ def found_in(root: Path) -> OwnImages:
         layout=SPLIT_LAYOUT if pre_split else LAYOUT,
         images=images,
         classes=tuple(sorted({image.label for image in images} | {folder.rpartition("/")[2] for folder in empty})),
+        reader='image_folder(root="FOLDER"',
         notes=(*_notes(root, tree, strays, empty), *_perhaps_splits(root, images, pre_split)),
     )
 
@@ -128,4 +92,17 @@ def _s(names: list[str]) -> str:
     return "" if len(names) == 1 else "s"
 
 
-data_sets.add(image_folder)
+image_folder = registered_own(
+    "image_folder",
+    """The user's own images in ``root/<domain>/<class>/*`` (jpg, png, bmp, gif, webp, tif).
+
+    Classes are the union of all class folders, empty ones too. A domain may lack classes. If there are ``root/train`` and
+    ``root/test`` with domains in them, they are the splits (and ``root/validation``, if there, a third); otherwise
+    each domain is split by class, from the sorted file names and the seed alone. Images are turned as their EXIF tag says and
+    resized to a square, whatever their aspect ratio, or cut to their middle square first (``middle_square``); of a moving image
+    the first frame counts. Images of more than 8 bits are scaled by one rule for each domain
+    (``polyfed.data.images.deep_range``).
+    """,
+    root="The folder.",
+    find=found_in,
+)

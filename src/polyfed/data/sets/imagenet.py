@@ -14,7 +14,7 @@ from polyfed.data.declaration import (
     size_option,
     validation_option,
 )
-from polyfed.data.streamed_files import StreamedFiles
+from polyfed.data.pixel_store import StreamedFiles
 from polyfed.data.wordnet_folders import holding, wordnet_files, wordnet_ids
 from polyfed.errors import DataError
 

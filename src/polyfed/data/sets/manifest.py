@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyfed.core.data_types import DataSet
 from polyfed.data.archives import FolderTree
+from polyfed.data.declaration import DataOption
+from polyfed.data.domain_files import first_of
 from polyfed.data.label_column import read_labels
-from polyfed.data.own_images import SPLIT_WORDS, OwnImage, OwnImages, OwnOptions, first_of
-from polyfed.data.registry import data_sets
+from polyfed.data.own_images import SPLIT_WORDS, OwnImage, OwnImages, registered_own
 from polyfed.errors import DataError
 from polyfed.settings import AUTO
 
@@ -24,49 +24,9 @@ LAYOUT = "table of path, domain, label"
 Line = Mapping[str, str]
 
 
-def manifest(
-    root: str,
-    images: str = "",
-    size: int = 64,
-    test_share: float = 0.2,
-    validation_share: float = 0.1,
-    seed: int = 0,
-    skip_unreadable: bool = False,
-    augment: str = "none",
-    normalise: str = "half",
-    middle_square: bool = False,
-    task: str = AUTO,
-) -> DataSet:
-    """The user's own images as a CSV, TSV or Parquet table lists them, with groups that no split tears apart.
-
-    The columns ``path``, ``domain`` and ``label`` are needed. ``group`` says whom an image shows (a patient): all images of a
-    group of a domain are in one split. ``split`` (train, validation, test) says where an image belongs; without it each domain is
-    split by class. Parquet needs the extra ``polyfed[parquet]``.
-
-    Labels are classes. ``cat|dog`` are two labels of one image, so the task is multi-label; numbers of which one has a fraction
-    are to be predicted, so it is regression. ``task`` (on the command line ``--task``) says otherwise.
-
-    Args:
-        root: The table.
-        images: The folder that paths start from; empty for the folder of the table.
-        size: Side of the images.
-        test_share: Share of each domain for testing, if there is no column split.
-        validation_share: Share of each domain for validation, if no image is marked so.
-        seed: Decides the split.
-        skip_unreadable: Leave unreadable images out and say how many, instead of refusing the table.
-        augment: Augmentation of training batches.
-        normalise: Normalisation.
-        middle_square: Cut the middle square out of each image, instead of changing its aspect ratio.
-        task: What the labels are for: classification, multilabel, regression, or auto.
-    """
-    options = OwnOptions(size, test_share, validation_share, seed, skip_unreadable, augment, normalise, middle_square)
-    options.check("manifest")
-    return listed_in(Path(root).expanduser(), images, task).data_set(options)
-
-
 def listed_in(table: Path, images: str = "", task: str = AUTO) -> OwnImages:
     """The images of a table."""
-    lines = read_table(table)
+    lines = _read_table(table)
     folder = Path(images).expanduser() if images else table.parent
     labels = read_labels([line["label"] for line in lines], task, str(table))
     targets = labels.targets or [()] * len(lines)
@@ -80,14 +40,15 @@ def listed_in(table: Path, images: str = "", task: str = AUTO) -> OwnImages:
         name=table.stem,
         tree=FolderTree(folder),
         layout=LAYOUT + "".join(f", {column}" for column in OPTIONAL if any(line[column] for line in lines)),
-        images=listed,
+        images=sorted(listed, key=lambda image: image.name),
         classes=labels.names if labels.task.class_labels else tuple(dict.fromkeys(labels.strata)),
+        reader='manifest(root="TABLE"',
         task=labels.task,
         outputs=labels.names,
     )
 
 
-def read_table(table: Path) -> list[Line]:
+def _read_table(table: Path) -> list[Line]:
     """The lines of a table, every value as text without blanks around it; columns that are optional and absent are empty."""
     read = _parquet if table.suffix.lower() == ".parquet" else _csv
     lines = read(table)
@@ -164,4 +125,19 @@ def _require_sound(table: Path, folder: Path, images: Sequence[OwnImage]) -> Non
         raise DataError(f"{table} tears {len(torn)} groups apart: {first_of(torn)}. Put all images of a group into one split.")
 
 
-data_sets.add(manifest)
+manifest = registered_own(
+    "manifest",
+    """The user's own images as a CSV, TSV or Parquet table lists them, with groups that no split tears apart.
+
+    The columns ``path``, ``domain`` and ``label`` are needed. ``group`` says whom an image shows (a patient): all images of a
+    group of a domain are in one split. ``split`` (train, validation, test) says where an image belongs; without it each domain is
+    split by class. Parquet needs the extra ``polyfed[parquet]``.
+
+    Labels are classes. ``cat|dog`` are two labels of one image, so the task is multi-label; numbers of which one has a fraction
+    are to be predicted, so it is regression. ``task`` (on the command line ``--task``) says otherwise.
+    """,
+    root="The table.",
+    find=listed_in,
+    before=[DataOption("images", "", "The folder that paths start from; empty for the folder of the table.")],
+    after=[DataOption("task", AUTO, "What the labels are for: classification, multilabel, regression, or auto.")],
+)

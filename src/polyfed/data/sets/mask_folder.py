@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import numpy as np
-from numpy.typing import NDArray
 
 from polyfed.core.data_types import DataSet
 from polyfed.core.tasks.known import SEGMENTATION
 from polyfed.core.tasks.segmentation import IGNORED
 from polyfed.data.archives import FolderTree, contents
-from polyfed.data.augment import preparation as prepared_as
-from polyfed.data.domain_files import source_text
+from polyfed.data.augment import pair_augmentation
+from polyfed.data.domain_files import some_of
 from polyfed.data.images import is_image
-from polyfed.data.mask_files import MaskFiles, mask_image, pair_augmentation
+from polyfed.data.mask_files import mask_image
+from polyfed.data.own_images import OwnImage, OwnImages, OwnOptions
 from polyfed.data.registry import data_sets
-from polyfed.data.splits import Splits, check_share, stratified
+from polyfed.data.splits import check_share
 from polyfed.errors import DataError, OptionError
 
 IMAGES, MASKS = "images", "masks"
 LAYOUT = "folders images/ and masks/"
 CLASS_FILE = "classes.txt"
-USUAL_TEST_SHARE = 0.2
 NAMED_VALUES = 8
 
 
@@ -43,7 +41,7 @@ def mask_folder(
     width: int = 128,
     crop: int = 0,
     flip: bool = True,
-    test_share: float = USUAL_TEST_SHARE,
+    test_share: float = 0.2,
     validation_share: float = 0.0,
     seed: int = 0,
     ignore: int = IGNORED,
@@ -75,40 +73,24 @@ def mask_folder(
             "sides must be at least 1, crop and seed 0 or larger, and the shares must leave something to train on."
         )
     folder = Path(root).expanduser()
-    tree = FolderTree(folder)
-    domains = pairs_by_domain(tree, folder)
-    classes, meaning, notes = classes_of(folder, tree, domains, ignore)
-    split = partial(by_share, test_share, validation_share, seed)
-    sources = [MaskFiles(name, LAYOUT, tree, pairs, (height, width), meaning, split) for name, pairs in sorted(domains.items())]
-    loaded = tuple(source.load() for source in sources)
-    base = prepared_as(normalise, "none")
-    preparation = type(base)(base.mean, base.std, augment_pairs=pair_augmentation(crop, flip))
-    return DataSet(
-        name=folder.resolve().name,
-        classes=classes,
-        domains=loaded,
-        preparation=preparation,
-        default_model=SEGMENTATION.default_model,
-        source=source_text(sources, loaded, f"{width}x{height} pixels", f"seed {seed}"),
-        task=SEGMENTATION,
-        notes=notes,
+    images = found_in(folder)
+    if images.problems:
+        raise DataError(f"{folder}: {some_of(images.problems)} Every image needs a mask of the same name.")
+    names, meaning, notes = _classes(folder, images, ignore)
+    options = OwnOptions(
+        size=(height, width),
+        test_share=test_share,
+        validation_share=validation_share,
+        seed=seed,
+        normalise=normalise,
+        augment_pairs=pair_augmentation(crop, flip),
     )
+    return replace(images, outputs=names, meaning=meaning, notes=notes).data_set(options)
 
 
-def pairs_by_domain(tree: FolderTree, folder: Path) -> dict[str, list[tuple[str, str]]]:
-    """Image and mask of each example by domain; one without the other is refused by name."""
-    domains, alone = files_by_domain(tree, folder)
-    if alone:
-        other = MASKS if IMAGES in PurePosixPath(alone[0]).parts else IMAGES
-        raise DataError(
-            f"{folder}: {alone[0]} has nothing of its name in {other}/ ({len(alone)} such files). "
-            "Every image needs a mask of the same name."
-        )
-    return domains
-
-
-def files_by_domain(tree: FolderTree, folder: Path) -> tuple[dict[str, list[tuple[str, str]]], list[str]]:
-    """Image and mask of each example by domain, and the files that have no other half."""
+def found_in(folder: Path) -> OwnImages:
+    """Return the images of a folder with their masks, which are not read yet; files without their other half are problems."""
+    tree = FolderTree(folder)
     found: dict[str, dict[tuple[str, str], str]] = {IMAGES: {}, MASKS: {}}
     for name in tree.names:
         parts = PurePosixPath(name).parts
@@ -122,37 +104,43 @@ def files_by_domain(tree: FolderTree, folder: Path) -> tuple[dict[str, list[tupl
         raise DataError(
             f"{folder} holds no images in {IMAGES}/: {contents(folder)}. Expected <domain>/{IMAGES}/* and <domain>/{MASKS}/*."
         )
-    alone = [
-        found[kind][key]
-        for kind, other in ((IMAGES, MASKS), (MASKS, IMAGES))
-        for key in sorted(found[kind].keys() - found[other].keys())
-    ]
-    domains: dict[str, list[tuple[str, str]]] = {}
-    for key in sorted(found[IMAGES].keys() & found[MASKS].keys()):
-        domains.setdefault(key[0], []).append((found[IMAGES][key], found[MASKS][key]))
-    return domains, alone
+    return OwnImages(
+        root=folder,
+        name=folder.resolve().name,
+        tree=tree,
+        layout=LAYOUT,
+        images=[
+            OwnImage(found[IMAGES][key], key[0], label="", mask=found[MASKS][key])
+            for key in sorted(found[IMAGES].keys() & found[MASKS].keys())
+        ],
+        classes=("",),
+        reader='mask_folder(root="FOLDER"',
+        problems=tuple(
+            f"{found[kind][key]} has nothing of its name in {other}/."
+            for kind, other in ((IMAGES, MASKS), (MASKS, IMAGES))
+            for key in sorted(found[kind].keys() - found[other].keys())
+        ),
+        task=SEGMENTATION,
+        outputs=_class_names(folder),
+    )
 
 
-def class_names(folder: Path) -> tuple[str, ...]:
+def _class_names(folder: Path) -> tuple[str, ...]:
     """The classes that ``classes.txt`` names; none where there is no such file."""
     listed = folder / CLASS_FILE
     return tuple(line.strip() for line in listed.read_text().splitlines() if line.strip()) if listed.is_file() else ()
 
 
-def classes_of(
-    folder: Path, tree: FolderTree, domains: Mapping[str, Sequence[tuple[str, str]]], ignore: int
-) -> tuple[tuple[str, ...], dict[int, int], tuple[str, ...]]:
-    """The names of the classes, the class of each value in the masks, and what users should know of them."""
+def _classes(folder: Path, images: OwnImages, ignore: int) -> tuple[tuple[str, ...], dict[int, int], tuple[str, ...]]:
+    """Return the names of the classes, the class of each value in the masks, and what users should know of them."""
     values: set[int] = set()
-    for pairs in domains.values():
-        for _, mask in pairs:
-            pixels: NDArray[np.uint8] = np.asarray(mask_image(tree.read(mask), mask))
-            values |= set(np.unique(pixels).tolist())
+    for image in images.images:
+        values |= set(np.unique(np.asarray(mask_image(images.tree.read(image.mask), image.mask))).tolist())
     if values == {0, 255} and ignore == IGNORED:
         meaning = {0: 0, 255: 1}
     else:
         meaning = {value: value for value in range(max(values - {ignore}, default=0) + 1) if value != ignore}
-    names = class_names(folder)
+    names = images.outputs
     most = max(meaning.values())
     if not names:
         numbered = tuple(str(label) for label in range(most + 1))
@@ -173,15 +161,6 @@ def _gaps(folder: Path, values: set[int], classes: int) -> tuple[str, ...]:
         f"there are {classes} classes from 0 on, of which {classes - len(values)} are never shown. Number the classes without gaps, or name "
         f"them all in {CLASS_FILE}.",
     )
-
-
-def by_share(test_share: float, validation_share: float, seed: int, pairs: Sequence[tuple[str, str]]) -> Splits:
-    """The rows of each split, drawn by the seed."""
-    rest, test = stratified(np.zeros(len(pairs), np.int64), test_share, seed)
-    rest = np.sort(rest)
-    train, validation = stratified(np.zeros(len(rest), np.int64), validation_share / (1 - test_share), seed)
-    found = {"train": np.sort(rest[train]), "test": test}
-    return {**found, "validation": rest[validation]} if len(validation) else found
 
 
 data_sets.add(mask_folder)

@@ -8,7 +8,7 @@ from pathlib import Path
 from polyfed.data.archives import FileTree
 from polyfed.data.declaration import Declaration, augment_option, normalise_option, registered, size_option, validation_option
 from polyfed.data.download import RemoteFile
-from polyfed.data.streamed_files import StreamedFiles
+from polyfed.data.pixel_store import StreamedFiles
 from polyfed.data.wordnet_folders import holding, table, wordnet_files, wordnet_ids
 
 NUMBER = 200

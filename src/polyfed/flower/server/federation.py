@@ -9,9 +9,9 @@ from torch import Tensor
 
 from polyfed.core.data_types import ClientData, Examples, Federation, Preparation
 from polyfed.core.tasks.known import task_named
+from polyfed.data.examples import BlankExamples
 from polyfed.data.federate import whole_domain
 from polyfed.data.federation_summary import INPUT_TYPES, input_type
-from polyfed.data.placeholders import BlankExamples
 from polyfed.errors import DataError
 from polyfed.flower.wire.descriptions import Description
 from polyfed.runs.assemble import build_data_set

@@ -1,4 +1,4 @@
-"""Examples that share one large array and know which rows are theirs."""
+"""Examples that do not lie in memory as two tensors: rows of a shared array, blank ones, and ones with other targets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.core.data_types import ArrayExamples, as_targets
+from polyfed.core.data_types import ArrayExamples, Examples, as_targets
 from polyfed.errors import DataError
 
 
@@ -33,21 +33,62 @@ class RowExamples:
 
     @property
     def labels(self) -> Tensor:
-        """All targets."""
         return as_targets(self.y[self.rows])
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def batch(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Raw inputs and labels at these positions."""
         rows = self.rows[indices]
         return self.x[rows], as_targets(self.y[rows])
 
     def subset(self, indices: Tensor) -> RowExamples:
-        """The examples at these positions, in this order."""
         return RowExamples(self.x, self.y, self.rows[indices])
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process gets the rows that are meant, not the whole array behind them.
         return ArrayExamples, self.batch(slice(None))
+
+
+@dataclass(frozen=True, eq=False)
+class Relabelled:
+    """The inputs of some examples with other targets."""
+
+    inner: Examples
+    y: Tensor
+
+    @property
+    def labels(self) -> Tensor:
+        return self.y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def batch(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
+        return self.inner.batch(indices)[0], self.y[indices]
+
+    def subset(self, indices: Tensor) -> Relabelled:
+        return Relabelled(self.inner.subset(indices), self.y[indices])
+
+
+@dataclass(frozen=True, eq=False)
+class BlankExamples:
+    """Examples whose inputs are all zero; only their targets are stored."""
+
+    y: Tensor
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.uint8
+
+    @property
+    def labels(self) -> Tensor:
+        return self.y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def batch(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
+        y = self.y[indices]
+        return torch.zeros(len(y), *self.shape, dtype=self.dtype), y
+
+    def subset(self, indices: Tensor) -> BlankExamples:
+        return BlankExamples(self.y[indices], self.shape, self.dtype)
