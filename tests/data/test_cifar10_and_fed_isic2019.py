@@ -17,11 +17,6 @@ from polyfed.data.sets.office_caltech10 import office_caltech10
 from polyfed.errors import DataError, OptionError
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
 def packed(source: Path, target: Path, mode: str = "w") -> None:
     with tarfile.open(target, mode) as archive:
         archive.add(source, source.name)

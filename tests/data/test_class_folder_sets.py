@@ -18,11 +18,6 @@ from polyfed.data.sets import domainnet10, office_home, vlcs
 from polyfed.errors import DataError, OptionError
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
 def folders(root: Path, domains, classes, per_class: int = 4) -> None:
     random = np.random.default_rng(0)
     for domain in domains:

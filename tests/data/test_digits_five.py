@@ -19,11 +19,6 @@ from polyfed.errors import DataError
 FOLDERS = {"MNIST": "MNIST", "SVHN": "SVHN", "USPS": "USPS", "SynthDigits": "SynthDigits", "MNIST-M": "MNIST_M"}
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
 def digits(count, side, colours, seed):
     random = np.random.default_rng(seed)
     return random.integers(0, 256, (count, side, side, *([3] if colours else [])), np.uint8), np.arange(count) % 10

@@ -18,11 +18,6 @@ datasets = pytest.importorskip("datasets", reason="needs the extra polyfed[huggi
 datasets.disable_progress_bars()
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-
-
 def rows(count: int = 40, seed: int = 0, **changes: Any) -> Any:
     """Two domains, two named classes, four images of each patient."""
     random = np.random.default_rng(seed)

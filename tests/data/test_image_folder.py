@@ -19,11 +19,6 @@ KINDS = {"jpg": "JPEG", "PNG": "PNG", "bmp": "BMP", "gif": "GIF", "webp": "WEBP"
 DOMAINS, CLASSES = ("clinic a", "clinic_b"), ("benign", "malign")
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
 def image(path: Path, colour, side=(12, 9), kind="PNG") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", side, tuple(colour)).save(path, kind)

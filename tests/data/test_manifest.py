@@ -19,11 +19,6 @@ from polyfed.errors import DataError, OptionError
 PATIENTS = 12
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
 def rows(tmp_path: Path) -> list[dict[str, str]]:
     """Two hospitals, twelve patients each with three images; the image's colour tells the patient."""
     made = []

@@ -23,11 +23,6 @@ from polyfed.data.sets.mask_folder import mask_folder
 from polyfed.errors import DataError
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-
-
 def draw(image: Path, mask: Path, seed: int, side: tuple[int, int] = (12, 16), values: tuple[int, ...] = (0, 1, 11)) -> None:
     """An image whose red channel is its mask, so that pairs that were torn apart are seen."""
     pixels = np.random.default_rng(seed).choice(np.array(values, np.uint8), size=side)

@@ -20,11 +20,6 @@ from polyfed.data.sets.pacs import pacs
 from polyfed.errors import DataError, OptionError
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
 def write_pickle(path: Path, value) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(pickle.dumps(value, 4))

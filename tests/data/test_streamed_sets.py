@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import pickle
@@ -27,11 +28,6 @@ from polyfed.runs.image_inputs import ImageInputs
 from polyfed.runs.predict_files import read_images
 
 RANDOM = np.random.default_rng(0)
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
 def image(path: Path, side: int = 8) -> None:
@@ -91,13 +87,9 @@ def three_classes(monkeypatch):
     for module, name in ((tiny_imagenet, "TINY_IMAGENET"), (imagenet, "IMAGENET")):
         monkeypatch.setattr(module, "NUMBER", 3)
         declared = getattr(module, name)
-        names = (
-            dataclasses.replace(declared.class_names) if dataclasses.is_dataclass(declared.class_names) else declared.class_names
-        )
         usual = ("a", "b", "c")
-        small = dataclasses.replace(
-            declared, classes=usual, class_names=lambda root, names=names, usual=usual: names(root, usual=usual), expected={}
-        )
+        names = functools.partial(declared.class_names, usual=usual)
+        small = dataclasses.replace(declared, classes=usual, class_names=names, expected={})
         monkeypatch.setitem(data_sets.find(declared.name).extra, "declaration", small)
 
 

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +22,12 @@ from numpy.typing import NDArray
 from polyfed.errors import DataError
 
 T = TypeVar("T")
+A = TypeVar("A", tarfile.TarFile, zipfile.ZipFile)
 FileIdentity: TypeAlias = tuple[str, int, int]
 """Path, bytes and time of change in nanoseconds: another file under the same name differs in one of them."""
 
 DEEPEST_FOLDER = 5
+LISTED_ENTRIES = 12
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".zip")
 LARGEST_MEMBER = 4 * 2**30
 """Bytes that one file of an archive may have when it is unpacked; the largest of the published sets have less than 1 GiB."""
@@ -61,59 +63,70 @@ class FolderTree:
 
     @cached_property
     def names(self) -> Sequence[str]:
-        """All plain files, sorted; hidden ones are left out."""
-        return text_names(_walk(self.path, "", DEEPEST_FOLDER), self.path)
+        return _text_names(_walk(self.path, "", DEEPEST_FOLDER), self.path)
 
     def read(self, name: str) -> bytes:
-        """The content of a file."""
         try:
             return (self.path / name).read_bytes()
         except OSError as error:
             raise DataError(f"Cannot read {self.path / name}: {error.strerror or error}.") from error
 
     def identity(self, names: Iterable[str]) -> list[FileIdentity]:
-        """What tells these files from others."""
         return identities(self.path / name for name in names)
 
 
-class TarTree:
-    """The files of a tar archive, compressed or not."""
+class _ArchiveTree(Generic[A]):
+    """The files of an archive, opened by each process: a forked one that shared the file would read where another one has moved to."""
+
+    kind: str
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._opened: tuple[int, tarfile.TarFile] | None = None
+        self._opened: tuple[int, A] | None = None
+
+    def _open(self) -> A:
+        raise NotImplementedError
 
     @property
-    def _archive(self) -> tarfile.TarFile:
-        """The archive, opened by this process: a forked one that shared the file would read where another one has moved to."""
+    def _archive(self) -> A:
         if self._opened is None or self._opened[0] != os.getpid():
             try:
-                archive = tarfile.TarFile.open(self.path)
+                self._opened = os.getpid(), self._open()
             except UNREADABLE as error:
-                raise DataError(f"{self.path} is no readable tar archive: {error}. Get the file again.") from error
-            weakref.finalize(self, archive.close)
-            self._opened = os.getpid(), archive
+                raise DataError(f"{self.path} is no readable {self.kind} archive: {error}. Get the file again.") from error
         return self._opened[1]
+
+    def identity(self, names: Iterable[str]) -> list[FileIdentity]:
+        return identities([self.path])
+
+
+class _TarTree(_ArchiveTree[tarfile.TarFile]):
+    """The files of a tar archive, compressed or not."""
+
+    kind = "tar"
+
+    def _open(self) -> tarfile.TarFile:
+        archive = tarfile.TarFile.open(self.path)
+        weakref.finalize(self, archive.close)
+        return archive
 
     @cached_property
     def _members(self) -> dict[str, tarfile.TarInfo]:
         try:
-            members = counted(self._archive, self.path)
-            return {_plain(member.name): member for member in members if member.isfile() and is_shown(member.name)}
+            members = _counted(self._archive, self.path)
+            return {member.name.removeprefix("./"): member for member in members if member.isfile() and _is_shown(member.name)}
         except UNREADABLE as error:
             raise DataError(f"{self.path} is a damaged tar archive: {error}. Get the file again.") from error
 
     @cached_property
     def names(self) -> Sequence[str]:
-        """All plain files, sorted; hidden ones are left out."""
-        return text_names(self._members, self.path)
+        return _text_names(self._members, self.path)
 
     def read(self, name: str) -> bytes:
-        """The content of a file."""
         if name not in self._members:
             raise DataError(f"{self.path} holds no {name}.")
         member = self._members[name]
-        require_bounded(self.path, name, member.size)
+        _require_bounded(self.path, name, member.size)
         try:
             stream = self._archive.extractfile(member)
             content = stream.read() if stream is not None else b""
@@ -123,45 +136,26 @@ class TarTree:
             raise DataError(f"{self.path} is cut off at {name}: {len(content)} of {member.size} bytes. Get the file again.")
         return content
 
-    def identity(self, names: Iterable[str]) -> list[FileIdentity]:
-        """What tells the archive from others."""
-        return identities([self.path])
 
-
-class ZipTree:
+class _ZipTree(_ArchiveTree[zipfile.ZipFile]):
     """The files of a zip archive."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._opened: tuple[int, zipfile.ZipFile] | None = None
+    kind = "zip"
 
-    @property
-    def _archive(self) -> zipfile.ZipFile:
-        """The archive, opened by this process (see ``TarTree``)."""
-        if self._opened is None or self._opened[0] != os.getpid():
-            try:
-                self._opened = os.getpid(), zipfile.ZipFile(self.path)
-            except UNREADABLE as error:
-                raise DataError(f"{self.path} is no readable zip archive: {error}. Get the file again.") from error
-        return self._opened[1]
+    def _open(self) -> zipfile.ZipFile:
+        return zipfile.ZipFile(self.path)
 
     @cached_property
     def names(self) -> Sequence[str]:
-        """All plain files, sorted; hidden ones are left out."""
-        infos = counted(self._archive.infolist(), self.path)
-        return sorted(info.filename for info in infos if not info.is_dir() and is_shown(info.filename))
+        infos = _counted(self._archive.infolist(), self.path)
+        return sorted(info.filename for info in infos if not info.is_dir() and _is_shown(info.filename))
 
     def read(self, name: str) -> bytes:
-        """The content of a file."""
         try:
-            require_bounded(self.path, name, self._archive.getinfo(name).file_size)
+            _require_bounded(self.path, name, self._archive.getinfo(name).file_size)
             return self._archive.read(name)
         except (KeyError, RuntimeError, NotImplementedError, *UNREADABLE) as error:
             raise DataError(f"{self.path} is damaged at {name}: {error}. Get the file again.") from error
-
-    def identity(self, names: Iterable[str]) -> list[FileIdentity]:
-        """What tells the archive from others."""
-        return identities([self.path])
 
 
 class JoinedTree:
@@ -176,22 +170,19 @@ class JoinedTree:
 
     @cached_property
     def names(self) -> Sequence[str]:
-        """All plain files, sorted; hidden ones are left out."""
         return sorted(self._tree_of)
 
     def read(self, name: str) -> bytes:
-        """The content of a file."""
         return self._tree_of[name].read(name)
 
     def identity(self, names: Iterable[str]) -> list[FileIdentity]:
-        """What tells these files from others."""
         by_tree: dict[FileTree, list[str]] = {}
         for name in names:
             by_tree.setdefault(self._tree_of[name], []).append(name)
         return [one for tree, own in by_tree.items() for one in tree.identity(own)]
 
 
-def counted(members: Iterable[T], path: Path) -> Iterator[T]:
+def _counted(members: Iterable[T], path: Path) -> Iterator[T]:
     """The members of an archive, as long as there are not too many."""
     for number, member in enumerate(members):
         if number >= MOST_MEMBERS:
@@ -199,7 +190,7 @@ def counted(members: Iterable[T], path: Path) -> Iterator[T]:
         yield member
 
 
-def text_names(names: Iterable[str], path: Path) -> list[str]:
+def _text_names(names: Iterable[str], path: Path) -> list[str]:
     """The names, sorted; one that is no UTF-8 text, which no table or run folder could hold, is refused."""
     found = sorted(names)
     for name in found:
@@ -214,7 +205,7 @@ def text_names(names: Iterable[str], path: Path) -> list[str]:
     return found
 
 
-def require_bounded(path: Path, name: str, size: int) -> None:
+def _require_bounded(path: Path, name: str, size: int) -> None:
     """Refuse a file of an archive that would take too much memory."""
     if size > LARGEST_MEMBER:
         raise DataError(
@@ -227,7 +218,7 @@ def read_npz(path: Path) -> Mapping[str, NDArray[Any]]:
     try:
         with zipfile.ZipFile(path) as archive:
             for info in archive.infolist():
-                require_bounded(path, info.filename, info.file_size)
+                _require_bounded(path, info.filename, info.file_size)
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except (ValueError, *UNREADABLE) as error:
@@ -238,9 +229,7 @@ def file_tree(path: Path) -> FileTree:
     """The files of a folder or an archive."""
     if path.is_dir():
         return FolderTree(path)
-    if path.name.lower().endswith(".zip"):
-        return ZipTree(path)
-    return TarTree(path)
+    return _ZipTree(path) if path.name.lower().endswith(".zip") else _TarTree(path)
 
 
 def existing_trees(root: Path, candidates: Iterable[str]) -> list[FileTree]:
@@ -275,17 +264,17 @@ def sha256_of(path: Path) -> str:
         raise DataError(f"Cannot read {path}: {error.strerror or error}.") from error
 
 
-def contents(folder: Path, most: int = 12) -> str:
+def contents(folder: Path) -> str:
     """What a folder holds, in a few words, for messages."""
     if not folder.exists():
         return "there is no such folder"
     if not folder.is_dir():
         return "it is a file, not a folder"
-    names = sorted(entry.name + ("/" if entry.is_dir() else "") for entry in folder.iterdir() if is_shown(entry.name))
+    names = sorted(entry.name + ("/" if entry.is_dir() else "") for entry in folder.iterdir() if _is_shown(entry.name))
     if not names:
         return "the folder is empty"
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"the folder holds {', '.join(names[:most])}{more}"
+    more = f" and {len(names) - LISTED_ENTRIES} more" if len(names) > LISTED_ENTRIES else ""
+    return f"the folder holds {', '.join(names[:LISTED_ENTRIES])}{more}"
 
 
 def _walk(folder: Path, prefix: str, depth: int) -> list[str]:
@@ -295,7 +284,7 @@ def _walk(folder: Path, prefix: str, depth: int) -> list[str]:
     except OSError as error:
         raise DataError(f"Cannot list {folder}: {error.strerror or error}.") from error
     for entry in entries:
-        if not is_shown(entry.name):
+        if not _is_shown(entry.name):
             continue
         if entry.is_file():
             found.append(prefix + entry.name)
@@ -304,10 +293,6 @@ def _walk(folder: Path, prefix: str, depth: int) -> list[str]:
     return found
 
 
-def _plain(name: str) -> str:
-    return name.removeprefix("./")
-
-
-def is_shown(name: str) -> bool:
+def _is_shown(name: str) -> bool:
     """Hidden files are not data: archives made on a Mac hold a ``._name`` for each real file."""
     return not any((part.startswith(".") and part != ".") or part == "__MACOSX" for part in name.split("/"))

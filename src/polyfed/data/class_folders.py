@@ -16,7 +16,7 @@ from polyfed.data.archives import FileTree, existing_trees
 from polyfed.data.cache import Arrays
 from polyfed.data.domain_files import DomainFiles
 from polyfed.data.images import decode_all, is_image
-from polyfed.data.splits import Splits
+from polyfed.data.splits import Splits, in_turn, stratified
 
 SplitLists: TypeAlias = Mapping[str, Sequence[str]]
 """The files that published lists name, by the list's kind, each as ``tail`` gives it; empty without lists."""
@@ -134,6 +134,23 @@ class ClassFolders:
                 for folder in ([] if other_folders else self.unknown.get(domain, []))
             ),
         ]
+
+
+def split_in_turn(share: float, with_test: bool, images: ImageList, lists: SplitLists, arrays: Arrays) -> Splits:
+    """Split by the lists train and crossval, else by class with seed 0; what is not for training is validation and test in turn.
+
+    Args:
+        share: Without lists, the share that is not for training.
+        with_test: False: all that is not for training is for validation, as the lists have it.
+        images: The images.
+        lists: The published lists.
+        arrays: The decoded arrays.
+    """
+    if lists:
+        train, held_out = (images.rows(lists[kind], arrays) for kind in ("train", "crossval"))
+    else:
+        train, held_out = stratified(arrays["y"], share, seed=0)
+    return in_turn(arrays["y"], train) if with_test else {"train": train, "validation": held_out}
 
 
 def class_folders(tree: FileTree, domains: Mapping[str, str], classes: Mapping[str, str]) -> ClassFolders | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ TEST_SHARE = 0.2
 SPLIT_STATE = 0
 PACKED_SEED = 0
 LIST_ENDING = "_labels.txt"
+Pool: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.int64]]
+"""Images and labels."""
 
 
 class Digits(NamedTuple):
@@ -51,8 +54,8 @@ class DigitFiles:
     folder: str
     npz: str
     originals: tuple[str, ...]
-    pooled: Callable[[Mapping[str, Path]], tuple[NDArray[np.uint8], NDArray[np.int64]]]
-    release: tuple[str, ...] = field(default=())
+    pooled: Callable[[Mapping[str, Path]], Pool]
+    release: tuple[str, ...] = ()
     packed_whole: bool = False
 
     def packed(self, root: Path) -> list[Path]:
@@ -164,7 +167,7 @@ def _all_or_none(*paths: Path | None) -> list[Path]:
     return [path for path in paths if path is not None] if all(paths) else []
 
 
-def _pair(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _pair(path: Path) -> Pool:
     content = read_pickle(path)
     is_pair = isinstance(content, tuple | list) and len(content) == 2
     if not is_pair or not all(isinstance(item, np.ndarray) for item in content) or len(content[0]) != len(content[1]):
@@ -176,7 +179,7 @@ def _described(label_list: Path) -> Path:
     return label_list.with_name(label_list.name.removesuffix(LIST_ENDING))
 
 
-def _listed(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _listed(path: Path) -> Pool:
     rows = [line.split() for line in path.read_text().splitlines() if line.strip()]
     if not rows or any(len(row) != 2 or not row[1].isdigit() for row in rows):
         raise DataError(f"{path} is no list of 'file label' lines.")
@@ -190,22 +193,17 @@ def _listed(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     return np.stack(images), np.array([int(label) for _, label in rows])
 
 
-def _idx_pool(paths: Mapping[str, Path]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _idx_pool(paths: Mapping[str, Path]) -> Pool:
     arrays = [read_idx(path) for path in paths.values()]
     return np.concatenate(arrays[::2]), np.concatenate(arrays[1::2]).astype(np.int64)
 
 
-def _mat_pool(paths: Mapping[str, Path]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    pairs = [read_mat(path) for path in paths.values()]
+def _joined_pairs(read: Callable[[Path], Pool], paths: Mapping[str, Path]) -> Pool:
+    pairs = [read(path) for path in paths.values()]
     return np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs])
 
 
-def _libsvm_pool(paths: Mapping[str, Path]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    pairs = [read_libsvm(path) for path in paths.values()]
-    return np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs])
-
-
-def _pickle_pool(paths: Mapping[str, Path]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _pickle_pool(paths: Mapping[str, Path]) -> Pool:
     (path,) = paths.values()
     content = read_pickle(path)
     names = ("train", "valid", "test")
@@ -225,9 +223,15 @@ DIGIT_FILES = (
         _idx_pool,
         packed_whole=True,
     ),
-    DigitFiles("SVHN", "SVHN", "svhn.npz", ("train_32x32.mat", "test_32x32.mat"), _mat_pool),
-    DigitFiles("USPS", "USPS", "usps.npz", ("usps.bz2", "usps.t.bz2"), _libsvm_pool, packed_whole=True),
-    DigitFiles("SynthDigits", "SynthDigits", "synth_digits_made.npz", ("synth_train_32x32.mat", "synth_test_32x32.mat"), _mat_pool),
+    DigitFiles("SVHN", "SVHN", "svhn.npz", ("train_32x32.mat", "test_32x32.mat"), partial(_joined_pairs, read_mat)),
+    DigitFiles("USPS", "USPS", "usps.npz", ("usps.bz2", "usps.t.bz2"), partial(_joined_pairs, read_libsvm), packed_whole=True),
+    DigitFiles(
+        "SynthDigits",
+        "SynthDigits",
+        "synth_digits_made.npz",
+        ("synth_train_32x32.mat", "synth_test_32x32.mat"),
+        partial(_joined_pairs, read_mat),
+    ),
     DigitFiles("MNIST-M", "MNIST_M", "mnist_m.npz", ("mnistm_data.pkl",), _pickle_pool, ("mnist_m_train", "mnist_m_test")),
 )
 """In the order of the FedBN authors."""

@@ -6,6 +6,7 @@ import io
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +57,28 @@ def mask_files(
         split=lambda arrays: split(pairs),
         pairs=True,
     )
+
+
+def pairs_by_domain(
+    tree: FileTree,
+    key: Callable[[str], tuple[bool, str, str] | None],
+    order: Callable[[str], Any] = lambda name: name,
+) -> dict[str, list[tuple[str, str]]]:
+    """Return image and mask of each example by domain; files without their other half are left out.
+
+    Args:
+        tree: Where the files are.
+        key: From a file to whether it is a mask, its domain, and the name that image and mask share; None for other files.
+        order: What the examples of a domain are sorted by, from that name.
+    """
+    found: dict[bool, dict[tuple[str, str], str]] = {False: {}, True: {}}
+    for file in tree.names:
+        if (known := key(file)) is not None:
+            found[known[0]][known[1:]] = file
+    domains: dict[str, list[tuple[str, str]]] = {}
+    for both in sorted(found[False].keys() & found[True].keys(), key=lambda both: (both[0], order(both[1]))):
+        domains.setdefault(both[0], []).append((found[False][both], found[True][both]))
+    return domains
 
 
 def _read(tree: FileTree, pairs: Pairs, size: tuple[int, int], meaning: Meaning, unreadable: list[str]) -> Arrays:

@@ -69,8 +69,9 @@ def wordnet_files(
     return StreamedFiles(title, layout, data_set, tree, names, labels, splits, size, tuple(problems))
 
 
-def wordnet_ids(tree: FileTree | None, usual: tuple[str, ...]) -> tuple[str, ...]:
-    """The WordNet ids of the training folders, or the usual names if there are not as many."""
+def wordnet_ids(root: Path, places: Sequence[str], usual: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the WordNet ids of the training folders in the first of these places, or the usual names if there are not as many."""
+    tree = holding(root, places)
     if tree is None:
         return usual
     if isinstance(tree, FolderTree):  # Listing all files of ImageNet takes long; its folders are enough.

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from polyfed.core.tasks.known import SEGMENTATION
-from polyfed.data.archives import FileTree, existing_trees
+from polyfed.data.archives import existing_trees
 from polyfed.data.declaration import (
     DataOption,
     Declaration,
@@ -21,7 +21,7 @@ from polyfed.data.declaration import (
     share_option,
 )
 from polyfed.data.domain_files import DomainFiles
-from polyfed.data.mask_files import Pairs, mask_files
+from polyfed.data.mask_files import Pairs, mask_files, pairs_by_domain
 from polyfed.data.splits import Splits
 
 CLASSES = ("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist")
@@ -46,7 +46,7 @@ def find(root: Path, height: int = 144, split: str = BLOCKS, test: float = 0.2) 
     """The drives under a folder."""
     for layout, places in PLACES.items():
         for tree in existing_trees(root, places):
-            pairs = _pairs_by_drive(tree)
+            pairs = pairs_by_domain(tree, _key, _time)
             if pairs:
                 chosen = partial(_by_blocks, test) if split == BLOCKS else _as_published
                 size = (height, round(height * ASPECT))
@@ -55,18 +55,9 @@ def find(root: Path, height: int = 144, split: str = BLOCKS, test: float = 0.2) 
     return ()
 
 
-def _pairs_by_drive(tree: FileTree) -> dict[str, list[tuple[str, str]]]:
-    """Image and mask of each frame by drive, in the order of time; frames without both are left out."""
-    images: dict[tuple[str, str], str] = {}
-    masks: dict[tuple[str, str], str] = {}
-    for name in tree.names:
-        found = _NAME.search(name)
-        if found:
-            (masks if found[2] else images)[found[4], found[3]] = name
-    drives: dict[str, list[tuple[str, str]]] = {}
-    for drive, frame in sorted(images.keys() & masks.keys(), key=lambda key: (key[0], _time(key[1]))):
-        drives.setdefault(drive, []).append((images[drive, frame], masks[drive, frame]))
-    return drives
+def _key(file: str) -> tuple[bool, str, str] | None:
+    found = _NAME.search(file)
+    return None if found is None else (bool(found[2]), found[4], found[3])
 
 
 def _time(frame: str) -> tuple[int, str]:

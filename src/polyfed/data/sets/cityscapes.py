@@ -13,7 +13,7 @@ from polyfed.core.tasks.known import SEGMENTATION
 from polyfed.data.archives import FileTree, existing_trees, joined_archives
 from polyfed.data.declaration import Declaration, crop_options, height_option, normalise_option, registered
 from polyfed.data.domain_files import DomainFiles
-from polyfed.data.mask_files import Pairs, mask_files
+from polyfed.data.mask_files import Pairs, mask_files, pairs_by_domain
 from polyfed.data.splits import Splits
 
 CLASSES = (
@@ -24,20 +24,13 @@ CLASS_OF_ID = {
     value: label for label, value in enumerate((7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33))
 }
 """The train ids of the authors by the values of ``*_labelIds.png``; the other values are left out of training and scores."""
+# fmt: off
 TRAINING = {
-    **{
-        "aachen": 174,
-        "bochum": 96,
-        "bremen": 316,
-        "cologne": 154,
-        "darmstadt": 85,
-        "dusseldorf": 221,
-        "erfurt": 109,
-        "hamburg": 248,
-    },
-    **{"hanover": 196, "jena": 119, "krefeld": 99, "monchengladbach": 94, "strasbourg": 365, "stuttgart": 196, "tubingen": 144},
-    **{"ulm": 95, "weimar": 142, "zurich": 122},
+    "aachen": 174, "bochum": 96, "bremen": 316, "cologne": 154, "darmstadt": 85, "dusseldorf": 221, "erfurt": 109, "hamburg": 248,
+    "hanover": 196, "jena": 119, "krefeld": 99, "monchengladbach": 94, "strasbourg": 365, "stuttgart": 196, "tubingen": 144,
+    "ulm": 95, "weimar": 142, "zurich": 122,
 }
+# fmt: on
 VALIDATION = {"frankfurt": 267, "lindau": 59, "munster": 174}
 SIZES = {city: {"all": count} for city, count in {**TRAINING, **VALIDATION}.items()}
 FOLDER = "folder with leftImg8bit/{train,val}/<city>/*_leftImg8bit.png and gtFine/{train,val}/<city>/*_gtFine_labelIds.png"
@@ -56,7 +49,7 @@ def find(root: Path, height: int = 256) -> Sequence[DomainFiles]:
     packed = [tree for tree in joined_archives(root, PLACES, ARCHIVE_NAMES) if len(tree.trees) == len(ARCHIVE_NAMES)]
     for layout, trees in ((FOLDER, existing_trees(root, PLACES)), (ARCHIVES, packed)):
         for tree in trees:
-            pairs = sorted(_pairs_by_city(tree).items(), key=lambda item: (_is_validation(item[1]), item[0]))
+            pairs = sorted(pairs_by_domain(tree, _key).items(), key=lambda item: (_is_validation(item[1]), item[0]))
             if pairs:
                 return [_city(tree, layout, city, found, height) for city, found in pairs]
     return ()
@@ -74,18 +67,9 @@ def _city(tree: FileTree, layout: str, city: str, pairs: Pairs, height: int) -> 
     return mask_files(city, layout, tree, pairs, (height, ASPECT * height), meaning, _split)
 
 
-def _pairs_by_city(tree: FileTree) -> dict[str, list[tuple[str, str]]]:
-    """Image and mask of each scene by city; scenes without both are left out."""
-    images: dict[tuple[str, str], str] = {}
-    masks: dict[tuple[str, str], str] = {}
-    for name in tree.names:
-        found = _NAME.search(name)
-        if found:
-            (images if found[1] == "leftImg8bit" else masks)[found[3], found[4]] = name
-    cities: dict[str, list[tuple[str, str]]] = {}
-    for city, scene in sorted(images.keys() & masks.keys()):
-        cities.setdefault(city, []).append((images[city, scene], masks[city, scene]))
-    return cities
+def _key(file: str) -> tuple[bool, str, str] | None:
+    found = _NAME.search(file)
+    return None if found is None else (found[1] == "gtFine", found[3], found[4])
 
 
 def _split(pairs: Pairs) -> Splits:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from polyfed.data.declaration import (
@@ -40,11 +41,6 @@ def find(root: Path, size: int, validation: float) -> list[StreamedFiles]:
     return [wordnet_files(tree, LAYOUT, data_set="imagenet", title=DOMAIN, classes=NUMBER, size=size, validation=validation)]
 
 
-def class_names(root: Path, usual: tuple[str, ...] = CLASSES) -> tuple[str, ...]:
-    """The WordNet ids of the classes under a folder."""
-    return wordnet_ids(holding(root, PLACES), usual)
-
-
 IMAGENET = Declaration(
     name="imagenet",
     about="""ImageNet: 1,281,167 training images of 1,000 classes and 50,000 test images (its public validation part).
@@ -69,7 +65,7 @@ IMAGENET = Declaration(
     ),
     page="https://image-net.org/download.php: register and agree to the terms, get the ILSVRC 2012 training and validation images and the development kit (task 1 & 2), and unpack them once with torchvision.datasets.ImageNet",
     find=find,
-    class_names=class_names,
+    class_names=partial(wordnet_ids, places=PLACES, usual=CLASSES),
 )
 
 imagenet = registered(IMAGENET)

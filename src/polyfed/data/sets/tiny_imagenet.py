@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from polyfed.data.archives import FileTree
@@ -23,15 +24,18 @@ def find(root: Path, size: int, validation: float) -> list[StreamedFiles]:
     tree = holding(root, PLACES)
     if tree is None:
         return []
-    found = wordnet_files(
-        tree, LAYOUT, data_set="tiny_imagenet", title=DOMAIN, classes=NUMBER, size=size, validation=validation, flat=_annotations
-    )
-    return [found]
-
-
-def class_names(root: Path, usual: tuple[str, ...] = CLASSES) -> tuple[str, ...]:
-    """The WordNet ids of the classes under a folder."""
-    return wordnet_ids(holding(root, PLACES), usual)
+    return [
+        wordnet_files(
+            tree,
+            LAYOUT,
+            data_set="tiny_imagenet",
+            title=DOMAIN,
+            classes=NUMBER,
+            size=size,
+            validation=validation,
+            flat=_annotations,
+        )
+    ]
 
 
 def _annotations(tree: FileTree) -> Mapping[str, str]:
@@ -69,7 +73,7 @@ TINY_IMAGENET = Declaration(
         ),
     ),
     find=find,
-    class_names=class_names,
+    class_names=partial(wordnet_ids, places=PLACES, usual=CLASSES),
 )
 
 tiny_imagenet = registered(TINY_IMAGENET)
