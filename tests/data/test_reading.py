@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from polyfed.data.archives import contents, existing_trees, file_tree, sha256_of
-from polyfed.data.digit_file_formats import read_idx, read_libsvm, read_mat
+from polyfed.data.digit_files import read_idx, read_libsvm, read_mat
 from polyfed.data.images import colour, decode, decode_all, opened, resized, tiles
 from polyfed.data.splits import stratified, without_end
 from polyfed.errors import DataError

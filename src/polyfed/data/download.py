@@ -7,7 +7,7 @@ import http.client
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from polyfed.errors import DataError
 CHUNK = 1 << 16
 TIMEOUT_SECONDS = 30.0
 TRIES = 4
-"""How often a mirror is asked again after an answer that broke off."""
-_BROKEN = (OSError, http.client.HTTPException)
+"""How often a mirror is tried if its answers break off."""
+_BROKEN = (OSError, http.client.HTTPException, ValueError)
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the file, the bytes that are there, and the bytes there will be, where that is known."""
@@ -55,7 +55,7 @@ def get(files: Sequence[RemoteFile], root: Path, progress: Progress = lambda nam
     for file in files:
         target = root / file.name
         if target.is_file():
-            if is_sound(target, file.checksum):
+            if _is_sound(target, file.checksum):
                 continue
             raise DataError(
                 f"{target} is not the file that is wanted: its checksum is not {file.checksum}. Move it away, then try again."
@@ -65,7 +65,7 @@ def get(files: Sequence[RemoteFile], root: Path, progress: Progress = lambda nam
     return fetched
 
 
-def is_sound(path: Path, checksum: str) -> bool:
+def _is_sound(path: Path, checksum: str) -> bool:
     """Whether a file has this checksum."""
     algorithm, _, digits = checksum.partition(":")
     with path.open("rb") as stream:
@@ -83,7 +83,7 @@ def _fetch(file: RemoteFile, target: Path, progress: Progress) -> None:
             problem = _from_mirror(url, part, file.most_bytes, lambda there, whole: progress(file.name, there, whole))
             if problem:
                 failures.append(f"{url}: {problem}")
-            elif is_sound(part, file.checksum):
+            elif _is_sound(part, file.checksum):
                 os.replace(part, target)
                 return
             else:
@@ -97,76 +97,66 @@ def _fetch(file: RemoteFile, target: Path, progress: Progress) -> None:
     )
 
 
+class _BrokenOff(Exception):
+    """The network failed, not the disk; both raise OSError."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error))
+
+
 def _from_mirror(url: str, part: Path, most: int, progress: Callable[[int, int | None], None]) -> str:
-    """Download to the part file, going on where it ends; what went wrong in the end, or nothing."""
+    """Download to the part file, resuming where it ends; return what went wrong in the end, or nothing."""
     problem = ""
     if part.exists() and part.stat().st_size > most:
         part.unlink()
     for _ in range(TRIES):
         there = part.stat().st_size if part.exists() else 0
-        request = urllib.request.Request(url, headers={"User-Agent": "polyfed", **({"Range": f"bytes={there}-"} if there else {})})
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
+            with _answer(url, there) as answer:
                 # A server that knows no ranges sends everything from the start.
                 there = there if answer.status == http.HTTPStatus.PARTIAL_CONTENT else 0
-                expected = answer.headers.get("Content-Length")
-                whole = None if expected is None else there + int(expected)
+                expected = answer.headers.get("Content-Length", "")
+                whole = there + int(expected) if expected.isdecimal() else None
                 if whole is not None and whole > most:
                     return f"the server announces {whole:,} bytes, and the file has at most {most:,}"
-                _write(answer, part, there, whole, most, progress)
+                with part.open("r+b" if there else "wb") as stream:
+                    stream.seek(there)
+                    for chunk in _chunks(answer):
+                        there += len(chunk)
+                        if there > most:
+                            part.unlink()
+                            return f"more than {most:,} bytes came, and the file has at most as many"
+                        stream.write(chunk)
+                        progress(there, whole)
         except urllib.error.HTTPError as error:
             if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 return ""  # all of it is there
             problem = f"the server says {error.code} {error.reason}"
             if error.code < http.HTTPStatus.INTERNAL_SERVER_ERROR:
                 return problem
-        except _TooLong:
-            part.unlink()
-            return f"more than {most:,} bytes came, and the file has at most as many"
-        except _Disk as error:
-            raise error.cause from error
-        except (*_BROKEN, ValueError) as error:
-            reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
-            problem = f"no answer, or one that broke off ({reason})"
+        except _BrokenOff as error:
+            problem = f"no answer, or one that broke off ({error})"
         else:
-            if whole is None or part.stat().st_size >= whole:
+            if whole is None or there >= whole:
                 return ""
-            problem = f"the answer broke off after {part.stat().st_size:,} of {whole:,} bytes"
+            problem = f"the answer broke off after {there:,} of {whole:,} bytes"
     return problem
 
 
-class _TooLong(Exception):
-    """More came than the file can have."""
-
-
-class _Disk(Exception):
-    """Writing failed, not the network; both raise OSError."""
-
-    def __init__(self, cause: OSError) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-
-
-def _write(
-    answer: http.client.HTTPResponse,
-    part: Path,
-    there: int,
-    whole: int | None,
-    most: int,
-    progress: Callable[[int, int | None], None],
-) -> None:
+def _answer(url: str, there: int) -> http.client.HTTPResponse:
+    request = urllib.request.Request(url, headers={"User-Agent": "polyfed", **({"Range": f"bytes={there}-"} if there else {})})
     try:
-        stream = part.open("r+b" if there else "wb")
-    except OSError as error:
-        raise _Disk(error) from error
-    with stream:
-        stream.seek(there)
+        answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
+        return answer
+    except urllib.error.HTTPError:
+        raise
+    except _BROKEN as error:
+        raise _BrokenOff(error) from error
+
+
+def _chunks(answer: http.client.HTTPResponse) -> Iterator[bytes]:
+    try:
         while chunk := answer.read1(CHUNK):
-            if there + len(chunk) > most:
-                raise _TooLong
-            try:
-                stream.write(chunk)
-            except OSError as error:
-                raise _Disk(error) from error
-            there += len(chunk)
-            progress(there, whole)
+            yield chunk
+    except _BROKEN as error:
+        raise _BrokenOff(error) from error
