@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfed.core.data_types import ArrayExamples, ClientData, DataSet, DatasetExamples, Domain, Examples
-from polyfed.data import label_skew
-from polyfed.data.label_skew import per_class_counts
-from polyfed.data.partition import federate
+from polyfed.data.partitions import label_skew
+from polyfed.data.partitions.label_skew import per_class_counts
+from polyfed.data.partitions.partition import federate
 from polyfed.data.registry import partitions
 from polyfed.errors import DataError, OptionError, PolyfedError, SettingError, UnknownName
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyfed.data.unpickle import read_pickle, unpickled
+from polyfed.data.formats.unpickle import read_pickle, unpickled
 from polyfed.errors import DataError
 
 

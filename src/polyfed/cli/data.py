@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from polyfed.data.check import CheckResult
-    from polyfed.data.download import RemoteFile
+    from polyfed.data.store.download import RemoteFile
 
 EXAMPLE = (
     "Examples:\n\npolyfed data check ./my_images --sheet sheet.png\n\npolyfed data check digits-five --root ~/data/digits-five"
@@ -71,8 +71,8 @@ def get(
 ) -> None:
     """Download the files of a data set, with checksums; what came before goes on. Some must be had by hand: then the page is named."""
     from polyfed.data.declaration import Declaration
-    from polyfed.data.download import get as downloaded
     from polyfed.data.registry import data_sets
+    from polyfed.data.store.download import get as downloaded
 
     declared = data_sets.find(name).extra.get("declaration")
     if not isinstance(declared, Declaration):
@@ -119,7 +119,7 @@ def pack(
 ) -> None:
     """Pack images into one tar of small ones under the same names; it is read wherever an archive of the same folders is."""
     with busy("Packing", as_json):
-        from polyfed.data.pack import pack as packed
+        from polyfed.data.formats.pack import pack as packed
 
         made = packed(source.expanduser(), size, out)
     if as_json:

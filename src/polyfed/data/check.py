@@ -16,14 +16,14 @@ from PIL import Image, ImageDraw
 
 from polyfed.core.tasks.known import SEGMENTATION
 from polyfed.core.tasks.segmentation import IGNORED
-from polyfed.data.archives import sha256_of
 from polyfed.data.declaration import Declaration
-from polyfed.data.domain_files import DomainSource, Duplicates, counts_by_class, picture_hash
-from polyfed.data.images import decoded, opened, own_pixels
-from polyfed.data.mask_files import mask_image
-from polyfed.data.own_data import is_own_data, own_images
-from polyfed.data.own_images import OwnImage, OwnImages, OwnOptions, split_rows
+from polyfed.data.formats.mask_files import mask_image
+from polyfed.data.own.own_data import is_own_data, own_images
+from polyfed.data.own.own_images import OwnImage, OwnImages, OwnOptions, split_rows
 from polyfed.data.registry import data_sets
+from polyfed.data.store.archives import sha256_of
+from polyfed.data.store.domain_files import DomainSource, Duplicates, counts_by_class, picture_hash
+from polyfed.data.store.images import decoded, opened, own_pixels
 from polyfed.errors import DataError, SettingError
 
 MASK_PROBLEMS_NAMED = 10

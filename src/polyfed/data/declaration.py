@@ -18,12 +18,12 @@ import torch
 from polyfed.core.data_types import DataSet, Domain, TrainsWith
 from polyfed.core.tasks.known import CLASSIFICATION
 from polyfed.core.tasks.task import Task
-from polyfed.data.archives import contents
 from polyfed.data.augment import pair_augmentation, preparation
-from polyfed.data.domain_files import DomainSource, source_text
-from polyfed.data.download import RemoteFile
 from polyfed.data.registry import data_sets
-from polyfed.data.splits import check_share
+from polyfed.data.store.archives import contents
+from polyfed.data.store.domain_files import DomainSource, source_text
+from polyfed.data.store.download import RemoteFile
+from polyfed.data.store.splits import check_share
 from polyfed.errors import DataError, OptionError
 
 SplitCounts: TypeAlias = Mapping[str, "int | tuple[int, ...]"]

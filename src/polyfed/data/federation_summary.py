@@ -19,7 +19,7 @@ from torch import Tensor
 from polyfed.core.data_types import ClientData, Federation, Preparation
 from polyfed.core.tasks.known import CLASSIFICATION, task_named
 from polyfed.core.tasks.task import Task
-from polyfed.data.examples import BlankExamples
+from polyfed.data.store.examples import BlankExamples
 from polyfed.errors import DataError
 
 LISTED_CLIENTS = 100

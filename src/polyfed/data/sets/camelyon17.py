@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from polyfed.data.archives import FileTree, existing_trees
 from polyfed.data.declaration import DataOption, Declaration, augment_option, normalise_option, registered, size_option
-from polyfed.data.domain_files import first_of
-from polyfed.data.pixel_store import StreamedFiles
-from polyfed.data.splits import Splits, grouped, in_turn, stratified
+from polyfed.data.store.archives import FileTree, existing_trees
+from polyfed.data.store.domain_files import first_of
+from polyfed.data.store.pixel_store import StreamedFiles
+from polyfed.data.store.splits import Splits, grouped, in_turn, stratified
 from polyfed.errors import DataError
 
 CLASSES = ("normal", "tumor")

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from polyfed.core.tasks.known import SEGMENTATION
-from polyfed.data.archives import existing_trees
 from polyfed.data.declaration import (
     DataOption,
     Declaration,
@@ -20,9 +19,10 @@ from polyfed.data.declaration import (
     registered,
     share_option,
 )
-from polyfed.data.domain_files import DomainFiles
-from polyfed.data.mask_files import Pairs, mask_files, pairs_by_domain
-from polyfed.data.splits import Splits
+from polyfed.data.formats.mask_files import Pairs, mask_files, pairs_by_domain
+from polyfed.data.store.archives import existing_trees
+from polyfed.data.store.domain_files import DomainFiles
+from polyfed.data.store.splits import Splits
 
 CLASSES = ("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist")
 DRIVES = ("0001TP", "0006R0", "0016E5", "Seq05VD")

@@ -8,8 +8,8 @@ import torch
 
 from polyfed.core.data_types import DataSet, Domain, Examples
 from polyfed.core.tasks.known import MULTILABEL
-from polyfed.data.examples import Relabelled
 from polyfed.data.registry import data_sets
+from polyfed.data.store.examples import Relabelled
 from polyfed.errors import OptionError
 
 

@@ -12,8 +12,6 @@ from typing import TypeAlias
 import numpy as np
 
 from polyfed.core.data_types import TrainsWith
-from polyfed.data.archives import FileTree, FolderTree, existing_trees
-from polyfed.data.cache import Arrays
 from polyfed.data.declaration import (
     DataOption,
     Declaration,
@@ -24,9 +22,11 @@ from polyfed.data.declaration import (
     size_option,
     validation_option,
 )
-from polyfed.data.domain_files import DomainFiles
-from polyfed.data.images import decode_all, resized, tiles
-from polyfed.data.splits import Splits, grouped, with_validation
+from polyfed.data.store.archives import FileTree, FolderTree, existing_trees
+from polyfed.data.store.cache import Arrays
+from polyfed.data.store.domain_files import DomainFiles
+from polyfed.data.store.images import decode_all, resized, tiles
+from polyfed.data.store.splits import Splits, grouped, with_validation
 from polyfed.errors import DataError, OptionError
 
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")

@@ -15,8 +15,8 @@ from polyfed.data.declaration import (
     size_option,
     validation_option,
 )
-from polyfed.data.pixel_store import StreamedFiles
-from polyfed.data.wordnet_folders import holding, wordnet_files, wordnet_ids
+from polyfed.data.formats.wordnet_folders import holding, wordnet_files, wordnet_ids
+from polyfed.data.store.pixel_store import StreamedFiles
 from polyfed.errors import DataError
 
 NUMBER = 1000

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from polyfed.core.data_types import TrainsWith
-from polyfed.data.class_folders import SplitLists, find_class_folders, plain, split_in_turn
 from polyfed.data.declaration import Declaration, SplitCounts, augment_option, normalise_option, registered, size_option
-from polyfed.data.domain_files import DomainFiles
+from polyfed.data.formats.class_folders import SplitLists, find_class_folders, plain, split_in_turn
+from polyfed.data.store.domain_files import DomainFiles
 
 # fmt: off
 CLASSES = (

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from polyfed.core.data_types import TrainsWith
-from polyfed.data.archives import FileTree, FolderTree, existing_trees
-from polyfed.data.class_folders import find_class_folders, plain, split_in_turn, tail
 from polyfed.data.declaration import Declaration, SplitCounts, augment_option, normalise_option, registered, size_option
-from polyfed.data.domain_files import DomainFiles
+from polyfed.data.formats.class_folders import find_class_folders, plain, split_in_turn, tail
+from polyfed.data.store.archives import FileTree, FolderTree, existing_trees
+from polyfed.data.store.domain_files import DomainFiles
 
 CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")

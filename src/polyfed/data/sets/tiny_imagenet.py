@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from polyfed.data.archives import FileTree
 from polyfed.data.declaration import Declaration, augment_option, normalise_option, registered, size_option, validation_option
-from polyfed.data.download import RemoteFile
-from polyfed.data.pixel_store import StreamedFiles
-from polyfed.data.wordnet_folders import holding, table, wordnet_files, wordnet_ids
+from polyfed.data.formats.wordnet_folders import holding, table, wordnet_files, wordnet_ids
+from polyfed.data.store.archives import FileTree
+from polyfed.data.store.download import RemoteFile
+from polyfed.data.store.pixel_store import StreamedFiles
 
 NUMBER = 200
 CLASSES = tuple(f"class {number:03d}" for number in range(NUMBER))

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from polyfed.core.data_types import TrainsWith
-from polyfed.data.class_folders import find_class_folders, plain, split_in_turn
 from polyfed.data.declaration import Declaration, SplitCounts, augment_option, normalise_option, registered, size_option
-from polyfed.data.domain_files import DomainFiles
+from polyfed.data.formats.class_folders import find_class_folders, plain, split_in_turn
+from polyfed.data.store.domain_files import DomainFiles
 
 CLASSES = ("bird", "car", "chair", "dog", "person")
 DOMAINS = ("Caltech101", "LabelMe", "SUN09", "VOC2007")
