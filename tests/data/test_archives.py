@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyfed.data import archives
-from polyfed.data.archives import file_tree, read_npz
+from polyfed.data.store import archives
+from polyfed.data.store.archives import file_tree, read_npz
 from polyfed.errors import DataError
 
 

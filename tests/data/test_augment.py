@@ -27,34 +27,19 @@ def seeded(name_or_step, x, seed=0):
         return step(x)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_shape_type_and_seed(name):
+def test_every_augmentation():
     x = batch(8)
     before = x.clone()
-    first, again, other = seeded(name, x), seeded(name, x), seeded(name, x, seed=1)
-    assert first.shape == x.shape
-    assert first.dtype == torch.uint8
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-    assert torch.equal(x, before), "the data themselves are never changed"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_equal_images_are_treated_differently(name):
-    x = batch(1).expand(32, -1, -1, -1)
-    assert len({image.numpy().tobytes() for image in seeded(name, x)}) >= 2
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_augmentation_can_be_sent_to_a_worker(name):
-    x = batch(4)
-    sent = pickle.loads(pickle.dumps(augment.augmentation(name)))
-    assert torch.equal(seeded(sent, x), seeded(name, x))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_empty_batch(name):
-    assert seeded(name, batch(8)[:0]).shape == (0, 3, 32, 32)
+    for name in NAMES:
+        first, again, other = seeded(name, x), seeded(name, x), seeded(name, x, seed=1)
+        assert first.shape == x.shape and first.dtype == torch.uint8, name
+        assert torch.equal(first, again) and not torch.equal(first, other), name
+        assert torch.equal(x, before), f"{name} changes the data themselves"
+        alike = seeded(name, x[:1].expand(32, -1, -1, -1))
+        assert len({image.numpy().tobytes() for image in alike}) >= 2, f"{name} treats equal images alike"
+        sent = pickle.loads(pickle.dumps(augment.augmentation(name)))
+        assert torch.equal(seeded(sent, x), first), f"{name} cannot be sent to a worker"
+        assert seeded(name, x[:0]).shape == (0, 3, 32, 32), name
 
 
 def test_flip_mirrors_about_half():

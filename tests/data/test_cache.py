@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from polyfed.core.data_types import ArrayExamples, Examples
-from polyfed.data import cache
-from polyfed.data.archives import identities
-from polyfed.data.row_examples import RowExamples
+from polyfed.data.store import cache
+from polyfed.data.store.archives import identities
+from polyfed.data.store.examples import RowExamples
 from polyfed.errors import DataError
 
 

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 import polyfed
-from polyfed.data import images
 from polyfed.data.registry import data_sets
+from polyfed.data.store import images
 
 RANDOM = np.random.default_rng(0)
 

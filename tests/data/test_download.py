@@ -13,10 +13,10 @@ from typing import ClassVar
 import pytest
 
 from helpers.command_line import says
-from polyfed.data import download
-from polyfed.data.download import RemoteFile, get
 from polyfed.data.registry import data_sets
 from polyfed.data.sets.cifar10 import CIFAR10
+from polyfed.data.store import download
+from polyfed.data.store.download import RemoteFile, get
 from polyfed.errors import DataError
 
 CONTENT = bytes(range(256)) * 2000

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfed.core.data_types import ArrayExamples, ClientData, DataSet, DatasetExamples, Domain, Examples
-from polyfed.data.label_skew import per_class_counts
-from polyfed.data.partition import federate
+from polyfed.data.partitions import label_skew
+from polyfed.data.partitions.label_skew import per_class_counts
+from polyfed.data.partitions.partition import federate
 from polyfed.data.registry import partitions
 from polyfed.errors import DataError, OptionError, PolyfedError, SettingError, UnknownName
 
@@ -187,7 +188,8 @@ def test_dirichlet_per_client_gives_equal_sizes_and_the_drawn_skew() -> None:
     assert 0.5 < np.mean(largest[:20]) < 0.9
 
 
-def test_dirichlet_refuses_what_cannot_be() -> None:
+def test_dirichlet_refuses_what_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(label_skew, "MOST_DRAWS", 100)
     with pytest.raises(DataError, match="has 50 training examples, too few for 10 clients with at least 10 each"):
         dealt("dirichlet(clients=10, alpha=1)", made([50]))
     with pytest.raises(DataError, match="larger alpha"):

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from polyfed.data.archives import contents, existing_trees, file_tree, sha256_of
-from polyfed.data.digit_file_formats import read_idx, read_libsvm, read_mat
-from polyfed.data.images import colour, decode, decode_all, opened, resized, tiles
-from polyfed.data.splits import stratified, without_end
+from polyfed.data.formats.digit_files import read_idx, read_libsvm, read_mat
+from polyfed.data.store.archives import contents, existing_trees, file_tree, sha256_of
+from polyfed.data.store.images import colour, decode, decode_all, opened, resized, tiles
+from polyfed.data.store.splits import stratified, without_end
 from polyfed.errors import DataError
 
 FILES = {"a/x.txt": b"one", "a/b/y.txt": b"two", "z": b""}

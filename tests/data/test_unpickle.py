@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import codecs
 import functools
+import itertools
 import os
 import pickle
 import pickletools
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyfed.data.unpickle import read_pickle, unpickled
+from polyfed.data.formats.unpickle import read_pickle, unpickled
 from polyfed.errors import DataError
 
 
@@ -40,15 +41,12 @@ ARRAYS = {
 }
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-@pytest.mark.parametrize("name", ARRAYS)
-def test_arrays_come_back(name, protocol):
-    content = pickle.dumps(ARRAYS[name], protocol)
-    expected, found = pickle.loads(content), unpickled(content, "x")
-    assert found.dtype == expected.dtype
-    assert found.shape == expected.shape
-    assert (found == expected).all()
-    assert found.flags.writeable
+def test_arrays_come_back():
+    for name, protocol in itertools.product(ARRAYS, range(pickle.HIGHEST_PROTOCOL + 1)):
+        content = pickle.dumps(ARRAYS[name], protocol)
+        expected, found = pickle.loads(content), unpickled(content, "x")
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape), (name, protocol)
+        assert (found == expected).all() and found.flags.writeable, (name, protocol)
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
@@ -106,15 +104,14 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("protocol", [0, 2, 4, 5])
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_pickle_is_refused_by_name(name, protocol, tmp_path, monkeypatch):
+def test_a_hostile_pickle_is_refused_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    content = pickle.dumps(HOSTILE[name], protocol)
-    with pytest.raises(DataError, match=r"bad\.pkl asks for ") as caught:
-        unpickled(content, "bad.pkl")
-    assert name.split(".")[-1] in str(caught.value)
-    assert not list(tmp_path.iterdir())
+    for name, protocol in itertools.product(HOSTILE, [0, 2, 4, 5]):
+        content = pickle.dumps(HOSTILE[name], protocol)
+        with pytest.raises(DataError, match=r"bad\.pkl asks for ") as caught:
+            unpickled(content, "bad.pkl")
+        assert name.split(".")[-1] in str(caught.value)
+        assert not list(tmp_path.iterdir()), (name, protocol)
 
 
 def test_a_codec_other_than_latin1_is_not_run():
@@ -123,11 +120,11 @@ def test_a_codec_other_than_latin1_is_not_run():
         unpickled(content, "x")
 
 
-@pytest.mark.parametrize("protocol", [2, 4, 5])
-@pytest.mark.parametrize("hostile", [np.array([{}, 1], object), np.array([(1, 2)], "i4,i4"), np.array(["2020"], "M8[D]")])
-def test_arrays_of_objects_fields_and_dates_are_refused(hostile, protocol):
-    with pytest.raises(DataError, match="only"):
-        unpickled(pickle.dumps(hostile, protocol), "x")
+def test_arrays_of_objects_fields_and_dates_are_refused():
+    refused = [np.array([{}, 1], object), np.array([(1, 2)], "i4,i4"), np.array(["2020"], "M8[D]")]
+    for hostile, protocol in itertools.product(refused, [2, 4, 5]):
+        with pytest.raises(DataError, match="only"):
+            unpickled(pickle.dumps(hostile, protocol), "x")
 
 
 NDARRAY, DTYPE = b"cnumpy\nndarray\n", b"cnumpy\ndtype\n"
@@ -147,10 +144,13 @@ CRAFTED = {
 }
 
 
-@pytest.mark.parametrize("name", CRAFTED)
-def test_crafted_pickles_are_refused(name):
-    with pytest.raises(DataError):
-        unpickled(CRAFTED[name], "bad.pkl")
+def test_crafted_pickles_are_refused():
+    for name, content in CRAFTED.items():
+        try:
+            found = unpickled(content, "bad.pkl")
+        except DataError:
+            continue
+        pytest.fail(f"{name} was read as {found!r}")
 
 
 def test_lists_that_share_their_parts_stay_small():

@@ -21,7 +21,7 @@ from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, Meddler, over, tiny
 from helpers.flower_runs import METHODS, settings_for
 from polyfed.core.conversation import Ask, Payload
 from polyfed.core.server import ClientInfo
-from polyfed.data.identity import identity_of
+from polyfed.data.federation_summary import FederationSummary
 from polyfed.errors import DataError, SettingError, TooFewReplies
 from polyfed.flower.node.node import when_lost
 from polyfed.flower.server.backend import loss_in
@@ -448,7 +448,8 @@ def described(client: str, domain: str, files: str = "") -> Description:
 
 def test_the_order_in_which_nodes_come_changes_nothing_of_the_data() -> None:
     told = [described(client, client, files=f"files of {client}") for client in ("north", "south")]
-    assert identity_of(federation_of(told)) == identity_of(federation_of(told[::-1]))
+    first, second = (FederationSummary.of(federation_of(each)).identity() for each in (told, told[::-1]))
+    assert first == second
 
 
 def test_objects_of_this_process_cannot_be_sent_to_nodes() -> None:

@@ -15,7 +15,7 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed
 
 from helpers.flower_fakes import FakeGrid
 from polyfed.core.data_types import ArrayExamples, DataSet, Domain
-from polyfed.data.recorded_inputs import RecordedInputs
+from polyfed.data.federation_summary import RecordedInputs
 from polyfed.data.registry import data_sets
 from polyfed.errors import SettingError
 from polyfed.flower.node.node import PARTITION, Workplace

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 
 from polyfed.core.data_types import ArrayExamples
-from polyfed.data import digit_recipes
-from polyfed.data.digit_recipes import Material
-from polyfed.data.sets import digits_mini
+from polyfed.data.sets import digit_recipes, digits_mini
+from polyfed.data.sets.digit_recipes import Material
 
 paint = digits_mini._examples
 """The painting itself, for the tests that are about it."""

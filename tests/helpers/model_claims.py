@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import nn
 
 from polyfed.core.data_types import Federation
-from polyfed.data.federate import federate
+from polyfed.data.partitions.federate import federate
 from polyfed.data.placeholders import blank_federation
 from polyfed.methods.weight_standard import KINDS as STANDARDISED
 from polyfed.settings import Settings

@@ -13,11 +13,11 @@ from safetensors.torch import save_file
 import polyfed
 from helpers.watching import AfterRound
 from polyfed.core.data_types import ArrayExamples, DataSet, Domain, Preparation
-from polyfed.data.identity import differences, identity_of
+from polyfed.data.federation_summary import FederationSummary, differences
 from polyfed.errors import DataError, RunFolderError
 from polyfed.models import models
 from polyfed.models.model_text import as_call
-from polyfed.runs import assemble, experiment, lifecycle
+from polyfed.runs import assemble, experiment
 from polyfed.runs.callbacks.callback import RunState
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.export import metadata
@@ -68,13 +68,15 @@ class Before:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(experiment, "normalised_for", lambda model, federation: federation)
             patch.setattr(assemble, "images_of_weights", lambda text: None)
-            patch.setattr(lifecycle, "identity_of", self.older_identity)
+            identity = FederationSummary.identity
+            patch.setattr(
+                FederationSummary,
+                "identity",
+                lambda summary: {key: value for key, value in identity(summary).items() if key not in NEW_FACTS},
+            )
             self.result = train_run(Experiment(self.settings), RunFolder(self.whole))
             with pytest.raises(KeyboardInterrupt):
                 train_run(Experiment(self.settings), RunFolder(self.part), callbacks=[AfterRound(stopped)])
-
-    def older_identity(self, federation: Any) -> dict[str, Any]:
-        return {key: value for key, value in identity_of(federation).items() if key not in NEW_FACTS}
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +137,7 @@ def test_data_of_another_size_are_refused_and_another_normalisation_is_not_taken
 
 def test_inputs_are_part_of_what_data_are_recognised_by() -> None:
     def identity(side: int, mean: tuple[float, ...] = HALF) -> dict[str, Any]:
-        return identity_of(Experiment(Settings(batch_size=2), two_domains(side, mean)).federation)
+        return FederationSummary.of(Experiment(Settings(batch_size=2), two_domains(side, mean)).federation).identity()
 
     then = identity(16)
     assert differences(then, identity(16)) == []

@@ -15,7 +15,7 @@ from helpers.tiny_runs import tiny_net
 from helpers.watching import Messages
 from polyfed.core.method import Facts, Method
 from polyfed.core.sharing import batch_norm, keep_local
-from polyfed.data.identity import differences, identity_of
+from polyfed.data.federation_summary import FederationSummary, differences
 from polyfed.errors import RunFolderError, UnknownName
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.run_folder import RunFolder
@@ -105,10 +105,13 @@ def test_a_run_does_not_go_on_with_other_data(cut_run: Path, said: str) -> None:
 
 def test_of_very_many_clients_the_digest_is_known_again() -> None:
     many = {f"c{number:03d}": 3 for number in range(101)}
-    then, now = (identity_of(tiny_federation(many | other)) for other in ({}, {"c007": 4, "c008": 2}))
+    then, now = (FederationSummary.of(tiny_federation(many | other)).identity() for other in ({}, {"c007": 4, "c008": 2}))
     assert "samples" not in then and differences(then, then) == []
     assert differences(then, now) == ["the names of classes, or the sizes of validation or test parts, are others"]
-    assert differences(then, identity_of(tiny_federation())) == ["3 clients instead of 101", "26 training samples instead of 303"]
+    assert differences(then, FederationSummary.of(tiny_federation()).identity()) == [
+        "3 clients instead of 101",
+        "26 training samples instead of 303",
+    ]
 
 
 def test_a_run_stopped_after_its_last_scores_is_not_scored_twice(tmp_path: Path) -> None:

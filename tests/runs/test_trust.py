@@ -17,7 +17,7 @@ from helpers.command_line import SHORT, Command, Ended, as_process, says
 from helpers.recorded_runs import sealed_again
 from polyfed.core.code_gate import allow, code_in, require_allowed
 from polyfed.core.load_methods import load_file
-from polyfed.data.federation_summary import federation_from, summary_of
+from polyfed.data.federation_summary import FederationSummary
 from polyfed.errors import UntrustedCode
 from polyfed.runs.assemble import build_federation, build_model, imported
 from polyfed.runs.folder.account_key import KEY_BYTES, account_key, is_sealed, key_file, sealed
@@ -229,9 +229,9 @@ def test_the_gate_is_closed_until_somebody_names_code(tmp_path: Path) -> None:
 
 
 def test_a_node_cannot_make_the_server_import_its_default_model() -> None:
-    outline = summary_of(build_federation("digits-mini", Settings())) | {"default_model": "os:abort"}
+    outline = FederationSummary.of(build_federation("digits-mini", Settings())).outline() | {"default_model": "os:abort"}
     with pytest.raises(UntrustedCode, match="os"):
-        build_model(None, federation_from(outline, "data"), 0)
+        build_model(None, FederationSummary.from_outline(outline, "data").federation(), 0)
 
 
 def test_the_key_is_made_once_and_for_this_account_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

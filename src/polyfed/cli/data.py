@@ -16,12 +16,13 @@ from polyfed.cli.guard import BAD_INPUT
 from polyfed.cli.options import Json
 from polyfed.cli.output import busy, console, print_json, print_table, table
 from polyfed.cli.visible import visible
-from polyfed.errors import DataError, SettingError
+from polyfed.errors import DataError
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from polyfed.data.download import RemoteFile
+    from polyfed.data.check import CheckResult
+    from polyfed.data.store.download import RemoteFile
 
 EXAMPLE = (
     "Examples:\n\npolyfed data check ./my_images --sheet sheet.png\n\npolyfed data check digits-five --root ~/data/digits-five"
@@ -70,8 +71,8 @@ def get(
 ) -> None:
     """Download the files of a data set, with checksums; what came before goes on. Some must be had by hand: then the page is named."""
     from polyfed.data.declaration import Declaration
-    from polyfed.data.download import get as downloaded
     from polyfed.data.registry import data_sets
+    from polyfed.data.store.download import get as downloaded
 
     declared = data_sets.find(name).extra.get("declaration")
     if not isinstance(declared, Declaration):
@@ -118,7 +119,7 @@ def pack(
 ) -> None:
     """Pack images into one tar of small ones under the same names; it is read wherever an archive of the same folders is."""
     with busy("Packing", as_json):
-        from polyfed.data.pack import pack as packed
+        from polyfed.data.formats.pack import pack as packed
 
         made = packed(source.expanduser(), size, out)
     if as_json:
@@ -143,60 +144,42 @@ def check(
 
     The files of a data set are compared with what is known of it.
     """
-    from polyfed.data.own_data import is_own_data
-
-    if is_own_data(name) and root is None:
-        _check_own(name, sheet, as_json)
-    else:
-        _check_known(name, root, sheet, as_json)
-
-
-def _check_own(path: str, sheet: Path | None, as_json: bool) -> None:
     with busy("Reading every image", as_json):
-        from polyfed.data.check_own import check_own
+        from polyfed.data.check import check as checked
 
-        found = check_own(path, sheet)
-    if as_json:
-        print_json({**dataclasses.asdict(found), "ok": found.ok, "sheet": None if sheet is None else str(sheet)})
-    else:
-        splits = list(dict.fromkeys(split for by in found.counts.values() for split in by))
-        shown = table(("domain", *splits, "pixels"), splits)
-        for domain, by in found.counts.items():
-            shown.add_row(domain, *(f"{sum(by[split]):,}" for split in splits), found.sizes.get(domain, ""))
-        print_table(f"images of {found.name}", shown)
+        found = checked(name, root, sheet)
+    (_print_json if as_json else _print_tables)(found, sheet)
+    if not found.ok:
+        raise typer.Exit(BAD_INPUT)
+
+
+def _print_json(found: CheckResult, sheet: Path | None) -> None:
+    described = dataclasses.asdict(found)
+    layouts = described.pop("layouts")
+    if layouts is None:
+        print_json({**described, "ok": found.ok, "sheet": None if sheet is None else str(sheet)})
+        return
+    counts = {domain: {split: sum(n) for split, n in by.items()} for domain, by in found.counts.items()}
+    shown = {"name": found.name, "root": found.root, "ok": found.ok, "layouts": layouts, "problems": found.problems}
+    print_json(shown | {"notes": found.notes, "counts": counts})
+
+
+def _print_tables(found: CheckResult, sheet: Path | None) -> None:
+    splits = list(dict.fromkeys(split for by in found.counts.values() for split in by))
+    layouts = found.layouts
+    shown = table(("domain", *splits, "pixels") if layouts is None else ("domain", "layout", *splits), splits)
+    for domain, by in found.counts.items():
+        counts = [f"{sum(by.get(split, ())):,}" for split in splits]
+        if layouts is None:
+            shown.add_row(domain, *counts, found.sizes.get(domain, ""))
+        else:
+            shown.add_row(domain, layouts.get(domain, ""), *counts)
+    print_table(f"images of {found.name}", shown)
+    if layouts is None:
         classes = table(("class", *found.counts), list(found.counts))
         for place, label in enumerate(found.classes):
             classes.add_row(label, *(f"{by[place]:,}" for by in found.by_class.values()))
         print_table("images by class", classes)
         print(f"Kinds of files: {', '.join(f'{kind} {count:,}' for kind, count in found.modes.items())}.")
-        for sentence in (*found.notes, *found.problems, *([f"Contact sheet: {sheet}."] if sheet else []), found.summary()):
-            print(visible(sentence))
-    if not found.ok:
-        raise typer.Exit(BAD_INPUT)
-
-
-def _check_known(name: str, root: str | None, sheet: Path | None, as_json: bool) -> None:
-    if root is None:
-        raise DataError(
-            f"{name} is no folder or table of images. If it is a data set (polyfed ls data), give the folder that holds its files: --root DIR."
-        )
-    if sheet is not None:
-        raise SettingError("--sheet is for a folder or table of own images: polyfed data check ./my_images --sheet FILE.")
-    with busy("Reading every image", as_json):
-        from polyfed.data.check import check as compared
-
-        found = compared(name, root)
-    if as_json:
-        described = {"name": found.name, "root": found.root, "ok": found.ok, "layouts": found.layouts, "problems": found.problems}
-        counts = {domain: {split: sum(n) for split, n in by.items()} for domain, by in found.counts.items()}
-        print_json(described | {"notes": found.notes, "counts": counts})
-    else:
-        splits = list(dict.fromkeys(split for by in found.counts.values() for split in by))
-        shown = table(("domain", "layout", *splits), splits)
-        for domain, by in found.counts.items():
-            shown.add_row(domain, found.layouts.get(domain, ""), *(f"{sum(by.get(split, ())):,}" for split in splits))
-        print_table(f"images of {found.name}", shown)
-        for sentence in (*found.notes, *found.problems, found.summary()):
-            print(visible(sentence))
-    if not found.ok:
-        raise typer.Exit(BAD_INPUT)
+    for sentence in (*found.notes, *found.problems, *([f"Contact sheet: {sheet}."] if sheet else []), found.summary()):
+        print(visible(sentence))

@@ -34,7 +34,7 @@ def facts() -> dict[str, Any]:
     """What a bug report needs to say of a machine."""
     import torch
 
-    from polyfed.data.cache import cache_folder
+    from polyfed.data.store.cache import cache_folder
 
     devices = ["cpu", *(f"cuda:{place} ({torch.cuda.get_device_name(place)})" for place in range(torch.cuda.device_count()))]
     devices += ["mps"] if torch.backends.mps.is_available() else []

@@ -1,61 +1,107 @@
-"""Checks the files of a data set against what is known of it: ``polyfed data check NAME --root DIR``."""
+"""Checks images: those of the user's own, or the files of a data set against what is known of it (``polyfed data check``)."""
 
 from __future__ import annotations
 
+import io
+import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 
-from polyfed.data.archives import sha256_of
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from polyfed.core.tasks.known import SEGMENTATION
+from polyfed.core.tasks.segmentation import IGNORED
 from polyfed.data.declaration import Declaration
-from polyfed.data.domain_files import DomainSource, Examinable
-from polyfed.data.duplicates import Duplicates
+from polyfed.data.formats.mask_files import mask_image
+from polyfed.data.own.own_data import is_own_data, own_images
+from polyfed.data.own.own_images import OwnImage, OwnImages, OwnOptions, split_rows
 from polyfed.data.registry import data_sets
-from polyfed.errors import DataError
+from polyfed.data.store.archives import sha256_of
+from polyfed.data.store.domain_files import DomainSource, Duplicates, counts_by_class, picture_hash
+from polyfed.data.store.images import decoded, opened, own_pixels
+from polyfed.errors import DataError, SettingError
+
+MASK_PROBLEMS_NAMED = 10
+SHEET_IMAGES, SHEET_ROWS = 8, 200
+THUMBNAIL, MARGIN, NAMES_WIDTH = 64, 4, 200
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What a check found.
+    """The result of a check.
 
     Args:
-        name: The data set.
-        root: The folder.
-        layouts: The layout each domain was read from.
-        counts: Examples of each class, by domain and split.
-        problems: A sentence for each problem.
-        notes: What is worth knowing, a sentence each: images that are there twice, as they are in some published sets.
+        name: The name of the data.
+        root: The folder or table.
+        classes: All classes.
+        counts: Images of each class, by domain and split; ``all`` counts every readable one.
+        by_class: Of own images, those of each class by domain; of masks, images that show it.
+        sizes: Of own images, width and height in their files by domain: smallest and largest of each, and how many sizes there are.
+        modes: Of own images, how many have which kind of file and pixels.
+        notes: What is worth knowing, a sentence each.
+        problems: What must be fixed, a sentence each.
+        layouts: Of a data set, the layout each domain was read from; None for own images.
     """
 
     name: str
     root: str
     classes: tuple[str, ...]
-    layouts: Mapping[str, str]
     counts: Mapping[str, Mapping[str, tuple[int, ...]]]
-    problems: tuple[str, ...]
+    by_class: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    modes: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    layouts: Mapping[str, str] | None = None
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Return True if nothing is wrong."""
         return not self.problems
 
     def summary(self) -> str:
-        """One sentence."""
-        domains = f"{len(self.counts)} domain{'s' if len(self.counts) != 1 else ''}"
-        if self.ok:
-            return f"{self.name} in {self.root}: {domains}, all as expected."
-        return f"{self.name} in {self.root}: {len(self.problems)} problem{'s' if len(self.problems) != 1 else ''} in {domains}."
+        """Return one sentence."""
+        domains = f"{len(self.counts)} domain{'s' * (len(self.counts) != 1)}"
+        problems = f"{len(self.problems)} problem{'s' * (len(self.problems) != 1)}"
+        if self.layouts is None:
+            images = sum(sum(by["all"]) for by in self.counts.values())
+            found = "nothing wrong" if self.ok else problems
+            return f"{self.root}: {images:,} images, {domains}, {len(self.classes)} classes, {found}."
+        found = f"{domains}, all as expected" if self.ok else f"{problems} in {domains}"
+        return f"{self.name} in {self.root}: {found}."
 
 
-def check(name: str, root: str) -> CheckResult:
-    """Compare all files of a data set with the expected counts and checksums; every image is decoded again.
+def check(data: str, root: str | None = None, sheet: Path | None = None) -> CheckResult:
+    """Decode every image, count, and look for damage and for images that are there twice.
 
     Args:
-        name: A registered data set.
-        root: The folder of its files.
+        data: A folder of images, one of images with masks, or a table that lists images; or a data set, which is compared with the
+            expected counts and checksums.
+        root: The folder of a data set's files.
+        sheet: Where to write a contact sheet of own images.
     """
+    if root is None and is_own_data(data):
+        look = _Look(own_images(data))
+        for domain in look.images.by_domain:
+            look.at(domain)
+        if sheet is not None:
+            _write_sheet(look.first, sheet)
+        return look.result(data)
+    if root is None:
+        raise DataError(
+            f"{data} is no folder or table of images. If it is a data set (polyfed ls data), give the folder that holds its files: --root DIR."
+        )
+    if sheet is not None:
+        raise SettingError("--sheet is for a folder or table of own images: polyfed data check ./my_images --sheet FILE.")
+    return _check_data_set(data, root)
+
+
+def _check_data_set(name: str, root: str) -> CheckResult:
     record = data_sets.find(name)
     declaration = record.extra.get("declaration")
     if not isinstance(declaration, Declaration):
@@ -74,26 +120,23 @@ def check(name: str, root: str) -> CheckResult:
     for source in sources:
         problems += source.problems
         try:
-            counts[source.domain] = _counted(source, len(declaration.classes), problems, duplicates)
+            counts[source.domain] = source.count(len(declaration.classes), problems, duplicates)
         except DataError as error:
             problems.append(str(error))
         else:
             problems += _wrong_counts(source, counts[source.domain], declaration)
     layouts = {source.domain: source.layout for source in sources}
-    problems += _missing_domains(declaration, layouts)
-    notes = (*duplicates.leaks(), *duplicates.across_domains())
-    return CheckResult(declaration.title, root, declaration.classes, layouts, counts, tuple(dict.fromkeys(problems)), notes)
-
-
-def _counted(source: DomainSource, classes: int, problems: list[str], duplicates: Duplicates) -> dict[str, tuple[int, ...]]:
-    """Examples of each class by split; images that can be compared are added to those that were seen."""
-    if not isinstance(source, Examinable):
-        return source.count(classes, problems)
-    examined = source.examined(problems)
-    for split, rows in examined.splits.items():
-        for row in rows:
-            duplicates.add(examined.hashes[row], source.domain, split, examined.names[row])
-    return examined.counts(classes)
+    expected = dict.fromkeys(domain for layout in layouts.values() for domain in declaration.expected.get(layout, {}))
+    problems += [f"{domain}: nothing of this domain was found." for domain in expected if domain not in layouts]
+    return CheckResult(
+        name=declaration.title,
+        root=root,
+        classes=declaration.classes,
+        counts=counts,
+        notes=(*duplicates.leaks(), *duplicates.across_domains()),
+        problems=tuple(dict.fromkeys(problems)),
+        layouts=layouts,
+    )
 
 
 def _wrong_archives(declaration: Declaration, root: Path) -> list[str]:
@@ -103,12 +146,6 @@ def _wrong_archives(declaration: Declaration, root: Path) -> list[str]:
             if path.is_file() and (found := sha256_of(path)) != expected:
                 sentences.append(f"{path} is not the packed file of this name: its sha256 is {found}, expected {expected}.")
     return sentences
-
-
-def _missing_domains(declaration: Declaration, layouts: Mapping[str, str]) -> list[str]:
-    """A sentence for each domain that is expected in the layouts that were found, and of which there is nothing."""
-    expected = dict.fromkeys(domain for layout in layouts.values() for domain in declaration.expected.get(layout, {}))
-    return [f"{domain}: nothing of this domain was found." for domain in expected if domain not in layouts]
 
 
 def _wrong_counts(source: DomainSource, found: Mapping[str, tuple[int, ...]], declaration: Declaration) -> list[str]:
@@ -137,3 +174,161 @@ def _swapped(where: str, classes: Sequence[str], found: Sequence[int], expected:
         for one, other in combinations(range(len(classes)), 2)
         if found[one] != expected[one] and (found[one], found[other]) == (expected[other], expected[one])
     ]
+
+
+class _Look:
+    """Gathers what is found in own images."""
+
+    def __init__(self, images: OwnImages) -> None:
+        self.images = images
+        self.problems = list(images.problems)
+        self.counts: dict[str, dict[str, tuple[int, ...]]] = {}
+        self.sizes: dict[str, Counter[tuple[int, int]]] = {}
+        self.modes: Counter[str] = Counter()
+        self.duplicates = Duplicates()
+        self.first: dict[tuple[str, str], list[NDArray[np.uint8]]] = {}
+        self.masks: _Masks | None = _Masks() if images.task is SEGMENTATION else None
+        # The splits that are looked at are those of a run without options.
+        self.options = OwnOptions() if self.masks is None else OwnOptions(validation_share=0.0)
+
+    def at(self, domain: str) -> None:
+        """Look at all images of a domain."""
+        listed = self.images.by_domain[domain]
+        hashes = {position: found for position, image in enumerate(listed) if (found := self._hash(image)) is not None}
+        readable = list(hashes)
+        arrays = {name: values[readable] for name, values in self.images.facts(listed).items()}
+        splits = {
+            split: rows
+            for split, rows in split_rows(self.options, arrays).items()
+            if len(rows) or split != "validation" or self.options.validation_share
+        }
+        self.counts[domain] = counts_by_class(arrays["y"], splits, len(self.images.classes))
+        self.duplicates.add(domain, splits, list(hashes.values()), [listed[position].name for position in readable])
+        if not len(splits["test"]):
+            self.problems.append(f"The domain {domain} has no images for testing. Add images.")
+
+    def _hash(self, image: OwnImage) -> bytes | None:
+        """Return the hash of an image's pixels; None if it or its mask cannot be read."""
+        tree = self.images.tree
+        try:
+            content = tree.read(image.name)
+            picture = decoded(content, image.name)
+            mask = mask_image(tree.read(image.mask), image.mask) if image.mask else None
+            self._show(image, content, mask)
+        except DataError as error:
+            self.problems.append(str(error))
+            return None
+        with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(content)) as opened_again:
+            kind = str(opened_again.format)
+        self.modes[f"{kind} {picture.mode}" if mask is None else f"{kind} with masks {mask.mode}"] += 1
+        self.sizes.setdefault(image.domain, Counter())[picture.size] += 1
+        if mask is not None and self.masks is not None:
+            if picture.size != mask.size:
+                self.problems.append(
+                    f"{image.mask} is {mask.width}x{mask.height} pixels, its image {image.name} {picture.width}x{picture.height}."
+                )
+            self.masks.add(image, mask)
+        return picture_hash(own_pixels(picture))
+
+    def _show(self, image: OwnImage, content: bytes, mask: Image.Image | None) -> None:
+        """Keep the first images of each class, or the first images with their masks, for the contact sheet."""
+        shown = self.first.setdefault((image.domain, image.label if mask is None else "images"), [])
+        if len(shown) < SHEET_IMAGES:
+            shown.append(np.asarray(opened(content, image.name)))
+            if mask is not None:
+                values = np.asarray(mask)
+                # Steps of 37 keep the shades of neighbouring classes apart; 255 stays white.
+                shades = np.where(values == IGNORED, 255, values.astype(np.int64) * 37 % 251).astype(np.uint8)
+                self.first.setdefault((image.domain, "masks"), []).append(np.repeat(shades[..., None], 3, axis=2))
+
+    def result(self, path: str) -> CheckResult:
+        """Return what was found."""
+        classes, notes = self.images.classes, [*self.images.notes, *self.images.lacking()]
+        by_class = {domain: by["all"] for domain, by in self.counts.items()}
+        if self.masks is not None:
+            classes, by_class, found = self.masks.result(self.images.outputs, list(self.counts))
+            self.problems += found
+            unseen = [name for place, name in enumerate(classes) if not any(by[place] for by in by_class.values())]
+            notes += [f"No mask shows the class {', '.join(unseen)}."] if unseen else []
+            more = len(self.problems) - MASK_PROBLEMS_NAMED
+            if more > 0:
+                self.problems[MASK_PROBLEMS_NAMED:] = [f"And {more} more such problems."]
+        return CheckResult(
+            name=self.images.name,
+            root=path,
+            classes=classes,
+            counts=self.counts,
+            by_class=by_class,
+            sizes={domain: _size_words(sizes) for domain, sizes in self.sizes.items()},
+            modes=dict(self.modes.most_common()),
+            notes=(*notes, *self.duplicates.across_domains()),
+            problems=(*self.problems, *self.duplicates.leaks()),
+        )
+
+
+class _Masks:
+    """The values of the masks: which files have each, and in how many masks of each domain it is."""
+
+    def __init__(self) -> None:
+        self.files_with: dict[int, list[str]] = {}
+        self.masks_with: dict[str, Counter[int]] = {}
+        self.all_ignored: list[str] = []
+
+    def add(self, image: OwnImage, mask: Image.Image) -> None:
+        """Add a mask."""
+        found = np.unique(np.asarray(mask)).tolist()
+        if found == [IGNORED]:
+            self.all_ignored.append(image.mask)
+        for value in found:
+            self.masks_with.setdefault(image.domain, Counter())[value] += 1
+            self.files_with.setdefault(value, []).append(image.mask)
+
+    def result(
+        self, names: tuple[str, ...], domains: Sequence[str]
+    ) -> tuple[tuple[str, ...], dict[str, tuple[int, ...]], list[str]]:
+        """Return the classes, the masks of each domain that show each, and what is wrong: values beyond the list of classes."""
+        values, problems = set(self.files_with), []
+        one_thing = values == {0, IGNORED}
+        class_of = {0: 0, IGNORED: 1} if one_thing else {value: value for value in sorted(values - {IGNORED})}
+        if not one_thing:
+            problems += [f"{name} gives no pixel a class: all are {IGNORED}, which is left out." for name in self.all_ignored]
+        names = names or tuple(str(label) for label in range(max(class_of.values(), default=0) + 1))
+        for value, label in class_of.items():
+            if label >= len(names):
+                files = self.files_with[value]
+                problems.append(
+                    f"{len(files)} mask{'s' * (len(files) != 1)} hold{'s' * (len(files) == 1)} the value {value}, and classes.txt names the "
+                    f"{len(names)} classes 0 to {len(names) - 1}: {', '.join(files[:3])}{' ...' if len(files) > 3 else ''}."
+                )
+        value_of = {label: value for value, label in class_of.items()}
+        by_class = {
+            domain: tuple(self.masks_with.get(domain, Counter())[value_of.get(label, -1)] for label in range(len(names)))
+            for domain in domains
+        }
+        return names, by_class, problems
+
+
+def _size_words(sizes: Counter[tuple[int, int]]) -> str:
+    """Return the smallest and the largest width and height, and how many sizes there are."""
+    widths, heights = zip(*sizes, strict=True)
+    smallest, largest = f"{min(widths)}x{min(heights)}", f"{max(widths)}x{max(heights)}"
+    return smallest if len(sizes) == 1 else f"{smallest} to {largest}, {len(sizes)} sizes"
+
+
+def _write_sheet(rows: Mapping[tuple[str, str], list[NDArray[np.uint8]]], file: Path) -> None:
+    """Write a contact sheet: the first images of every class of every domain on one picture, to see whether labels fit."""
+    shown = list(rows.items())[:SHEET_ROWS]
+    step = THUMBNAIL + MARGIN
+    sheet = Image.new("RGB", (NAMES_WIDTH + SHEET_IMAGES * step, max(len(shown), 1) * step), "white")
+    draw = ImageDraw.Draw(sheet)
+    for line, ((domain, label), images) in enumerate(shown):
+        draw.text((MARGIN, line * step + THUMBNAIL // 3), f"{domain[:30]}\n{label[:30]}", fill="black")
+        for place, image in enumerate(images[:SHEET_IMAGES]):
+            thumbnail = Image.fromarray(image).resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BILINEAR)
+            sheet.paste(thumbnail, (NAMES_WIDTH + place * step, line * step + MARGIN // 2))
+    try:
+        sheet.save(file)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"The contact sheet cannot be written to {file}: {error}. Name a .png file in a folder that exists."
+        ) from error

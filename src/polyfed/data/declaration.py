@@ -18,18 +18,18 @@ import torch
 from polyfed.core.data_types import DataSet, Domain, TrainsWith
 from polyfed.core.tasks.known import CLASSIFICATION
 from polyfed.core.tasks.task import Task
-from polyfed.data.archives import contents
-from polyfed.data.augment import preparation
-from polyfed.data.domain_files import DomainSource, source_text
-from polyfed.data.download import RemoteFile
+from polyfed.data.augment import pair_augmentation, preparation
 from polyfed.data.registry import data_sets
-from polyfed.data.splits import check_share
+from polyfed.data.store.archives import contents
+from polyfed.data.store.domain_files import DomainSource, source_text
+from polyfed.data.store.download import RemoteFile
+from polyfed.data.store.splits import check_share
 from polyfed.errors import DataError, OptionError
 
 SplitCounts: TypeAlias = Mapping[str, "int | tuple[int, ...]"]
 """Expected examples by split: a total, or one number per class. The split ``all`` counts every example once."""
 
-OF_PREPARATION = ("augment", "normalise")
+OF_PREPARATION = ("augment", "normalise", "crop", "flip")
 """Options that decide how batches are prepared."""
 PER_DOMAIN = "per_domain"
 
@@ -42,30 +42,51 @@ class DataOption:
         name: What users write.
         default: Its default; its type is the type that values must have.
         text: What it means, for the documentation.
-        check: Raises an ``OptionError`` for a value that cannot be used; gets the data set's name and the value.
+        choices: The allowed values, if they are few.
+        check: Raises an ``OptionError`` for an invalid value; gets the data set's name and the value.
         note: What a value adds to the source that tables state; empty for nothing.
     """
 
     name: str
     default: int | float | str | bool
     text: str
+    choices: tuple[str, ...] = ()
     check: Callable[[str, Any], None] = lambda owner, value: None
     note: Callable[[Any], str] = lambda value: ""
+
+    def require(self, owner: str, value: Any) -> None:
+        """Reject an invalid value."""
+        if self.choices and value not in self.choices:
+            raise OptionError(f"{owner}: {self.name} is {value!r}; it must be {' or '.join(map(repr, self.choices))}.")
+        self.check(owner, value)
+
+
+def _side_option(name: str, default: int, text: str, note: Callable[[Any], str]) -> DataOption:
+    def check(owner: str, side: int) -> None:
+        if side < 1:
+            raise OptionError(f"{owner}: {name} is {side}; it must be at least 1.")
+
+    return DataOption(name, default, text, check=check, note=note)
 
 
 def size_option(default: int, text: str) -> DataOption:
     """``size``: the side of the images."""
+    return _side_option("size", default, text, lambda size: f"{size}x{size} pixels")
 
-    def check(owner: str, size: int) -> None:
-        if size < 1:
-            raise OptionError(f"{owner}: size is {size}; it must be at least 1.")
 
-    return DataOption("size", default, text, check, lambda size: f"{size}x{size} pixels")
+def height_option(default: int, text: str) -> DataOption:
+    """``height``: the height of the images."""
+    return _side_option("height", default, text, lambda height: f"{height} pixels high")
+
+
+def share_option(name: str, default: float, text: str) -> DataOption:
+    """A share of the examples."""
+    return DataOption(name, default, text, check=lambda owner, share: check_share(owner, name, share))
 
 
 def validation_option(text: str) -> DataOption:
     """``validation``: a share of the training examples, none by default."""
-    return DataOption("validation", 0.0, text, lambda owner, share: check_share(owner, "validation", share))
+    return share_option("validation", 0.0, text)
 
 
 def augment_option(default: str, text: str = "Augmentation of training batches.") -> DataOption:
@@ -78,21 +99,32 @@ def normalise_option(default: str, text: str = "Normalisation.") -> DataOption:
     return DataOption("normalise", default, text)
 
 
+def crop_options(crop: int) -> tuple[DataOption, DataOption]:
+    """``crop`` and ``flip``: random crops and flips of training batches, of image and mask together."""
+
+    def check(owner: str, side: int) -> None:
+        if side < 0:
+            raise OptionError(f"{owner}: crop is {side}; it must be 0 (none) or larger.")
+
+    return (
+        DataOption("crop", crop, "Side of the random crops in training; 0: whole images.", check=check),
+        DataOption("flip", True, "Mirror training images and their masks with a chance of one half."),
+    )
+
+
 def check_per_domain(owner: str, per_domain: int) -> None:
     """Reject a negative number of training images."""
     if per_domain < 0:
         raise OptionError(f"{owner}: per_domain is {per_domain}; it must be 0 (all) or larger.")
 
 
-def per_domain_option() -> DataOption:
-    """``per_domain``: how many training images of each domain are kept; every data set has it."""
-    return DataOption(
-        PER_DOMAIN,
-        0,
-        "Training images kept of each domain, drawn with seed 0; 0 means all. Validation and test images stay.",
-        check_per_domain,
-        lambda kept: f"at most {kept} training images per domain" if kept else "",
-    )
+_PER_DOMAIN_OPTION = DataOption(
+    PER_DOMAIN,
+    0,
+    "Training images kept of each domain, drawn with seed 0; 0 means all. Validation and test images stay.",
+    check=check_per_domain,
+    note=lambda kept: f"at most {kept} training images per domain" if kept else "",
+)
 
 
 def _fewer(domain: Domain, kept: int) -> Domain:
@@ -166,18 +198,19 @@ class Declaration:
     @property
     def all_options(self) -> tuple[DataOption, ...]:
         """The declared options and ``per_domain``."""
-        return (*self.options, per_domain_option()) if self.cuts else self.options
+        return (*self.options, _PER_DOMAIN_OPTION) if self.cuts else self.options
 
     def build(self, root: str, **chosen: Any) -> DataSet:
         """The data set in a folder, with a value for every option. Options are checked before files are looked for."""
         kept = chosen.pop(PER_DOMAIN, 0) if self.cuts else 0
         check_per_domain(self.name, kept)
         for option in self.options:
-            option.check(self.name, chosen[option.name])
+            option.require(self.name, chosen[option.name])
         prepared = preparation(chosen.get("normalise", self.normalisation), chosen.get("augment", "none"))
         sources = self.sources(root, **{name: value for name, value in chosen.items() if name not in OF_PREPARATION})
         domains = tuple(_fewer(source.load(), kept) for source in sources)
-        prepared = replace(prepared, middle_square=any(source.middle_square for source in sources))
+        pairs = pair_augmentation(chosen.get("crop", 0), chosen.get("flip", False))
+        prepared = replace(prepared, augment_pairs=pairs, middle_square=any(source.middle_square for source in sources))
         return DataSet(
             name=self.title,
             classes=self.classes if self.class_names is None else self.class_names(Path(root).expanduser()),
@@ -210,25 +243,6 @@ class Declaration:
         wanted = lacking or self.title
         return DataError(f"{wanted} was not found in {root}: {contents(root)}. {self.title} is read from: {layouts}.")
 
-    def signature(self) -> inspect.Signature:
-        """The parameters of the function that users call."""
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        return inspect.Signature(
-            [
-                inspect.Parameter("root", kind, annotation=str),
-                *(
-                    inspect.Parameter(option.name, kind, default=option.default, annotation=type(option.default))
-                    for option in self.all_options
-                ),
-            ],
-            return_annotation=DataSet,
-        )
-
-    def documentation(self) -> str:
-        """The docstring of the function that users call."""
-        arguments = ["root: Folder of the files.", *(f"{option.name}: {option.text}" for option in self.all_options)]
-        return "\n    ".join([f"{inspect.cleandoc(self.about)}\n\nArgs:", *arguments])
-
 
 def registered(declaration: Declaration) -> Callable[..., DataSet]:
     """Register a data set.
@@ -239,16 +253,43 @@ def registered(declaration: Declaration) -> Callable[..., DataSet]:
     Returns:
         The function that builds it; assign it to the data set's name in the file that declares it.
     """
-    signature = declaration.signature()
-
-    def build(*positional: Any, **named: Any) -> DataSet:
-        bound = signature.bind(*positional, **named)
-        bound.apply_defaults()
-        return declaration.build(**bound.arguments)
-
-    build.__name__ = build.__qualname__ = declaration.name
-    build.__module__ = declaration.find.__module__
-    build.__doc__ = declaration.documentation()
-    build.__signature__ = signature  # type: ignore[attr-defined]
+    build = described_function(
+        declaration.name, declaration.about, "Folder of the files.", declaration.all_options, declaration.build, declaration.find
+    )
     data_sets.add(build, declaration=declaration)
     return build
+
+
+def described_function(
+    name: str,
+    about: str,
+    root: str,
+    options: Sequence[DataOption],
+    build: Callable[..., DataSet],
+    find: Callable[..., Any],
+) -> Callable[..., DataSet]:
+    """Return the function that users call: it has the parameter ``root`` and these options, with their documentation.
+
+    Args:
+        name: Its name.
+        about: Its documentation without the parameters.
+        root: What ``root`` means.
+        options: The other parameters.
+        build: Gets a value for every parameter.
+        find: A function of the module that the result belongs to.
+    """
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter(each.name, kind, default=each.default, annotation=type(each.default)) for each in options]
+    signature = inspect.Signature([inspect.Parameter("root", kind, annotation=str), *parameters], return_annotation=DataSet)
+
+    def call(*positional: Any, **named: Any) -> DataSet:
+        bound = signature.bind(*positional, **named)
+        bound.apply_defaults()
+        return build(**bound.arguments)
+
+    call.__name__ = call.__qualname__ = name
+    call.__module__ = find.__module__
+    arguments = [f"root: {root}", *(f"{option.name}: {option.text}" for option in options)]
+    call.__doc__ = "\n    ".join([f"{inspect.cleandoc(about)}\n\nArgs:", *arguments])
+    call.__signature__ = signature  # type: ignore[attr-defined]
+    return call

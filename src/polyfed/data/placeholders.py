@@ -3,41 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from polyfed.core.data_types import ClientData, DataSet, Domain, Federation
+from polyfed.core.data_types import DataSet, Domain, Federation
 from polyfed.core.registry import Recorded
 from polyfed.data.declaration import Declaration
+from polyfed.data.federation_summary import ClientSummary, FederationSummary
+from polyfed.data.store.examples import BlankExamples
 from polyfed.text import read_call
 
 USUAL_EXAMPLES = 1000
 PIXEL = (3, 1, 1)
-
-
-@dataclass(frozen=True, eq=False)
-class BlankExamples:
-    """Examples whose inputs are all zero; only their labels are stored."""
-
-    y: Tensor
-    shape: tuple[int, ...]
-    dtype: torch.dtype = torch.uint8
-
-    @property
-    def labels(self) -> Tensor:
-        return self.y
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def batch(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
-        y = self.y[indices]
-        return torch.zeros(len(y), *self.shape, dtype=self.dtype), y
-
-    def subset(self, indices: Tensor) -> BlankExamples:
-        return BlankExamples(self.y[indices], self.shape, self.dtype)
 
 
 def blank_data(data: str, record: Recorded[DataSet], unseen: Sequence[str]) -> DataSet:
@@ -46,28 +21,28 @@ def blank_data(data: str, record: Recorded[DataSet], unseen: Sequence[str]) -> D
     domains = [
         Domain(
             name,
-            train=_blank(declaration, training_size(declaration, name, data), PIXEL),
-            test=_blank(declaration, len(declaration.classes), PIXEL),
+            train=_blank(declaration, _training_size(declaration, name, data)),
+            test=_blank(declaration, len(declaration.classes)),
         )
         for name in dict.fromkeys([*declaration.domains, *unseen])
     ]
     return DataSet(record.name, declaration.classes, tuple(domains), task=declaration.task)
 
 
-def _blank(declaration: Declaration, count: int, shape: tuple[int, ...]) -> BlankExamples:
-    return BlankExamples(declaration.task.blank_targets(count, (), len(declaration.classes), shape), shape)
+def _blank(declaration: Declaration, count: int) -> BlankExamples:
+    return BlankExamples(declaration.task.blank_targets(count, (), len(declaration.classes), PIXEL), PIXEL)
 
 
 def blank_federation(data: str, record: Recorded[DataSet], unseen: Sequence[str]) -> Federation:
     """A client for each domain with one image of each class, as large as the run's: enough to try a model."""
     declaration: Declaration = record.extra["declaration"]
-    side = image_side(declaration, data)
-    examples = _blank(declaration, len(declaration.classes), (3, side, side))
-    clients = [ClientData(name, (name,), examples, {name: examples}) for name in declaration.domains if name not in unseen]
-    return Federation(record.name, declaration.classes, tuple(clients), task=declaration.task)
+    side = _image_side(declaration, data)
+    count = len(declaration.classes)
+    clients = tuple(ClientSummary(name, (name,), count, {name: count}) for name in declaration.domains if name not in unseen)
+    return FederationSummary(record.name, declaration.task, declaration.classes, clients, (3, side, side)).federation()
 
 
-def training_size(declaration: Declaration, domain: str, data: str) -> int:
+def _training_size(declaration: Declaration, domain: str, data: str) -> int:
     """The training examples of a domain: as known, or as few as the text asks for."""
     known = [counts for domains in declaration.expected.values() for name, counts in domains.items() if name == domain]
     totals = [
@@ -78,7 +53,7 @@ def training_size(declaration: Declaration, domain: str, data: str) -> int:
     return min(most, asked) if isinstance(asked, int) and asked else most
 
 
-def image_side(declaration: Declaration, data: str) -> int:
+def _image_side(declaration: Declaration, data: str) -> int:
     """The side of an image: the data set's own, or what the text asks for."""
     usual = next((option.default for option in declaration.options if option.name == "size"), declaration.side)
     asked = read_call(data).named.get("size", usual)

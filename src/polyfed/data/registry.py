@@ -10,5 +10,5 @@ from polyfed.core.registry import Registry
 data_sets: Registry[DataSet] = Registry("data set", "polyfed.data.sets", hyphens=True)
 """Functions that return a DataSet; each file of ``polyfed/data/sets`` holds one."""
 
-partitions: Registry[Any] = Registry("partition", "polyfed.data.partition")
+partitions: Registry[Any] = Registry("partition", "polyfed.data.partitions.partition")
 """Functions that split a DataSet among clients: ``(dataset, seed, **options) -> tuple[ClientData, ...]``."""

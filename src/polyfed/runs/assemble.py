@@ -26,8 +26,8 @@ from polyfed.core.slots import SLOTS, HeadSurgery, Surgery
 from polyfed.core.tasks.known import require_measure, require_same, task_for
 from polyfed.core.tasks.task import Task
 from polyfed.core.workbench import Workbench
-from polyfed.data.own_data import is_own_data, options_of_own_data, own_data
-from polyfed.data.partition import federate
+from polyfed.data.own.own_data import is_own_data, options_of_own_data, own_data
+from polyfed.data.partitions.partition import federate
 from polyfed.data.registry import data_sets
 from polyfed.errors import DataError, ModelError, PolyfedError, SettingError, UnknownName
 from polyfed.models import models

@@ -29,7 +29,7 @@ from polyfed.core.scored_clients import models_are_equal, scored_clients
 from polyfed.core.server import Server
 from polyfed.core.tasks.task import Headline
 from polyfed.core.workbench import Workbench
-from polyfed.data.recorded_inputs import RecordedInputs
+from polyfed.data.federation_summary import RecordedInputs
 from polyfed.errors import ModelError, RunFolderError, SettingError
 from polyfed.runs.assemble import build_bench, build_federation, normalised_for, notices, prepared_model, refuse_absent
 from polyfed.runs.costs.totals import Costs, counted

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from polyfed.core.data_types import Federation
-from polyfed.data.images import fitted, opened
+from polyfed.data.store.images import fitted, opened
 from polyfed.errors import DataError
 
 

@@ -13,8 +13,7 @@ from torch import nn
 from polyfed.backends.choose import BackendFor, backend_for
 from polyfed.core.method import Facts, Method
 from polyfed.core.server import Server
-from polyfed.data.federation_summary import summary_of
-from polyfed.data.identity import identity_of
+from polyfed.data.federation_summary import FederationSummary
 from polyfed.errors import RunFolderError
 from polyfed.runs.callbacks.active_run import ActiveRun
 from polyfed.runs.callbacks.callback import Callback, Callbacks, StoppedEarly
@@ -133,6 +132,7 @@ def privacy_facts(facts: Facts) -> dict[str, str]:
 
 def facts_of(experiment: Experiment) -> dict[str, Any]:
     """What ``run.toml`` says in addition to the settings."""
+    summary = FederationSummary.of(experiment.federation)
     return {
         "given_in_python": experiment.given,
         **({"objects": experiment.objects} if experiment.objects else {}),
@@ -144,14 +144,14 @@ def facts_of(experiment: Experiment) -> dict[str, Any]:
             **privacy_facts(experiment.method.facts),
             "pools_data": experiment.method.population is not None,
         },
-        "data": identity_of(experiment.federation),
+        "data": summary.identity(),
         "model": {
             "type": type(experiment.bench.model).__name__,
             "parameters": sum(p.numel() for p in experiment.bench.model.parameters()),
             "head": experiment.bench.head or "",
         },
         "origins": dict(experiment.origins),
-        "outline": summary_of(experiment.federation),
+        "outline": summary.outline(),
         "plan": experiment.plan_table(),
         **as_plain(experiment.headline),
     }
@@ -186,7 +186,7 @@ def resume(
     experiment.head_by(recorded_headline(folder.document()))
     experiment.origins = folder.document().get("origins", {})
     give(experiment, given)
-    folder.require_data(identity_of(experiment.federation))
+    folder.require_data(FederationSummary.of(experiment.federation).identity())
     experiment.backend.keep_in(folder.path)
     snapshot, complaints = folder.read()
     if not is_finished(snapshot):

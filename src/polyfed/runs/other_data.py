@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from polyfed.core.data_types import ArrayExamples, DataSet, Domain, Examples, joined
-from polyfed.data.relabelled import Relabelled
+from polyfed.data.store.examples import Relabelled
 from polyfed.errors import DataError
 from polyfed.runs.assemble import data_set_with
 from polyfed.runs.image_inputs import ImageInputs

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core.tasks.task import Prediction
-from polyfed.data.images import is_image
+from polyfed.data.store.images import is_image
 from polyfed.errors import DataError, SettingError, nearest
 from polyfed.runs.image_inputs import ImageInputs
 from polyfed.runs.predictions import predicted

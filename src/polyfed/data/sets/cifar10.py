@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyfed.data.archives import FileTree, existing_trees
-from polyfed.data.cache import Arrays
 from polyfed.data.declaration import Declaration, augment_option, normalise_option, registered, validation_option
-from polyfed.data.domain_files import DomainFiles
-from polyfed.data.download import RemoteFile
-from polyfed.data.images import tiles
-from polyfed.data.splits import split_at_test
-from polyfed.data.unpickle import unpickled
+from polyfed.data.formats.unpickle import unpickled
+from polyfed.data.store.archives import FileTree, existing_trees
+from polyfed.data.store.cache import Arrays
+from polyfed.data.store.domain_files import DomainFiles
+from polyfed.data.store.download import RemoteFile
+from polyfed.data.store.images import tiles
+from polyfed.data.store.splits import split_at_test
 from polyfed.errors import DataError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from polyfed.core.data_types import TrainsWith
-from polyfed.data.archives import FileTree, existing_trees, joined_archives
-from polyfed.data.declaration import normalise_option, registered
-from polyfed.data.domain_files import DomainSource
-from polyfed.data.mask_files import MaskDeclaration, MaskFiles, crop_options, height_option
-from polyfed.data.splits import Splits
+from polyfed.core.tasks.known import SEGMENTATION
+from polyfed.data.declaration import Declaration, crop_options, height_option, normalise_option, registered
+from polyfed.data.formats.mask_files import Pairs, mask_files, pairs_by_domain
+from polyfed.data.store.archives import FileTree, existing_trees, joined_archives
+from polyfed.data.store.domain_files import DomainFiles
+from polyfed.data.store.splits import Splits
 
 CLASSES = (
     *("road", "sidewalk", "building", "wall", "fence", "pole", "traffic light", "traffic sign", "vegetation", "terrain"),
@@ -23,20 +24,13 @@ CLASS_OF_ID = {
     value: label for label, value in enumerate((7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33))
 }
 """The train ids of the authors by the values of ``*_labelIds.png``; the other values are left out of training and scores."""
+# fmt: off
 TRAINING = {
-    **{
-        "aachen": 174,
-        "bochum": 96,
-        "bremen": 316,
-        "cologne": 154,
-        "darmstadt": 85,
-        "dusseldorf": 221,
-        "erfurt": 109,
-        "hamburg": 248,
-    },
-    **{"hanover": 196, "jena": 119, "krefeld": 99, "monchengladbach": 94, "strasbourg": 365, "stuttgart": 196, "tubingen": 144},
-    **{"ulm": 95, "weimar": 142, "zurich": 122},
+    "aachen": 174, "bochum": 96, "bremen": 316, "cologne": 154, "darmstadt": 85, "dusseldorf": 221, "erfurt": 109, "hamburg": 248,
+    "hanover": 196, "jena": 119, "krefeld": 99, "monchengladbach": 94, "strasbourg": 365, "stuttgart": 196, "tubingen": 144,
+    "ulm": 95, "weimar": 142, "zurich": 122,
 }
+# fmt: on
 VALIDATION = {"frankfurt": 267, "lindau": 59, "munster": 174}
 SIZES = {city: {"all": count} for city, count in {**TRAINING, **VALIDATION}.items()}
 FOLDER = "folder with leftImg8bit/{train,val}/<city>/*_leftImg8bit.png and gtFine/{train,val}/<city>/*_gtFine_labelIds.png"
@@ -50,55 +44,42 @@ _NAME = re.compile(
 )
 
 
-def find(root: Path, height: int = 256) -> Sequence[DomainSource]:
+def find(root: Path, height: int = 256) -> Sequence[DomainFiles]:
     """The cities under a folder, those of the training part first."""
     packed = [tree for tree in joined_archives(root, PLACES, ARCHIVE_NAMES) if len(tree.trees) == len(ARCHIVE_NAMES)]
     for layout, trees in ((FOLDER, existing_trees(root, PLACES)), (ARCHIVES, packed)):
         for tree in trees:
-            pairs = sorted(pairs_by_city(tree).items(), key=lambda item: _order(*item))
+            pairs = sorted(pairs_by_domain(tree, _key).items(), key=lambda item: (_is_validation(item[1]), item[0]))
             if pairs:
                 return [_city(tree, layout, city, found, height) for city, found in pairs]
     return ()
 
 
-def _order(city: str, pairs: Sequence[tuple[str, str]]) -> tuple[bool, str]:
-    return is_validation(pairs), city
-
-
-def is_validation(pairs: Sequence[tuple[str, str]]) -> bool:
+def _is_validation(pairs: Pairs) -> bool:
     """Whether a city is of the authors' validation part."""
     found = _NAME.search(pairs[0][0])
     return found is not None and found[2] == "val"
 
 
-def _city(tree: FileTree, layout: str, city: str, pairs: Sequence[tuple[str, str]], height: int) -> MaskFiles:
+def _city(tree: FileTree, layout: str, city: str, pairs: Pairs, height: int) -> DomainFiles:
     ready = pairs[0][1].endswith("labelTrainIds.png")
     meaning = {label: label for label in range(len(CLASSES))} if ready else CLASS_OF_ID
-    return MaskFiles(city, layout, tree, pairs, (height, ASPECT * height), meaning, split)
+    return mask_files(city, layout, tree, pairs, (height, ASPECT * height), meaning, _split)
 
 
-def pairs_by_city(tree: FileTree) -> dict[str, list[tuple[str, str]]]:
-    """Image and mask of each scene by city; scenes without both are left out."""
-    images: dict[tuple[str, str], str] = {}
-    masks: dict[tuple[str, str], str] = {}
-    for name in tree.names:
-        found = _NAME.search(name)
-        if found:
-            (images if found[1] == "leftImg8bit" else masks)[found[3], found[4]] = name
-    cities: dict[str, list[tuple[str, str]]] = {}
-    for city, scene in sorted(images.keys() & masks.keys()):
-        cities.setdefault(city, []).append((images[city, scene], masks[city, scene]))
-    return cities
+def _key(file: str) -> tuple[bool, str, str] | None:
+    found = _NAME.search(file)
+    return None if found is None else (found[1] == "gtFine", found[3], found[4])
 
 
-def split(pairs: Sequence[tuple[str, str]]) -> Splits:
+def _split(pairs: Pairs) -> Splits:
     """Of a training city the last tenth, in the order of time, for testing; a validation city is all for testing."""
     count = len(pairs)
-    boundary = 0 if is_validation(pairs) else count - max(1, round(TEST_SHARE * count))
+    boundary = 0 if _is_validation(pairs) else count - max(1, round(TEST_SHARE * count))
     return {"train": np.arange(boundary), "test": np.arange(boundary, count)}
 
 
-CITYSCAPES = MaskDeclaration(
+CITYSCAPES = Declaration(
     name="cityscapes",
     about="""Cityscapes: street scenes with a class for each pixel; a domain is a city, and each training city is a client.
 
@@ -125,6 +106,7 @@ CITYSCAPES = MaskDeclaration(
     page="https://www.cityscapes-dataset.com/downloads/: register, then leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip (as they are, or unpacked)",
     find=find,
     side=256,
+    task=SEGMENTATION,
 )
 
 cityscapes = registered(CITYSCAPES)

@@ -9,7 +9,7 @@ import torch
 from polyfed.core.data_types import DataSet, Domain, Examples
 from polyfed.core.tasks.known import MULTILABEL
 from polyfed.data.registry import data_sets
-from polyfed.data.relabelled import Relabelled
+from polyfed.data.store.examples import Relabelled
 from polyfed.errors import OptionError
 
 

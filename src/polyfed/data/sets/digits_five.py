@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from polyfed.core.data_types import TrainsWith
-from polyfed.data.archives import identities
-from polyfed.data.cache import Arrays
 from polyfed.data.declaration import (
     DataOption,
     Declaration,
@@ -20,11 +18,13 @@ from polyfed.data.declaration import (
     registered,
     validation_option,
 )
-from polyfed.data.digit_files import DIGIT_FILES, PACKED_SEED, DigitFiles, Digits
-from polyfed.data.domain_files import DomainFiles
-from polyfed.data.download import RemoteFile
-from polyfed.data.images import colour
-from polyfed.data.splits import split_at_test
+from polyfed.data.formats.digit_files import DIGIT_FILES, PACKED_SEED, DigitFiles, Digits
+from polyfed.data.store.archives import identities
+from polyfed.data.store.cache import Arrays
+from polyfed.data.store.domain_files import DomainFiles
+from polyfed.data.store.download import RemoteFile
+from polyfed.data.store.images import colour
+from polyfed.data.store.splits import split_at_test
 from polyfed.errors import DataError
 
 SIDE = 28

@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from polyfed.core.data_types import ArrayExamples, DataSet, Domain, TrainsWith
-from polyfed.data import digit_recipes as recipes
-from polyfed.data.digit_recipes import Box, Material, Picture
 from polyfed.data.registry import data_sets
+from polyfed.data.sets import digit_recipes as recipes
+from polyfed.data.sets.digit_recipes import Box, Material, Picture
 from polyfed.errors import OptionError
 
 DOMAINS = ("pen", "photo", "print", "street", "post")

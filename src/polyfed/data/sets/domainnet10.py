@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from polyfed.core.data_types import TrainsWith
-from polyfed.data.archives import joined_archives
-from polyfed.data.class_folders import ClassFolders, class_folders, find_class_folders, plain
 from polyfed.data.declaration import Declaration, augment_option, normalise_option, registered, size_option, validation_option
-from polyfed.data.domain_files import DomainFiles
-from polyfed.data.fedbn_lists import ORIGINS, check_fedbn, fedbn_lists, fedbn_split, protocol_option
+from polyfed.data.formats.class_folders import ClassFolders, class_folders, find_class_folders, plain
+from polyfed.data.formats.fedbn_lists import ORIGINS, check_fedbn, fedbn_lists, fedbn_split, protocol_option
+from polyfed.data.store.archives import joined_archives
+from polyfed.data.store.domain_files import DomainFiles
 
 CLASSES = ("bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill", "wine_glass", "zebra")
 DOMAINS = ("Clipart", "Infograph", "Painting", "Quickdraw", "Real", "Sketch")

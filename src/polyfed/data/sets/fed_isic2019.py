@@ -12,8 +12,6 @@ from typing import TypeAlias
 import numpy as np
 
 from polyfed.core.data_types import TrainsWith
-from polyfed.data.archives import FileTree, FolderTree, existing_trees
-from polyfed.data.cache import Arrays
 from polyfed.data.declaration import (
     DataOption,
     Declaration,
@@ -24,9 +22,11 @@ from polyfed.data.declaration import (
     size_option,
     validation_option,
 )
-from polyfed.data.domain_files import DomainFiles
-from polyfed.data.images import decode_all, resized, tiles
-from polyfed.data.splits import Splits, grouped, with_validation
+from polyfed.data.store.archives import FileTree, FolderTree, existing_trees
+from polyfed.data.store.cache import Arrays
+from polyfed.data.store.domain_files import DomainFiles
+from polyfed.data.store.images import decode_all, resized, tiles
+from polyfed.data.store.splits import Splits, grouped, with_validation
 from polyfed.errors import DataError, OptionError
 
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
@@ -180,11 +180,6 @@ def _split_by_lesion(validation: float, arrays: Arrays) -> Splits:
     return {"train": np.sort(rest[train]), "validation": rest[taken], "test": test}
 
 
-def _check_split(owner: str, split: str) -> None:
-    if split not in ("flamby", "lesions"):
-        raise OptionError(f"{owner}: split is {split!r}; it must be 'flamby' or 'lesions'.")
-
-
 FED_ISIC2019 = Declaration(
     name="fed_isic2019",
     about="""Fed-ISIC2019: eight kinds of skin lesions from six centres, with FLamby's split.
@@ -211,7 +206,7 @@ FED_ISIC2019 = Declaration(
             "split",
             "flamby",
             '"flamby" (FLamby\'s, image by image), or "lesions" (80/20 by class, all images of a lesion on one side; packed files).',
-            check=_check_split,
+            choices=("flamby", "lesions"),
             note=lambda split: "lesions kept together" if split == "lesions" else "",
         ),
         validation_option("Share of the training images for validation: the end of each centre's order, or whole lesions."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from polyfed.data.declaration import (
@@ -14,8 +15,8 @@ from polyfed.data.declaration import (
     size_option,
     validation_option,
 )
-from polyfed.data.streamed_files import StreamedFiles
-from polyfed.data.wordnet_folders import holding, wordnet_files, wordnet_ids
+from polyfed.data.formats.wordnet_folders import holding, wordnet_files, wordnet_ids
+from polyfed.data.store.pixel_store import StreamedFiles
 from polyfed.errors import DataError
 
 NUMBER = 1000
@@ -38,11 +39,6 @@ def find(root: Path, size: int, validation: float) -> list[StreamedFiles]:
                 )
         return []
     return [wordnet_files(tree, LAYOUT, data_set="imagenet", title=DOMAIN, classes=NUMBER, size=size, validation=validation)]
-
-
-def class_names(root: Path, usual: tuple[str, ...] = CLASSES) -> tuple[str, ...]:
-    """The WordNet ids of the classes under a folder."""
-    return wordnet_ids(holding(root, PLACES), usual)
 
 
 IMAGENET = Declaration(
@@ -69,7 +65,7 @@ IMAGENET = Declaration(
     ),
     page="https://image-net.org/download.php: register and agree to the terms, get the ILSVRC 2012 training and validation images and the development kit (task 1 & 2), and unpack them once with torchvision.datasets.ImageNet",
     find=find,
-    class_names=class_names,
+    class_names=partial(wordnet_ids, places=PLACES, usual=CLASSES),
 )
 
 imagenet = registered(IMAGENET)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from polyfed.core.data_types import TrainsWith
-from polyfed.data.class_folders import find_class_folders, plain
 from polyfed.data.declaration import (
     Declaration,
     SplitCounts,
@@ -16,8 +15,9 @@ from polyfed.data.declaration import (
     size_option,
     validation_option,
 )
-from polyfed.data.domain_files import DomainFiles
-from polyfed.data.fedbn_lists import ORIGINS, check_fedbn, fedbn_lists, fedbn_split, protocol_option
+from polyfed.data.formats.class_folders import find_class_folders, plain
+from polyfed.data.formats.fedbn_lists import ORIGINS, check_fedbn, fedbn_lists, fedbn_split, protocol_option
+from polyfed.data.store.domain_files import DomainFiles
 
 CLASSES = ("backpack", "bike", "calculator", "headphones", "keyboard", "laptop_computer", "monitor", "mouse", "mug", "projector")
 CLASS_FOLDERS = {**{plain(name): name for name in CLASSES}, "laptop": "laptop_computer", "headphone": "headphones"}

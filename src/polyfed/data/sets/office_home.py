@@ -7,11 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from polyfed.core.data_types import TrainsWith
-from polyfed.data.cache import Arrays
-from polyfed.data.class_folders import ImageList, SplitLists, find_class_folders, plain
 from polyfed.data.declaration import Declaration, SplitCounts, augment_option, normalise_option, registered, size_option
-from polyfed.data.domain_files import DomainFiles
-from polyfed.data.splits import Splits, in_turn, stratified
+from polyfed.data.formats.class_folders import SplitLists, find_class_folders, plain, split_in_turn
+from polyfed.data.store.domain_files import DomainFiles
 
 # fmt: off
 CLASSES = (
@@ -40,14 +38,9 @@ def find(root: Path, size: int, with_test: bool = True) -> list[DomainFiles]:
     folders = find_class_folders(root, PLACES, {plain(name): name for name in DOMAINS}, {plain(name): name for name in CLASSES})
     if folders is None:
         return []
-    split = partial(_split, with_test)
+    split = partial(split_in_turn, 0.1, with_test)
     lists: dict[str, SplitLists] = {domain: {} for domain in DOMAINS}
     return folders.domain_files(CLASSES, lists, origins=("", SPLIT), data_set="office_home", size=size, split=split)
-
-
-def _split(with_test: bool, images: ImageList, lists: SplitLists, arrays: Arrays) -> Splits:
-    train, held_out = stratified(arrays["y"], 0.1, seed=0)
-    return in_turn(arrays["y"], train) if with_test else {"train": train, "validation": held_out}
 
 
 OFFICE_HOME = Declaration(

@@ -7,12 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from polyfed.core.data_types import TrainsWith
-from polyfed.data.archives import FileTree, FolderTree, existing_trees
-from polyfed.data.cache import Arrays
-from polyfed.data.class_folders import ImageList, SplitLists, find_class_folders, plain, tail
 from polyfed.data.declaration import Declaration, SplitCounts, augment_option, normalise_option, registered, size_option
-from polyfed.data.domain_files import DomainFiles
-from polyfed.data.splits import Splits, in_turn, stratified
+from polyfed.data.formats.class_folders import find_class_folders, plain, split_in_turn, tail
+from polyfed.data.store.archives import FileTree, FolderTree, existing_trees
+from polyfed.data.store.domain_files import DomainFiles
 
 CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
@@ -49,7 +47,7 @@ def find(root: Path, size: int, with_test: bool = True) -> list[DomainFiles]:
         return []
     lists = {domain: _lists(root, folders.tree, domain) for domain in DOMAINS}
     return folders.domain_files(
-        CLASSES, lists, origins=(LISTS, NO_LISTS), data_set="pacs", size=size, split=partial(_split, with_test)
+        CLASSES, lists, origins=(LISTS, NO_LISTS), data_set="pacs", size=size, split=partial(split_in_turn, 0.1, with_test)
     )
 
 
@@ -67,17 +65,6 @@ def _lists(root: Path, images: FileTree, domain: str) -> dict[str, list[str]]:
         lines = content.decode("utf-8", errors="replace").splitlines()
         found[kind] = [tail(line.rsplit(maxsplit=1)[0]) for line in lines if line.strip()]
     return found
-
-
-def _split(with_test: bool, images: ImageList, lists: SplitLists, arrays: Arrays) -> Splits:
-    y = arrays["y"]
-    if lists:
-        train, crossval = (images.rows(lists[kind], arrays) for kind in ("train", "crossval"))
-    else:
-        train, crossval = stratified(y, 0.1, seed=0)
-    if not with_test:
-        return {"train": train, "validation": crossval}
-    return in_turn(y, train)
 
 
 PACS = Declaration(

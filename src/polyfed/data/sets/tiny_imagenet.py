@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
-from polyfed.data.archives import FileTree
 from polyfed.data.declaration import Declaration, augment_option, normalise_option, registered, size_option, validation_option
-from polyfed.data.download import RemoteFile
-from polyfed.data.streamed_files import StreamedFiles
-from polyfed.data.wordnet_folders import holding, table, wordnet_files, wordnet_ids
+from polyfed.data.formats.wordnet_folders import holding, table, wordnet_files, wordnet_ids
+from polyfed.data.store.archives import FileTree
+from polyfed.data.store.download import RemoteFile
+from polyfed.data.store.pixel_store import StreamedFiles
 
 NUMBER = 200
 CLASSES = tuple(f"class {number:03d}" for number in range(NUMBER))
@@ -23,15 +24,18 @@ def find(root: Path, size: int, validation: float) -> list[StreamedFiles]:
     tree = holding(root, PLACES)
     if tree is None:
         return []
-    found = wordnet_files(
-        tree, LAYOUT, data_set="tiny_imagenet", title=DOMAIN, classes=NUMBER, size=size, validation=validation, flat=_annotations
-    )
-    return [found]
-
-
-def class_names(root: Path, usual: tuple[str, ...] = CLASSES) -> tuple[str, ...]:
-    """The WordNet ids of the classes under a folder."""
-    return wordnet_ids(holding(root, PLACES), usual)
+    return [
+        wordnet_files(
+            tree,
+            LAYOUT,
+            data_set="tiny_imagenet",
+            title=DOMAIN,
+            classes=NUMBER,
+            size=size,
+            validation=validation,
+            flat=_annotations,
+        )
+    ]
 
 
 def _annotations(tree: FileTree) -> Mapping[str, str]:
@@ -69,7 +73,7 @@ TINY_IMAGENET = Declaration(
         ),
     ),
     find=find,
-    class_names=class_names,
+    class_names=partial(wordnet_ids, places=PLACES, usual=CLASSES),
 )
 
 tiny_imagenet = registered(TINY_IMAGENET)

@@ -7,11 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from polyfed.core.data_types import TrainsWith
-from polyfed.data.cache import Arrays
-from polyfed.data.class_folders import ImageList, SplitLists, find_class_folders, plain
 from polyfed.data.declaration import Declaration, SplitCounts, augment_option, normalise_option, registered, size_option
-from polyfed.data.domain_files import DomainFiles
-from polyfed.data.splits import Splits, in_turn, stratified
+from polyfed.data.formats.class_folders import find_class_folders, plain, split_in_turn
+from polyfed.data.store.domain_files import DomainFiles
 
 CLASSES = ("bird", "car", "chair", "dog", "person")
 DOMAINS = ("Caltech101", "LabelMe", "SUN09", "VOC2007")
@@ -50,14 +48,9 @@ def find(root: Path, size: int, with_test: bool = True) -> list[DomainFiles]:
         origins=("", MINI_SPLIT if packed else SPLIT),
         data_set="vlcs",
         size=size,
-        split=partial(_split, 0.3 if packed else 0.1, with_test),
+        split=partial(split_in_turn, 0.3 if packed else 0.1, with_test),
         gaps={"LabelMe": ["person"]} if packed else {},
     )
-
-
-def _split(share: float, with_test: bool, images: ImageList, lists: SplitLists, arrays: Arrays) -> Splits:
-    train, held_out = stratified(arrays["y"], share, seed=0)
-    return in_turn(arrays["y"], train) if with_test else {"train": train, "validation": held_out}
 
 
 VLCS = Declaration(

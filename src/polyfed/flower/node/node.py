@@ -25,10 +25,9 @@ from polyfed.core.privacy import Charge
 from polyfed.core.server import ClientInfo, in_fixed_order
 from polyfed.core.tasks.task import Task
 from polyfed.core.workbench import ClientState, Workbench
-from polyfed.data.domain_files import without_names
-from polyfed.data.federation_summary import input_type
-from polyfed.data.partition import federate
-from polyfed.data.recorded_inputs import RecordedInputs
+from polyfed.data.federation_summary import RecordedInputs, input_type
+from polyfed.data.partitions.partition import federate
+from polyfed.data.store.domain_files import without_names
 from polyfed.errors import ClientFailure, DataError, Declined, NotFinite, PolyfedError, SettingError, StateLost, nearest
 from polyfed.flower.app import read_settings, settings_text
 from polyfed.flower.node.account import EPSILON_KEY, LEAST_SAMPLES_KEY, NodeAccount, account_of, counts, uncounted

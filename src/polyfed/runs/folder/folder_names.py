@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from polyfed.data.own_data import is_own_data
+from polyfed.data.own.own_data import is_own_data
 from polyfed.settings import Settings
 
 LONGEST_SLUG = 60

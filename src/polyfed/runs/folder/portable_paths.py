@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from polyfed.core.code_gate import allow, code_in
-from polyfed.data.own_data import is_own_data
+from polyfed.data.own.own_data import is_own_data
 from polyfed.data.registry import data_sets
 from polyfed.errors import SettingError
 from polyfed.models.model_text import with_absolute_weights

@@ -20,8 +20,7 @@ import tomli_w
 
 from polyfed.core.code_gate import NamedCode, allow, code_in, note
 from polyfed.core.method import read_recorded
-from polyfed.data.identity import differences
-from polyfed.data.recorded_inputs import RecordedInputs
+from polyfed.data.federation_summary import RecordedInputs, differences
 from polyfed.errors import DataError, RunFolderError
 from polyfed.runs.folder.account_key import is_sealed, sealed
 from polyfed.runs.folder.atomic_write import write_atomically
@@ -173,7 +172,7 @@ class RunFolder:
             )
 
     def other_data(self, found: Mapping[str, Any]) -> list[str]:
-        """In what the data found differ from those of the run, in words; ``found`` is what ``identity_of`` says."""
+        """In what the data found differ from those of the run, in words; ``found`` is what ``FederationSummary.identity`` says."""
         return differences(self.recorded_inputs_as_plain() | self.document().get("data", {}), found)
 
     def recorded_inputs_as_plain(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from polyfed.backends.in_process import InProcess
 from polyfed.core.data_types import DataSet, Federation
 from polyfed.core.method import Method
 from polyfed.core.tasks.task import Headline
-from polyfed.data.identity import identity_of
+from polyfed.data.federation_summary import FederationSummary
 from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.runs.assemble import build_data_set, build_federation
 from polyfed.runs.callbacks.callback import Callback, Callbacks
@@ -290,4 +290,4 @@ def holds_run(folder: RunFolder, experiment: Experiment) -> bool:
         if chosen_by != experiment.bench.measure:
             return False
     same_options = folder.document().get("method", {}).get("all_options") == experiment.method.full_text
-    return one == other and same_options and not folder.other_data(identity_of(experiment.federation))
+    return one == other and same_options and not folder.other_data(FederationSummary.of(experiment.federation).identity())

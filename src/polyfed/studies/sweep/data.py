@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyfed.core.data_types import DataSet, Domain, Examples, Federation
 from polyfed.core.tasks.task import Task
-from polyfed.data.splits import grouped, stratified
+from polyfed.data.store.splits import grouped, stratified
 from polyfed.errors import DataError, SettingError
 from polyfed.settings import Settings
 

@@ -10,7 +10,7 @@ import pytest
 
 from helpers.command_line import Command, says
 from polyfed.cli.options import chosen_settings
-from polyfed.data.federate import federate
+from polyfed.data.partitions.federate import federate
 from polyfed.data.placeholders import blank_data
 from polyfed.data.registry import data_sets
 from polyfed.errors import SettingError

@@ -21,8 +21,8 @@ from polyfed.core.losses import losses
 from polyfed.core.method import Method, join, methods, parse
 from polyfed.core.registry import Recorded, Registry
 from polyfed.data.declaration import Declaration
-from polyfed.data.federate import federate
-from polyfed.data.own_data import is_own_data
+from polyfed.data.own.own_data import is_own_data
+from polyfed.data.partitions.federate import federate
 from polyfed.data.placeholders import blank_data, blank_federation
 from polyfed.data.registry import data_sets, partitions
 from polyfed.errors import DataError, OptionError, PolyfedError, nearest

@@ -1,0 +1,91 @@
+"""The lists and the protocol by which FedBN's authors split Office-Caltech-10 and DomainNet-10."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from polyfed.data.declaration import DataOption
+from polyfed.data.formats.class_folders import ClassFolders, ImageList, SplitLists, tail
+from polyfed.data.formats.unpickle import read_pickle
+from polyfed.data.store.cache import Arrays
+from polyfed.data.store.splits import Splits, stratified, with_validation
+from polyfed.errors import DataError, OptionError
+
+ORIGINS = ("FedBN's lists", "stratified 80/20 with seed 0")
+TEST_SHARE = 0.2
+SplitRule: TypeAlias = Callable[[ImageList, SplitLists, Arrays], Splits]
+
+
+def protocol_option(sizes: str) -> DataOption:
+    """``protocol``: all images, or as few as FedBN takes."""
+    return DataOption(
+        "protocol",
+        "all",
+        f'"fedbn" ({sizes}) or "all" (the whole training order).',
+        choices=("all", "fedbn"),
+        note=lambda protocol: "FedBN's protocol" if protocol == "fedbn" else "",
+    )
+
+
+def check_fedbn(owner: str, protocol: str, validation: float) -> None:
+    """Refuse a share for validation where the protocol takes its own number of images."""
+    if protocol == "fedbn" and validation:
+        raise OptionError(
+            f"{owner}: validation has no effect with protocol='fedbn', which takes its own number of images. Leave it out."
+        )
+
+
+def fedbn_lists(root: Path, folders: Sequence[str], domain: str) -> dict[str, list[str]]:
+    """The files each of FedBN's lists names, as ``domain/class/file``; nothing if there are no lists."""
+    found = {}
+    for kind in ("train", "test"):
+        paths = [path for place in folders if (path := root / place / f"{domain.lower()}_{kind}.pkl").is_file()]
+        if not paths:
+            return {}
+        content = read_pickle(paths[0])
+        pair = content if isinstance(content, tuple | list) and len(content) == 2 else ((), ())
+        names = [str(name) for name in pair[0]]
+        if not names or not all("/" in name.replace("\\", "/") for name in names):
+            raise DataError(f"{paths[0]} does not hold paths with their classes: expected a pair of lists.")
+        found[kind] = [tail(name) for name in names]
+    return found
+
+
+def fedbn_split(
+    folders: ClassFolders,
+    classes: Sequence[str],
+    lists: Mapping[str, SplitLists],
+    shares: tuple[float, float],
+    protocol: str,
+    validation: float,
+) -> SplitRule:
+    """How a domain is split: by the lists where they are, else 80/20; under the protocol only the ends of the training order stay.
+
+    Args:
+        folders: The images.
+        classes: All classes.
+        lists: The lists of each domain.
+        shares: Under the protocol, the shares of the smallest training list for training and validation.
+        protocol: ``all`` or ``fedbn``.
+        validation: With ``all``, the share of the end of the training order for validation.
+    """
+    smallest = min(_training_size(folders.image_list(domain, classes), named) for domain, named in lists.items())
+    ends = (int(shares[0] * smallest), int(shares[1] * smallest)) if protocol == "fedbn" else None
+    return partial(_split, ends, validation)
+
+
+def _training_size(images: ImageList, lists: SplitLists) -> int:
+    return len(lists["train"]) if lists else len(stratified(images.labels, TEST_SHARE, seed=0)[0])
+
+
+def _split(ends: tuple[int, int] | None, validation: float, images: ImageList, lists: SplitLists, arrays: Arrays) -> Splits:
+    if lists:
+        train, test = (images.rows(lists[kind], arrays) for kind in ("train", "test"))
+    else:
+        train, test = stratified(arrays["y"], TEST_SHARE, seed=0)
+    if ends is None:
+        return with_validation(train, test, validation)
+    return {"train": train[: ends[0]], "validation": train[len(train) - ends[1] :], "test": test}

@@ -1,0 +1,146 @@
+"""Images with a mask each: pairs of files, decoded once into memory-mapped arrays."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from polyfed.core.tasks.segmentation import IGNORED
+from polyfed.data.store.archives import FileTree
+from polyfed.data.store.cache import Arrays, Growing
+from polyfed.data.store.domain_files import DomainFiles
+from polyfed.data.store.images import Fitting
+from polyfed.data.store.splits import Splits
+from polyfed.errors import DataError
+
+LARGEST_DIFFERENCE = 0.05
+"""By how much the aspect ratios of an image and its mask may differ: sides of small masks are rounded."""
+Pairs = Sequence[tuple[str, str]]
+"""Names of the image and the mask of each example, in order."""
+Meaning = Mapping[int, int]
+"""From the values of mask files to classes; values it does not name are ignored in training and scores."""
+
+
+def mask_files(
+    domain: str,
+    layout: str,
+    tree: FileTree,
+    pairs: Pairs,
+    size: tuple[int, int],
+    meaning: Meaning,
+    split: Callable[[Pairs], Splits],
+) -> DomainFiles:
+    """Return one domain of images with masks, not decoded yet.
+
+    Args:
+        domain: The domain's name.
+        layout: The layout it was found in.
+        tree: Where the files are.
+        pairs: The files.
+        size: Height and width of the results.
+        meaning: The class of each value in the mask files.
+        split: From the pairs to the rows of each split.
+    """
+    return DomainFiles(
+        domain=domain,
+        layout=layout,
+        recipe={"masks": 2, "size": size, "meaning": sorted(meaning.items()), "pairs": pairs},
+        files=tree.identity([name for pair in pairs for name in pair]),
+        read=partial(_read, tree, pairs, size, meaning),
+        split=lambda arrays: split(pairs),
+        pairs=True,
+    )
+
+
+def pairs_by_domain(
+    tree: FileTree,
+    key: Callable[[str], tuple[bool, str, str] | None],
+    order: Callable[[str], Any] = lambda name: name,
+) -> dict[str, list[tuple[str, str]]]:
+    """Return image and mask of each example by domain; files without their other half are left out.
+
+    Args:
+        tree: Where the files are.
+        key: From a file to whether it is a mask, its domain, and the name that image and mask share; None for other files.
+        order: What the examples of a domain are sorted by, from that name.
+    """
+    found: dict[bool, dict[tuple[str, str], str]] = {False: {}, True: {}}
+    for file in tree.names:
+        if (known := key(file)) is not None:
+            found[known[0]][known[1:]] = file
+    domains: dict[str, list[tuple[str, str]]] = {}
+    for both in sorted(found[False].keys() & found[True].keys(), key=lambda both: (both[0], order(both[1]))):
+        domains.setdefault(both[0], []).append((found[False][both], found[True][both]))
+    return domains
+
+
+def _read(tree: FileTree, pairs: Pairs, size: tuple[int, int], meaning: Meaning, unreadable: list[str]) -> Arrays:
+    """Decode all pairs; one that cannot be read adds a sentence to ``unreadable``."""
+    growing = Growing((len(pairs), 3, *size), (len(pairs), *size))
+    x, y = growing.arrays
+    fitting = Fitting(size)
+    deep: dict[int, str] = {}
+    for place, (image, mask) in enumerate(pairs):
+        try:
+            found = fitting.take(tree.read(image), image)
+            values = mask_image(tree.read(mask), mask)
+            _require_same_shape(image, fitting.last_size, mask, values.size)
+            y[place] = _mask_array(values, size, meaning)
+        except DataError as error:
+            y[place] = IGNORED
+            unreadable.append(str(error))
+            continue
+        if found is None:
+            deep[place] = image
+        else:
+            x[place] = found
+        growing.let_go_after(place)
+    for place, image in deep.items():
+        x[place] = fitting.scaled(tree.read(image), image)
+        growing.let_go_after(place)
+    return {"x": x, "y": y}
+
+
+def _require_same_shape(image: str, image_size: tuple[int, int], mask: str, mask_size: tuple[int, int]) -> None:
+    """Reject a mask with another aspect ratio than its image: resized to it, it would show other pixels. Sizes are widths and heights."""
+    image_ratio, mask_ratio = (width / height for width, height in (image_size, mask_size))
+    if abs(mask_ratio / image_ratio - 1) > LARGEST_DIFFERENCE:
+        raise DataError(
+            f"{mask} has {mask_size[0]}x{mask_size[1]} pixels and its image {image} {image_size[0]}x{image_size[1]}, turned as its EXIF tag "
+            "says: they cannot show the same."
+        )
+
+
+def _mask_array(values: Image.Image, size: tuple[int, int], meaning: Meaning) -> NDArray[np.uint8]:
+    """Return a mask as classes (height, width), resized to the nearest pixel if it has another size."""
+    if values.size != size[::-1]:
+        values = values.resize(size[::-1], Image.Resampling.NEAREST)
+    table = np.full(256, IGNORED, np.uint8)
+    for value, label in meaning.items():
+        table[value] = label
+    found: NDArray[np.uint8] = table[np.asarray(values)]
+    return found
+
+
+def mask_image(content: bytes, name: str) -> Image.Image:
+    """Return a mask file with one byte per pixel; colours of a palette are their places in it."""
+    try:
+        with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(content)) as image:
+            image.load()
+            mask = image.copy()
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{name} cannot be read as a mask: {error}.") from error
+    if mask.mode == "1":
+        return mask.convert("L").point(lambda value: value // 255)
+    if mask.mode not in ("L", "P"):
+        raise DataError(
+            f"{name} is a mask of the kind {mask.mode}; expected one byte a pixel (grey, or a palette), which is the pixel's class."
+        )
+    return mask

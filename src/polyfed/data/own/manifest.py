@@ -1,0 +1,143 @@
+"""The user's own images as a table lists them: ``manifest(root="scans.csv", size=96)``, or ``polyfed run scans.csv``."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from polyfed.data.declaration import DataOption
+from polyfed.data.own.label_column import read_labels
+from polyfed.data.own.own_images import SPLIT_WORDS, OwnImage, OwnImages, registered_own
+from polyfed.data.store.archives import FolderTree
+from polyfed.data.store.domain_files import first_of
+from polyfed.errors import DataError
+from polyfed.settings import AUTO
+
+NEEDED, OPTIONAL = ("path", "domain", "label"), ("group", "split")
+FILLED = ("path", "domain")
+"""Columns that have a value in every line; an image may have none of several labels."""
+SUFFIXES = (".csv", ".tsv", ".parquet")
+LAYOUT = "table of path, domain, label"
+Line = Mapping[str, str]
+
+
+def listed_in(table: Path, images: str = "", task: str = AUTO) -> OwnImages:
+    """The images of a table."""
+    lines = _read_table(table)
+    folder = Path(images).expanduser() if images else table.parent
+    labels = read_labels([line["label"] for line in lines], task, str(table))
+    targets = labels.targets or [()] * len(lines)
+    listed = [
+        OwnImage(line["path"], line["domain"], stratum, line["group"], _split(table, number, line["split"]), target)
+        for number, (line, stratum, target) in enumerate(zip(lines, labels.strata, targets, strict=True), 2)
+    ]
+    _require_sound(table, folder, listed)
+    return OwnImages(
+        root=table,
+        name=table.stem,
+        tree=FolderTree(folder),
+        layout=LAYOUT + "".join(f", {column}" for column in OPTIONAL if any(line[column] for line in lines)),
+        images=sorted(listed, key=lambda image: image.name),
+        classes=labels.names if labels.task.class_labels else tuple(dict.fromkeys(labels.strata)),
+        reader='manifest(root="TABLE"',
+        task=labels.task,
+        outputs=labels.names,
+    )
+
+
+def _read_table(table: Path) -> list[Line]:
+    """The lines of a table, every value as text without blanks around it; columns that are optional and absent are empty."""
+    read = _parquet if table.suffix.lower() == ".parquet" else _csv
+    lines = read(table)
+    if not lines:
+        raise DataError(f"{table} lists no images.")
+    absent = [column for column in NEEDED if column not in lines[0]]
+    if absent:
+        raise DataError(f"{table} has the columns {', '.join(lines[0])}; it lacks {', '.join(absent)}.")
+    for number, line in enumerate(lines, 2):
+        blank = [column for column in FILLED if not line.get(column)]
+        if blank:
+            raise DataError(f"{table}, line {number}: no {', '.join(blank)}.")
+    return [{column: line.get(column, "") for column in (*NEEDED, *OPTIONAL)} for line in lines]
+
+
+def _csv(table: Path) -> list[Line]:
+    try:
+        text = table.read_text(encoding="utf-8-sig")
+        header = text.partition("\n")[0]
+        separator = max(",;\t", key=header.count)
+        rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
+        return [{_text(key).lower(): _text(value) for key, value in row.items() if key is not None} for row in rows]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{table} is not UTF-8 text ({error.reason} at byte {error.start:,}). Save it as UTF-8.") from error
+    except (OSError, csv.Error) as error:
+        raise DataError(f"{table} cannot be read as a table: {getattr(error, 'strerror', None) or error}.") from error
+
+
+def _parquet(table: Path) -> list[Line]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise DataError(f"{table} is a Parquet file, which needs pyarrow: pip install 'polyfed[parquet]'.") from error
+    try:
+        rows = parquet.read_table(table).to_pylist()
+    except (OSError, ArrowException) as error:
+        raise DataError(f"{table} cannot be read as a Parquet table: {error}.") from error
+    return [{key.lower(): _text(value) for key, value in row.items()} for row in rows]
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value).strip()
+
+
+def _split(table: Path, number: int, word: str) -> str:
+    if word and word.lower() not in SPLIT_WORDS:
+        raise DataError(f"{table}, line {number}: the split is {word!r}; it must be train, validation or test.")
+    return SPLIT_WORDS.get(word.lower(), "")
+
+
+def _require_sound(table: Path, folder: Path, images: Sequence[OwnImage]) -> None:
+    missing = [image.name for image in images if not (folder / image.name).is_file()]
+    if missing and all(Path(name).is_absolute() for name in missing):
+        raise DataError(f"{table} lists {len(missing)} files that do not exist: {first_of(missing)}.")
+    if missing:
+        raise DataError(
+            f"{table} lists {len(missing)} files that are not in {folder}: {first_of(missing)}. Paths start from the table's folder, or "
+            'from another: manifest(root="TABLE", images="FOLDER").'
+        )
+    names = [image.name for image in images]
+    if len(set(names)) < len(names):
+        seen: set[str] = set()
+        twice = [name for name in names if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
+        raise DataError(f"{table} lists {len(twice)} files more than once: {first_of(twice)}.")
+    without = [image.name for image in images if not image.split]
+    if 0 < len(without) < len(images):
+        raise DataError(f"{table} has a split for some images only; {len(without)} have none: {first_of(without)}.")
+    splits: dict[tuple[str, str], dict[str, None]] = {}
+    for image in images:
+        if image.group:
+            splits.setdefault((image.domain, image.group), {})[image.split] = None
+    torn = [f"{group} of {domain} in {' and '.join(found)}" for (domain, group), found in splits.items() if len(found) > 1]
+    if torn:
+        raise DataError(f"{table} tears {len(torn)} groups apart: {first_of(torn)}. Put all images of a group into one split.")
+
+
+manifest = registered_own(
+    "manifest",
+    """The user's own images as a CSV, TSV or Parquet table lists them, with groups that no split tears apart.
+
+    The columns ``path``, ``domain`` and ``label`` are needed. ``group`` says whom an image shows (a patient): all images of a
+    group of a domain are in one split. ``split`` (train, validation, test) says where an image belongs; without it each domain is
+    split by class. Parquet needs the extra ``polyfed[parquet]``.
+
+    Labels are classes. ``cat|dog`` are two labels of one image, so the task is multi-label; numbers of which one has a fraction
+    are to be predicted, so it is regression. ``task`` (on the command line ``--task``) says otherwise.
+    """,
+    root="The table.",
+    find=listed_in,
+    before=[DataOption("images", "", "The folder that paths start from; empty for the folder of the table.")],
+    after=[DataOption("task", AUTO, "What the labels are for: classification, multilabel, regression, or auto.")],
+)

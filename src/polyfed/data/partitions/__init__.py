@@ -1,0 +1,1 @@
+"""How a data set is split among clients."""

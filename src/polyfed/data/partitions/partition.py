@@ -1,0 +1,264 @@
+"""Partitions: from the domains of a data set to the clients of a federation.
+
+Every training example goes to exactly one client. A partition is written as text, for example
+``domain_even(clients=20)`` or ``dirichlet(clients=100, alpha=0.1)``; the run gives data and seed.
+flwr-datasets is not used: it partitions Hugging Face data sets, and ours are tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from polyfed.core.data_types import ClientData, DataSet
+from polyfed.data.partitions.client_shares import at_least, by_domain, clients_of, cut, numbered, numpy_generator, pooled_labels
+from polyfed.data.partitions.federate import federate
+from polyfed.data.partitions.label_skew import per_class_counts, per_client_counts, positions_of, shard_counts
+from polyfed.data.registry import partitions
+from polyfed.data.store.splits import Positions, check_share, grouped
+from polyfed.errors import DataError, OptionError
+
+__all__ = ["dirichlet", "domain", "domain_even", "domain_parts", "domain_split", "federate", "iid", "natural", "shards"]
+
+
+def domain(dataset: DataSet, seed: int) -> tuple[ClientData, ...]:
+    """One client per domain, named like it.
+
+    Args:
+        dataset: The data to split.
+        seed: Not used: nothing is drawn.
+    """
+    return tuple(
+        ClientData(id=part.name, domains=(part.name,), train=part.train, tests={part.name: part.test}, validation=part.validation)
+        for part in dataset.domains
+    )
+
+
+def domain_even(dataset: DataSet, seed: int, clients: int = 20) -> tuple[ClientData, ...]:
+    """Each domain shuffled and cut into equal clients, so that five domains with 20 clients each make 100.
+
+    Args:
+        dataset: The data to split.
+        seed: Decides the shuffle.
+        clients: Clients per domain.
+    """
+    at_least("domain_even", "clients", clients, 1)
+    holdings = {}
+    for part in dataset.domains:
+        shuffled = numpy_generator(seed, "domain_even", part.name).permutation(len(part.train))
+        for client, piece in zip(numbered(part.name, clients), cut(shuffled, clients), strict=True):
+            holdings[client] = {part.name: piece}
+    return clients_of(dataset, holdings, seed)
+
+
+def domain_parts(dataset: DataSet, seed: int, parts: int = 2, out_of: int = 0) -> tuple[ClientData, ...]:
+    """Each domain cut, as it is ordered, into consecutive parts of equal size; every part is a client.
+
+    Digits-Five with 7,438 examples per domain and ``out_of=10`` gives the parts of the FedBN authors
+    (743 or 744 examples), of which the first ``parts`` become clients and the rest stays unused.
+
+    Args:
+        dataset: The data to split.
+        seed: Decides only who gets which validation example.
+        parts: Clients per domain.
+        out_of: Number of parts a domain is cut into; 0 means as many as there are clients, so that nothing is left over.
+    """
+    at_least("domain_parts", "parts", parts, 1)
+    pieces = out_of or parts
+    at_least("domain_parts", "out_of", pieces, parts)
+    holdings = {}
+    for part in dataset.domains:
+        cuts = cut(np.arange(len(part.train)), pieces)[:parts]
+        for client, piece in zip(numbered(part.name, parts), cuts, strict=True):
+            holdings[client] = {part.name: piece}
+    return clients_of(dataset, holdings, seed)
+
+
+def iid(dataset: DataSet, seed: int, clients: int) -> tuple[ClientData, ...]:
+    """All domains together, shuffled and cut into equal clients.
+
+    Args:
+        dataset: The data to split.
+        seed: Decides the shuffle.
+        clients: Number of clients.
+    """
+    at_least("iid", "clients", clients, 1)
+    total = sum(len(part.train) for part in dataset.domains)
+    return _from_union(dataset, cut(numpy_generator(seed, "iid").permutation(total), clients), seed)
+
+
+def dirichlet(
+    dataset: DataSet, seed: int, clients: int, alpha: float, rule: str = "per_class", least: int = 10
+) -> tuple[ClientData, ...]:
+    """All domains together, split with label skew drawn from a Dirichlet distribution.
+
+    Args:
+        dataset: The data to split.
+        seed: Decides all draws.
+        clients: Number of clients.
+        alpha: Concentration; small values give few classes per client.
+        rule: "per_class" draws each class's proportions over the clients; "per_client" draws each client's
+            proportions over the classes and gives all clients the same number of examples.
+        least: Least number of examples of any client.
+    """
+    at_least("dirichlet", "clients", clients, 1)
+    at_least("dirichlet", "least", least, 1)
+    if not alpha > 0:
+        raise OptionError(f"dirichlet: alpha is {alpha}; it must be larger than 0.")
+    if rule not in ("per_class", "per_client"):
+        raise OptionError(f"dirichlet: rule is {rule!r}; it must be one of: per_class, per_client.")
+    labels = pooled_labels(dataset)
+    if len(labels) < clients * least:
+        raise DataError(
+            f"dirichlet: {dataset.name} has {len(labels)} training examples, too few for {clients} clients "
+            f"with at least {least} each. Use fewer clients or a smaller least."
+        )
+    present, totals = np.unique(labels, return_counts=True)
+    random = numpy_generator(seed, "dirichlet", rule)
+    if rule == "per_class":
+        counts = per_class_counts(totals, clients, alpha, least, random)
+    else:
+        counts = per_client_counts(totals, clients, alpha, random)
+    return _from_union(dataset, positions_of(labels, counts, present, random), seed)
+
+
+def shards(dataset: DataSet, seed: int, clients: int, classes_per_client: int = 2) -> tuple[ClientData, ...]:
+    """All domains together, each class cut into shards; every client gets shards of the same number of classes.
+
+    Args:
+        dataset: The data to split.
+        seed: Decides who gets which classes and examples.
+        clients: Number of clients.
+        classes_per_client: Number of classes each client sees.
+    """
+    at_least("shards", "clients", clients, 1)
+    at_least("shards", "classes_per_client", classes_per_client, 1)
+    labels = pooled_labels(dataset)
+    present, totals = np.unique(labels, return_counts=True)
+    if not classes_per_client <= len(present) <= clients * classes_per_client:
+        raise DataError(
+            f"shards: {clients} clients with {classes_per_client} classes each cannot hold the {len(present)} classes "
+            f"of {dataset.name}. Use 1 to {len(present)} classes per client, and clients x classes of at least {len(present)}."
+        )
+    random = numpy_generator(seed, "shards")
+    counts = shard_counts(totals, clients, classes_per_client, random)
+    return _from_union(dataset, positions_of(labels, counts, present, random), seed)
+
+
+def natural(dataset: DataSet, seed: int) -> tuple[ClientData, ...]:
+    """One client per natural id (patient, writer, device) of each domain.
+
+    Args:
+        dataset: The data to split; its domains need ``groups``.
+        seed: Decides only who gets which validation example.
+    """
+    holdings = {}
+    for part in dataset.domains:
+        if part.groups is None:
+            raise DataError(
+                f"natural: domain {part.name} of {dataset.name} has no natural ids. Use another partition, such as domain."
+            )
+        if len(part.groups) != len(part.train):
+            raise DataError(
+                f"natural: domain {part.name} has {len(part.train)} training examples but {len(part.groups)} natural ids."
+            )
+        order = np.argsort(part.groups.numpy(), kind="stable")
+        ids, starts = np.unique(part.groups.numpy()[order], return_index=True)
+        for group, positions in zip(ids, np.split(order, starts[1:]), strict=True):
+            holdings[f"{part.name}-{group}"] = {part.name: positions}
+    return clients_of(dataset, holdings, seed)
+
+
+def domain_split(
+    dataset: DataSet, seed: int, clients: int, domains_per_client: int = 1, held_out: float = 0.1
+) -> tuple[ClientData, ...]:
+    """Every client gets parts of the same number of domains (Algorithm 5 of hFedF).
+
+    With N clients, d domains per client and Z domains, the ``N d mod Z`` largest domains are cut at random into
+    ``floor(N d / Z) + 1`` equal parts, the others into one part less. The parts are assigned domain by domain,
+    in turn to all clients; domains and clients are put into a random order first.
+
+    Args:
+        dataset: The data to split.
+        seed: Decides all draws.
+        clients: Number of clients.
+        domains_per_client: Number of domains each client sees: 1 is the strongest shift, all domains the weakest.
+        held_out: Share of each client's examples set aside for validation if the domains come without a validation part.
+    """
+    at_least("domain_split", "clients", clients, 1)
+    at_least("domain_split", "domains_per_client", domains_per_client, 1)
+    check_share("domain_split", "held_out", held_out)
+    number = len(dataset.domains)
+    if not domains_per_client <= number <= clients * domains_per_client:
+        raise DataError(
+            f"domain_split: {clients} clients with {domains_per_client} domains each cannot hold the {number} domains of "
+            f"{dataset.name}. Use 1 to {number} domains per client, and clients x domains_per_client of at least {number}."
+        )
+    random = numpy_generator(seed, "domain_split")
+    pieces, extra = divmod(clients * domains_per_client, number)
+    largest = [part.name for part in sorted(dataset.domains, key=lambda part: -len(part.train))[:extra]]
+    names = numbered("client", clients)
+    order = [names[position] for position in random.permutation(clients)]
+    holdings: dict[str, dict[str, Positions]] = {name: {} for name in names}
+    turn = 0
+    for position in random.permutation(number):
+        part = dataset.domains[position]
+        for piece in cut(random.permutation(len(part.train)), pieces + (part.name in largest)):
+            holdings[order[turn % clients]][part.name] = piece
+            turn += 1
+    made = clients_of(dataset, holdings, seed)
+    if held_out == 0 or any(part.validation is not None for part in dataset.domains):
+        return made
+    return tuple(_with_held_out(client, held_out, seed, _groups(dataset, holdings[client.id])) for client in made)
+
+
+for _partition in (domain, domain_even, domain_parts, iid, dirichlet, shards, natural, domain_split):
+    partitions.add(_partition)
+
+
+def _from_union(dataset: DataSet, pieces: Sequence[Positions], seed: int) -> tuple[ClientData, ...]:
+    """Clients from pieces of the union of all domains."""
+    names = numbered("client", len(pieces))
+    return clients_of(dataset, {name: by_domain(dataset, piece) for name, piece in zip(names, pieces, strict=True)}, seed)
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """The group (patient) and the domain of each training example of a client, in their order."""
+
+    number: NDArray[np.int64]
+    domain: NDArray[np.int64]
+
+
+def _groups(dataset: DataSet, holding: Mapping[str, Positions]) -> _Groups | None:
+    """The groups of a client's training examples; None if no domain has any."""
+    held = [part for part in dataset.domains if part.name in holding]
+    if all(part.groups is None for part in held):
+        return None
+    found: list[tuple[int, int]] = []
+    for place, part in enumerate(held):
+        for position in np.sort(holding[part.name]).tolist():
+            found.append((place, position if part.groups is None else int(part.groups[position])))
+    rows = np.array(found, np.int64).reshape(-1, 2)
+    return _Groups(np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1), rows[:, 0])
+
+
+def _with_held_out(client: ClientData, share: float, seed: int, groups: _Groups | None) -> ClientData:
+    """The client with a random share of its training examples moved to validation: whole groups together, and no domain as a whole."""
+    if groups is not None:
+        rest_rows, moved_rows = grouped(client.train.labels.numpy(), groups.number, share, seed)
+        emptied = ~np.isin(groups.domain[moved_rows], groups.domain[rest_rows])
+        rest = torch.from_numpy(np.sort(np.concatenate([rest_rows, moved_rows[emptied]])))
+        moved = torch.from_numpy(moved_rows[~emptied])
+        return replace(client, train=client.train.subset(rest), validation=client.train.subset(moved)) if len(moved) else client
+    total = len(client.train)
+    count = min(max(1, round(share * total)), total - 1)
+    if count == 0:
+        return client
+    shuffled = torch.from_numpy(numpy_generator(seed, "held_out", client.id).permutation(total))
+    moved, rest = shuffled[:count].sort().values, shuffled[count:].sort().values
+    return replace(client, train=client.train.subset(rest), validation=client.train.subset(moved))

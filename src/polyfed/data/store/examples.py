@@ -1,0 +1,94 @@
+"""Examples that do not lie in memory as two tensors: rows of a shared array, blank ones, and ones with other targets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfed.core.data_types import ArrayExamples, Examples, as_targets
+from polyfed.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class RowExamples:
+    """Rows of a shared array, usually a memory-mapped one. Taking subsets copies nothing; making a batch does.
+
+    Args:
+        x: All inputs.
+        y: All labels.
+        rows: The rows that belong to these examples, in order.
+    """
+
+    x: Tensor
+    y: Tensor
+    rows: Tensor
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            raise DataError(f"{len(self.x)} inputs but {len(self.y)} labels: each input needs one label.")
+        object.__setattr__(self, "rows", self.rows.to(torch.int64))
+
+    @property
+    def labels(self) -> Tensor:
+        return as_targets(self.y[self.rows])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
+        rows = self.rows[indices]
+        return self.x[rows], as_targets(self.y[rows])
+
+    def subset(self, indices: Tensor) -> RowExamples:
+        return RowExamples(self.x, self.y, self.rows[indices])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process gets the rows that are meant, not the whole array behind them.
+        return ArrayExamples, self.batch(slice(None))
+
+
+@dataclass(frozen=True, eq=False)
+class Relabelled:
+    """The inputs of some examples with other targets."""
+
+    inner: Examples
+    y: Tensor
+
+    @property
+    def labels(self) -> Tensor:
+        return self.y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def batch(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
+        return self.inner.batch(indices)[0], self.y[indices]
+
+    def subset(self, indices: Tensor) -> Relabelled:
+        return Relabelled(self.inner.subset(indices), self.y[indices])
+
+
+@dataclass(frozen=True, eq=False)
+class BlankExamples:
+    """Examples whose inputs are all zero; only their targets are stored."""
+
+    y: Tensor
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.uint8
+
+    @property
+    def labels(self) -> Tensor:
+        return self.y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def batch(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
+        y = self.y[indices]
+        return torch.zeros(len(y), *self.shape, dtype=self.dtype), y
+
+    def subset(self, indices: Tensor) -> BlankExamples:
+        return BlankExamples(self.y[indices], self.shape, self.dtype)
