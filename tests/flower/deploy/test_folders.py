@@ -13,11 +13,10 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed
 
 from helpers.command_line import Command
 from polyfed.errors import SettingError
+from polyfed.flower.deploy.folders import NodeFolder, ServerFolder
 from polyfed.flower.deploy.kit import Kit
-from polyfed.flower.join.folder import NodeFolder
 from polyfed.flower.join.join import kept_policy, remove_old_state, write_config
 from polyfed.flower.join.policy import Policy
-from polyfed.flower.serve.folder import ServerFolder
 from polyfed.flower.serve.registry import NodeRegistry
 from polyfed.flower.serve.serve import Wanted, invite, prepare
 from polyfed.runs.folder.audit_log import lines_of

@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
+from polyfed.flower.deploy.folders import Membership, NodeFolder
 from polyfed.flower.join import join
 from polyfed.flower.join.enrol import Unreachable
-from polyfed.flower.join.folder import Membership, NodeFolder
 
 
 def test_a_renewal_that_a_busy_server_does_not_answer_does_not_end_the_node(
@@ -23,7 +23,7 @@ def test_a_renewal_that_a_busy_server_does_not_answer_does_not_end_the_node(
     def busy(*_: object) -> bool:
         raise Unreachable("The server cannot be reached (timed out).")
 
-    node = join.Node(folder, Membership("node-1", "localhost", 8443, ""), shown.append)
+    node = join.JoinedNode(folder, Membership("node-1", "localhost", 8443, ""), shown.append)
     monkeypatch.setattr(join, "renewed", busy)
     node.renew()
     monkeypatch.setattr(join, "renewed", lambda *_: True)

@@ -23,8 +23,7 @@ from helpers.flower_runs import digest_in, in_process
 from helpers.processes import gone
 from polyfed.flower.app import write_app
 from polyfed.flower.deploy.certificates import SERVER_CERTIFICATE, read_certificate
-from polyfed.flower.join.folder import NodeFolder
-from polyfed.flower.serve.folder import ServerFolder
+from polyfed.flower.deploy.folders import NodeFolder, ServerFolder
 from polyfed.flower.serve.serve import SERVER_APP
 from polyfed.runs.folder.audit_log import lines_of, verify
 from polyfed.settings import Settings
@@ -153,7 +152,7 @@ ASK = """
 import sys, time
 from pathlib import Path
 from polyfed.flower.serve.control import Control
-from polyfed.flower.serve.folder import ServerFolder
+from polyfed.flower.deploy.folders import ServerFolder
 folder = ServerFolder(Path(sys.argv[1]))
 control = Control(int(sys.argv[2]), folder.link_certificates / "ca.crt", folder.control_secret)
 for app in sys.argv[3:]:

@@ -86,7 +86,7 @@ START = textwrap.dedent("""
     import json, sys, time
     from pathlib import Path
     from polyfed.flower.serve.control import Control
-    from polyfed.flower.serve.folder import ServerFolder
+    from polyfed.flower.deploy.folders import ServerFolder
     folder = ServerFolder(Path(sys.argv[1]))
     control = Control(int(sys.argv[2]), folder.link_certificates / "ca.crt", folder.control_secret)
     run = control.start(Path(sys.argv[3]), {})

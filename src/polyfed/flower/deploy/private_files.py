@@ -1,12 +1,10 @@
-"""Files and folders that only this account may read, and folders that one process at a time uses."""
+"""Files, folders and sockets that only this account may use."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
 from pathlib import Path
 
 from polyfed.errors import SettingError
@@ -14,9 +12,10 @@ from polyfed.runs.folder.atomic_write import write_atomically
 
 PRIVATE_FOLDER = 0o700
 OTHERS = 0o077
+LONGEST_SOCKET_PATH = 100
 
 
-def private_folder(folder: Path) -> Path:
+def private_folder(folder: Path, advice: str = "Name another folder.") -> Path:
     """Make a folder that only this account may enter; one that belongs to somebody else is refused."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE_FOLDER)
@@ -24,7 +23,7 @@ def private_folder(folder: Path) -> Path:
         raise SettingError(f"{folder} is a file. Name a folder.") from error
     found = folder.stat()
     if found.st_uid != os.getuid():
-        raise SettingError(f"{folder} belongs to another account. Name another folder.")
+        raise SettingError(f"{folder} belongs to another account. {advice}")
     if found.st_mode & OTHERS:
         folder.chmod(PRIVATE_FOLDER)
     return folder
@@ -35,19 +34,8 @@ def write_private(path: Path, content: str | bytes) -> None:
     write_atomically(path, content, part_suffix=f".{secrets.token_hex(4)}", private=True)
 
 
-@contextmanager
-def used_alone(folder: Path, who: str) -> Iterator[None]:
-    """Nobody else uses the folder inside the block; a second process is refused."""
-    with (folder / "lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise SettingError(f"A {who} already runs in {folder}. Stop it first, or name another --folder.") from error
-        yield
-
-
-def secret_in(path: Path) -> bytes:
-    """The random secret of a file; made with the first use."""
-    if not path.exists():
-        write_private(path, secrets.token_hex(32))
-    return path.read_bytes()
+def socket_in(folder: Path, name: str) -> Path:
+    """The path of a unix socket in this folder, or, where that is too long for a socket, in one for temporary files."""
+    if len(str(folder / name).encode()) > LONGEST_SOCKET_PATH:
+        folder = Path(tempfile.gettempdir()) / f"polyfed-{os.getuid()}"
+    return private_folder(folder, "Name another folder with --node-config 'state=\"DIR\"'.") / name

@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from polyfed.flower.deploy.certificates import certificate_request, ends_soon, pem_key, read_certificate, read_signed
+from polyfed.flower.deploy.folders import Membership, NodeFolder
 from polyfed.flower.deploy.kit import Kit
 from polyfed.flower.deploy.private_files import write_private
-from polyfed.flower.join.folder import Membership, NodeFolder
 from polyfed.flower.join.forwarder import client_context
 from polyfed.flower.join.policy import Refused
 from polyfed.flower.serve.enrolment import HELLO
@@ -40,7 +40,7 @@ class Answer(NamedTuple):
     ahead: float
 
 
-def enrol(folder: NodeFolder, kit: Kit, client: str = "") -> Membership:
+def enrol(folder: NodeFolder, kit: Kit, client: str) -> None:
     """Make the node's keys and get its certificate; a node that has enrolled with this kit is left as it is.
 
     Args:
@@ -51,22 +51,21 @@ def enrol(folder: NodeFolder, kit: Kit, client: str = "") -> Membership:
     member = Membership(kit.name, kit.host, kit.port, hashed(kit.token))
     before = folder.membership()
     if before == member and folder.certificate.exists():
-        return member
+        return
     if before != member:
         make_keys(folder, kit)
         folder.remember(member)
     signed_key = serialization.load_pem_private_key(folder.tls_key.read_bytes(), None)
     flower_key = serialization.load_ssh_private_key(folder.flower_key.read_bytes(), None)
     assert isinstance(signed_key, ec.EllipticCurvePrivateKey)
-    request_file = folder.tls_key.with_suffix(".csr")
-    if not request_file.exists():
+    if not folder.certificate_request.exists():
         # A repeated request must be the same to the byte, or the server takes it for somebody else's.
-        write_private(request_file, certificate_request(signed_key, kit.name))
+        write_private(folder.certificate_request, certificate_request(signed_key, kit.name))
     public = flower_key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    values = {"token": kit.token, "request": request_file.read_text(), "key": public.decode(), "client": client}
+    values = {"token": kit.token, "request": folder.certificate_request.read_text(), "key": public.decode(), "client": client}
     answer = ask(member, values, client_context(folder.authority))
     write_private(folder.certificate, str(answer.values["certificate"]))
-    return member
+    folder.note("enrolled", host=kit.host, port=kit.port, name=kit.name)
 
 
 def make_keys(folder: NodeFolder, kit: Kit) -> None:
@@ -74,7 +73,7 @@ def make_keys(folder: NodeFolder, kit: Kit) -> None:
     flower_key = ec.generate_private_key(ec.SECP384R1())
     form, unlocked = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     folder.certificate.unlink(missing_ok=True)
-    folder.tls_key.with_suffix(".csr").unlink(missing_ok=True)
+    folder.certificate_request.unlink(missing_ok=True)
     write_private(folder.authority, kit.authority)
     write_private(folder.tls_key, pem_key(ec.generate_private_key(ec.SECP384R1())))
     write_private(folder.flower_key, flower_key.private_bytes(serialization.Encoding.PEM, form, unlocked))

@@ -15,7 +15,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import flwr.supernode.runtime.run_clientapp as clientapp
@@ -28,9 +27,9 @@ from polyfed.errors import PolyfedError
 from polyfed.flower import executor
 from polyfed.flower.app import SETTINGS_KEY, read_settings, settings_from
 from polyfed.flower.client_app import answer, make_app
+from polyfed.flower.deploy.folders import NodeFolder
 from polyfed.flower.deploy.private_files import OTHERS
 from polyfed.flower.join.bundle_check import check_bundle
-from polyfed.flower.join.folder import FOLDER_VARIABLE, NodeFolder
 from polyfed.flower.join.policy import Policy, Refused, refused
 from polyfed.flower.node.account import DELTA_KEY, EPSILON_KEY, FILE_KEY, LEAST_SAMPLES_KEY
 from polyfed.flower.wire.codec import extras_of
@@ -47,14 +46,9 @@ LEFT_OUT = "(left out: see the node's log)"
 NO_FILE_NAMES = ("node.toml",)
 
 
-def node_folder() -> NodeFolder:
-    """The folder of the node that this process works for."""
-    return NodeFolder(Path(os.environ[FOLDER_VARIABLE]))
-
-
 def guarded(wire_message: WireMessage, context: Context) -> WireMessage:
     """Answer what the node's policy allows."""
-    folder = node_folder()
+    folder = NodeFolder.of_this_process()
     policy = Policy.read(folder.policy)
     client = policy.client or policy.domain
     try:
@@ -74,14 +68,14 @@ def guarded(wire_message: WireMessage, context: Context) -> WireMessage:
     if problems:
         sentence = without_paths(refused(problems, client))
         log.warning("%s", sentence)
-        AuditLog(folder.audit).write("refused", **about, why=sentence)
+        folder.note("refused", **about, why=sentence)
         return refusal(sentence)
     # Where files lie on the server says nothing here, and must not point anywhere.
     context.run_config[SETTINGS_KEY] = json.dumps({**json.loads(str(context.run_config[SETTINGS_KEY])), "root": None})
     context.node_config.update({LEAST_SAMPLES_KEY: policy.least_samples, **account_limits(policy, folder)})
     answered = what_may_leave(answer(wire_message, context), policy, wire_message.control.get("what") == DESCRIBE)
     if answered.control.get("kind") == DECLINED:
-        AuditLog(folder.audit).write("refused", **about, why=answered.control["problem"])
+        folder.note("refused", **about, why=answered.control["problem"])
     return answered
 
 
@@ -135,7 +129,7 @@ app = ClientApp()
 
 def handle(message: Message, context: Context) -> Message:
     """Answer one message; what comes in and what leaves is in the audit log, with its bytes and its hash."""
-    audit = AuditLog(node_folder().audit)
+    audit = AuditLog(NodeFolder.of_this_process().audit)
     about = {"run": str(context.run_id), "what": message.metadata.message_type, "round": message.metadata.group_id}
     about["message"] = message.metadata.message_id
     audit.write("asked", **about, bytes=size_of(message.content), content=content_hash(message.content))
@@ -156,12 +150,12 @@ for category in (app.train, app.evaluate, app.query):
 
 def checked_install(content: bytes, **_: Any) -> None:
     """In the place of Flower's unpacking: refuse, or unpack what the node lists, or do nothing."""
-    folder = node_folder()
+    folder = NodeFolder.of_this_process()
     try:
         brought = check_bundle(content, Policy.read(folder.policy).code)
     except Refused as error:
         log.warning("%s", error)
-        AuditLog(folder.audit).write("app bundle refused", why=str(error))
+        folder.note("app bundle refused", why=str(error))
         raise
     listed_code.clear()
     listed_code.update(brought)
@@ -184,7 +178,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     vars(clientapp).update(install_from_fab=checked_install, get_load_client_app_fn=own_app)
-    executor.run(sys.argv[1], Path(node_folder().runtime_secret).read_bytes())
+    executor.run(sys.argv[1], NodeFolder.of_this_process().runtime_secret.read_bytes())
 
 
 if __name__ == "__main__":

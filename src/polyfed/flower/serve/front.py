@@ -12,7 +12,6 @@ import json
 import os
 import pwd
 import shutil
-import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -149,11 +148,6 @@ def nginx() -> str:
             "polyfed serve needs nginx in front of the SuperLink. Install it (Debian, Ubuntu: apt install nginx-light)."
         )
     return found
-
-
-def reload(process: int) -> None:
-    """Let nginx read its file again; connections that are open end with their request."""
-    os.kill(process, signal.SIGHUP)
 
 
 GOOD = (200, 499)

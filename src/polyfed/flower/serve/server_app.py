@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,12 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from polyfed.flower.app import OUT, settings_from
-from polyfed.flower.serve.folder import ServerFolder
+from polyfed.flower.deploy.folders import ServerFolder
 from polyfed.flower.serve.registry import NodeRegistry
 from polyfed.flower.server.roster import ClientNames
 from polyfed.flower.server_app import log_result, prepare, run_on_grid
 from polyfed.flower.wire.records import content_hash, size_of
 from polyfed.runs.folder.audit_log import AuditLog
-
-FOLDER_VARIABLE = "POLYFED_SERVER_FOLDER"
-NUMBERS = "numbers.json"
-"""Names of nodes by the numbers that the SuperLink gave them."""
 
 app = ServerApp()
 
@@ -53,8 +48,7 @@ class EnrolledNames(ClientNames):
 
 def enrolled_name(folder: ServerFolder, node: int) -> str:
     """The name of a node by its number."""
-    file = folder.link / NUMBERS
-    names = json.loads(file.read_text()) if file.exists() else {}
+    names = json.loads(folder.node_numbers.read_text()) if folder.node_numbers.exists() else {}
     return str(names.get(str(node), node))
 
 
@@ -102,7 +96,7 @@ class AuditedGrid:
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train what the run's configuration says, in the run folder of this server."""
-    folder = ServerFolder(Path(os.environ[FOLDER_VARIABLE]))
+    folder = ServerFolder.of_this_process()
     prepare(grid)
     config = {**context.run_config, OUT: str(folder.run)}
     names = EnrolledNames(folder, folder.run)

@@ -25,8 +25,8 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 from flwr.supercore.utils import get_flwr_home
 
+from polyfed.flower.deploy.private_files import socket_in
 from polyfed.flower.wire.message import LENGTH
-from polyfed.flower.wire.private_sockets import socket_in
 
 log = logging.getLogger("polyfed")
 
