@@ -473,10 +473,10 @@ def test_nodes_of_one_domain_have_tests_of_their_own() -> None:
     assert federation.test_sizes()["seen"] == {"d": 10}
 
 
-@pytest.mark.parametrize("loss", [10**400, float("nan"), float("inf"), True, "0.5"])
-def test_a_loss_that_is_no_finite_number_leaves_the_client_out(loss: object) -> None:
-    with pytest.raises(BadMessage, match="its loss is"):
-        loss_in({"loss": loss})
+def test_a_loss_that_is_no_finite_number_leaves_the_client_out() -> None:
+    for loss in (10**400, float("nan"), float("inf"), True, "0.5"):
+        with pytest.raises(BadMessage, match="its loss is"):
+            loss_in({"loss": loss})
 
 
 def test_a_loss_may_be_absent() -> None:

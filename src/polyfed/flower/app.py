@@ -65,11 +65,7 @@ def settings_text(settings: Settings) -> str:
 
 
 def settings_from(run_config: Mapping[str, Any]) -> Settings:
-    """Settings from a run's configuration, where server or node runs.
-
-    Args:
-        run_config: ``context.run_config``.
-    """
+    """Settings from a run's configuration, where server or node runs."""
     text = run_config.get(SETTINGS_KEY)
     if not isinstance(text, str):
         raise SettingError(
@@ -79,13 +75,12 @@ def settings_from(run_config: Mapping[str, Any]) -> Settings:
         settings = read_settings(text)
     except json.JSONDecodeError as error:
         raise SettingError(f"{SETTINGS_KEY} in the run's configuration is not JSON: {error}.") from error
-    settings = dataclasses.replace(settings, load=tuple(_arrived(file) for file in settings.load))
+    settings = dataclasses.replace(settings, load=tuple(map(_arrived, settings.load)))
     allow(code_in(settings.load))
     return settings
 
 
 def read_settings(text: str) -> Settings:
-    """Settings from their JSON text."""
     values = json.loads(text)
     if not isinstance(values, dict):
         raise SettingError(f"{SETTINGS_KEY} in the run's configuration is not a table of settings.")
@@ -114,24 +109,14 @@ NEVER_SENT = re.compile(r"test_.*\.py|.*_test\.py")
 
 
 def write_app(folder: Path, settings: Settings, name: str, server_app: str = SERVER_APP) -> list[Path]:
-    """Write the app folder; nothing that exists is overwritten.
-
-    Args:
-        folder: made if it does not exist.
-        settings: of the run.
-        name: what the recipe is called.
-        server_app: the ServerApp that runs it.
-
-    Returns:
-        The files written.
-    """
+    """Write the app folder of a recipe with this name, and return the files written; nothing that exists is overwritten."""
     own = own_files(settings.load)
     if folder.exists() and not folder.is_dir():
         raise SettingError(f"{folder} is a file. Name a folder.")
     if found := [name for name in (PROJECT, RECIPE, *own) if (folder / name).exists()]:
         raise SettingError(f"{folder} already holds {', '.join(found)}, and nothing is overwritten. Name another folder.")
     travelling = dataclasses.replace(settings, load=tuple(own))
-    texts = {PROJECT: project_text(travelling, name, server_app), RECIPE: recipe_text(travelling, name)}
+    texts = {PROJECT: _project_text(travelling, name, server_app), RECIPE: _recipe_text(travelling, name)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file, text in texts.items():
@@ -158,30 +143,24 @@ def own_files(load: Sequence[str]) -> dict[str, Path]:
     return found
 
 
-def project_text(settings: Settings, name: str, server_app: str = SERVER_APP) -> str:
+def _project_text(settings: Settings, name: str, server_app: str) -> str:
     """``pyproject.toml`` as Flower wants it. polyfed is no dependency: Flower would try to install it for each run."""
-    document = {
-        "project": {
-            "name": app_name(name),
-            "version": "1.0.0",
-            "description": f"polyfed over Flower: {name}",
-            "license": "Apache-2.0",
-            "dependencies": [],
-        },
-        "tool": {
-            "flwr": {
-                "app": {
-                    "publisher": "polyfed",
-                    "components": {"serverapp": server_app, "clientapp": CLIENT_APP},
-                    "config": {SETTINGS_KEY: settings_text(settings), **DEFAULTS},
-                }
-            }
-        },
+    project = {
+        "name": app_name(name),
+        "version": "1.0.0",
+        "description": f"polyfed over Flower: {name}",
+        "license": "Apache-2.0",
+        "dependencies": [],
     }
-    return tomli_w.dumps(document)
+    app = {
+        "publisher": "polyfed",
+        "components": {"serverapp": server_app, "clientapp": CLIENT_APP},
+        "config": {SETTINGS_KEY: settings_text(settings), **DEFAULTS},
+    }
+    return tomli_w.dumps({"project": project, "tool": {"flwr": {"app": app}}})
 
 
-def recipe_text(settings: Settings, name: str) -> str:
+def _recipe_text(settings: Settings, name: str) -> str:
     """The settings that are not at their defaults as a recipe, to read, and to make the folder again from."""
     written = {
         key: value

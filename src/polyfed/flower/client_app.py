@@ -26,12 +26,7 @@ CODE = "code"
 
 
 def problem_with_code(settings: Settings, config: Mapping[str, object]) -> str:
-    """Why a node does not run what an app brings; empty where it may.
-
-    Args:
-        settings: of the run; ``load`` names files where they lie on this machine.
-        config: the node's own configuration.
-    """
+    """Why a node with this configuration does not run what an app brings; empty where it may."""
     listed = set(str(config.get(CODE, "")).replace(",", " ").lower().split())
     for file in travelled(settings):
         found = hashlib.sha256(file.read_bytes()).hexdigest()

@@ -20,6 +20,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import flwr.supernode.runtime.run_clientapp as clientapp
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
@@ -51,11 +52,15 @@ def run(address: str, secret: bytes | None = None) -> None:
     shorten_clientapp()
     # Nobody waits for the processes that are forked.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    interceptors: list[Any] = [RuntimeVersionHttpInterceptor(component_name="SuperExec")]
+    if secret is not None:
+        protected = ("/flwr.proto.Runtime/AcquireTask",)
+        interceptors.append(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=protected))
     client = RuntimeHttpClient.from_server_address(
         server_address=address,
         insecure=True,
         root_certificates=None,
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec"), *with_secret(secret)],
+        interceptors=interceptors,
         retry_invoker=make_simple_http_retry_invoker(),
     )
     wanted, wish = os.pipe()
@@ -81,13 +86,6 @@ def wishes_until_work(address: str, wanted: int) -> Iterator[Path]:
                 return
 
 
-def with_secret(secret: bytes | None) -> list[SuperExecAuthHttpInterceptor]:
-    """What signs a look for work."""
-    if secret is None:
-        return []
-    return [SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=("/flwr.proto.Runtime/AcquireTask",))]
-
-
 def forked(work: Callable[[], None]) -> None:
     """Do something in a process of its own."""
     if os.fork():
@@ -103,18 +101,17 @@ def forked(work: Callable[[], None]) -> None:
     os._exit(0)
 
 
-def answer(address: str, token: str, wish: int) -> None:
+def answer(node: str, token: str, wish: int) -> None:
     """Run the ClientApp for one message; a resident process it needs is forked by the executor."""
-    resident.launch = lambda address: _wish(wish, address)
-    clientapp.run_clientapp(address, token, insecure=True, runtime_dependency_install=False)
 
+    def launch(address: Path) -> None:
+        os.write(wish, f"{address}\n".encode())
 
-def _wish(pipe: int, place: Path) -> None:
-    os.write(pipe, f"{place}\n".encode())
+    resident.launch = launch
+    clientapp.run_clientapp(node, token, insecure=True, runtime_dependency_install=False)
 
 
 def reside(address: Path) -> None:
-    """Be a resident process."""
     os.setsid()
     with resident.log_path(address).open("ab") as output:
         os.dup2(output.fileno(), 1)
@@ -124,7 +121,6 @@ def reside(address: Path) -> None:
 
 
 def main() -> None:
-    """The executor of one node."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     # It would log every look for work.
     logging.getLogger("httpx").setLevel(logging.WARNING)

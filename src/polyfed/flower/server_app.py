@@ -12,7 +12,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from polyfed.backends.base import Backend
-from polyfed.backends.choose import BackendFor, refuse_unused
+from polyfed.backends.choose import refuse_unused
 from polyfed.core.data_types import ClientData, Federation
 from polyfed.core.load_methods import load_file
 from polyfed.core.method import as_method
@@ -62,7 +62,6 @@ MAY_DIFFER = ("rounds", "total_epochs", "method", "load", "root", "unseen", "bac
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train what the run's configuration says."""
     prepare(grid)
     log_result(run_on_grid(grid, settings_from(context.run_config), context.run_config))
 
@@ -102,7 +101,9 @@ def gathered(
         names=names,
     )
     out = str(config.get(OUT, ""))
-    nodes = roster.gather(max(1, int(number(config, MIN_NODES))), number(config, WAIT), clients_before(out))
+    # The clients of a run that is to go on: with fewer, or others, it would be another run.
+    clients = list(RunFolder(out).document().get("data", {}).get("samples", ())) if holds_run(out) else []
+    nodes = roster.gather(max(1, int(number(config, MIN_NODES))), number(config, WAIT), clients)
     for node in nodes:
         log.info("Client %s: %s, %d training examples.", node.client, ", ".join(node.domains), node.samples)
     unseen = unseen_at_server(settings, str(config.get(UNSEEN_DATA, "")), nodes[0])
@@ -119,8 +120,11 @@ def gathered(
 def recorded(settings: Settings, federation: Federation, roster: Roster, config: Mapping[str, object]) -> Result:
     """Train and write a run folder, or go on with the run that is in it."""
     out, leaves_newcomer = str(config.get(OUT, "")), switch(config, NEWCOMER)
-    backend = reaching(roster, config)
-    callbacks = [RoundLog(roster)]
+    timeout, callbacks = number(config, TIMEOUT), [RoundLog(roster)]
+
+    def backend(bench: Workbench, clients: Collection[ClientData]) -> Backend:
+        return FlowerBackend(bench, clients, roster, timeout, leaves_newcomer)
+
     if holds_run(out):
         found = RunFolder(out).settings()
         if found.model is not None:
@@ -130,7 +134,11 @@ def recorded(settings: Settings, federation: Federation, roster: Roster, config:
         ended = resume(out, data=federation, callbacks=callbacks, backend=backend, load=settings.load)
     else:
         experiment = Experiment(settings, federation, backend=backend)
-        require_newcomer(experiment, leaves_newcomer)
+        if federation.unseen and needs_file(experiment) and not leaves_newcomer:
+            raise SettingError(
+                f"To test unseen domains ({', '.join(federation.unseen)}) the server needs the layers that {experiment.method} keeps "
+                f"at the nodes. Let it ask for them (--run-config '{NEWCOMER}=true'), or leave {UNSEEN_DATA} out."
+            )
         experiment.head_by(as_reported(experiment))
         experiment.given = [HELD_BY_NODES]
         for notice in experiment.notices:
@@ -151,33 +159,8 @@ def as_reported(experiment: Experiment) -> Headline | None:
     return dataclasses.replace(found, reason=f"{found.reason} {REPORTED}")
 
 
-def reaching(roster: Roster, config: Mapping[str, object]) -> BackendFor:
-    """Makes the backend that reaches these nodes."""
-    timeout, leaves_newcomer = number(config, TIMEOUT), switch(config, NEWCOMER)
-
-    def backend(bench: Workbench, clients: Collection[ClientData]) -> Backend:
-        return FlowerBackend(bench, clients, roster, timeout, leaves_newcomer)
-
-    return backend
-
-
 def holds_run(out: str) -> bool:
-    """Whether there is a run to go on with."""
     return bool(out) and RunFolder(out).holds_run
-
-
-def clients_before(out: str) -> list[str]:
-    """The clients of the run that is to go on: with fewer, or others, it would be another run."""
-    return list(RunFolder(out).document().get("data", {}).get("samples", ())) if holds_run(out) else []
-
-
-def require_newcomer(experiment: Experiment, allowed: bool) -> None:
-    """Refuse to test unseen domains with layers that nobody allowed to leave the nodes."""
-    if experiment.federation.unseen and needs_file(experiment) and not allowed:
-        raise SettingError(
-            f"To test unseen domains ({', '.join(experiment.federation.unseen)}) the server needs the layers that {experiment.method} keeps "
-            f"at the nodes. Let it ask for them (--run-config '{NEWCOMER}=true'), or leave {UNSEEN_DATA} out."
-        )
 
 
 def fresh_folder(experiment: Experiment) -> Path:
@@ -200,7 +183,6 @@ def refuse_other_settings(asked: Settings, found: Settings, out: str) -> None:
 
 
 def show_log() -> None:
-    """Let polyfed's messages appear in the run's log."""
     if not log.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("polyfed: %(message)s"))
@@ -226,7 +208,6 @@ class RoundLog(Callback):
 
 
 def log_result(result: Result) -> None:
-    """The end of the run in its log."""
     summary = result.summary()
     for sentence in result.warnings:
         log.warning("%s", sentence)

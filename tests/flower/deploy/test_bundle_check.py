@@ -39,8 +39,8 @@ def test_a_file_of_methods_passes_only_where_it_or_its_bundle_is_listed(tmp_path
     assert check_bundle(content, [hashlib.sha256(content).hexdigest()]) == ["mine.py"]
 
 
-@pytest.mark.parametrize("bundle", OTHER_BUNDLES)
-def test_other_bundles_are_refused(bundle: str) -> None:
-    content, sentence = OTHER_BUNDLES[bundle]
-    with pytest.raises(Refused, match=sentence):
-        check_bundle(content, ())
+def test_other_bundles_are_refused() -> None:
+    for bundle in OTHER_BUNDLES:
+        content, sentence = OTHER_BUNDLES[bundle]
+        with pytest.raises(Refused, match=sentence):
+            check_bundle(content, ())

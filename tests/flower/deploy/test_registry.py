@@ -77,13 +77,13 @@ def test_the_certificate_has_the_name_the_server_gave_and_is_for_clients_only(
     assert ends_soon(sign_request(authority, certificate_request(key, "x"), "node-7", days=0))
 
 
-@pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP256K1()])
-def test_other_curves_and_broken_requests_are_refused(authority: Signed, curve: ec.EllipticCurve) -> None:
-    weak = ec.generate_private_key(curve)
-    with pytest.raises(BadRequest, match="P-384"):
-        sign_request(authority, certificate_request(weak, "node-1"), "node-1")
-    with pytest.raises(BadRequest, match="no certificate request"):
-        sign_request(authority, b"-----BEGIN CERTIFICATE REQUEST-----", "node-1")
+def test_other_curves_and_broken_requests_are_refused(authority: Signed) -> None:
+    for curve in (ec.SECP256R1(), ec.SECP256K1()):
+        weak = ec.generate_private_key(curve)
+        with pytest.raises(BadRequest, match="P-384"):
+            sign_request(authority, certificate_request(weak, "node-1"), "node-1")
+        with pytest.raises(BadRequest, match="no certificate request"):
+            sign_request(authority, b"-----BEGIN CERTIFICATE REQUEST-----", "node-1")
 
 
 def test_a_renewed_node_may_use_both_certificates_until_the_new_one_was_seen(

@@ -43,7 +43,6 @@ class Signed(NamedTuple):
 
 
 def is_address(host: str) -> bool:
-    """Whether a host is an IP address, not a name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -82,7 +81,6 @@ def _named(common_name: str) -> x509.Name:
 
 
 def pem(certificate: x509.Certificate) -> bytes:
-    """A certificate as text."""
     text: bytes = certificate.public_bytes(serialization.Encoding.PEM)
     return text
 
@@ -136,7 +134,6 @@ def _hosts_of(certificate: x509.Certificate) -> list[str]:
 
 
 def read_signed(certificate: Path, key: Path) -> Signed:
-    """A certificate and its private key from their files."""
     try:
         found = serialization.load_pem_private_key(key.read_bytes(), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -147,7 +144,6 @@ def read_signed(certificate: Path, key: Path) -> Signed:
 
 
 def read_certificate(file: Path) -> x509.Certificate:
-    """A certificate from its file."""
     try:
         return x509.load_pem_x509_certificate(file.read_bytes())
     except ValueError as error:

@@ -21,6 +21,8 @@ from polyfed.flower.deploy.private_files import private_folder, write_private
 from polyfed.flower.deploy.processes import Child, start
 from polyfed.runs.folder.audit_log import AuditLog
 
+POLICY = "node.toml"
+
 
 class DeploymentFolder:
     """Paths in a folder that only this account may enter; nothing is made before it is needed."""
@@ -43,11 +45,9 @@ class DeploymentFolder:
         return cls(Path(os.environ[cls.variable]))
 
     def folders(self) -> Sequence[Path]:
-        """The folders in it."""
         raise NotImplementedError
 
     def make(self) -> None:
-        """Make the folders."""
         for folder in (self.path, *self.folders()):
             private_folder(folder)
         secret_in(self.runtime_secret)
@@ -73,8 +73,6 @@ class DeploymentFolder:
 
 
 class ServerFolder(DeploymentFolder):
-    """The folder of a server."""
-
     who, variable = "server", "POLYFED_SERVER_FOLDER"
 
     def __init__(self, path: Path) -> None:
@@ -106,11 +104,9 @@ class ServerFolder(DeploymentFolder):
         return secret_in(self.link / "control.secret").decode()
 
     def describe(self, values: Mapping[str, Any]) -> None:
-        """Remember how the server was started."""
         write_private(self.described, tomli_w.dumps(dict(values)))
 
     def description(self) -> dict[str, Any]:
-        """How the server was started."""
         try:
             return tomllib.loads(self.described.read_text())
         except FileNotFoundError as error:
@@ -130,13 +126,11 @@ class Membership:
 
 
 class NodeFolder(DeploymentFolder):
-    """The folder of a node."""
-
     who, variable = "node", "POLYFED_NODE_FOLDER"
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.policy = path / "node.toml"
+        self.policy = path / POLICY
         self.server = path / "server.json"
         self.privacy_account = path / "privacy.jsonl"
         self.state = path / "state"  # what stays local between rounds
@@ -159,7 +153,6 @@ class NodeFolder(DeploymentFolder):
         return Membership(**json.loads(self.server.read_text())) if self.server.exists() else None
 
     def remember(self, membership: Membership) -> None:
-        """Write down which server the node belongs to."""
         write_private(self.server, json.dumps(asdict(membership)))
 
 

@@ -57,14 +57,9 @@ class Child:
 
 
 def start(name: str, command: Sequence[str], logs: Path, variables: Mapping[str, str], dies_by: int) -> Child:
-    """Start a process.
+    """Start a process; it gets the signal ``dies_by`` when this process ends in any way.
 
-    Args:
-        name: of the process, and of its log.
-        command: program and words; a program without a folder is one of this Python environment.
-        logs: folder of the log.
-        variables: added to the environment.
-        dies_by: the signal it gets when this process ends in any way.
+    A program without a folder is one of this Python environment. ``variables`` are added to the environment.
     """
     program = command[0] if os.sep in command[0] else str(PROGRAMS / command[0])
     # Flower starts its own programs by name.
@@ -108,12 +103,10 @@ def free_port() -> int:
 
 
 def answers(host: str, port: int) -> bool:
-    """Whether somebody listens there."""
     with contextlib.suppress(OSError), socket.create_connection((host, port), 0.5):
         return True
     return False
 
 
 def tail(text: str, lines: int) -> str:
-    """The last lines of a text."""
     return "\n".join(text.strip().splitlines()[-lines:])

@@ -15,14 +15,7 @@ BAD_INPUT, REFUSED = 2, 3
 
 
 def write_server_units(folder: Path, words: Sequence[str], server: Path, port: int) -> list[Path]:
-    """Write a unit, a compose file and a Dockerfile for a server.
-
-    Args:
-        folder: where the files go.
-        words: the command after ``polyfed``.
-        server: folder of the server.
-        port: that nodes reach.
-    """
+    """Write a unit, a compose file and a Dockerfile for a server; ``words`` is the command after ``polyfed``."""
     unit = _unit("polyfed server", words, server, "on-failure", 15)
     return _write(folder, "polyfed-serve.service", unit, _compose("serve", words, server, [f"{port}:{port}"], []))
 

@@ -25,12 +25,7 @@ UNREADABLE = (zipfile.BadZipFile, zlib.error, struct.error, NotImplementedError,
 
 
 def check_bundle(content: bytes, code: Collection[str]) -> list[str]:
-    """Refuse a bundle that brings other code; returns the files it brings that the node lists.
-
-    Args:
-        content: the bundle, a zip file.
-        code: SHA-256 of bundles and files that are allowed.
-    """
+    """Refuse a bundle that brings code whose SHA-256 (its own or its files') is not in ``code``; returns the files with code."""
     own = hashlib.sha256(content).hexdigest()
     files = read_bundle(content)
     project = read_project(files)
@@ -62,7 +57,6 @@ def read_bundle(content: bytes) -> dict[str, bytes]:
 
 
 def read_project(files: dict[str, bytes]) -> dict[str, Any]:
-    """The ``pyproject.toml`` of a bundle."""
     try:
         return tomllib.loads(files[PROJECT].decode())
     except (KeyError, ValueError, RecursionError) as error:

@@ -43,10 +43,7 @@ class Answer(NamedTuple):
 def enrol(folder: NodeFolder, kit: Kit, client: str) -> None:
     """Make the node's keys and get its certificate; a node that has enrolled with this kit is left as it is.
 
-    Args:
-        folder: of the node.
-        kit: of the server.
-        client: name of this node in runs, which the server keeps for it; empty: said later, with the first run.
+    ``client`` is the name of this node in runs, which the server keeps for it; empty: said later, with the first run.
     """
     member = Membership(kit.name, kit.host, kit.port, hashed(kit.token))
     before = folder.membership()
@@ -95,12 +92,10 @@ def renewed(folder: NodeFolder, member: Membership) -> bool:
 
 
 def own_context(folder: NodeFolder) -> ssl.SSLContext:
-    """TLS with the node's own certificate."""
     return client_context(folder.authority, folder.certificate, folder.tls_key)
 
 
 def ask(member: Membership, values: dict[str, str], context: ssl.SSLContext) -> Answer:
-    """Send a request to the enrolment path."""
     connection = http.client.HTTPSConnection(member.host, member.port, timeout=SECONDS, context=context)
     try:
         connection.request("POST", ENROL_PATH, json.dumps(values), {"Content-Type": "application/json"})

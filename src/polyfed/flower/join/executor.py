@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flwr.supernode.runtime.run_clientapp as clientapp
@@ -72,17 +72,14 @@ def guarded(wire_message: WireMessage, context: Context) -> WireMessage:
         return refusal(sentence)
     # Where files lie on the server says nothing here, and must not point anywhere.
     context.run_config[SETTINGS_KEY] = json.dumps({**json.loads(str(context.run_config[SETTINGS_KEY])), "root": None})
-    context.node_config.update({LEAST_SAMPLES_KEY: policy.least_samples, **account_limits(policy, folder)})
+    context.node_config.update({LEAST_SAMPLES_KEY: policy.least_samples, FILE_KEY: str(folder.privacy_account)})
+    # A run without noise would go past a limit, so limits need dp_required.
+    if policy.dp_required:
+        context.node_config.update({EPSILON_KEY: float(policy.most_epsilon_in_all), DELTA_KEY: float(policy.most_delta)})
     answered = what_may_leave(answer(wire_message, context), policy, wire_message.control.get("what") == DESCRIBE)
     if answered.control.get("kind") == DECLINED:
         folder.note("refused", **about, why=answered.control["problem"])
     return answered
-
-
-def account_limits(policy: Policy, folder: NodeFolder) -> dict[str, str | float]:
-    """Where the node keeps its privacy account, and what it allows; a run without noise would go past a limit, so it needs dp_required."""
-    limits = {EPSILON_KEY: float(policy.most_epsilon_in_all), DELTA_KEY: float(policy.most_delta)}
-    return {FILE_KEY: str(folder.privacy_account), **(limits if policy.dp_required else {})}
 
 
 def unlisted_code(load: Sequence[str]) -> list[str]:
@@ -163,17 +160,12 @@ def checked_install(content: bytes, **_: Any) -> None:
         sys.path.insert(0, str(install_from_fab(content, skip_prompt=True)))
 
 
-def own_app(*_: Any, **__: Any) -> Any:
+def own_app(*_: Any, **__: Any) -> Callable[..., ClientApp]:
     """In the place of Flower's loader: always the guarded ClientApp."""
-
-    def load(*_: Any) -> ClientApp:
-        return app
-
-    return load
+    return lambda *_: app
 
 
 def main() -> None:
-    """The executor of one joined node."""
     os.umask(OTHERS)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -102,7 +102,6 @@ class JoinedNode:
             self.show(f"{error} The certificate is renewed later.")
 
     def start(self, port: int) -> None:
-        """Start the SuperNode and its executor."""
         self.address, self.connected = f"{LOOPBACK}:{free_port()}", False
         host, own_port = self.address.split(":")
         words = ["--superlink", f"{LOOPBACK}:{port}", "--root-certificates", str(self.folder.local_certificates / CA_CERTIFICATE)]
@@ -116,7 +115,6 @@ class JoinedNode:
         return self.folder.start("executor", [sys.executable, "-m", "polyfed.flower.join.executor", self.address])
 
     def watch(self) -> None:
-        """Return when the SuperNode has ended."""
         assert self.supernode is not None and self.executor is not None
         while self.supernode.alive:
             if not self.connected and CONNECTED in self.supernode.said():
@@ -145,13 +143,9 @@ class JoinedNode:
 
 
 def join(kit: Path | None, folder: Path, given: Policy, show: Callable[[str], None] = print) -> None:
-    """Join a server, for the first time or again.
+    """Join the server that wrote the kit, or, without a kit, go on as a node that has joined.
 
-    Args:
-        kit: the file that the server wrote; None: go on as a node that has joined.
-        folder: of the node.
-        given: what the command line says of data and limits; written to ``node.toml`` with the first start.
-        show: prints a line.
+    What the command line says of data and limits (``given``) is written to ``node.toml`` with the first start.
     """
     be_private_and_stoppable()
     place = NodeFolder(folder.resolve())
@@ -193,7 +187,6 @@ def kept_policy(folder: NodeFolder, given: Policy) -> Policy:
 
 
 def write_config(folder: NodeFolder, policy: Policy) -> None:
-    """What the SuperNode gives to ClientApps."""
     values = {"data": policy.data, "domain": policy.domain, "client": policy.client, "state": str(folder.state)}
     write_private(folder.config, tomli_w.dumps({name: value for name, value in values.items() if value}))
 

@@ -30,13 +30,13 @@ from polyfed.core.privacy import (
 )
 from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.flower.app import MIN_NODES
+from polyfed.flower.deploy.folders import POLICY as FILE
 from polyfed.flower.deploy.private_files import write_private
 from polyfed.flower.wire.message import DESCRIBE
 from polyfed.models.model_text import weights_file
 from polyfed.settings import Settings
 from polyfed.text import read_sum
 
-FILE = "node.toml"
 ALL = "*"
 NOTHING, AGGREGATE, PER_SAMPLE = "nothing", "aggregate", "per sample"
 LONGEST_NAME = 60
@@ -45,7 +45,6 @@ TEST, VALIDATION = "test", "validation"
 
 
 def limit(default: Any, doc: str) -> Any:
-    """A key of the file with what it means."""
     return dataclasses.field(default=default, metadata={"doc": doc})
 
 
@@ -116,11 +115,7 @@ class Policy:
     ) -> list[str]:
         """What an ask may not do here, each in a sentence without paths.
 
-        Args:
-            settings: of the run.
-            run_config: of the run.
-            ask: the question, and what the server says of its purpose and round.
-            extras: what is sent along with the question.
+        ``ask`` is the question, and what the server says of its purpose and round; ``extras`` is sent along with it.
         """
         return [
             *self._about_code(settings),
@@ -173,17 +168,15 @@ class Policy:
             return
         if row.what == KEPT_LAYERS and not self.newcomer:
             yield f"{row.what} are asked for, and newcomer is false"
-        if row.what in self._withheld_scores:
+        if (row.what == TEST_SCORES and TEST not in self.scores) or (
+            row.what == VALIDATION_SCORES and VALIDATION not in self.scores
+        ):
             yield f"{row.what} are asked for, and scores does not name them"
         if row.what == VALIDATION_SCORES and row not in departures(method, settings):
             yield f"{row.what} are asked for, and the run does not choose its round by them (selection is {settings.selection})"
         # What a training lets out is judged with the method.
         if self.dp_required and question != "train" and row != TEST_DATA_ONLY and not row.covered:
             yield f"{row.what} are asked for, which no noise covers ({row.why}), and dp_required is true"
-
-    @property
-    def _withheld_scores(self) -> list[str]:
-        return [what for name, what in ((TEST, TEST_SCORES), (VALIDATION, VALIDATION_SCORES)) if name not in self.scores]
 
     def _about_method(self, settings: Settings) -> Iterator[str]:
         parts = [call.name for call in read_sum(settings.method)]
@@ -253,14 +246,11 @@ def _require_type(path: Path, name: str, value: object, default: object) -> None
     else:
         fits = type(value) is type(default)
     if not fits:
-        wanted = {tuple: "a list of texts", bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[
-            type(default)
-        ]
-        raise SettingError(f"{path}: {name} takes {wanted}, found {value!r}.")
+        kinds = {tuple: "a list of texts", bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+        raise SettingError(f"{path}: {name} takes {kinds[type(default)]}, found {value!r}.")
 
 
 def allowed(name: str, names: Sequence[str]) -> bool:
-    """Whether a list has a name."""
     return ALL in names or name in names
 
 

@@ -39,7 +39,6 @@ def unless_unreadable(read: ReadConfig) -> ReadConfig:
 
 
 def main() -> None:
-    """The SuperNode of one joined node."""
     # By its name: a function of the same name hides the module.
     loop = importlib.import_module("flwr.supernode.start_client_internal")
     vars(loop).update(get_fused_config_from_fab=unless_unreadable(loop.get_fused_config_from_fab))

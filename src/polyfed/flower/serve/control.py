@@ -54,7 +54,6 @@ class WithSecret:
         self.secret = secret
 
     def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
-        """Send a request with the secret."""
         context.request.headers[SECRET_HEADER] = self.secret
         return call_next(context)
 
@@ -71,7 +70,6 @@ class Control:
         )
 
     def is_there(self) -> bool:
-        """Whether the SuperLink answers."""
         try:
             self.client.ListNodes(ListNodesRequest())
         except httpx.TransportError:
@@ -86,11 +84,9 @@ class Control:
         }
 
     def register(self, key: str, name: str) -> None:
-        """Let a key in."""
         self.client.RegisterNode(RegisterNodeRequest(public_key=key.encode(), name=name))
 
     def unregister(self, node: int) -> None:
-        """Let a node in no more."""
         self.client.UnregisterNode(UnregisterNodeRequest(node_id=node))
 
     def start(self, app: Path, config: Mapping[str, Any]) -> int:

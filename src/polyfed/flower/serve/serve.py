@@ -61,29 +61,17 @@ class Failed(PolyfedError, RuntimeError):
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a server is started with.
-
-    Attributes:
-        settings: of the run.
-        recipe: what they are called.
-        host: name or address by which nodes reach the server.
-        nodes: how many nodes are waited for.
-        folder: of the server.
-        port: of the front.
-        listen: address that the front listens on.
-        newcomer: leave a model for newcomers, though it needs layers that stay at the nodes.
-        config: other keys of the run's configuration.
-    """
+    """What a server is started with."""
 
     settings: Settings
-    recipe: str
-    host: str
-    nodes: int
+    recipe: str  # what the settings are called
+    host: str  # name or address by which nodes reach the server
+    nodes: int  # how many are waited for
     folder: Path
     port: int = 8443
     listen: str = ANY_ADDRESS
-    newcomer: bool = False
-    config: Mapping[str, Any] = field(default_factory=dict)
+    newcomer: bool = False  # leave a model for newcomers, though it needs layers that stay at the nodes
+    config: Mapping[str, Any] = field(default_factory=dict)  # other keys of the run's configuration
 
     def __post_init__(self) -> None:
         if self.nodes < 1:
@@ -159,7 +147,7 @@ class RunningServer:
         kept_server(folder.certificates, self.authority, [wanted.host])
         keep_loopback_server(folder.link_certificates, "polyfed SuperLink on loopback")
         link_authority, self.link_port = folder.link_certificates / CA_CERTIFICATE, free_port()
-        self.service = Service(Enrolment(folder.path, self.authority, self.audit, self.let_in_and_wait), folder.front_secret)
+        self.service = Service(Enrolment(folder.path, self.authority, self.audit, self.enrolled), folder.front_secret)
         self.front = Front(
             folder.front,
             wanted.listen,
@@ -170,7 +158,7 @@ class RunningServer:
             folder.certificates,
             link_authority,
         )
-        self.front_log = FrontLog(self.front.access_log, self.audit)
+        self.front_log = FrontLog(folder.front / "access.log", self.audit)
         self.control = Control(self.link_port, link_authority, folder.control_secret)
         self.changing = threading.RLock()
         self.children: dict[str, Child] = {}
@@ -179,7 +167,6 @@ class RunningServer:
         self.connected: set[str] = set()
 
     def work(self) -> None:
-        """Start everything, wait for the nodes, and train."""
         self.audit.write("server started", host=self.wanted.host, port=self.wanted.port)
         self.write_kits()
         self.start_link()
@@ -190,7 +177,6 @@ class RunningServer:
 
     # ------------------------------------------------------------------------------------------------------------ starting
     def write_kits(self) -> None:
-        """A kit for each node that has none."""
         with NodeRegistry.changed(self.folder.path) as registry:
             for number in range(1, self.wanted.nodes + 1):
                 name = f"node-{number}"
@@ -218,7 +204,6 @@ class RunningServer:
         self.children["superexec"] = folder.start("superexec", ["flower-superexec", *words])
 
     def start_front(self) -> None:
-        """Start nginx."""
         self.front.check()
         host = LOOPBACK if self.wanted.listen in (ANY_ADDRESS, "::") else self.wanted.listen
         if answers(host, self.wanted.port):
@@ -227,7 +212,6 @@ class RunningServer:
         self.wait_until("front", lambda: answers(host, self.wanted.port))
 
     def wait_until(self, name: str, ready: Callable[[], bool]) -> None:
-        """Wait until a process does its work."""
         end = time.monotonic() + START_LIMIT
         while not ready():
             self.require_alive()
@@ -245,7 +229,7 @@ class RunningServer:
                 )
 
     # --------------------------------------------------------------------------------------------------------------- nodes
-    def let_in_and_wait(self) -> None:
+    def enrolled(self) -> None:
         """Let in who has just enrolled, and give nginx the time to read its file."""
         self.let_in()
         time.sleep(0.5)
@@ -299,13 +283,11 @@ class RunningServer:
                         registry.nodes[name].before = ""
 
     def online(self) -> set[str]:
-        """Names of the nodes that are connected."""
         nodes = NodeRegistry.read(self.folder.path).nodes
         keys = {node.key: node.name for node in nodes.values() if node.state == ENROLLED}
         return {keys[key] for key, (_, connected) in self.control.nodes().items() if connected and key in keys}
 
     def show_changes(self, now: set[str]) -> None:
-        """Say who came and who went."""
         for name in sorted(now - self.connected):
             self.audit.write("node connected", node=name)
             self.show(f"{name} is connected ({len(now)} of {self.wanted.nodes}).")
@@ -315,7 +297,6 @@ class RunningServer:
         self.connected = now
 
     def wait_for_nodes(self) -> None:
-        """Wait until enough nodes are connected."""
         self.show(f"Listening on {self.wanted.host}:{self.wanted.port}. Waiting for {self.wanted.nodes} nodes.")
         while len(self.connected) < self.wanted.nodes:
             self.look()
@@ -353,7 +334,6 @@ class RunningServer:
             log.warning("The log of the run broke off (%s).", error)
 
     def close(self) -> None:
-        """End all processes."""
         for child in reversed(self.children.values()):
             child.stop()
         self.front_log.look()

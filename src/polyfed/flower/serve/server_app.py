@@ -25,10 +25,6 @@ class EnrolledNames(ClientNames):
     """Names on a server that enrolled its nodes: a node is known by the name that its key was enrolled under.
 
     A client's name that a node told when it enrolled is its own, also while it is not there.
-
-    Args:
-        server: folder of the server.
-        folder: of the run.
     """
 
     numbers_change = False
@@ -38,7 +34,6 @@ class EnrolledNames(ClientNames):
         self.server = server
 
     def known_as(self, node: int) -> str:
-        """The name that a node was enrolled under."""
         return enrolled_name(self.server, node)
 
     def holders(self) -> Mapping[str, str]:
@@ -47,7 +42,6 @@ class EnrolledNames(ClientNames):
 
 
 def enrolled_name(folder: ServerFolder, node: int) -> str:
-    """The name of a node by its number."""
     names = json.loads(folder.node_numbers.read_text()) if folder.node_numbers.exists() else {}
     return str(names.get(str(node), node))
 
@@ -62,7 +56,6 @@ class AuditedGrid:
         return getattr(self.grid, name)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages, and write down to whom and what."""
         sent = list(messages)
         accepted = list(self.grid.push_messages(sent))
         for message in sent:
@@ -71,14 +64,12 @@ class AuditedGrid:
         return accepted
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Fetch replies, and write down whose they are and what is in them."""
         found = list(self.grid.pull_messages(message_ids))
         for message in found:
             self.write("answered", message, message.metadata.src_node_id, message.metadata.reply_to_message_id)
         return found
 
     def write(self, event: str, message: Message, node: int, about: str) -> None:
-        """One line of the audit log."""
         content = message.content if message.has_content() else None
         self.audit.write(
             event,

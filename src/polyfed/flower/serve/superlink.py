@@ -44,7 +44,6 @@ class Lock:
             await send({"type": "http.response.body", "body": b""})
 
     def may_pass(self, scope: Mapping[str, Any]) -> bool:
-        """Whether a request has the secret of the part that it is for."""
         path = str(scope["path"])
         if path.startswith(RUNTIME):
             return True
@@ -54,7 +53,6 @@ class Lock:
 
 
 def main() -> None:
-    """The locked SuperLink."""
     folder = ServerFolder.of_this_process()
     secrets = {FLEET: folder.front_secret.encode(), CONTROL: folder.control_secret.encode()}
     locked = Middleware(Lock, secrets=secrets, audit=AuditLog(folder.audit))

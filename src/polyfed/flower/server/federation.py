@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from torch import Tensor
-
 from polyfed.core.data_types import ClientData, Examples, Federation, Preparation
 from polyfed.core.tasks.known import task_named
 from polyfed.data.federate import whole_domain
@@ -16,6 +14,8 @@ from polyfed.errors import DataError
 from polyfed.flower.wire.descriptions import Description
 from polyfed.runs.assemble import build_data_set
 from polyfed.settings import Settings
+
+log = logging.getLogger("polyfed")
 
 
 def federation_of(nodes: Sequence[Description]) -> Federation:
@@ -37,35 +37,22 @@ def _client(node: Description) -> ClientData:
     return ClientData(
         id=node.client,
         domains=node.domains,
-        train=_blank(_targets(node.samples, node.class_counts, node), node),
-        tests={domain: _unknown(count, node) for domain, count in node.tests.items()},
-        validation=None if node.validation is None else _unknown(node.validation, node),
+        train=_blank(node, node.samples, node.class_counts),
+        # Labels of test data stay with the node.
+        tests={domain: _blank(node, count) for domain, count in node.tests.items()},
+        validation=None if node.validation is None else _blank(node, node.validation),
     )
 
 
-def _unknown(count: int, node: Description) -> BlankExamples:
-    """Test data, of which the labels stay with the node."""
-    return _blank(_targets(count, (), node), node)
-
-
-def _targets(count: int, class_counts: Sequence[int], node: Description) -> Tensor:
-    return task_named(node.task).blank_targets(count, class_counts, len(node.classes), node.input_shape)
-
-
-def _blank(labels: Tensor, node: Description) -> BlankExamples:
+def _blank(node: Description, count: int, class_counts: Sequence[int] = ()) -> BlankExamples:
+    labels = task_named(node.task).blank_targets(count, class_counts, len(node.classes), node.input_shape)
     return BlankExamples(labels, node.input_shape, INPUT_TYPES[node.input_type])
 
 
-log = logging.getLogger("polyfed")
-
-
 def unseen_at_server(settings: Settings, data: str, node: Description) -> Mapping[str, Examples]:
-    """Test data by domain: those that the settings call unseen, or all there are.
+    """Test data on the server by domain: those that the settings call unseen, or all there are.
 
-    Args:
-        settings: of the run.
-        data: a folder or a data set on the server; empty: none.
-        node: one of the nodes, whose classes and inputs the data must have.
+    The data must have the classes and inputs of this node.
     """
     if not data:
         if settings.unseen:

@@ -65,7 +65,6 @@ def _sendable(value: Tensor) -> Tensor:
 
 
 def payload_of(message: WireMessage) -> Payload:
-    """Return the payload in a wire message."""
     entries = _group(message, ENTRIES)
     if not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in entries.items()):
         raise BadMessage("its entries are no tensors with names")

@@ -194,12 +194,10 @@ def send_over_grid_directly(grid: Any) -> bool:
 
 
 def proxies() -> bool:
-    """Whether the environment names a proxy."""
     return bool(set(urllib.request.getproxies()) & {"http", "https", "all"})
 
 
 def direct_client(context: ssl.SSLContext, timeout: httpx.Timeout) -> httpx.Client:
-    """A client of httpx that sends directly."""
     return httpx.Client(transport=DirectTransport(context), timeout=timeout, follow_redirects=True)
 
 

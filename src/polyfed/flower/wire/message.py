@@ -41,7 +41,6 @@ class WireMessage:
 
     @property
     def size(self) -> int:
-        """Bytes of all blobs."""
         return sum(map(length_of, self.blobs.values()))
 
 
@@ -75,7 +74,6 @@ def bundled(messages: Sequence[WireMessage]) -> WireMessage:
 
 
 def unbundled(bundle: WireMessage) -> list[WireMessage]:
-    """Return the messages in a bundle."""
     try:
         return [
             WireMessage(dict(control), {name: bundle.blobs[place] for name, place in places.items()})
@@ -87,7 +85,6 @@ def unbundled(bundle: WireMessage) -> list[WireMessage]:
 
 # ------------------------------------------------------------------------------------------------------------- sockets
 def send(connection: socket.socket, message: WireMessage) -> None:
-    """Write a wire message to a socket."""
     lengths = {name: length_of(blob) for name, blob in message.blobs.items()}
     header = json.dumps({"control": message.control, "blobs": lengths}).encode()
     connection.sendall(len(header).to_bytes(LENGTH, "little") + header)

@@ -55,7 +55,6 @@ def wire_message_of(content: RecordDict) -> WireMessage:
 
 
 def size_of(content: RecordDict) -> int:
-    """Return the bytes of a message's content."""
     arrays = sum(len(piece) for record in content.array_records.values() for array in record.values() for piece in pieces_of(array))
     texts = sum(
         len(value) for record in content.config_records.values() for value in record.values() if isinstance(value, str | bytes)
