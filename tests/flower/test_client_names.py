@@ -20,8 +20,8 @@ from flwr.app import Message
 from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, tiny_data
 from polyfed.errors import DataError, RunFolderError
 from polyfed.flower.deploy.folders import ServerFolder
+from polyfed.flower.serve.audited_app import EnrolledNames
 from polyfed.flower.serve.registry import ENROLLED, NodeRecord, NodeRegistry
-from polyfed.flower.serve.server_app import EnrolledNames
 from polyfed.flower.server.roster import FILE, ClientNames, Roster
 from polyfed.flower.server_app import run_on_grid
 from polyfed.flower.wire.message import WireMessage

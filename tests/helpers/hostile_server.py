@@ -25,11 +25,11 @@ import pytest
 
 from helpers.deployed import DATA, DOMAINS, LONG, Deployed, on_loopback
 from helpers.flower_fakes import FakeGrid, over
-from helpers.flower_harness import free_port
 from helpers.hostile_app import ASK, CATEGORY, CLIENTS, HERE, LEAST, NODE, PORT, RUN, SAID, SERVER_APP
 from helpers.paths import TESTS
 from polyfed.flower.app import write_app
 from polyfed.flower.deploy.folders import ServerFolder
+from polyfed.flower.deploy.processes import free_port
 from polyfed.flower.serve.control import Control
 from polyfed.flower.server.backend import FlowerBackend
 from polyfed.flower.wire.codec import Encoder

@@ -19,6 +19,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,9 @@ PAUSE = 0.1
 
 def run(address: str, secret: bytes | None = None) -> None:
     """Work for the node with this address until it is ended; ``secret`` is that of its Runtime, where it asks for one."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    # It would log every look for work.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     # What is forked has inherited it.
     keep_freed_pages()
     send_directly()
@@ -68,12 +72,12 @@ def run(address: str, secret: bytes | None = None) -> None:
     while True:
         acquired = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
         if acquired.HasField("task") and acquired.token:
-            forked(lambda token=acquired.token: answer(address, token, wish))  # type: ignore[misc]
-        for place in wishes_until_work(address, wanted):
-            forked(lambda place=place: reside(place))  # type: ignore[misc]
+            _forked(partial(answer, address, acquired.token, wish))
+        for place in _wishes_until_work(address, wanted):
+            _forked(partial(_reside, place))
 
 
-def wishes_until_work(address: str, wanted: int) -> Iterator[Path]:
+def _wishes_until_work(address: str, wanted: int) -> Iterator[Path]:
     """Return when there may be work; meanwhile, the places of resident processes that ClientApps wish for."""
     work = waiting_for_work(address)
     with work or contextlib.nullcontext():
@@ -86,7 +90,7 @@ def wishes_until_work(address: str, wanted: int) -> Iterator[Path]:
                 return
 
 
-def forked(work: Callable[[], None]) -> None:
+def _forked(work: Callable[[], None]) -> None:
     """Do something in a process of its own."""
     if os.fork():
         return
@@ -111,7 +115,7 @@ def answer(node: str, token: str, wish: int) -> None:
     clientapp.run_clientapp(node, token, insecure=True, runtime_dependency_install=False)
 
 
-def reside(address: Path) -> None:
+def _reside(address: Path) -> None:
     os.setsid()
     with resident.log_path(address).open("ab") as output:
         os.dup2(output.fileno(), 1)
@@ -120,12 +124,5 @@ def reside(address: Path) -> None:
     resident.serve(address)
 
 
-def main() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    # It would log every look for work.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    run(sys.argv[1])
-
-
 if __name__ == "__main__":
-    main()
+    run(sys.argv[1])

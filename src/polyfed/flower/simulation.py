@@ -206,7 +206,7 @@ class Simulated(FlowerBackend):
         # The runtime looks at each virtual node ten times a second.
         most = MOST_NODES if on_a_cluster else max(MESSAGES_FOR_AN_ACTOR * (os.cpu_count() or 1), LEAST_NODES)
         nodes = min(clients, max(most, self.least_messages(clients)))
-        self.runtime = Runtime(virtual_app(self.bench.settings, self.home), nodes, self.bench.settings)
+        self.runtime = Runtime(_virtual_app(self.bench.settings, self.home), nodes, self.bench.settings)
         return self.runtime
 
     def state_of(self, client: str) -> ClientState:
@@ -233,18 +233,18 @@ def simulated(bench: Workbench, clients: Collection[ClientData]) -> Backend:
     return Simulated(bench, clients)
 
 
-def virtual_app(settings: Settings, home: Path) -> ClientApp:
+def _virtual_app(settings: Settings, home: Path) -> ClientApp:
     """A ClientApp whose nodes build what the settings say, and keep their state in one folder."""
     plain = dataclasses.replace(settings, backend="process", load=tuple(str(Path(file).resolve()) for file in settings.load))
 
     def work(wire_message: WireMessage, context: Context) -> WireMessage:
         allow(code_in(plain.load, plain.model))  # this is a process of Ray: the one that started it has passed the gate
-        return bundled([answer_of(plain, home, message) for message in unbundled(wire_message)])
+        return bundled([_answer_of(plain, home, message) for message in unbundled(wire_message)])
 
     return make_app(work)
 
 
-def answer_of(settings: Settings, home: Path, wire_message: WireMessage) -> WireMessage:
+def _answer_of(settings: Settings, home: Path, wire_message: WireMessage) -> WireMessage:
     """The answer of one of the clients that an actor answers for."""
     client = str(wire_message.control["client"])
     place = shared_workplace(settings)

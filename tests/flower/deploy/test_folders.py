@@ -1,4 +1,4 @@
-"""Folders of servers and nodes, before any process is started."""
+"""Folders of servers and nodes, before any process is started; and a node whose server is busy."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed
 
 from helpers.command_line import Command
 from polyfed.errors import SettingError
-from polyfed.flower.deploy.folders import NodeFolder, ServerFolder
+from polyfed.flower.deploy.folders import Membership, NodeFolder, ServerFolder
 from polyfed.flower.deploy.kit import Kit
+from polyfed.flower.join import join
+from polyfed.flower.join.enrol import Unreachable
 from polyfed.flower.join.join import kept_policy, remove_old_state, write_config
 from polyfed.flower.join.policy import Policy
 from polyfed.flower.serve.registry import NodeRegistry
@@ -117,3 +119,19 @@ def test_commands_say_what_is_missing(polyfed: Command) -> None:
     ):
         done = polyfed(*words)
         assert done.code == 2 and sentence in done.err, done.err
+
+
+def test_a_renewal_that_a_busy_server_does_not_answer_does_not_end_the_node(
+    node: NodeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+
+    def busy(*_: object) -> bool:
+        raise Unreachable("The server cannot be reached (timed out).")
+
+    joined = join.JoinedNode(node, Membership("node-1", "localhost", 8443, ""), shown.append)
+    monkeypatch.setattr(join, "renewed", busy)
+    joined.renew()
+    monkeypatch.setattr(join, "renewed", lambda *_: True)
+    joined.renew()
+    assert shown == ["The server cannot be reached (timed out). The certificate is renewed later.", "The certificate was renewed."]

@@ -18,7 +18,7 @@ from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, over, tiny_data
 from polyfed.core.conversation import EVALUATION, Ask, Payload
 from polyfed.flower.app import SETTINGS_KEY, settings_text
 from polyfed.flower.deploy.folders import NodeFolder
-from polyfed.flower.join import executor as guarded_app
+from polyfed.flower.join import guarded_executor as guarded_app
 from polyfed.flower.join.policy import Policy
 from polyfed.flower.node.account import account_in
 from polyfed.flower.server.backend import FlowerBackend

@@ -1,8 +1,9 @@
-"""The node decides: what node.toml does not allow is refused by name, and what leaves has no paths."""
+"""The node decides: what node.toml does not allow is refused by name, bundles with code too, and what leaves has no paths."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,16 @@ import pytest
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
 pytest.importorskip("cryptography", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
+from flwr.cli.build import build_fab_from_disk
+
+from helpers.app_bundles import OTHER_BUNDLES
 from helpers.policy_cases import AT_CLIENTS, CASES, PRIVATE, VALIDATION
 from polyfed.core.method import as_method
 from polyfed.errors import SettingError
-from polyfed.flower.join.executor import evenly, unlisted_code, what_may_leave, without_paths
-from polyfed.flower.join.policy import Policy
+from polyfed.flower.app import write_app
+from polyfed.flower.join.bundle_check import check_bundle
+from polyfed.flower.join.guarded_executor import evenly, unlisted_code, what_may_leave, without_paths
+from polyfed.flower.join.policy import Policy, Refused
 from polyfed.flower.wire.message import WireMessage, refusal
 from polyfed.settings import Settings
 
@@ -119,3 +125,32 @@ def test_class_counts_are_told_evenly_where_they_may_not_be_told() -> None:
     hidden = what_may_leave(answer, Policy(data="x", class_counts=False), True).control["description"]["class_counts"]
     assert hidden == evenly([9, 1, 1]) == [4, 4, 3]
     assert what_may_leave(answer, Policy(data="x", dp_required=True), True).control["description"]["class_counts"] == hidden
+
+
+# Flower's own packing uses a name of pathspec that newer releases of it will take away.
+flowers_packing = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
+METHOD = "import polyfed\n\n\n@polyfed.register\ndef mine() -> polyfed.Method:\n    return polyfed.Method()\n"
+
+
+@flowers_packing
+def test_polyfeds_own_bundle_passes(tmp_path: Path) -> None:
+    write_app(tmp_path / "app", Settings(), "demo")
+    assert check_bundle(build_fab_from_disk(tmp_path / "app"), ()) == []
+
+
+@flowers_packing
+def test_a_file_of_methods_passes_only_where_it_or_its_bundle_is_listed(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(METHOD)
+    write_app(tmp_path / "app", Settings(load=(str(tmp_path / "mine.py"),)), "demo")
+    content = build_fab_from_disk(tmp_path / "app")
+    with pytest.raises(Refused, match=r"mine\.py"):
+        check_bundle(content, ())
+    assert check_bundle(content, [hashlib.sha256(METHOD.encode()).hexdigest()]) == ["mine.py"]
+    assert check_bundle(content, [hashlib.sha256(content).hexdigest()]) == ["mine.py"]
+
+
+def test_other_bundles_are_refused() -> None:
+    for bundle in OTHER_BUNDLES:
+        content, sentence = OTHER_BUNDLES[bundle]
+        with pytest.raises(Refused, match=sentence):
+            check_bundle(content, ())

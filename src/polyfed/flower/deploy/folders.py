@@ -30,6 +30,7 @@ class DeploymentFolder:
     who: ClassVar[str]
     variable: ClassVar[str]
     """Names the folder in the environment of the processes that work for it."""
+    folders: Sequence[Path]
     flower_home: Path
     runtime_secret: Path
     """Of the SuperLink's or the SuperNode's Runtime."""
@@ -44,13 +45,10 @@ class DeploymentFolder:
         """The folder that this process works for."""
         return cls(Path(os.environ[cls.variable]))
 
-    def folders(self) -> Sequence[Path]:
-        raise NotImplementedError
-
     def make(self) -> None:
-        for folder in (self.path, *self.folders()):
+        for folder in (self.path, *self.folders):
             private_folder(folder)
-        secret_in(self.runtime_secret)
+        _secret_in(self.runtime_secret)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -89,19 +87,18 @@ class ServerFolder(DeploymentFolder):
         self.database = self.link / "state.db"
         self.flower_home = self.link / "home"
         self.runtime_secret = self.link / "runtime.secret"
-
-    def folders(self) -> Sequence[Path]:
-        return self.certificates, self.link, self.link_certificates, self.flower_home, self.front, self.kits, self.logs
+        link = (self.link, self.link_certificates, self.flower_home)
+        self.folders = (self.certificates, *link, self.front, self.kits, self.logs)
 
     @property
     def front_secret(self) -> str:
         """By which the SuperLink and the enrolment service know the front."""
-        return secret_in(self.link / "front.secret").decode()
+        return _secret_in(self.link / "front.secret").decode()
 
     @property
     def control_secret(self) -> str:
         """By which the SuperLink knows ``polyfed serve``."""
-        return secret_in(self.link / "control.secret").decode()
+        return _secret_in(self.link / "control.secret").decode()
 
     def describe(self, values: Mapping[str, Any]) -> None:
         write_private(self.described, tomli_w.dumps(dict(values)))
@@ -144,9 +141,7 @@ class NodeFolder(DeploymentFolder):
         self.flower_key = self.keys / "flower.key"
         self.runtime_secret = self.keys / "runtime.secret"
         self.local_certificates = self.keys / "loopback"  # of the forwarder
-
-    def folders(self) -> Sequence[Path]:
-        return self.keys, self.local_certificates, self.flower_home, self.state, self.logs
+        self.folders = (self.keys, self.local_certificates, self.flower_home, self.state, self.logs)
 
     def membership(self) -> Membership | None:
         """Which server the node belongs to; None: none yet."""
@@ -156,7 +151,7 @@ class NodeFolder(DeploymentFolder):
         write_private(self.server, json.dumps(asdict(membership)))
 
 
-def secret_in(path: Path) -> bytes:
+def _secret_in(path: Path) -> bytes:
     """The random secret of a file; made with the first use."""
     if not path.exists():
         write_private(path, secrets.token_hex(32))

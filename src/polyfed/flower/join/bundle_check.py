@@ -33,10 +33,10 @@ def check_bundle(content: bytes, code: Collection[str]) -> list[str]:
     unlisted = [name for name in others if hashlib.sha256(files[name]).hexdigest() not in code]
     if own not in code and unlisted:
         raise Refused(f"The app bundle {own[:16]} brings code that this node does not list: {', '.join(unlisted)[:500]}.")
-    named = value_at(project, "tool", "flwr", "app", "components", "clientapp")
+    named = _value_at(project, "tool", "flwr", "app", "components", "clientapp")
     if named != CLIENT_APP:
         raise Refused(f"The app bundle {own[:16]} names another ClientApp ({str(named)[:200]}). This node runs {CLIENT_APP} only.")
-    if value_at(project, "project", "dependencies"):
+    if _value_at(project, "project", "dependencies"):
         raise Refused(f"The app bundle {own[:16]} wants packages installed. Nothing is installed here.")
     return others
 
@@ -63,7 +63,7 @@ def read_project(files: dict[str, bytes]) -> dict[str, Any]:
         raise Refused(f"The app bundle has no {PROJECT} that can be read.") from error
 
 
-def value_at(table: Any, *names: str) -> Any:
+def _value_at(table: Any, *names: str) -> Any:
     """What lies in tables within tables; None where there is none."""
     for name in names:
         table = table.get(name) if isinstance(table, dict) else None

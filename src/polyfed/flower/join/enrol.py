@@ -33,7 +33,7 @@ class Unreachable(OSError):
     """The server cannot be reached; it may be later."""
 
 
-class Answer(NamedTuple):
+class ServerAnswer(NamedTuple):
     """What the server said, and how far this machine's clock is ahead of its clock, in seconds."""
 
     values: dict[str, Any]
@@ -50,7 +50,7 @@ def enrol(folder: NodeFolder, kit: Kit, client: str) -> None:
     if before == member and folder.certificate.exists():
         return
     if before != member:
-        make_keys(folder, kit)
+        _make_keys(folder, kit)
         folder.remember(member)
     signed_key = serialization.load_pem_private_key(folder.tls_key.read_bytes(), None)
     flower_key = serialization.load_ssh_private_key(folder.flower_key.read_bytes(), None)
@@ -65,7 +65,7 @@ def enrol(folder: NodeFolder, kit: Kit, client: str) -> None:
     folder.note("enrolled", host=kit.host, port=kit.port, name=kit.name)
 
 
-def make_keys(folder: NodeFolder, kit: Kit) -> None:
+def _make_keys(folder: NodeFolder, kit: Kit) -> None:
     """Keys for TLS and for Flower; they are made here and never leave."""
     flower_key = ec.generate_private_key(ec.SECP384R1())
     form, unlocked = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
@@ -76,7 +76,7 @@ def make_keys(folder: NodeFolder, kit: Kit) -> None:
     write_private(folder.flower_key, flower_key.private_bytes(serialization.Encoding.PEM, form, unlocked))
 
 
-def hello(folder: NodeFolder, member: Membership) -> Answer:
+def hello(folder: NodeFolder, member: Membership) -> ServerAnswer:
     """Ask whether this node may come in."""
     return ask(member, HELLO, own_context(folder))
 
@@ -95,7 +95,7 @@ def own_context(folder: NodeFolder) -> ssl.SSLContext:
     return client_context(folder.authority, folder.certificate, folder.tls_key)
 
 
-def ask(member: Membership, values: dict[str, str], context: ssl.SSLContext) -> Answer:
+def ask(member: Membership, values: dict[str, str], context: ssl.SSLContext) -> ServerAnswer:
     connection = http.client.HTTPSConnection(member.host, member.port, timeout=SECONDS, context=context)
     try:
         connection.request("POST", ENROL_PATH, json.dumps(values), {"Content-Type": "application/json"})
@@ -117,7 +117,7 @@ def ask(member: Membership, values: dict[str, str], context: ssl.SSLContext) -> 
         found = {}
     if response.status != 200:
         raise Refused(str(found.get("problem") or f"The server refused with status {response.status}.")[:500])
-    return Answer(found, now - server_time(response.headers.get("Date", ""), now))
+    return ServerAnswer(found, now - server_time(response.headers.get("Date", ""), now))
 
 
 def server_time(date: str, otherwise: float) -> float:

@@ -35,7 +35,7 @@ KILLED_BEFORE = "Failed to activate SuperNode"
 T = TypeVar("T")
 
 
-def until_reached(ask: Callable[[], T], show: Callable[[str], None]) -> T:
+def _until_reached(ask: Callable[[], T], show: Callable[[str], None]) -> T:
     """The server's answer; one that cannot be reached is asked again, after longer and longer pauses."""
     pause = SHORTEST_PAUSE
     while True:
@@ -84,7 +84,7 @@ class JoinedNode:
 
     def look_after(self) -> None:
         """Wait until the server lets this node in; renew its certificate, compare clocks, remove old state."""
-        answer = until_reached(lambda: hello(self.folder, self.member), self.show)
+        answer = _until_reached(lambda: hello(self.folder, self.member), self.show)
         if problem := clock_problem(answer.ahead):
             self.show(problem)
             self.folder.note("clock is off", seconds=round(answer.ahead, 1))
@@ -108,11 +108,11 @@ class JoinedNode:
         words += ["--auth-supernode-private-key", str(self.folder.flower_key), "--host", host, "--port", own_port]
         words += ["--isolation", "process", "--superexec-auth-secret-file", str(self.folder.runtime_secret)]
         words += ["--node-config", str(self.folder.config)]
-        self.supernode = self.folder.start("supernode", [sys.executable, "-m", "polyfed.flower.join.supernode", *words])
+        self.supernode = self.folder.start("supernode", [sys.executable, "-m", "polyfed.flower.join.guarded_supernode", *words])
         self.executor = self.start_executor()
 
     def start_executor(self) -> Child:
-        return self.folder.start("executor", [sys.executable, "-m", "polyfed.flower.join.executor", self.address])
+        return self.folder.start("executor", [sys.executable, "-m", "polyfed.flower.join.guarded_executor", self.address])
 
     def watch(self) -> None:
         assert self.supernode is not None and self.executor is not None
@@ -159,7 +159,7 @@ def join(kit: Path | None, folder: Path, given: Policy, show: Callable[[str], No
         policy = kept_policy(place, given)
         write_config(place, policy)
         if found is not None:
-            until_reached(lambda: enrol(place, found, policy.client or policy.domain), show)
+            _until_reached(lambda: enrol(place, found, policy.client or policy.domain), show)
         member = place.membership()
         assert member is not None
         node = JoinedNode(place, member, show)

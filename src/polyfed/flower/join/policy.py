@@ -130,8 +130,8 @@ class Policy:
         if model is not None and names_function(model):
             if model not in self.import_paths:
                 yield f"the model {model} would be imported, and import_paths does not name it"
-        elif model is not None and not allowed(name_in(model), self.models):
-            yield f"the model {name_in(model)} is not among the models that are allowed"
+        elif model is not None and not _allowed(_name_in(model), self.models):
+            yield f"the model {_name_in(model)} is not among the models that are allowed"
         files = [settings.init, None if model is None else weights_file(model)]
         if any(file is not None and file not in self.initial_weights for file in files):
             yield "the run starts from a file of weights, and initial_weights does not name it"
@@ -147,7 +147,7 @@ class Policy:
             yield f"clients train on {samples} examples in a round, least_samples is {self.least_samples}"
         if not self.tells_class_counts and needs_class_counts(settings.loss):
             why = "dp_required is true" if self.class_counts else "class_counts is false"
-            yield f"the loss {name_in(settings.loss)} may need the numbers of examples by class, and {why}"
+            yield f"the loss {_name_in(settings.loss)} may need the numbers of examples by class, and {why}"
 
     def _about_ask(self, ask: Mapping[str, Any]) -> Iterator[str]:
         if ask.get("purpose") == NEWCOMER and not self.newcomer:
@@ -181,7 +181,7 @@ class Policy:
     def _about_method(self, settings: Settings) -> Iterator[str]:
         parts = [call.name for call in read_sum(settings.method)]
         for part in parts:
-            if not allowed(part, self.methods):
+            if not _allowed(part, self.methods):
                 yield f"the method {part} is not among the methods that are allowed"
         method = as_method(settings.method)
         granularity = method.facts.granularity or NOTHING
@@ -250,11 +250,11 @@ def _require_type(path: Path, name: str, value: object, default: object) -> None
         raise SettingError(f"{path}: {name} takes {kinds[type(default)]}, found {value!r}.")
 
 
-def allowed(name: str, names: Sequence[str]) -> bool:
+def _allowed(name: str, names: Sequence[str]) -> bool:
     return ALL in names or name in names
 
 
-def name_in(text: str) -> str:
+def _name_in(text: str) -> str:
     """The name in a text with options."""
     return text.split("(")[0].strip()
 

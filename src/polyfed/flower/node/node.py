@@ -63,7 +63,7 @@ class Workplace:
             whole = build_federation(settings.data, settings)
             self.federation = whole if self.method.population is None else self.method.population(whole)
         else:
-            self.federation = own_federation(settings, config)
+            self.federation = _own_federation(settings, config)
         self.initial = None if settings.init is None else read_initial(settings.init)
         self.facts = ""
         self.made: Workbench | None = None
@@ -76,7 +76,7 @@ class Workplace:
             settings = with_one_model(settings, self.federation.default_model, [self.method])
             with threads(settings.threads):
                 model = prepared_model(settings, self.method, self.federation, None, self.initial)
-                federation = normalised_as_asked(normalised_for(model, self.federation), facts)
+                federation = _normalised_as_asked(normalised_for(model, self.federation), facts)
                 self.made = build_bench(settings, self.method, federation, model)
             self.made.loss = task_loss(settings.loss, self.federation.task, list(facts["class_counts"]))
             self.made.measure = measure_in(facts, self.federation.task)
@@ -138,7 +138,7 @@ class Node:
             self.spending(bench.method, ask["run"], int(ask["round"]), charges),
         )
         with threads(bench.settings.threads):
-            payload = answer(client, ask["what"], sound(payload_of(wire_message)))
+            payload = answer(client, ask["what"], _sound(payload_of(wire_message)))
             self.require_charge(client, charges)
             validation = local_validation(client) if ask["what"] == "train" else None
         control: dict[str, Any] = {"ok": True, "loss": client.loss, "version": None, "restarted": restarted}
@@ -226,7 +226,7 @@ class Node:
         }
 
 
-def sound(payload: Payload) -> Payload:
+def _sound(payload: Payload) -> Payload:
     """What the server sent, where its entries are finite; others could take a method's clip away, which is a comparison of numbers."""
     for name, value in payload.entries.items():
         if problem := problem_with_values(value):
@@ -242,7 +242,7 @@ def measure_in(facts: Mapping[str, Any], task: Task) -> str:
     return str(measure)
 
 
-def normalised_as_asked(federation: Federation, facts: Mapping[str, Any]) -> Federation:
+def _normalised_as_asked(federation: Federation, facts: Mapping[str, Any]) -> Federation:
     """The federation with images normalised as the server says: a run that goes on keeps what its folder records."""
     if "mean" not in facts:
         return federation
@@ -262,17 +262,17 @@ def counts_of(examples: Examples, task: Task, classes: int) -> list[int]:
     return [len(examples), *task.class_counts(examples, classes)]
 
 
-def own_federation(settings: Settings, config: Mapping[str, Any]) -> Federation:
+def _own_federation(settings: Settings, config: Mapping[str, Any]) -> Federation:
     """A federation of only this node, from the data its own configuration names."""
     changes = {"root": str(config["root"])} if "root" in config else {}
     dataset = build_data_set(str(config.get("data", settings.data)), with_changes(settings, changes))
     # Another node may hold the domain that nobody trains on.
     unseen = [domain.name for domain in dataset.domains if domain.name in settings.unseen]
     federation = federate(dataset, settings.partition, unseen, settings.seed)
-    return dataclasses.replace(federation, clients=(own_client(federation, config),), unseen={})
+    return dataclasses.replace(federation, clients=(_own_client(federation, config),), unseen={})
 
 
-def own_client(federation: Federation, config: Mapping[str, Any]) -> ClientData:
+def _own_client(federation: Federation, config: Mapping[str, Any]) -> ClientData:
     """Which part of its data set a node is: by ``client`` or ``domain`` of its configuration, or the only one there is."""
     known = {client.id: client for client in federation.clients}
     wanted = config.get("client")

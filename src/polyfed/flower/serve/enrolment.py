@@ -37,7 +37,7 @@ class Enrolment:
     def answer(self, body: bytes, address: str, serial: str) -> tuple[int, dict[str, Any]]:
         """The status and the answer to one request."""
         try:
-            values = read_body(body)
+            values = _read_body(body)
             if values == HELLO:
                 # A node asks whether it may come in before it starts, and compares clocks.
                 return 200, {"name": NodeRegistry.read(self.folder).certified(serial).name}
@@ -63,7 +63,7 @@ class Enrolment:
         raise BadRequest("it brought neither a token nor a certificate")
 
 
-def read_body(body: bytes) -> dict[str, str]:
+def _read_body(body: bytes) -> dict[str, str]:
     """The values of a request."""
     try:
         found = json.loads(body)

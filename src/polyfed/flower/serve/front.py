@@ -85,7 +85,7 @@ class Front:
     def text(self, nodes: Iterable[NodeRecord]) -> str:
         return render(
             "nginx.conf",
-            user=worker_user(),
+            user=_worker_user(),
             folder=self.folder,
             certificates=self.certificates,
             link_authority=self.link_authority,
@@ -113,7 +113,7 @@ class Front:
                 )
 
 
-def worker_user() -> str:
+def _worker_user() -> str:
     """The account of nginx's workers, which talk to the network: never root. Other accounts cannot change it."""
     if os.getuid() != 0:
         return "# its workers have the account of who started it"

@@ -121,6 +121,10 @@ class NodeRegistry:
         self.nodes[record.name] = dataclasses.replace(new, before=serial)
         return self.nodes[record.name]
 
+    def keys(self) -> dict[str, str]:
+        """The names of enrolled nodes by their Flower keys."""
+        return {record.key: record.name for record in self.nodes.values() if record.state == ENROLLED}
+
     def client_names(self) -> dict[str, str]:
         """The nodes by the clients' names that they enrolled with."""
         return {record.client: record.name for record in self.nodes.values() if record.client}

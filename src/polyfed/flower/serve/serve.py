@@ -39,7 +39,7 @@ from polyfed.flower.deploy.processes import LOOPBACK, Child, answers, be_private
 from polyfed.flower.serve.control import Control
 from polyfed.flower.serve.enrolment import Enrolment, Service
 from polyfed.flower.serve.front import Front, FrontLog, nginx
-from polyfed.flower.serve.registry import ENROLLED, FILE, INVITED, NodeRegistry
+from polyfed.flower.serve.registry import FILE, INVITED, NodeRegistry
 from polyfed.runs.folder.audit_log import AuditLog
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import is_finished
@@ -51,7 +51,7 @@ START_LIMIT = 120.0
 TICK = 0.5
 HOUR = 3600.0
 SEEN = "seen.json"
-SERVER_APP = "polyfed.flower.serve.server_app:app"
+SERVER_APP = "polyfed.flower.serve.audited_app:app"
 ANY_ADDRESS = "0.0.0.0"
 
 
@@ -184,7 +184,7 @@ class RunningServer:
                     invite(self.folder, registry, name)
             open_kits = [self.folder.kits / f"{name}{SUFFIX}" for name, node in registry.nodes.items() if node.state == INVITED]
         for file in open_kits:
-            self.show(f"Kit: {shown_path(file)}")
+            self.show(f"Kit: {_shown_path(file)}")
         if open_kits:
             self.show("Send one kit to each node, as you would send a password. There: polyfed join KIT --data DIR --domain NAME")
 
@@ -237,13 +237,11 @@ class RunningServer:
     def let_in(self) -> None:
         """Let the front and the SuperLink know exactly the nodes that are enrolled."""
         with self.changing:
-            file = self.folder.path / FILE
-            self.registry_time = file.stat().st_mtime_ns
-            nodes = NodeRegistry.read(self.folder.path).nodes
-            if self.front.write(nodes.values()) and "front" in self.children:
+            self.registry_time = (self.folder.path / FILE).stat().st_mtime_ns
+            registry = NodeRegistry.read(self.folder.path)
+            if self.front.write(registry.nodes.values()) and "front" in self.children:
                 self.reload_front()
-            keys = {node.key: node.name for node in nodes.values() if node.state == ENROLLED}
-            known = self.control.nodes()
+            keys, known = registry.keys(), self.control.nodes()
             for key, (number, _) in known.items():
                 if key not in keys:
                     self.control.unregister(number)
@@ -282,12 +280,11 @@ class RunningServer:
                     if registry.nodes[name].serial == line["serial"]:
                         registry.nodes[name].before = ""
 
-    def online(self) -> set[str]:
-        nodes = NodeRegistry.read(self.folder.path).nodes
-        keys = {node.key: node.name for node in nodes.values() if node.state == ENROLLED}
-        return {keys[key] for key, (_, connected) in self.control.nodes().items() if connected and key in keys}
-
-    def show_changes(self, now: set[str]) -> None:
+    def watch(self) -> None:
+        """Look after everything, and say who came and who went."""
+        self.look()
+        keys = NodeRegistry.read(self.folder.path).keys()
+        now = {keys[key] for key, (_, connected) in self.control.nodes().items() if connected and key in keys}
         for name in sorted(now - self.connected):
             self.audit.write("node connected", node=name)
             self.show(f"{name} is connected ({len(now)} of {self.wanted.nodes}).")
@@ -295,13 +292,12 @@ class RunningServer:
             self.audit.write("node gone", node=name)
             self.show(f"{name} is gone ({len(now)} of {self.wanted.nodes}).")
         self.connected = now
+        time.sleep(TICK)
 
     def wait_for_nodes(self) -> None:
         self.show(f"Listening on {self.wanted.host}:{self.wanted.port}. Waiting for {self.wanted.nodes} nodes.")
         while len(self.connected) < self.wanted.nodes:
-            self.look()
-            self.show_changes(self.online())
-            time.sleep(TICK)
+            self.watch()
 
     # ------------------------------------------------------------------------------------------------------------ training
     def train(self) -> None:
@@ -311,9 +307,7 @@ class RunningServer:
         self.audit.write("run started", run=str(run))
         threading.Thread(target=self.show_log, args=(run,), daemon=True).start()
         while (ended := self.control.ended(run)) is None:
-            self.look()
-            self.show_changes(self.online())
-            time.sleep(TICK)
+            self.watch()
         self.look()
         completed, how = ended
         self.audit.write("run ended", run=str(run), how=how)
@@ -321,7 +315,7 @@ class RunningServer:
         time.sleep(2 * TICK)
         if not completed:
             raise Failed(f"The run failed ({how}). Its log is above; started again with the same folder, the server goes on.")
-        self.show(f"Finished. Run folder: {shown_path(self.folder.run)}")
+        self.show(f"Finished. Run folder: {_shown_path(self.folder.run)}")
 
     def show_log(self, run: int) -> None:
         """Show what polyfed says of the run; the rest is in the logs."""
@@ -341,6 +335,6 @@ class RunningServer:
         self.service.shutdown()
 
 
-def shown_path(path: Path) -> str:
+def _shown_path(path: Path) -> str:
     """A path as a user would write it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

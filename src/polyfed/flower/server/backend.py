@@ -114,7 +114,7 @@ class FlowerBackend(StagingBackend):
         try:
             payload = payload_of(answer)
             loss, mark = loss_in(answer.control), self.mark(answer.control, version)
-            validation = validation_in(answer.control, self.bench.task.least_main)
+            validation = _validation_in(answer.control, self.bench.task.least_main)
         except BadMessage as error:
             return Outcome(client, None, ClientState(), problem=f"{error}.")
         if answer.control.get("restarted"):
@@ -162,7 +162,7 @@ class FlowerBackend(StagingBackend):
         return {client: str(state.memory["digest"]) for client, state in self.client_states.items() if state.memory}
 
 
-def validation_in(control: Mapping[str, Any], least: float = 0.0) -> float | None:
+def _validation_in(control: Mapping[str, Any], least: float = 0.0) -> float | None:
     value = control.get("validation")
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= 1):
         raise BadMessage(f"its validation score is {shown(value)}, expected a number from {least:g} to 1")

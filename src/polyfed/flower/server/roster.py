@@ -38,7 +38,7 @@ class ClientNames:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.file = None if folder is None else folder / FILE
-        self.first: dict[str, str] = read_names(self.file) if self.file is not None and self.file.exists() else {}
+        self.first: dict[str, str] = _read_names(self.file) if self.file is not None and self.file.exists() else {}
 
     def known_as(self, node: int) -> str:
         """By what a node is known, whatever it calls itself."""
@@ -54,7 +54,7 @@ class ClientNames:
 
     def remember(self) -> None:
         """Write down who has which name, for a run that goes on."""
-        if self.file is not None and (not self.file.exists() or read_names(self.file) != self.first):
+        if self.file is not None and (not self.file.exists() or _read_names(self.file) != self.first):
             write_atomically(self.file, json.dumps(self.first, indent=1))
 
     def problems(self, claims: Mapping[int, str], online: Collection[int]) -> dict[int, str]:
@@ -84,7 +84,7 @@ class ClientNames:
         return "" if has_gone else holder
 
 
-def read_names(file: Path) -> dict[str, str]:
+def _read_names(file: Path) -> dict[str, str]:
     """Who had which name, from the file of a run."""
     try:
         return {str(client): str(node) for client, node in json.loads(file.read_text(encoding="utf-8")).items()}

@@ -41,10 +41,10 @@ class WireMessage:
 
     @property
     def size(self) -> int:
-        return sum(map(length_of, self.blobs.values()))
+        return sum(map(_length_of, self.blobs.values()))
 
 
-def length_of(blob: Blob) -> int:
+def _length_of(blob: Blob) -> int:
     return sum(map(len, blob))
 
 
@@ -85,7 +85,7 @@ def unbundled(bundle: WireMessage) -> list[WireMessage]:
 
 # ------------------------------------------------------------------------------------------------------------- sockets
 def send(connection: socket.socket, message: WireMessage) -> None:
-    lengths = {name: length_of(blob) for name, blob in message.blobs.items()}
+    lengths = {name: _length_of(blob) for name, blob in message.blobs.items()}
     header = json.dumps({"control": message.control, "blobs": lengths}).encode()
     connection.sendall(len(header).to_bytes(LENGTH, "little") + header)
     for blob in message.blobs.values():

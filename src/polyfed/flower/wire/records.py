@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
@@ -60,6 +61,11 @@ def size_of(content: RecordDict) -> int:
         len(value) for record in content.config_records.values() for value in record.values() if isinstance(value, str | bytes)
     )
     return arrays + texts
+
+
+def audited(content: RecordDict) -> dict[str, Any]:
+    """What an audit log says of a message's content."""
+    return {"bytes": size_of(content), "content": content_hash(content)}
 
 
 def content_hash(content: RecordDict) -> str:

@@ -15,7 +15,7 @@ from polyfed.flower.deploy.folders import ServerFolder
 from polyfed.flower.serve.registry import NodeRegistry
 from polyfed.flower.server.roster import ClientNames
 from polyfed.flower.server_app import log_result, prepare, run_on_grid
-from polyfed.flower.wire.records import content_hash, size_of
+from polyfed.flower.wire.records import audited
 from polyfed.runs.folder.audit_log import AuditLog
 
 app = ServerApp()
@@ -34,14 +34,14 @@ class EnrolledNames(ClientNames):
         self.server = server
 
     def known_as(self, node: int) -> str:
-        return enrolled_name(self.server, node)
+        return _enrolled_name(self.server, node)
 
     def holders(self) -> Mapping[str, str]:
         """Who has which name: by enrolment, or from this run on."""
         return {**self.first, **NodeRegistry.read(self.server.path).client_names()}
 
 
-def enrolled_name(folder: ServerFolder, node: int) -> str:
+def _enrolled_name(folder: ServerFolder, node: int) -> str:
     names = json.loads(folder.node_numbers.read_text()) if folder.node_numbers.exists() else {}
     return str(names.get(str(node), node))
 
@@ -70,17 +70,18 @@ class AuditedGrid:
         return found
 
     def write(self, event: str, message: Message, node: int, about: str) -> None:
-        content = message.content if message.has_content() else None
         self.audit.write(
             event,
-            node=enrolled_name(self.folder, node),
+            node=_enrolled_name(self.folder, node),
             run=str(message.metadata.run_id),
             what=message.metadata.message_type,
             round=message.metadata.group_id,
             message=about,
-            bytes=0 if content is None else size_of(content),
-            content="" if content is None else content_hash(content),
-            **({} if content is not None else {"error": str(message.error.reason)}),
+            **(
+                audited(message.content)
+                if message.has_content()
+                else {"bytes": 0, "content": "", "error": str(message.error.reason)}
+            ),
         )
 
 

@@ -1,6 +1,6 @@
 """The executor of a joined node: runs polyfed's ClientApp behind the node's policy, and nothing that an app bundle brings.
 
-    python -m polyfed.flower.join.executor 127.0.0.1:9094
+    python -m polyfed.flower.join.guarded_executor 127.0.0.1:9094
 
 Flower's own code would unpack each bundle and import the ClientApp that it names. Here bundles are checked first, and only those
 whose code the node lists are unpacked; the ClientApp is always polyfed's. Every ask and every answer is in the node's audit log.
@@ -26,15 +26,15 @@ from polyfed.core.load_methods import load_file
 from polyfed.errors import PolyfedError
 from polyfed.flower import executor
 from polyfed.flower.app import SETTINGS_KEY, read_settings, settings_from
-from polyfed.flower.client_app import answer, make_app
+from polyfed.flower.client_app import answer, app_with, make_app
 from polyfed.flower.deploy.folders import NodeFolder
 from polyfed.flower.deploy.private_files import OTHERS
 from polyfed.flower.join.bundle_check import check_bundle
 from polyfed.flower.join.policy import Policy, Refused, refused
 from polyfed.flower.node.account import DELTA_KEY, EPSILON_KEY, FILE_KEY, LEAST_SAMPLES_KEY
 from polyfed.flower.wire.codec import extras_of
-from polyfed.flower.wire.message import ACTION, DECLINED, DESCRIBE, BadMessage, WireMessage, refusal
-from polyfed.flower.wire.records import content_hash, size_of
+from polyfed.flower.wire.message import DECLINED, DESCRIBE, BadMessage, WireMessage, refusal
+from polyfed.flower.wire.records import audited
 from polyfed.runs.folder.audit_log import AuditLog
 
 log = logging.getLogger("polyfed")
@@ -121,7 +121,6 @@ def without_paths(text: str) -> str:
 listed_code: set[str] = set()
 """Names of files in the bundle of the current message whose hashes the node lists."""
 inner = make_app(guarded)
-app = ClientApp()
 
 
 def handle(message: Message, context: Context) -> Message:
@@ -129,7 +128,7 @@ def handle(message: Message, context: Context) -> Message:
     audit = AuditLog(NodeFolder.of_this_process().audit)
     about = {"run": str(context.run_id), "what": message.metadata.message_type, "round": message.metadata.group_id}
     about["message"] = message.metadata.message_id
-    audit.write("asked", **about, bytes=size_of(message.content), content=content_hash(message.content))
+    audit.write("asked", **about, **audited(message.content))
     try:
         reply = inner(message, context)
     except Exception as error:
@@ -137,15 +136,14 @@ def handle(message: Message, context: Context) -> Message:
         audit.write("failed", **about, why=f"{type(error).__name__}: {error}")
         # What is raised here goes to the server as it is.
         raise Refused(f"{type(error).__name__} at this node; its log has the rest") from None
-    audit.write("answered", **about, bytes=size_of(reply.content), content=content_hash(reply.content))
+    audit.write("answered", **about, **audited(reply.content))
     return reply
 
 
-for category in (app.train, app.evaluate, app.query):
-    category(ACTION)(handle)
+app = app_with(handle)
 
 
-def checked_install(content: bytes, **_: Any) -> None:
+def _checked_install(content: bytes, **_: Any) -> None:
     """In the place of Flower's unpacking: refuse, or unpack what the node lists, or do nothing."""
     folder = NodeFolder.of_this_process()
     try:
@@ -160,16 +158,14 @@ def checked_install(content: bytes, **_: Any) -> None:
         sys.path.insert(0, str(install_from_fab(content, skip_prompt=True)))
 
 
-def own_app(*_: Any, **__: Any) -> Callable[..., ClientApp]:
+def _own_app(*_: Any, **__: Any) -> Callable[..., ClientApp]:
     """In the place of Flower's loader: always the guarded ClientApp."""
     return lambda *_: app
 
 
 def main() -> None:
     os.umask(OTHERS)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    vars(clientapp).update(install_from_fab=checked_install, get_load_client_app_fn=own_app)
+    vars(clientapp).update(install_from_fab=_checked_install, get_load_client_app_fn=_own_app)
     executor.run(sys.argv[1], NodeFolder.of_this_process().runtime_secret.read_bytes())
 
 
