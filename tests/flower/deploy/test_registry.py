@@ -27,7 +27,7 @@ from polyfed.flower.deploy.certificates import (
 )
 from polyfed.flower.serve.enrolment import Enrolment
 from polyfed.flower.serve.registry import ENROLLED, NodeRegistry
-from polyfed.runs.folder.audit_log import AuditLog
+from polyfed.runs.folder.audit_log import AuditLog, lines_of
 
 
 def public(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -136,6 +136,16 @@ def test_enrolment_takes_a_clients_name_without_control_characters(
     asked = {"token": token, "request": certificate_request(key, "n").decode(), "key": public(key).decode()}
     status, _ = service.answer(json.dumps({**asked, "client": " pe\x1bn\n"}).encode(), "10.0.0.1", "")
     assert status == 200 and NodeRegistry.read(tmp_path).client_names() == {"pen": "node-1"}
+
+
+def test_requests_that_are_no_table_of_texts_are_refused_and_audited(tmp_path: Path, authority: Signed) -> None:
+    audit = AuditLog(tmp_path / "audit.jsonl")
+    service = Enrolment(tmp_path, authority, audit, lambda: None)
+    bodies = (b"", b"\xff", b"[]", b'{"token": 3}', b"[" * 100_000, b'{"token": "\\ud800"}', b'{"token": "x", "key": "\\udfff"}')
+    for body in bodies:
+        status, found = service.answer(body, "10.0.0.1", "")
+        assert status == 403 and "its request is no" in found["problem"], body[:40]
+    assert [line["event"] for line in lines_of(audit.path)] == ["enrolment refused"] * len(bodies)
 
 
 def test_unknown_nodes_and_odd_names_are_named(tmp_path: Path) -> None:

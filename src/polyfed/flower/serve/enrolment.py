@@ -64,9 +64,10 @@ class Enrolment:
 
 
 def _read_body(body: bytes) -> dict[str, str]:
-    """The values of a request."""
     try:
         found = json.loads(body)
+        # Half of a surrogate pair is JSON, but no text.
+        json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise BadRequest("its request is no JSON") from error
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
