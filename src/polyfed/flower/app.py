@@ -45,7 +45,6 @@ class RunConfig:
 
     @classmethod
     def read(cls, config: Mapping[str, object]) -> RunConfig:
-        """Read the configuration of a run."""
         values: dict[str, Any] = {}
         for key, default in DEFAULTS.items():
             value = config.get(key, default)

@@ -77,7 +77,6 @@ def make_app(work: Callable[[WireMessage, Context], WireMessage]) -> ClientApp:
 
 
 def answer(wire_message: WireMessage, context: Context) -> WireMessage:
-    """Answer an ask on a node of its own."""
     settings = settings_from(context.run_config)
     config = dict(context.node_config)
     if config.get("resident", True) in (False, "false"):

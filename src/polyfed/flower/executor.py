@@ -91,7 +91,6 @@ def _wishes_until_work(address: str, wanted: int) -> Iterator[Path]:
 
 
 def _forked(work: Callable[[], None]) -> None:
-    """Do something in a process of its own."""
     if os.fork():
         return
     try:

@@ -245,7 +245,6 @@ def _virtual_app(settings: Settings, home: Path) -> ClientApp:
 
 
 def _answer_of(settings: Settings, home: Path, wire_message: WireMessage) -> WireMessage:
-    """The answer of one of the clients that an actor answers for."""
     client = str(wire_message.control["client"])
     place = shared_workplace(settings)
     data = next((data for data in place.federation.clients if data.id == client), None)

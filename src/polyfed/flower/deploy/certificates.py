@@ -86,7 +86,6 @@ def pem(certificate: x509.Certificate) -> bytes:
 
 
 def pem_key(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """A private key as text, without a password."""
     form, unlocked = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     text: bytes = key.private_bytes(serialization.Encoding.PEM, form, unlocked)
     return text

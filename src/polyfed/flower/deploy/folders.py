@@ -62,11 +62,9 @@ class DeploymentFolder:
             yield
 
     def note(self, event: str, **facts: Any) -> None:
-        """Write a line to the audit log."""
         AuditLog(self.audit).write(event, **facts)
 
     def start(self, name: str, command: Sequence[str], dies_by: int = signal.SIGKILL) -> Child:
-        """Start a process that works for this folder."""
         return start(name, command, self.logs, {"FLWR_HOME": str(self.flower_home), self.variable: str(self.path)}, dies_by)
 
 

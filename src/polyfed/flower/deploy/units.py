@@ -70,7 +70,6 @@ def _yaml(word: str) -> str:
 
 
 def _write(folder: Path, unit_name: str, unit: str, compose: str) -> list[Path]:
-    """Write the files; nothing that exists is overwritten."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     files = {unit_name: unit, "compose.yaml": compose, "Dockerfile": render("Dockerfile", python=version)}
     for name in files:

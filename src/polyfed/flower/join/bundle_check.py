@@ -42,7 +42,6 @@ def check_bundle(content: bytes, code: Collection[str]) -> list[str]:
 
 
 def read_bundle(content: bytes) -> dict[str, bytes]:
-    """The files in a bundle by their names."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as bundle:
             if sum(info.file_size for info in bundle.infolist()) > LARGEST:

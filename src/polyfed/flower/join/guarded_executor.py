@@ -47,7 +47,6 @@ NO_FILE_NAMES = ("node.toml",)
 
 
 def guarded(wire_message: WireMessage, context: Context) -> WireMessage:
-    """Answer what the node's policy allows."""
     folder = NodeFolder.of_this_process()
     policy = Policy.read(folder.policy)
     client = policy.client or policy.domain

@@ -136,7 +136,6 @@ class JoinedNode:
             self.show(f"The connection ended: {tail(said, 2)}")
 
     def stop(self) -> None:
-        """End the processes; the SuperNode says goodbye."""
         for child in (self.supernode, self.executor):
             if child is not None:
                 child.stop()

@@ -79,7 +79,6 @@ def _reached(connection: socket.socket, address: Path) -> bool:
 
 
 def start(address: Path, settings: str, config: Mapping[str, Any]) -> None:
-    """Start the resident process, apart from this one."""
     address.unlink(missing_ok=True)
     job = {
         SETTINGS: settings,

@@ -100,7 +100,6 @@ class Control:
         return int(started.run_id)
 
     def log_of(self, run: int) -> Iterator[str]:
-        """What the run says, until it has ended."""
         latest = 0.0
         while True:
             try:

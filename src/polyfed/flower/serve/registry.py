@@ -126,7 +126,6 @@ class NodeRegistry:
         return {record.key: record.name for record in self.nodes.values() if record.state == ENROLLED}
 
     def client_names(self) -> dict[str, str]:
-        """The nodes by the clients' names that they enrolled with."""
         return {record.client: record.name for record in self.nodes.values() if record.client}
 
     def other_holder(self, client: str, name: str) -> str:

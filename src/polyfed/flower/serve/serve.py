@@ -189,7 +189,6 @@ class RunningServer:
             self.show("Send one kit to each node, as you would send a password. There: polyfed join KIT --data DIR --domain NAME")
 
     def start_link(self) -> None:
-        """Start the SuperLink and what runs its ServerApps."""
         folder, link = self.folder, self.folder.link_certificates
         words = ["--host", LOOPBACK, "--port", str(self.link_port), "--database", str(folder.database)]
         words += ["--ssl-ca-certfile", str(link / CA_CERTIFICATE), "--ssl-certfile", str(link / SERVER_CERTIFICATE)]
@@ -301,7 +300,6 @@ class RunningServer:
 
     # ------------------------------------------------------------------------------------------------------------ training
     def train(self) -> None:
-        """Start the run, show its log, and wait for its end."""
         config = {MIN_NODES: self.wanted.nodes, NEWCOMER: self.wanted.newcomer, **self.wanted.config}
         run = self.control.start(self.folder.app, config)
         self.audit.write("run started", run=str(run))

@@ -76,7 +76,6 @@ class ClientNames:
         return found
 
     def other_holder(self, node: int, client: str, online: Collection[int]) -> str:
-        """Who else has the name that a node claims; empty: nobody."""
         holder = self.holders().get(client, "")
         if holder == self.known_as(node):
             return ""

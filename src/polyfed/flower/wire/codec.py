@@ -31,7 +31,6 @@ class Encoder:
         self.done: dict[tuple[tuple[str, int], ...], tuple[Mapping[str, Tensor], Blob]] = {}
 
     def encode(self, payload: Payload, control: Mapping[str, Any]) -> WireMessage:
-        """Return the wire message of a payload and further plain values."""
         structures: dict[str, Any] = {}
         blobs: dict[str, Blob] = {}
         for group, values in ((ENTRIES, payload.entries), (EXTRAS, payload.extras)):

@@ -54,7 +54,6 @@ def refusal(problem: str, kind: str = "error") -> WireMessage:
 
 
 def read_control(text: object) -> dict[str, Any]:
-    """Read a table of plain values from JSON text."""
     try:
         found = json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError) as error:

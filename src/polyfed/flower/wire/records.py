@@ -45,7 +45,6 @@ def _array(blob: Blob) -> Array:
 
 
 def wire_message_of(content: RecordDict) -> WireMessage:
-    """Return the wire message in the content of a Flower message."""
     control = content.get(CONTROL)
     if not isinstance(control, ConfigRecord):
         raise BadMessage("it was not written by polyfed")
