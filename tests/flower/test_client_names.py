@@ -19,9 +19,9 @@ from flwr.app import Message
 
 from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, tiny_data
 from polyfed.errors import DataError, RunFolderError
-from polyfed.flower.serve.folder import ServerFolder
+from polyfed.flower.deploy.folders import ServerFolder
+from polyfed.flower.serve.audited_app import EnrolledNames
 from polyfed.flower.serve.registry import ENROLLED, NodeRecord, NodeRegistry
-from polyfed.flower.serve.server_app import NUMBERS, EnrolledNames
 from polyfed.flower.server.roster import FILE, ClientNames, Roster
 from polyfed.flower.server_app import run_on_grid
 from polyfed.flower.wire.message import WireMessage
@@ -74,7 +74,7 @@ def server_with(folder: Path, clients: dict[int, str]) -> EnrolledNames:
     with NodeRegistry.changed(folder) as registry:
         for number, client in clients.items():
             registry.nodes[f"node-{number}"] = NodeRecord(f"node-{number}", ENROLLED, client=client)
-    (folder / "superlink" / NUMBERS).write_text(json.dumps({str(number): f"node-{number}" for number in clients}))
+    ServerFolder(folder).node_numbers.write_text(json.dumps({str(number): f"node-{number}" for number in clients}))
     return EnrolledNames(server)
 
 
@@ -171,7 +171,7 @@ def test_an_enrolled_node_comes_back_under_another_number_and_no_other_takes_its
     grid = FakeGrid(SMALL, tmp_path, HONEST)
     roster = roster_over(grid, names)
     roster.gather(3, 0.0)
-    numbers = tmp_path / "server/superlink" / NUMBERS
+    numbers = ServerFolder(tmp_path / "server").node_numbers
     numbers.write_text(json.dumps({**json.loads(numbers.read_text()), "98": "node-1", "99": "node-2"}))
     grid.offline.add(BIG)
     grid.configs = {**HONEST, 98: CONFIGS[BIG]}

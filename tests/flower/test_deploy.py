@@ -76,12 +76,12 @@ def test_files_of_ones_own_methods_travel(tmp_path: Path, monkeypatch: pytest.Mo
     assert settings_from(config).load == (str(tmp_path / "app" / "quiet.py"),)
 
 
-@pytest.mark.parametrize(("name", "sentence"), [("test_quiet.py", "would not send"), ("quiet.txt", "would not send")])
-def test_a_file_flower_would_leave_out_is_refused(tmp_path: Path, name: str, sentence: str) -> None:
-    (tmp_path / name).write_text(OWN_METHOD)
-    with pytest.raises(SettingError, match=sentence):
-        write_app(tmp_path / "app", with_changes(Settings(), {"load": (str(tmp_path / name),)}), "mine")
-    assert not (tmp_path / "app").exists()
+def test_a_file_flower_would_leave_out_is_refused(tmp_path: Path) -> None:
+    for name, sentence in (("test_quiet.py", "would not send"), ("quiet.txt", "would not send")):
+        (tmp_path / name).write_text(OWN_METHOD)
+        with pytest.raises(SettingError, match=sentence):
+            write_app(tmp_path / "app", with_changes(Settings(), {"load": (str(tmp_path / name),)}), "mine")
+        assert not (tmp_path / "app").exists()
 
 
 # Inside flwr 1.41, which calls pathspec by an old name.
@@ -111,18 +111,15 @@ def test_flower_takes_the_folder_and_packs_what_it_needs(tmp_path: Path) -> None
     assert code == 2 and "nothing is overwritten" in said
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
+def test_a_recipe_that_cannot_run_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    for words, sentence in (
         (["--recipe", "demoo"], "Did you mean demo?"),
         (["--recipe", "demo", "--set", "method=fedbm"], "There is no method called 'fedbm'. Did you mean fedbn?"),
         (["--recipe", "demo", "--set", "round=3"], "There is no setting 'round'. Did you mean rounds?"),
-    ],
-)
-def test_a_recipe_that_cannot_run_is_refused_before_anything_is_written(tmp_path: Path, words: list[str], sentence: str) -> None:
-    pytest.importorskip("flwr", reason=WITHOUT)
-    code, said = run("deploy", "init", str(tmp_path / "app"), *words)
-    assert code == 2 and sentence in said and not (tmp_path / "app").exists()
+    ):
+        pytest.importorskip("flwr", reason=WITHOUT)
+        code, said = run("deploy", "init", str(tmp_path / "app"), *words)
+        assert code == 2 and sentence in said and not (tmp_path / "app").exists()
 
 
 def test_a_run_without_settings_says_how_to_make_the_folder() -> None:

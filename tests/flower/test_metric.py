@@ -9,13 +9,12 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
-from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, over, tiny_data, virtual_nodes
+from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, described, over, tiny_data, virtual_nodes
 from polyfed.core.tasks.known import CLASSIFICATION
-from polyfed.flower.join.executor import evenly
+from polyfed.flower.join.guarded_executor import evenly
 from polyfed.flower.node.node import measure_in
 from polyfed.flower.server.federation import federation_of
 from polyfed.flower.server_app import as_reported
-from polyfed.flower.wire.descriptions import Description
 from polyfed.flower.wire.message import BadMessage
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.run_folder import RunFolder
@@ -41,23 +40,7 @@ def test_nodes_score_what_they_trained_by_the_metric_of_the_run(tmp_path: Path, 
 
 
 def test_the_server_chooses_from_reported_counts_and_says_so() -> None:
-    node = Description(
-        client="north",
-        domains=("north",),
-        name="toy",
-        source="",
-        default_model="small_cnn",
-        task="classification",
-        classes=("0", "1"),
-        class_counts=(40, 4),
-        samples=44,
-        input_shape=(3, 8, 8),
-        input_type="uint8",
-        mean=(0.5,),
-        std=(0.5,),
-        tests={"north": 5},
-        validation=None,
-    )
+    node = dataclasses.replace(described("north", "north"), samples=44)
 
     def chosen(counts: tuple[int, ...], metric: str = "auto") -> tuple[str, str]:
         federation = federation_of([dataclasses.replace(node, class_counts=counts)])

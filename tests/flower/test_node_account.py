@@ -136,24 +136,21 @@ def test_a_changed_account_and_one_that_cannot_be_written_spend_nothing(tmp_path
         NodeAccount(tmp_path / "folder").spend(STEP, "pen", "run", 1)
 
 
-@pytest.mark.parametrize("value", [-1.0, float("nan"), True, "8"])
-def test_a_limit_that_is_no_limit_is_refused(tmp_path: Path, value: object) -> None:
-    with pytest.raises(SettingError, match="most-epsilon-in-all takes a positive number"):
-        account_of({"most-epsilon-in-all": value}, tmp_path)
+def test_a_limit_that_is_no_limit_is_refused(tmp_path: Path) -> None:
+    for value in (-1.0, float("nan"), True, "8"):
+        with pytest.raises(SettingError, match="most-epsilon-in-all takes a positive number"):
+            account_of({"most-epsilon-in-all": value}, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("method", "counted"),
-    [
+def test_only_noise_that_the_server_cannot_take_off_is_counted() -> None:
+    for method, counted in (
         (PRIVATE, True),
         ("fedwon + dp_sgd", False),
         ("fedavg", False),
         ('dp_fedavg(noise="system")', False),
         ('dp_fedavg(noise="system", noise_at="client")', True),
-    ],
-)
-def test_only_noise_that_the_server_cannot_take_off_is_counted(method: str, counted: bool) -> None:
-    assert counts(as_method(method).facts) is counted
+    ):
+        assert counts(as_method(method).facts) is counted
 
 
 # ------------------------------------------------------------------------------------------------------- over the Grid

@@ -108,12 +108,12 @@ def test_a_full_disk_is_said(state: ClientStateFiles, monkeypatch: pytest.Monkey
         state.store(name(1), kept(1))
 
 
-@pytest.mark.parametrize("wrong", ["../../etc/passwd", "", "x", name(1) + "/.."])
-def test_the_server_cannot_reach_other_files(state: ClientStateFiles, wrong: str) -> None:
-    with pytest.raises(ClientFailure, match="is not a version"):
-        state.load(wrong, "")
-    with pytest.raises(ClientFailure, match="is not a version"):
-        state.store(wrong, kept(1))
+def test_the_server_cannot_reach_other_files(state: ClientStateFiles) -> None:
+    for wrong in ("../../etc/passwd", "", "x", name(1) + "/.."):
+        with pytest.raises(ClientFailure, match="is not a version"):
+            state.load(wrong, "")
+        with pytest.raises(ClientFailure, match="is not a version"):
+            state.store(wrong, kept(1))
 
 
 def test_runs_and_clients_are_apart_and_a_wrong_run_is_refused(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from polyfed.errors import ClientFailure
+from polyfed.flower.deploy.private_files import LONGEST_SOCKET_PATH
 from polyfed.flower.node import resident
 from polyfed.flower.wire.descriptions import own_versions
 from polyfed.flower.wire.message import DESCRIBE, WireMessage
-from polyfed.flower.wire.private_sockets import LONGEST_PATH
 from polyfed.settings import Settings
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
@@ -90,7 +90,7 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytes
 
 def test_a_long_path_does_not_hinder_it(tmp_path: Path) -> None:
     address = resident.socket_path(SETTINGS, {"state": str(tmp_path / ("x" * 120))})
-    assert len(str(address)) <= LONGEST_PATH
+    assert len(str(address)) <= LONGEST_SOCKET_PATH
 
 
 def test_other_settings_or_nodes_have_processes_of_their_own(tmp_path: Path) -> None:

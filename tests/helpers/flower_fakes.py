@@ -20,6 +20,7 @@ from polyfed.flower.node.node import build_node
 from polyfed.flower.server.backend import FlowerBackend
 from polyfed.flower.server.federation import federation_of
 from polyfed.flower.server.roster import Roster
+from polyfed.flower.wire.descriptions import Description
 from polyfed.flower.wire.message import WireMessage
 from polyfed.flower.wire.transport import Transport
 from polyfed.runs.experiment import Experiment
@@ -108,3 +109,24 @@ def over(grid: FakeGrid, settings: Settings, timeout: float = 5.0, patience: flo
     roster = Roster(Transport(grid), timeout=5.0, patience=patience)  # type: ignore[arg-type]
     federation = federation_of(roster.gather(len(grid.configs), 5.0))
     return Experiment(settings, federation, backend=lambda bench, clients: FlowerBackend(bench, clients, roster, timeout))
+
+
+def described(client: str, domain: str, files: str = "") -> Description:
+    """What a node says of itself: eight examples of two classes, five to test on."""
+    return Description(
+        client=client,
+        domains=(domain,),
+        name="toy",
+        source=files,
+        default_model="small_cnn",
+        task="classification",
+        classes=("0", "1"),
+        class_counts=(4, 4),
+        samples=8,
+        input_shape=(3, 8, 8),
+        input_type="uint8",
+        mean=(0.5,),
+        std=(0.5,),
+        tests={domain: 5},
+        validation=None,
+    )

@@ -7,25 +7,8 @@
 Logs are in ``folder/logs``, one file for each process. Every process has a folder of Flower's own (FLWR_HOME) to itself, as if it ran on
 its own machine; they share the Python environment of the tests and install nothing, so no network is needed.
 
-What steps cost, in seconds (flwr 1.41, two cores, other work on them: load 2 to 5)
-
-    SuperLink until it answers              2.5 to 3.5
-    flwr supernode register, each node      1.5 to 4      almost all of it is starting Python
-    SuperNode until it is let in            2.5 to 4.5
-    flwr run, beside the run itself         5 to 10       before the ServerApp starts and after it has ended
-    flwr list, flwr supernode list          3 to 7
-    SuperNode again after SIGTERM           let in at once
-    SuperNode again after SIGKILL           59            the SuperLink takes the key for online until two heartbeats of 30 s are missed,
-                                                          and refuses it; the node then exits, so something must start it again
-    a ClientApp killed, its node alive      up to 60      until the node answers with an error in its place (not tried, read)
-
-What an exchange of nothing with two nodes costs, from push to the last reply, in seconds
-
-                                                            load 2 to 5     load 7 to 10
-    a fresh ClientApp, no torch                             7.2
-    a fresh ClientApp that imports torch and polyfed                        17 to 28
-    executor kept warm (torch and polyfed imported, a fork a message)  3.9  3.8 to 5.2
-    warm, and nodes that look for messages every 0.1 s      1.0 to 2.7
+A SuperNode that is started again after SIGTERM is let in at once. After SIGKILL it takes 59 s: the SuperLink takes the key for online until
+two heartbeats of 30 s are missed, and refuses it; the node then exits, so something must start it again.
 
 Where the time goes, and what helps
 
@@ -46,7 +29,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -58,6 +40,7 @@ from types import TracebackType
 
 from helpers.trial_certificates import make_certificates, node_name
 from polyfed.flower.deploy.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY
+from polyfed.flower.deploy.processes import free_port
 
 PROGRAMS = Path(sys.executable).parent
 HOST = "127.0.0.1"
@@ -123,12 +106,6 @@ class Process:
             return self.handle.wait(limit)
         except subprocess.TimeoutExpired as error:
             raise HarnessError(f"{self.name} still ran after {limit:g} s:\n{self.log[-3000:]}") from error
-
-
-def free_port() -> int:
-    with socket.socket() as held:
-        held.bind((HOST, 0))
-        return int(held.getsockname()[1])
 
 
 def executor_name(node: str) -> str:
@@ -237,14 +214,8 @@ class Trial:
     ) -> Process:
         """Start a SuperNode, by default with its own key and the right CA certificate."""
         name = name or node_name(number)
-        command = [
-            *self.supernode,
-            "--superlink",
-            self.address,
-            "--root-certificates",
-            str(root or self.certificates / CA_CERTIFICATE),
-        ]
-        port = free_port()
+        port, authority = free_port(), root or self.certificates / CA_CERTIFICATE
+        command = [*self.supernode, "--superlink", self.address, "--root-certificates", str(authority)]
         command += ["--host", HOST, "--port", str(port), "--node-config", self.node_configs[number - 1]]
         if not keyless:
             command += ["--auth-supernode-private-key", str(key or self.certificates / node_name(number))]

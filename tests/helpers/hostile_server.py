@@ -25,13 +25,12 @@ import pytest
 
 from helpers.deployed import DATA, DOMAINS, LONG, Deployed, on_loopback
 from helpers.flower_fakes import FakeGrid, over
-from helpers.flower_harness import free_port
 from helpers.hostile_app import ASK, CATEGORY, CLIENTS, HERE, LEAST, NODE, PORT, RUN, SAID, SERVER_APP
 from helpers.paths import TESTS
 from polyfed.flower.app import write_app
-from polyfed.flower.serve import server_app
+from polyfed.flower.deploy.folders import ServerFolder
+from polyfed.flower.deploy.processes import free_port
 from polyfed.flower.serve.control import Control
-from polyfed.flower.serve.folder import ServerFolder
 from polyfed.flower.server.backend import FlowerBackend
 from polyfed.flower.wire.codec import Encoder
 from polyfed.flower.wire.message import WireMessage, receive, send
@@ -92,7 +91,7 @@ class HostileServer:
         """A run with these settings, to the end of the ``with`` block."""
         with self.control() as control:
             number = control.start(self.app(settings), {"min-nodes": 3})
-            numbers = json.loads((self.folder.path / "superlink" / server_app.NUMBERS).read_text())
+            numbers = json.loads(self.folder.node_numbers.read_text())
             with called(self.listener) as run:
                 assert run.number == number
                 run.numbers = {name: int(node) for node, name in numbers.items()}

@@ -10,6 +10,7 @@ for every message, so that one node can tell several lies, one run after the oth
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,4 +49,4 @@ def lying(settings: str, config: Mapping[str, Any], wire_message: WireMessage) -
 
 if __name__ == "__main__":
     client_app.ask_resident = lying
-    executor.main()
+    executor.run(sys.argv[1])

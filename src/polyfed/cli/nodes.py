@@ -14,7 +14,7 @@ from polyfed.cli.output import print_json
 from polyfed.cli.serve import FOLDER, ServerFolderPath
 
 if TYPE_CHECKING:
-    from polyfed.flower.serve.folder import ServerFolder
+    from polyfed.flower.deploy.folders import ServerFolder
 
 LIST_EXAMPLE = "Example: polyfed nodes list --folder polyfed-server"
 REVOKE_EXAMPLE = "Example: polyfed nodes revoke node-2"
@@ -27,7 +27,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the node.")]
 def server_at(folder: str | Path) -> ServerFolder:
     """The folder of a server; one that is none is refused."""
     needs_flower()
-    from polyfed.flower.serve.folder import ServerFolder
+    from polyfed.flower.deploy.folders import ServerFolder
 
     place = ServerFolder(Path(folder))
     place.description()

@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,39 +25,41 @@ from polyfed.settings import FACTS, Settings
 
 SETTINGS_KEY = "polyfed-settings"
 
-OUT, MIN_NODES, WAIT, TIMEOUT, PATIENCE, NEWCOMER = "out", "min-nodes", "wait", "timeout", "patience", "newcomer-model"
-DESCRIBE_TIMEOUT, UNSEEN_DATA = "describe-timeout", "unseen-data"
-DEFAULTS: Mapping[str, str | int | float] = {
-    OUT: "",
-    MIN_NODES: 2,
-    WAIT: 600.0,
-    TIMEOUT: 3600.0,
-    PATIENCE: 120.0,
-    NEWCOMER: False,
-    DESCRIBE_TIMEOUT: 300.0,
-    UNSEEN_DATA: "",
-}
-"""``out``: run folder on the server (empty: a new one); a run that is in it is gone on with. ``min-nodes``: how many nodes the run waits
-for, ``wait`` seconds at most. ``timeout``: seconds a node may take to answer. ``patience``: seconds a node that has gone is waited for.
-``newcomer-model``: at the end, ask the nodes once for the layers that stayed local, and leave the newcomer's model in the run folder.
-``describe-timeout``: seconds a node may take to describe itself; it reads its data first. ``unseen-data``: a folder or data set on the
-server, on whose domains the newcomer's model is tested. ``newcomer-model`` only on request: whoever chose a method that keeps layers local did not expect them to leave."""
+OUT, MIN_NODES, NEWCOMER = "out", "min-nodes", "newcomer-model"
 
 
-def switch(config: Mapping[str, object], key: str) -> bool:
-    """A yes or no of the run's configuration."""
-    value = config.get(key, DEFAULTS[key])
-    if not isinstance(value, bool):
-        raise SettingError(f"{key} in the run's configuration takes true or false, found {value!r}.")
-    return value
+@dataclass(frozen=True)
+class RunConfig:
+    """What the run's configuration says beside the settings; its keys have hyphens."""
+
+    out: str = ""  # run folder on the server (empty: a new one); a run that is in it is gone on with
+    min_nodes: float = 2  # how many nodes the run waits for
+    wait: float = 600.0  # seconds that it waits for them at most
+    timeout: float = 3600.0  # seconds a node may take to answer
+    patience: float = 120.0  # seconds a node that has gone is waited for
+    # At the end, ask the nodes once for the layers that stayed local, and leave the newcomer's model in the run folder. Only on request:
+    # whoever chose a method that keeps layers local did not expect them to leave.
+    newcomer_model: bool = False
+    describe_timeout: float = 300.0  # seconds a node may take to describe itself; it reads its data first
+    unseen_data: str = ""  # a folder or data set on the server, on whose domains the newcomer's model is tested
+
+    @classmethod
+    def read(cls, config: Mapping[str, object]) -> RunConfig:
+        values: dict[str, Any] = {}
+        for key, default in DEFAULTS.items():
+            value = config.get(key, default)
+            if isinstance(default, bool):
+                if not isinstance(value, bool):
+                    raise SettingError(f"{key} in the run's configuration takes true or false, found {value!r}.")
+            elif isinstance(default, str):
+                value = str(value)
+            elif isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+                raise SettingError(f"{key} in the run's configuration takes a number of at least 0, found {value!r}.")
+            values[key.replace("-", "_")] = value
+        return cls(**values)
 
 
-def number(config: Mapping[str, object], key: str) -> float:
-    """A number of the run's configuration."""
-    value = config.get(key, DEFAULTS[key])
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise SettingError(f"{key} in the run's configuration takes a number of at least 0, found {value!r}.")
-    return float(value)
+DEFAULTS: Mapping[str, str | int | float] = {name.replace("_", "-"): value for name, value in vars(RunConfig()).items()}
 
 
 def settings_text(settings: Settings) -> str:
@@ -65,11 +68,7 @@ def settings_text(settings: Settings) -> str:
 
 
 def settings_from(run_config: Mapping[str, Any]) -> Settings:
-    """Settings from a run's configuration, where server or node runs.
-
-    Args:
-        run_config: ``context.run_config``.
-    """
+    """Settings from a run's configuration, where server or node runs."""
     text = run_config.get(SETTINGS_KEY)
     if not isinstance(text, str):
         raise SettingError(
@@ -79,13 +78,12 @@ def settings_from(run_config: Mapping[str, Any]) -> Settings:
         settings = read_settings(text)
     except json.JSONDecodeError as error:
         raise SettingError(f"{SETTINGS_KEY} in the run's configuration is not JSON: {error}.") from error
-    settings = dataclasses.replace(settings, load=tuple(_arrived(file) for file in settings.load))
+    settings = dataclasses.replace(settings, load=tuple(map(_arrived, settings.load)))
     allow(code_in(settings.load))
     return settings
 
 
 def read_settings(text: str) -> Settings:
-    """Settings from their JSON text."""
     values = json.loads(text)
     if not isinstance(values, dict):
         raise SettingError(f"{SETTINGS_KEY} in the run's configuration is not a table of settings.")
@@ -114,24 +112,14 @@ NEVER_SENT = re.compile(r"test_.*\.py|.*_test\.py")
 
 
 def write_app(folder: Path, settings: Settings, name: str, server_app: str = SERVER_APP) -> list[Path]:
-    """Write the app folder; nothing that exists is overwritten.
-
-    Args:
-        folder: made if it does not exist.
-        settings: of the run.
-        name: what the recipe is called.
-        server_app: the ServerApp that runs it.
-
-    Returns:
-        The files written.
-    """
-    own = own_files(settings.load)
+    """Write the app folder of a recipe with this name, and return the files written; nothing that exists is overwritten."""
+    own = _own_files(settings.load)
     if folder.exists() and not folder.is_dir():
         raise SettingError(f"{folder} is a file. Name a folder.")
     if found := [name for name in (PROJECT, RECIPE, *own) if (folder / name).exists()]:
         raise SettingError(f"{folder} already holds {', '.join(found)}, and nothing is overwritten. Name another folder.")
     travelling = dataclasses.replace(settings, load=tuple(own))
-    texts = {PROJECT: project_text(travelling, name, server_app), RECIPE: recipe_text(travelling, name)}
+    texts = {PROJECT: _project_text(travelling, name, server_app), RECIPE: _recipe_text(travelling, name)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file, text in texts.items():
@@ -143,7 +131,7 @@ def write_app(folder: Path, settings: Settings, name: str, server_app: str = SER
     return [folder / file for file in (*texts, *own)]
 
 
-def own_files(load: Sequence[str]) -> dict[str, Path]:
+def _own_files(load: Sequence[str]) -> dict[str, Path]:
     """Files of methods of one's own, by the name they travel under."""
     found: dict[str, Path] = {}
     for text in load:
@@ -158,30 +146,24 @@ def own_files(load: Sequence[str]) -> dict[str, Path]:
     return found
 
 
-def project_text(settings: Settings, name: str, server_app: str = SERVER_APP) -> str:
+def _project_text(settings: Settings, name: str, server_app: str) -> str:
     """``pyproject.toml`` as Flower wants it. polyfed is no dependency: Flower would try to install it for each run."""
-    document = {
-        "project": {
-            "name": app_name(name),
-            "version": "1.0.0",
-            "description": f"polyfed over Flower: {name}",
-            "license": "Apache-2.0",
-            "dependencies": [],
-        },
-        "tool": {
-            "flwr": {
-                "app": {
-                    "publisher": "polyfed",
-                    "components": {"serverapp": server_app, "clientapp": CLIENT_APP},
-                    "config": {SETTINGS_KEY: settings_text(settings), **DEFAULTS},
-                }
-            }
-        },
+    project = {
+        "name": _app_name(name),
+        "version": "1.0.0",
+        "description": f"polyfed over Flower: {name}",
+        "license": "Apache-2.0",
+        "dependencies": [],
     }
-    return tomli_w.dumps(document)
+    app = {
+        "publisher": "polyfed",
+        "components": {"serverapp": server_app, "clientapp": CLIENT_APP},
+        "config": {SETTINGS_KEY: settings_text(settings), **DEFAULTS},
+    }
+    return tomli_w.dumps({"project": project, "tool": {"flwr": {"app": app}}})
 
 
-def recipe_text(settings: Settings, name: str) -> str:
+def _recipe_text(settings: Settings, name: str) -> str:
     """The settings that are not at their defaults as a recipe, to read, and to make the folder again from."""
     written = {
         key: value
@@ -194,10 +176,10 @@ def recipe_text(settings: Settings, name: str) -> str:
     return f"# polyfed run --recipe {RECIPE}\n" + tomli_w.dumps(document)
 
 
-def app_name(name: str) -> str:
+def _app_name(name: str) -> str:
     """A name Flower takes for an app.
 
-    >>> app_name("fedwon/table-1-digits-fedbn"), app_name("./My recipe.toml")
+    >>> _app_name("fedwon/table-1-digits-fedbn"), _app_name("./My recipe.toml")
     ('table-1-digits-fedbn', 'my-recipe')
     """
     plain = re.sub(r"[^a-z0-9]+", "-", Path(name).name.removesuffix(".toml").lower()).strip("-")

@@ -26,14 +26,9 @@ CODE = "code"
 
 
 def problem_with_code(settings: Settings, config: Mapping[str, object]) -> str:
-    """Why a node does not run what an app brings; empty where it may.
-
-    Args:
-        settings: of the run; ``load`` names files where they lie on this machine.
-        config: the node's own configuration.
-    """
+    """Why a node with this configuration does not run what an app brings; empty where it may."""
     listed = set(str(config.get(CODE, "")).replace(",", " ").lower().split())
-    for file in travelled(settings):
+    for file in _travelled(settings):
         found = hashlib.sha256(file.read_bytes()).hexdigest()
         if found not in listed:
             return (
@@ -43,14 +38,14 @@ def problem_with_code(settings: Settings, config: Mapping[str, object]) -> str:
     return ""
 
 
-def travelled(settings: Settings) -> Iterator[Path]:
+def _travelled(settings: Settings) -> Iterator[Path]:
     """The files of code that came with the app."""
     yield from map(Path, settings.load)
     if settings.model is not None and names_function(settings.model):
-        yield from files_of(settings.model.partition(":")[0].partition(".")[0])
+        yield from _files_of(settings.model.partition(":")[0].partition(".")[0])
 
 
-def files_of(module: str) -> Iterator[Path]:
+def _files_of(module: str) -> Iterator[Path]:
     """The files of a module or package that is not installed here."""
     installed = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     own = Path(__file__).resolve().parents[2]
@@ -63,21 +58,25 @@ def files_of(module: str) -> Iterator[Path]:
             return
 
 
-def make_app(work: Callable[[WireMessage, Context], WireMessage]) -> ClientApp:
+def app_with(handle: Callable[[Message, Context], Message]) -> ClientApp:
     """A ClientApp that answers every ask in one way."""
     made = ClientApp()
-
-    def handle(message: Message, context: Context) -> Message:
-        answered = work(wire_message_of(message.content), context)
-        return Message(records_of([answered])[0], reply_to=message)
-
     for category in (made.train, made.evaluate, made.query):
         category(ACTION)(handle)
     return made
 
 
+def make_app(work: Callable[[WireMessage, Context], WireMessage]) -> ClientApp:
+    """The same, for a function of wire messages."""
+
+    def handle(message: Message, context: Context) -> Message:
+        answered = work(wire_message_of(message.content), context)
+        return Message(records_of([answered])[0], reply_to=message)
+
+    return app_with(handle)
+
+
 def answer(wire_message: WireMessage, context: Context) -> WireMessage:
-    """Answer an ask on a node of its own."""
     settings = settings_from(context.run_config)
     config = dict(context.node_config)
     if config.get("resident", True) in (False, "false"):

@@ -19,7 +19,9 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import flwr.supernode.runtime.run_clientapp as clientapp
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
@@ -43,6 +45,9 @@ PAUSE = 0.1
 
 def run(address: str, secret: bytes | None = None) -> None:
     """Work for the node with this address until it is ended; ``secret`` is that of its Runtime, where it asks for one."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    # It would log every look for work.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     # What is forked has inherited it.
     keep_freed_pages()
     send_directly()
@@ -51,11 +56,15 @@ def run(address: str, secret: bytes | None = None) -> None:
     shorten_clientapp()
     # Nobody waits for the processes that are forked.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    interceptors: list[Any] = [RuntimeVersionHttpInterceptor(component_name="SuperExec")]
+    if secret is not None:
+        protected = ("/flwr.proto.Runtime/AcquireTask",)
+        interceptors.append(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=protected))
     client = RuntimeHttpClient.from_server_address(
         server_address=address,
         insecure=True,
         root_certificates=None,
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec"), *with_secret(secret)],
+        interceptors=interceptors,
         retry_invoker=make_simple_http_retry_invoker(),
     )
     wanted, wish = os.pipe()
@@ -63,12 +72,12 @@ def run(address: str, secret: bytes | None = None) -> None:
     while True:
         acquired = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
         if acquired.HasField("task") and acquired.token:
-            forked(lambda token=acquired.token: answer(address, token, wish))  # type: ignore[misc]
-        for place in wishes_until_work(address, wanted):
-            forked(lambda place=place: reside(place))  # type: ignore[misc]
+            _forked(partial(answer, address, acquired.token, wish))
+        for place in _wishes_until_work(address, wanted):
+            _forked(partial(_reside, place))
 
 
-def wishes_until_work(address: str, wanted: int) -> Iterator[Path]:
+def _wishes_until_work(address: str, wanted: int) -> Iterator[Path]:
     """Return when there may be work; meanwhile, the places of resident processes that ClientApps wish for."""
     work = waiting_for_work(address)
     with work or contextlib.nullcontext():
@@ -81,15 +90,7 @@ def wishes_until_work(address: str, wanted: int) -> Iterator[Path]:
                 return
 
 
-def with_secret(secret: bytes | None) -> list[SuperExecAuthHttpInterceptor]:
-    """What signs a look for work."""
-    if secret is None:
-        return []
-    return [SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=("/flwr.proto.Runtime/AcquireTask",))]
-
-
-def forked(work: Callable[[], None]) -> None:
-    """Do something in a process of its own."""
+def _forked(work: Callable[[], None]) -> None:
     if os.fork():
         return
     try:
@@ -103,18 +104,17 @@ def forked(work: Callable[[], None]) -> None:
     os._exit(0)
 
 
-def answer(address: str, token: str, wish: int) -> None:
+def answer(node: str, token: str, wish: int) -> None:
     """Run the ClientApp for one message; a resident process it needs is forked by the executor."""
-    resident.launch = lambda address: _wish(wish, address)
-    clientapp.run_clientapp(address, token, insecure=True, runtime_dependency_install=False)
+
+    def launch(address: Path) -> None:
+        os.write(wish, f"{address}\n".encode())
+
+    resident.launch = launch
+    clientapp.run_clientapp(node, token, insecure=True, runtime_dependency_install=False)
 
 
-def _wish(pipe: int, place: Path) -> None:
-    os.write(pipe, f"{place}\n".encode())
-
-
-def reside(address: Path) -> None:
-    """Be a resident process."""
+def _reside(address: Path) -> None:
     os.setsid()
     with resident.log_path(address).open("ab") as output:
         os.dup2(output.fileno(), 1)
@@ -123,13 +123,5 @@ def reside(address: Path) -> None:
     resident.serve(address)
 
 
-def main() -> None:
-    """The executor of one node."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    # It would log every look for work.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    run(sys.argv[1])
-
-
 if __name__ == "__main__":
-    main()
+    run(sys.argv[1])

@@ -12,26 +12,14 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from polyfed.backends.base import Backend
-from polyfed.backends.choose import BackendFor, refuse_unused
+from polyfed.backends.choose import refuse_unused
 from polyfed.core.data_types import ClientData, Federation
 from polyfed.core.load_methods import load_file
 from polyfed.core.method import as_method
 from polyfed.core.tasks.task import Headline
 from polyfed.core.workbench import Workbench
 from polyfed.errors import SettingError
-from polyfed.flower.app import (
-    DESCRIBE_TIMEOUT,
-    MIN_NODES,
-    NEWCOMER,
-    OUT,
-    PATIENCE,
-    TIMEOUT,
-    UNSEEN_DATA,
-    WAIT,
-    number,
-    settings_from,
-    switch,
-)
+from polyfed.flower.app import RunConfig, settings_from
 from polyfed.flower.node.resident import end_when_gone, process_mark
 from polyfed.flower.server.backend import FlowerBackend
 from polyfed.flower.server.federation import federation_of, unseen_at_server
@@ -62,14 +50,13 @@ MAY_DIFFER = ("rounds", "total_epochs", "method", "load", "root", "unseen", "bac
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train what the run's configuration says."""
     prepare(grid)
     log_result(run_on_grid(grid, settings_from(context.run_config), context.run_config))
 
 
 def prepare(grid: Grid) -> None:
     """Make this process ready for a run: its log, shorter waits, faster exchanges, and an end when who started it has gone."""
-    show_log()
+    _show_log()
     keep_freed_pages()
     shorten_server()
     lean_arrays()
@@ -80,13 +67,11 @@ def prepare(grid: Grid) -> None:
 
 def run_on_grid(grid: Grid, settings: Settings, config: Mapping[str, object], names: ClientNames | None = None) -> Result:
     """Train over a Grid; where the run folder holds a run, that run goes on."""
-    out = str(config.get(OUT, ""))
-    return recorded(*gathered(grid, settings, config, names or ClientNames(Path(out) if out else None)), config)
+    read = RunConfig.read(config)
+    return _recorded(*_gathered(grid, settings, read, names or ClientNames(Path(read.out) if read.out else None)), read)
 
 
-def gathered(
-    grid: Grid, settings: Settings, config: Mapping[str, object], names: ClientNames
-) -> tuple[Settings, Federation, Roster]:
+def _gathered(grid: Grid, settings: Settings, config: RunConfig, names: ClientNames) -> tuple[Settings, Federation, Roster]:
     """The nodes of a run once enough of them have described themselves: its settings, placeholders for their data, and who they are."""
     for file in settings.load:
         load_file(file)
@@ -94,18 +79,13 @@ def gathered(
         raise SettingError(f"{settings.method} brings the data of all clients together; over Flower they stay where they are.")
     settings = dataclasses.replace(settings, backend="flower")
     refuse_unused(settings)
-    roster = Roster(
-        Transport(grid),
-        timeout=number(config, DESCRIBE_TIMEOUT),
-        patience=number(config, PATIENCE),
-        own_model=settings.model is None,
-        names=names,
-    )
-    out = str(config.get(OUT, ""))
-    nodes = roster.gather(max(1, int(number(config, MIN_NODES))), number(config, WAIT), clients_before(out))
+    roster = Roster(Transport(grid), config.describe_timeout, config.patience, settings.model is None, names)
+    # The clients of a run that is to go on: with fewer, or others, it would be another run.
+    clients = list(RunFolder(config.out).document().get("data", {}).get("samples", ())) if _holds_run(config.out) else []
+    nodes = roster.gather(max(1, int(config.min_nodes)), config.wait, clients)
     for node in nodes:
         log.info("Client %s: %s, %d training examples.", node.client, ", ".join(node.domains), node.samples)
-    unseen = unseen_at_server(settings, str(config.get(UNSEEN_DATA, "")), nodes[0])
+    unseen = unseen_at_server(settings, config.unseen_data, nodes[0])
     settings = dataclasses.replace(settings, unseen=tuple(unseen), few_shot=0)
     federation = dataclasses.replace(federation_of(nodes), unseen=unseen)
     if settings.model is None and not federation.default_model:
@@ -116,27 +96,33 @@ def gathered(
     return settings, federation, roster
 
 
-def recorded(settings: Settings, federation: Federation, roster: Roster, config: Mapping[str, object]) -> Result:
+def _recorded(settings: Settings, federation: Federation, roster: Roster, config: RunConfig) -> Result:
     """Train and write a run folder, or go on with the run that is in it."""
-    out, leaves_newcomer = str(config.get(OUT, "")), switch(config, NEWCOMER)
-    backend = reaching(roster, config)
-    callbacks = [RoundLog(roster)]
-    if holds_run(out):
+    out, callbacks = config.out, [RoundLog(roster)]
+
+    def backend(bench: Workbench, clients: Collection[ClientData]) -> Backend:
+        return FlowerBackend(bench, clients, roster, config.timeout, config.newcomer_model)
+
+    if _holds_run(out):
         found = RunFolder(out).settings()
         if found.model is not None:
             settings = with_one_model(settings, federation.default_model, [as_method(settings.method)])
-        refuse_other_settings(settings, found, out)
+        _refuse_other_settings(settings, found, out)
         log.info("Going on with the run in %s.", Path(out).resolve())
         ended = resume(out, data=federation, callbacks=callbacks, backend=backend, load=settings.load)
     else:
         experiment = Experiment(settings, federation, backend=backend)
-        require_newcomer(experiment, leaves_newcomer)
+        if federation.unseen and needs_file(experiment) and not config.newcomer_model:
+            raise SettingError(
+                f"To test unseen domains ({', '.join(federation.unseen)}) the server needs the layers that {experiment.method} keeps "
+                "at the nodes. Let it ask for them (--run-config 'newcomer-model=true'), or leave unseen-data out."
+            )
         experiment.head_by(as_reported(experiment))
         experiment.given = [HELD_BY_NODES]
         for notice in experiment.notices:
             log.warning("%s", notice)
-        ended = train_run(experiment, RunFolder(out or fresh_folder(experiment)), callbacks)
-    if needs_file(ended.experiment) and not leaves_newcomer:
+        ended = train_run(experiment, RunFolder(out or _fresh_folder(experiment)), callbacks)
+    if needs_file(ended.experiment) and not config.newcomer_model:
         log.info(
             "Layers stayed at the nodes, so there is no model for newcomers. --run-config 'newcomer-model=true' lets the server ask for them."
         )
@@ -151,42 +137,17 @@ def as_reported(experiment: Experiment) -> Headline | None:
     return dataclasses.replace(found, reason=f"{found.reason} {REPORTED}")
 
 
-def reaching(roster: Roster, config: Mapping[str, object]) -> BackendFor:
-    """Makes the backend that reaches these nodes."""
-    timeout, leaves_newcomer = number(config, TIMEOUT), switch(config, NEWCOMER)
-
-    def backend(bench: Workbench, clients: Collection[ClientData]) -> Backend:
-        return FlowerBackend(bench, clients, roster, timeout, leaves_newcomer)
-
-    return backend
-
-
-def holds_run(out: str) -> bool:
-    """Whether there is a run to go on with."""
+def _holds_run(out: str) -> bool:
     return bool(out) and RunFolder(out).holds_run
 
 
-def clients_before(out: str) -> list[str]:
-    """The clients of the run that is to go on: with fewer, or others, it would be another run."""
-    return list(RunFolder(out).document().get("data", {}).get("samples", ())) if holds_run(out) else []
-
-
-def require_newcomer(experiment: Experiment, allowed: bool) -> None:
-    """Refuse to test unseen domains with layers that nobody allowed to leave the nodes."""
-    if experiment.federation.unseen and needs_file(experiment) and not allowed:
-        raise SettingError(
-            f"To test unseen domains ({', '.join(experiment.federation.unseen)}) the server needs the layers that {experiment.method} keeps "
-            f"at the nodes. Let it ask for them (--run-config '{NEWCOMER}=true'), or leave {UNSEEN_DATA} out."
-        )
-
-
-def fresh_folder(experiment: Experiment) -> Path:
+def _fresh_folder(experiment: Experiment) -> Path:
     """A new run folder where the server runs, named after the nodes' data as ``polyfed run`` would name it."""
     settings = dataclasses.replace(experiment.settings, data=experiment.federation.name)
     return free_folder(Path("runs") / default_name(settings)).resolve()
 
 
-def refuse_other_settings(asked: Settings, found: Settings, out: str) -> None:
+def _refuse_other_settings(asked: Settings, found: Settings, out: str) -> None:
     """A run goes on with its own settings only, since the nodes use those that are asked for now."""
     asked = anchored(asked)
     names = [item.name for item in dataclasses.fields(asked) if item.name not in MAY_DIFFER]
@@ -199,8 +160,7 @@ def refuse_other_settings(asked: Settings, found: Settings, out: str) -> None:
         raise SettingError(f"{out} holds a run with other settings ({', '.join(other)}). Name another out, or use its settings.")
 
 
-def show_log() -> None:
-    """Let polyfed's messages appear in the run's log."""
+def _show_log() -> None:
     if not log.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("polyfed: %(message)s"))
@@ -226,7 +186,6 @@ class RoundLog(Callback):
 
 
 def log_result(result: Result) -> None:
-    """The end of the run in its log."""
     summary = result.summary()
     for sentence in result.warnings:
         log.warning("%s", sentence)

@@ -122,7 +122,6 @@ class Runtime:
             self.over.set()
 
     def close(self) -> None:
-        """End the runtime."""
         self.over.set()
         self.thread.join(END_LIMIT)
         if self.thread.is_alive():
@@ -159,7 +158,9 @@ class Simulated(FlowerBackend):
         runtime = self.runtime or self.start()
         encoder, transport = Encoder(), RuntimeTransport(runtime)
         nodes = sorted(runtime.grid.get_node_ids())
-        shares = dict(zip(nodes, divided(clients, self.messages_for(clients, len(nodes))), strict=False))
+        # Some messages for each actor, and more where one would be too large.
+        wanted = max(self.least_messages(len(clients)), MESSAGES_FOR_AN_ACTOR * actors(self.bench.settings))
+        shares = dict(zip(nodes, divided(clients, max(1, min(len(nodes), len(clients), wanted))), strict=False))
         messages = {node: [self.message_for(encoder, ask, client) for client in share] for node, share in shares.items()}
         versions = {message.control["client"]: message.control["version"] for share in messages.values() for message in share}
         bundles = {node: bundled(share) for node, share in messages.items()}
@@ -168,11 +169,6 @@ class Simulated(FlowerBackend):
         for node, share in shares.items():
             for client, answer in zip(share, self.answers(transport.wait(sent[node]), node, len(share)), strict=True):
                 yield self.outcome(answer, client, versions[client])
-
-    def messages_for(self, clients: Sequence[str], nodes: int) -> int:
-        """Into how many messages an ask is divided: some for each actor, and more where one would be too large."""
-        wanted = max(self.least_messages(len(clients)), MESSAGES_FOR_AN_ACTOR * actors(self.bench.settings))
-        return max(1, min(nodes, len(clients), wanted))
 
     def least_messages(self, clients: int) -> int:
         """How many messages these clients need, so that none is too large."""
@@ -202,12 +198,15 @@ class Simulated(FlowerBackend):
         return super().refused(client, control)
 
     def start(self) -> Runtime:
-        """Start the runtime."""
         if self.home is None:
             self.home = Path(tempfile.mkdtemp(prefix="polyfed-nodes-"))
             atexit.register(shutil.rmtree, self.home, ignore_errors=True)
-        app, clients = virtual_app(self.bench.settings, self.home), len(self.data)
-        self.runtime = Runtime(app, min(clients, max(most_messages(), self.least_messages(clients))), self.bench.settings)
+        clients = len(self.data)
+        on_a_cluster = ray.is_initialized() or os.environ.get("RAY_ADDRESS")
+        # The runtime looks at each virtual node ten times a second.
+        most = MOST_NODES if on_a_cluster else max(MESSAGES_FOR_AN_ACTOR * (os.cpu_count() or 1), LEAST_NODES)
+        nodes = min(clients, max(most, self.least_messages(clients)))
+        self.runtime = Runtime(_virtual_app(self.bench.settings, self.home), nodes, self.bench.settings)
         return self.runtime
 
     def state_of(self, client: str) -> ClientState:
@@ -229,25 +228,23 @@ class _NotStarted(Transport):
 
 
 def simulated(bench: Workbench, clients: Collection[ClientData]) -> Backend:
-    """The backend of ``--backend flower``."""
     if bench.settings.flower_cpus <= 0:
         raise SettingError("--flower-cpus must be more than 0 with --backend flower: it decides how many clients train at a time.")
     return Simulated(bench, clients)
 
 
-def virtual_app(settings: Settings, home: Path) -> ClientApp:
+def _virtual_app(settings: Settings, home: Path) -> ClientApp:
     """A ClientApp whose nodes build what the settings say, and keep their state in one folder."""
     plain = dataclasses.replace(settings, backend="process", load=tuple(str(Path(file).resolve()) for file in settings.load))
 
     def work(wire_message: WireMessage, context: Context) -> WireMessage:
         allow(code_in(plain.load, plain.model))  # this is a process of Ray: the one that started it has passed the gate
-        return bundled([answer_of(plain, home, message) for message in unbundled(wire_message)])
+        return bundled([_answer_of(plain, home, message) for message in unbundled(wire_message)])
 
     return make_app(work)
 
 
-def answer_of(settings: Settings, home: Path, wire_message: WireMessage) -> WireMessage:
-    """The answer of one of the clients that an actor answers for."""
+def _answer_of(settings: Settings, home: Path, wire_message: WireMessage) -> WireMessage:
     client = str(wire_message.control["client"])
     place = shared_workplace(settings)
     data = next((data for data in place.federation.clients if data.id == client), None)
@@ -268,9 +265,3 @@ def actors(settings: Settings) -> int:
     found = ray.cluster_resources() if ray.is_initialized() else {}
     wanted = {"CPU": settings.flower_cpus, "GPU": settings.flower_gpus}
     return max(1, min(int(found.get(name, 1) // amount) for name, amount in wanted.items() if amount))
-
-
-def most_messages() -> int:
-    """How many messages can be under way: the number of virtual nodes, each of which the runtime looks at ten times a second."""
-    on_a_cluster = ray.is_initialized() or os.environ.get("RAY_ADDRESS")
-    return MOST_NODES if on_a_cluster else max(MESSAGES_FOR_AN_ACTOR * (os.cpu_count() or 1), LEAST_NODES)

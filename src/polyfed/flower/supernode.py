@@ -16,7 +16,6 @@ from polyfed.runs.costs.malloc import keep_freed_pages
 
 
 def main() -> None:
-    """A SuperNode."""
     keep_freed_pages()
     shorten_node()
     send_directly()

@@ -1,4 +1,4 @@
-"""Folders of servers and nodes, before any process is started."""
+"""Folders of servers and nodes, before any process is started; and a node whose server is busy."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed
 
 from helpers.command_line import Command
 from polyfed.errors import SettingError
+from polyfed.flower.deploy.folders import Membership, NodeFolder, ServerFolder
 from polyfed.flower.deploy.kit import Kit
-from polyfed.flower.join.folder import NodeFolder
+from polyfed.flower.join import join
+from polyfed.flower.join.enrol import Unreachable
 from polyfed.flower.join.join import kept_policy, remove_old_state, write_config
 from polyfed.flower.join.policy import Policy
-from polyfed.flower.serve.folder import ServerFolder
 from polyfed.flower.serve.registry import NodeRegistry
 from polyfed.flower.serve.serve import Wanted, invite, prepare
 from polyfed.runs.folder.audit_log import lines_of
@@ -80,13 +81,15 @@ def test_a_servers_folder_is_for_one_run(tmp_path: Path) -> None:
     assert not [path for path in folder.path.rglob("*") if path.suffix == ".secret" and path.stat().st_mode & 0o077]
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [({"nodes": 0}, "--nodes"), ({"port": 0}, "--port"), ({"host": "https://x"}, "--host"), ({"listen": "here"}, "--listen")],
-)
-def test_what_cannot_be_served_is_said_before_anything_is_made(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(SettingError, match=sentence):
-        wanted(tmp_path / "server", **changes)
+def test_what_cannot_be_served_is_said_before_anything_is_made(tmp_path: Path) -> None:
+    for changes, sentence in (
+        ({"nodes": 0}, "--nodes"),
+        ({"port": 0}, "--port"),
+        ({"host": "https://x"}, "--host"),
+        ({"listen": "here"}, "--listen"),
+    ):
+        with pytest.raises(SettingError, match=sentence):
+            wanted(tmp_path / "server", **changes)
 
 
 def test_a_kit_holds_no_key_and_is_read_again(tmp_path: Path) -> None:
@@ -116,3 +119,19 @@ def test_commands_say_what_is_missing(polyfed: Command) -> None:
     ):
         done = polyfed(*words)
         assert done.code == 2 and sentence in done.err, done.err
+
+
+def test_a_renewal_that_a_busy_server_does_not_answer_does_not_end_the_node(
+    node: NodeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+
+    def busy(*_: object) -> bool:
+        raise Unreachable("The server cannot be reached (timed out).")
+
+    joined = join.JoinedNode(node, Membership("node-1", "localhost", 8443, ""), shown.append)
+    monkeypatch.setattr(join, "renewed", busy)
+    joined.renew()
+    monkeypatch.setattr(join, "renewed", lambda *_: True)
+    joined.renew()
+    assert shown == ["The server cannot be reached (timed out). The certificate is renewed later.", "The certificate was renewed."]

@@ -25,7 +25,7 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from helpers.flower_harness import Process, end, free_port, logged_process
+from helpers.flower_harness import Process, end, logged_process
 from polyfed.flower.deploy.certificates import (
     certificate_request,
     kept_authority,
@@ -35,6 +35,7 @@ from polyfed.flower.deploy.certificates import (
     serial_of,
     sign_request,
 )
+from polyfed.flower.deploy.processes import free_port
 from polyfed.flower.join.forwarder import client_context, server_context
 from polyfed.flower.serve.front import ENROL_PATH, Front
 from polyfed.flower.serve.registry import ENROLLED, NodeRecord

@@ -17,8 +17,8 @@ from flwr.app import Context, RecordDict
 from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, over, tiny_data
 from polyfed.core.conversation import EVALUATION, Ask, Payload
 from polyfed.flower.app import SETTINGS_KEY, settings_text
-from polyfed.flower.join import executor as guarded_app
-from polyfed.flower.join.folder import FOLDER_VARIABLE, NodeFolder
+from polyfed.flower.deploy.folders import NodeFolder
+from polyfed.flower.join import guarded_executor as guarded_app
 from polyfed.flower.join.policy import Policy
 from polyfed.flower.node.account import account_in
 from polyfed.flower.server.backend import FlowerBackend
@@ -37,7 +37,7 @@ Asking = Callable[..., dict[str, Any]]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeFolder]:
     made = NodeFolder(tmp_path / "node-1")
     made.make()
-    monkeypatch.setenv(FOLDER_VARIABLE, str(made.path))
+    monkeypatch.setenv(NodeFolder.variable, str(made.path))
     with tiny_data():
         yield made
 

@@ -1,37 +1,42 @@
-"""The node decides: what node.toml does not allow is refused by name, and what leaves has no paths."""
+"""The node decides: what node.toml does not allow is refused by name, bundles with code too, and what leaves has no paths."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
 pytest.importorskip("cryptography", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
+from flwr.cli.build import build_fab_from_disk
+
+from helpers.app_bundles import OTHER_BUNDLES
 from helpers.policy_cases import AT_CLIENTS, CASES, PRIVATE, VALIDATION
 from polyfed.core.method import as_method
 from polyfed.errors import SettingError
-from polyfed.flower.join.executor import evenly, unlisted_code, what_may_leave, without_paths
-from polyfed.flower.join.policy import Policy
+from polyfed.flower.app import write_app
+from polyfed.flower.join.bundle_check import check_bundle
+from polyfed.flower.join.guarded_executor import evenly, unlisted_code, what_may_leave, without_paths
+from polyfed.flower.join.policy import Policy, Refused
 from polyfed.flower.wire.message import WireMessage, refusal
 from polyfed.settings import Settings
 
 
-@pytest.mark.parametrize(("policy", "settings", "ask", "sentence"), CASES)
-def test_what_the_node_does_not_allow_is_refused_by_name(
-    policy: dict[str, Any], settings: dict[str, Any], ask: dict[str, Any], sentence: str
-) -> None:
-    found = Policy(data="x", **policy).problems(Settings(**settings), {"min-nodes": 3}, {"what": "train", **ask}, ask.get("extras"))
-    assert any(sentence in problem for problem in found), found
+def test_what_the_node_does_not_allow_is_refused_by_name() -> None:
+    for policy, settings, ask, sentence in CASES:
+        found = Policy(data="x", **policy).problems(
+            Settings(**settings), {"min-nodes": 3}, {"what": "train", **ask}, ask.get("extras")
+        )
+        assert any(sentence in problem for problem in found), (sentence, found)
 
 
-@pytest.mark.parametrize("method", [AT_CLIENTS, PRIVATE, f"momentum + {AT_CLIENTS}", 'silobn + fedwon + dp_sgd(noise="system")'])
-def test_scores_of_models_that_noise_covers_are_told_under_dp_required(method: str) -> None:
-    asked = {"what": "evaluate", "purpose": "evaluation"}
-    assert Policy(data="x", dp_required=True).problems(Settings(method=method), {"min-nodes": 3}, asked) == []
+def test_scores_of_models_that_noise_covers_are_told_under_dp_required() -> None:
+    for method in (AT_CLIENTS, PRIVATE, f"momentum + {AT_CLIENTS}", 'silobn + fedwon + dp_sgd(noise="system")'):
+        asked = {"what": "evaluate", "purpose": "evaluation"}
+        assert Policy(data="x", dp_required=True).problems(Settings(method=method), {"min-nodes": 3}, asked) == []
 
 
 def test_what_it_allows_is_not_refused() -> None:
@@ -69,9 +74,8 @@ def test_the_file_is_written_with_what_every_key_means_and_read_again(tmp_path: 
     assert (tmp_path / "node.toml").stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
+def test_a_file_that_would_not_do_what_it_says_is_refused(tmp_path: Path) -> None:
+    for line, sentence in (
         ("newcommer = true", "Did you mean newcomer"),
         ("newcomer = 1", "takes true or false"),
         ('most_rounds = "many"', "takes a whole number"),
@@ -83,29 +87,24 @@ def test_the_file_is_written_with_what_every_key_means_and_read_again(tmp_path: 
         ('scores = ["train"]', "scores cannot name 'train'"),
         ('data_derived_uploads = "all"', "cannot be 'all'"),
         ("= broken", "cannot be read"),
-    ],
-)
-def test_a_file_that_would_not_do_what_it_says_is_refused(tmp_path: Path, line: str, sentence: str) -> None:
-    (tmp_path / "node.toml").write_text(f'data = "x"\n{line}\n')
-    with pytest.raises(SettingError, match=sentence):
-        Policy.read(tmp_path / "node.toml")
+    ):
+        (tmp_path / "node.toml").write_text(f'data = "x"\n{line}\n')
+        with pytest.raises(SettingError, match=sentence):
+            Policy.read(tmp_path / "node.toml")
 
 
-@pytest.mark.parametrize(
-    "secret",
-    [
+def test_no_path_and_no_file_name_leaves_in_an_error() -> None:
+    for secret in (
         "/srv/images/patient-7.png",
         "patient-7.dcm",
         "C:\\data\\scan 4.png",
         "'/srv/my images/patient 9.png'",
         "~/x/y",
         "../state/a.safetensors",
-    ],
-)
-def test_no_path_and_no_file_name_leaves_in_an_error(secret: str) -> None:
-    left = what_may_leave(refusal(f"Client pen cannot read {secret}: no such file"), Policy(data="x"), False).control["problem"]
-    assert not set(secret.strip("'").replace("\\", "/").split("/")) & set(left.replace("/", " ").split())
-    assert "patient" not in left and "scan" not in left and left.startswith("Client pen cannot read")
+    ):
+        left = what_may_leave(refusal(f"Client pen cannot read {secret}: no such file"), Policy(data="x"), False).control["problem"]
+        assert not set(secret.strip("'").replace("\\", "/").split("/")) & set(left.replace("/", " ").split())
+        assert "patient" not in left and "scan" not in left and left.startswith("Client pen cannot read")
 
 
 def test_sentences_without_paths_stay_as_they_are() -> None:
@@ -126,3 +125,32 @@ def test_class_counts_are_told_evenly_where_they_may_not_be_told() -> None:
     hidden = what_may_leave(answer, Policy(data="x", class_counts=False), True).control["description"]["class_counts"]
     assert hidden == evenly([9, 1, 1]) == [4, 4, 3]
     assert what_may_leave(answer, Policy(data="x", dp_required=True), True).control["description"]["class_counts"] == hidden
+
+
+# Flower's own packing uses a name of pathspec that newer releases of it will take away.
+flowers_packing = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
+METHOD = "import polyfed\n\n\n@polyfed.register\ndef mine() -> polyfed.Method:\n    return polyfed.Method()\n"
+
+
+@flowers_packing
+def test_polyfeds_own_bundle_passes(tmp_path: Path) -> None:
+    write_app(tmp_path / "app", Settings(), "demo")
+    assert check_bundle(build_fab_from_disk(tmp_path / "app"), ()) == []
+
+
+@flowers_packing
+def test_a_file_of_methods_passes_only_where_it_or_its_bundle_is_listed(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(METHOD)
+    write_app(tmp_path / "app", Settings(load=(str(tmp_path / "mine.py"),)), "demo")
+    content = build_fab_from_disk(tmp_path / "app")
+    with pytest.raises(Refused, match=r"mine\.py"):
+        check_bundle(content, ())
+    assert check_bundle(content, [hashlib.sha256(METHOD.encode()).hexdigest()]) == ["mine.py"]
+    assert check_bundle(content, [hashlib.sha256(content).hexdigest()]) == ["mine.py"]
+
+
+def test_other_bundles_are_refused() -> None:
+    for bundle in OTHER_BUNDLES:
+        content, sentence = OTHER_BUNDLES[bundle]
+        with pytest.raises(Refused, match=sentence):
+            check_bundle(content, ())

@@ -27,7 +27,7 @@ from polyfed.flower.deploy.certificates import (
 )
 from polyfed.flower.serve.enrolment import Enrolment
 from polyfed.flower.serve.registry import ENROLLED, NodeRegistry
-from polyfed.runs.folder.audit_log import AuditLog
+from polyfed.runs.folder.audit_log import AuditLog, lines_of
 
 
 def public(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -77,13 +77,13 @@ def test_the_certificate_has_the_name_the_server_gave_and_is_for_clients_only(
     assert ends_soon(sign_request(authority, certificate_request(key, "x"), "node-7", days=0))
 
 
-@pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP256K1()])
-def test_other_curves_and_broken_requests_are_refused(authority: Signed, curve: ec.EllipticCurve) -> None:
-    weak = ec.generate_private_key(curve)
-    with pytest.raises(BadRequest, match="P-384"):
-        sign_request(authority, certificate_request(weak, "node-1"), "node-1")
-    with pytest.raises(BadRequest, match="no certificate request"):
-        sign_request(authority, b"-----BEGIN CERTIFICATE REQUEST-----", "node-1")
+def test_other_curves_and_broken_requests_are_refused(authority: Signed) -> None:
+    for curve in (ec.SECP256R1(), ec.SECP256K1()):
+        weak = ec.generate_private_key(curve)
+        with pytest.raises(BadRequest, match="P-384"):
+            sign_request(authority, certificate_request(weak, "node-1"), "node-1")
+        with pytest.raises(BadRequest, match="no certificate request"):
+            sign_request(authority, b"-----BEGIN CERTIFICATE REQUEST-----", "node-1")
 
 
 def test_a_renewed_node_may_use_both_certificates_until_the_new_one_was_seen(
@@ -136,6 +136,16 @@ def test_enrolment_takes_a_clients_name_without_control_characters(
     asked = {"token": token, "request": certificate_request(key, "n").decode(), "key": public(key).decode()}
     status, _ = service.answer(json.dumps({**asked, "client": " pe\x1bn\n"}).encode(), "10.0.0.1", "")
     assert status == 200 and NodeRegistry.read(tmp_path).client_names() == {"pen": "node-1"}
+
+
+def test_requests_that_are_no_table_of_texts_are_refused_and_audited(tmp_path: Path, authority: Signed) -> None:
+    audit = AuditLog(tmp_path / "audit.jsonl")
+    service = Enrolment(tmp_path, authority, audit, lambda: None)
+    bodies = (b"", b"\xff", b"[]", b'{"token": 3}', b"[" * 100_000, b'{"token": "\\ud800"}', b'{"token": "x", "key": "\\udfff"}')
+    for body in bodies:
+        status, found = service.answer(body, "10.0.0.1", "")
+        assert status == 403 and "its request is no" in found["problem"], body[:40]
+    assert [line["event"] for line in lines_of(audit.path)] == ["enrolment refused"] * len(bodies)
 
 
 def test_unknown_nodes_and_odd_names_are_named(tmp_path: Path) -> None:

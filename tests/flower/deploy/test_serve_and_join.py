@@ -18,13 +18,13 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed
 
 from helpers import namespaces
 from helpers.deployed import DATA, DOMAINS, LONG, Deployed, on_loopback
-from helpers.flower_harness import end, free_port
+from helpers.flower_harness import end
 from helpers.flower_runs import digest_in, in_process
 from helpers.processes import gone
 from polyfed.flower.app import write_app
 from polyfed.flower.deploy.certificates import SERVER_CERTIFICATE, read_certificate
-from polyfed.flower.join.folder import NodeFolder
-from polyfed.flower.serve.folder import ServerFolder
+from polyfed.flower.deploy.folders import NodeFolder, ServerFolder
+from polyfed.flower.deploy.processes import free_port
 from polyfed.flower.serve.serve import SERVER_APP
 from polyfed.runs.folder.audit_log import lines_of, verify
 from polyfed.settings import Settings
@@ -153,7 +153,7 @@ ASK = """
 import sys, time
 from pathlib import Path
 from polyfed.flower.serve.control import Control
-from polyfed.flower.serve.folder import ServerFolder
+from polyfed.flower.deploy.folders import ServerFolder
 folder = ServerFolder(Path(sys.argv[1]))
 control = Control(int(sys.argv[2]), folder.link_certificates / "ca.crt", folder.control_secret)
 for app in sys.argv[3:]:

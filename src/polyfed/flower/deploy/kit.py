@@ -35,7 +35,6 @@ class Kit:
 
     @classmethod
     def read(cls, path: Path) -> Kit:
-        """The kit in a file."""
         try:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:

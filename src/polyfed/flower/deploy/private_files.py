@@ -1,19 +1,21 @@
-"""Files and folders that only this account may read, and folders that one process at a time uses."""
+"""Files, folders and sockets that only this account may use."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
 from pathlib import Path
 
-from polyfed.errors import SettingError
-from polyfed.runs.folder.atomic_write import write_atomically
+from polyfed.errors import ClientFailure, SettingError
 
 PRIVATE_FOLDER = 0o700
 OTHERS = 0o077
+LONGEST_SOCKET_PATH = 100
+
+
+class NotOurs(SettingError):
+    """A folder that belongs to another account."""
 
 
 def private_folder(folder: Path) -> Path:
@@ -24,7 +26,7 @@ def private_folder(folder: Path) -> Path:
         raise SettingError(f"{folder} is a file. Name a folder.") from error
     found = folder.stat()
     if found.st_uid != os.getuid():
-        raise SettingError(f"{folder} belongs to another account. Name another folder.")
+        raise NotOurs(f"{folder} belongs to another account. Name another folder.")
     if found.st_mode & OTHERS:
         folder.chmod(PRIVATE_FOLDER)
     return folder
@@ -32,22 +34,18 @@ def private_folder(folder: Path) -> Path:
 
 def write_private(path: Path, content: str | bytes) -> None:
     """Write a file whole or not at all; it is private from its first byte on."""
+    # Imports torch, so not at the top: short-lived processes need only the sockets.
+    from polyfed.runs.folder.atomic_write import write_atomically
+
     write_atomically(path, content, part_suffix=f".{secrets.token_hex(4)}", private=True)
 
 
-@contextmanager
-def used_alone(folder: Path, who: str) -> Iterator[None]:
-    """Nobody else uses the folder inside the block; a second process is refused."""
-    with (folder / "lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise SettingError(f"A {who} already runs in {folder}. Stop it first, or name another --folder.") from error
-        yield
-
-
-def secret_in(path: Path) -> bytes:
-    """The random secret of a file; made with the first use."""
-    if not path.exists():
-        write_private(path, secrets.token_hex(32))
-    return path.read_bytes()
+def socket_in(folder: Path, name: str) -> Path:
+    """The path of a unix socket in this folder, or, where that is too long for a socket, in one for temporary files."""
+    if len(str(folder / name).encode()) > LONGEST_SOCKET_PATH:
+        folder = Path(tempfile.gettempdir()) / f"polyfed-{os.getuid()}"
+    try:
+        return private_folder(folder) / name
+    except NotOurs as error:
+        message = f"{folder} belongs to somebody else. Name another folder with --node-config 'state=\"DIR\"'."
+        raise ClientFailure(message) from error

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from polyfed.flower.deploy.private_files import OTHERS
 from polyfed.runs.folder.atomic_write import PRIVATE_FILE
 
 PROGRAMS = Path(sys.executable).parent
@@ -32,14 +33,12 @@ QUIET = {
 class Child:
     """A process that was started here."""
 
-    name: str
     handle: subprocess.Popen[bytes]
     log: Path
     log_start: int
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs."""
         return self.handle.poll() is None
 
     def said(self) -> str:
@@ -57,20 +56,22 @@ class Child:
             self.handle.wait()
 
 
-def start(
-    name: str, command: Sequence[str], logs: Path, variables: Mapping[str, str] | None = None, dies_by: int = signal.SIGKILL
-) -> Child:
-    """Start a process.
+def start(name: str, command: Sequence[str], logs: Path, variables: Mapping[str, str], dies_by: int) -> Child:
+    """Start a process; it gets the signal ``dies_by`` when this process ends in any way.
 
-    Args:
-        name: of the process, and of its log.
-        command: program and words; a program without a folder is one of this Python environment.
-        logs: folder of the log.
-        variables: added to the environment.
-        dies_by: the signal it gets when this process ends in any way.
+    A program without a folder is one of this Python environment. ``variables`` are added to the environment.
     """
     program = command[0] if os.sep in command[0] else str(PROGRAMS / command[0])
+    # Flower starts its own programs by name.
+    path = f"{PROGRAMS}{os.pathsep}{os.environ.get('PATH', '')}"
     log = logs / f"{name}.log"
+
+    def die_with_parent() -> None:
+        # A group of its own, so that an interrupt at the terminal reaches this process first, which then ends its children in order.
+        os.setpgid(0, 0)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(DIE_WITH_PARENT, dies_by)
+
     with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE), "ab") as output:
         begin = output.seek(0, os.SEEK_END)
         handle = subprocess.Popen(
@@ -78,23 +79,20 @@ def start(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=environment(variables or {}),
-            preexec_fn=lambda: _die_with_parent(dies_by),
+            env={**os.environ, **QUIET, "PATH": path, "PYTHONUNBUFFERED": "1", **variables},
+            preexec_fn=die_with_parent,
         )
-    return Child(name, handle, log, begin)
+    return Child(handle, log, begin)
 
 
-def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process; Flower starts its own programs by name."""
-    path = f"{PROGRAMS}{os.pathsep}{os.environ.get('PATH', '')}"
-    return {**os.environ, **QUIET, "PATH": path, "PYTHONUNBUFFERED": "1", **variables}
+def be_private_and_stoppable(advice: str = "") -> None:
+    """Let only this account read what this process writes, and let SIGTERM end it in order, as an interrupt does."""
 
+    def interrupted(number: int, frame: object) -> None:
+        raise KeyboardInterrupt(f"stopped by signal {number}{advice}.")
 
-def _die_with_parent(by: int) -> None:
-    # A group of its own, so that an interrupt at the terminal reaches this process first, which then ends its children in order.
-    os.setpgid(0, 0)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, by)
+    os.umask(OTHERS)
+    signal.signal(signal.SIGTERM, interrupted)
 
 
 def free_port() -> int:
@@ -104,13 +102,11 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def answers(host: str, port: int, seconds: float = 0.5) -> bool:
-    """Whether somebody listens there."""
-    with contextlib.suppress(OSError), socket.create_connection((host, port), seconds):
+def answers(host: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((host, port), 0.5):
         return True
     return False
 
 
-def tail(text: str, lines: int = 12) -> str:
-    """The last lines of a text."""
+def tail(text: str, lines: int) -> str:
     return "\n".join(text.strip().splitlines()[-lines:])

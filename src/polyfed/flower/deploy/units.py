@@ -15,14 +15,7 @@ BAD_INPUT, REFUSED = 2, 3
 
 
 def write_server_units(folder: Path, words: Sequence[str], server: Path, port: int) -> list[Path]:
-    """Write a unit, a compose file and a Dockerfile for a server.
-
-    Args:
-        folder: where the files go.
-        words: the command after ``polyfed``.
-        server: folder of the server.
-        port: that nodes reach.
-    """
+    """Write a unit, a compose file and a Dockerfile for a server; ``words`` is the command after ``polyfed``."""
     unit = _unit("polyfed server", words, server, "on-failure", 15)
     return _write(folder, "polyfed-serve.service", unit, _compose("serve", words, server, [f"{port}:{port}"], []))
 
@@ -77,7 +70,6 @@ def _yaml(word: str) -> str:
 
 
 def _write(folder: Path, unit_name: str, unit: str, compose: str) -> list[Path]:
-    """Write the files; nothing that exists is overwritten."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     files = {unit_name: unit, "compose.yaml": compose, "Dockerfile": render("Dockerfile", python=version)}
     for name in files:

@@ -25,12 +25,7 @@ UNREADABLE = (zipfile.BadZipFile, zlib.error, struct.error, NotImplementedError,
 
 
 def check_bundle(content: bytes, code: Collection[str]) -> list[str]:
-    """Refuse a bundle that brings other code; returns the files it brings that the node lists.
-
-    Args:
-        content: the bundle, a zip file.
-        code: SHA-256 of bundles and files that are allowed.
-    """
+    """Refuse a bundle that brings code whose SHA-256 (its own or its files') is not in ``code``; returns the files with code."""
     own = hashlib.sha256(content).hexdigest()
     files = read_bundle(content)
     project = read_project(files)
@@ -38,16 +33,15 @@ def check_bundle(content: bytes, code: Collection[str]) -> list[str]:
     unlisted = [name for name in others if hashlib.sha256(files[name]).hexdigest() not in code]
     if own not in code and unlisted:
         raise Refused(f"The app bundle {own[:16]} brings code that this node does not list: {', '.join(unlisted)[:500]}.")
-    named = value_at(project, "tool", "flwr", "app", "components", "clientapp")
+    named = _value_at(project, "tool", "flwr", "app", "components", "clientapp")
     if named != CLIENT_APP:
         raise Refused(f"The app bundle {own[:16]} names another ClientApp ({str(named)[:200]}). This node runs {CLIENT_APP} only.")
-    if value_at(project, "project", "dependencies"):
+    if _value_at(project, "project", "dependencies"):
         raise Refused(f"The app bundle {own[:16]} wants packages installed. Nothing is installed here.")
     return others
 
 
 def read_bundle(content: bytes) -> dict[str, bytes]:
-    """The files in a bundle by their names."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as bundle:
             if sum(info.file_size for info in bundle.infolist()) > LARGEST:
@@ -62,14 +56,13 @@ def read_bundle(content: bytes) -> dict[str, bytes]:
 
 
 def read_project(files: dict[str, bytes]) -> dict[str, Any]:
-    """The ``pyproject.toml`` of a bundle."""
     try:
         return tomllib.loads(files[PROJECT].decode())
     except (KeyError, ValueError, RecursionError) as error:
         raise Refused(f"The app bundle has no {PROJECT} that can be read.") from error
 
 
-def value_at(table: Any, *names: str) -> Any:
+def _value_at(table: Any, *names: str) -> Any:
     """What lies in tables within tables; None where there is none."""
     for name in names:
         table = table.get(name) if isinstance(table, dict) else None

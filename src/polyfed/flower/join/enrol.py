@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from polyfed.flower.deploy.certificates import certificate_request, ends_soon, pem_key, read_certificate, read_signed
+from polyfed.flower.deploy.folders import Membership, NodeFolder
 from polyfed.flower.deploy.kit import Kit
 from polyfed.flower.deploy.private_files import write_private
-from polyfed.flower.join.folder import Membership, NodeFolder
 from polyfed.flower.join.forwarder import client_context
 from polyfed.flower.join.policy import Refused
 from polyfed.flower.serve.enrolment import HELLO
@@ -33,54 +33,50 @@ class Unreachable(OSError):
     """The server cannot be reached; it may be later."""
 
 
-class Answer(NamedTuple):
+class ServerAnswer(NamedTuple):
     """What the server said, and how far this machine's clock is ahead of its clock, in seconds."""
 
     values: dict[str, Any]
     ahead: float
 
 
-def enrol(folder: NodeFolder, kit: Kit, client: str = "") -> Membership:
+def enrol(folder: NodeFolder, kit: Kit, client: str) -> None:
     """Make the node's keys and get its certificate; a node that has enrolled with this kit is left as it is.
 
-    Args:
-        folder: of the node.
-        kit: of the server.
-        client: name of this node in runs, which the server keeps for it; empty: said later, with the first run.
+    ``client`` is the name of this node in runs, which the server keeps for it; empty: said later, with the first run.
     """
     member = Membership(kit.name, kit.host, kit.port, hashed(kit.token))
     before = folder.membership()
     if before == member and folder.certificate.exists():
-        return member
+        return
     if before != member:
-        make_keys(folder, kit)
+        _make_keys(folder, kit)
         folder.remember(member)
     signed_key = serialization.load_pem_private_key(folder.tls_key.read_bytes(), None)
     flower_key = serialization.load_ssh_private_key(folder.flower_key.read_bytes(), None)
     assert isinstance(signed_key, ec.EllipticCurvePrivateKey)
-    request_file = folder.tls_key.with_suffix(".csr")
-    if not request_file.exists():
+    if not folder.certificate_request.exists():
         # A repeated request must be the same to the byte, or the server takes it for somebody else's.
-        write_private(request_file, certificate_request(signed_key, kit.name))
+        write_private(folder.certificate_request, certificate_request(signed_key, kit.name))
     public = flower_key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    values = {"token": kit.token, "request": request_file.read_text(), "key": public.decode(), "client": client}
+    values = {"token": kit.token, "request": folder.certificate_request.read_text(), "key": public.decode(), "client": client}
     answer = ask(member, values, client_context(folder.authority))
     write_private(folder.certificate, str(answer.values["certificate"]))
-    return member
+    folder.note("enrolled", host=kit.host, port=kit.port, name=kit.name)
 
 
-def make_keys(folder: NodeFolder, kit: Kit) -> None:
+def _make_keys(folder: NodeFolder, kit: Kit) -> None:
     """Keys for TLS and for Flower; they are made here and never leave."""
     flower_key = ec.generate_private_key(ec.SECP384R1())
     form, unlocked = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     folder.certificate.unlink(missing_ok=True)
-    folder.tls_key.with_suffix(".csr").unlink(missing_ok=True)
+    folder.certificate_request.unlink(missing_ok=True)
     write_private(folder.authority, kit.authority)
     write_private(folder.tls_key, pem_key(ec.generate_private_key(ec.SECP384R1())))
     write_private(folder.flower_key, flower_key.private_bytes(serialization.Encoding.PEM, form, unlocked))
 
 
-def hello(folder: NodeFolder, member: Membership) -> Answer:
+def hello(folder: NodeFolder, member: Membership) -> ServerAnswer:
     """Ask whether this node may come in."""
     return ask(member, HELLO, own_context(folder))
 
@@ -96,12 +92,10 @@ def renewed(folder: NodeFolder, member: Membership) -> bool:
 
 
 def own_context(folder: NodeFolder) -> ssl.SSLContext:
-    """TLS with the node's own certificate."""
     return client_context(folder.authority, folder.certificate, folder.tls_key)
 
 
-def ask(member: Membership, values: dict[str, str], context: ssl.SSLContext) -> Answer:
-    """Send a request to the enrolment path."""
+def ask(member: Membership, values: dict[str, str], context: ssl.SSLContext) -> ServerAnswer:
     connection = http.client.HTTPSConnection(member.host, member.port, timeout=SECONDS, context=context)
     try:
         connection.request("POST", ENROL_PATH, json.dumps(values), {"Content-Type": "application/json"})
@@ -123,7 +117,7 @@ def ask(member: Membership, values: dict[str, str], context: ssl.SSLContext) -> 
         found = {}
     if response.status != 200:
         raise Refused(str(found.get("problem") or f"The server refused with status {response.status}.")[:500])
-    return Answer(found, now - server_time(response.headers.get("Date", ""), now))
+    return ServerAnswer(found, now - server_time(response.headers.get("Date", ""), now))
 
 
 def server_time(date: str, otherwise: float) -> float:

@@ -5,37 +5,25 @@ The SuperNode, the executor and the forwarder are started again when they end, a
 
 from __future__ import annotations
 
-import logging
-import os
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import tomli_w
 
 from polyfed.errors import SettingError
-from polyfed.flower.deploy.certificates import (
-    CA_CERTIFICATE,
-    LOOPBACK_DAYS,
-    SERVER_CERTIFICATE,
-    SERVER_KEY,
-    kept_authority,
-    kept_server,
-)
+from polyfed.flower.deploy.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY, keep_loopback_server
+from polyfed.flower.deploy.folders import Membership, NodeFolder
 from polyfed.flower.deploy.kit import Kit
-from polyfed.flower.deploy.private_files import OTHERS, write_private
-from polyfed.flower.deploy.processes import LOOPBACK, Child, free_port, start, tail
+from polyfed.flower.deploy.private_files import write_private
+from polyfed.flower.deploy.processes import LOOPBACK, Child, be_private_and_stoppable, free_port, tail
 from polyfed.flower.join.enrol import Unreachable, clock_problem, enrol, hello, own_context, renewed
-from polyfed.flower.join.folder import FOLDER_VARIABLE, Membership, NodeFolder
 from polyfed.flower.join.forwarder import Forwarder, server_context
 from polyfed.flower.join.policy import Policy
-from polyfed.runs.folder.audit_log import AuditLog
-
-log = logging.getLogger("polyfed")
 
 TICK = 0.5
 SHORTEST_PAUSE, LONGEST_PAUSE = 2.0, 30.0
@@ -44,11 +32,24 @@ LOOK_AFTER = 30.0
 DAY = 86400.0
 CONNECTED = "SuperNode ID:"
 KILLED_BEFORE = "Failed to activate SuperNode"
+T = TypeVar("T")
+
+
+def _until_reached(ask: Callable[[], T], show: Callable[[str], None]) -> T:
+    """The server's answer; one that cannot be reached is asked again, after longer and longer pauses."""
+    pause = SHORTEST_PAUSE
+    while True:
+        try:
+            return ask()
+        except Unreachable as error:
+            show(f"{error} Trying again in {pause:g} s.")
+            time.sleep(pause)
+            pause = min(LONGEST_PAUSE, 2 * pause)
 
 
 @dataclass
-class Node:
-    """One node at work."""
+class JoinedNode:
+    """The processes of one node."""
 
     folder: NodeFolder
     member: Membership
@@ -57,7 +58,6 @@ class Node:
     executor: Child | None = None
     address: str = ""
     connected: bool = False
-    pause: float = SHORTEST_PAUSE
     last_look: float = field(default_factory=time.monotonic)
 
     def work(self) -> None:
@@ -68,37 +68,26 @@ class Node:
             self.start(port)
             self.watch()
             self.stop()
-            self.show(f"The node starts again in {self.pause:g} s.")
-            time.sleep(self.pause)
-            self.pause = min(LONGEST_PAUSE, 2 * self.pause)
+            self.show(f"The node starts again in {SHORTEST_PAUSE:g} s.")
+            time.sleep(SHORTEST_PAUSE)
 
     def forwarder(self) -> Forwarder:
-        """The forwarder between the SuperNode and the server."""
         certificates = self.folder.local_certificates
-        kept_server(certificates, kept_authority(certificates, "polyfed node on loopback"), [], LOOPBACK_DAYS)
-        audit = AuditLog(self.folder.audit)
+        keep_loopback_server(certificates, "polyfed node on loopback")
         return Forwarder(
             server_context(certificates / SERVER_CERTIFICATE, certificates / SERVER_KEY),
             lambda: own_context(self.folder),
             self.member.host,
             self.member.port,
-            lambda account: audit.write("another account refused at the forwarder", account=account),
+            lambda account: self.folder.note("another account refused at the forwarder", account=account),
         )
 
     def look_after(self) -> None:
         """Wait until the server lets this node in; renew its certificate, compare clocks, remove old state."""
-        while True:
-            try:
-                answer = hello(self.folder, self.member)
-                break
-            except Unreachable as error:
-                self.show(f"{error} Trying again in {self.pause:g} s.")
-                time.sleep(self.pause)
-                self.pause = min(LONGEST_PAUSE, 2 * self.pause)
-        self.pause = SHORTEST_PAUSE
+        answer = _until_reached(lambda: hello(self.folder, self.member), self.show)
         if problem := clock_problem(answer.ahead):
             self.show(problem)
-            AuditLog(self.folder.audit).write("clock is off", seconds=round(answer.ahead, 1))
+            self.folder.note("clock is off", seconds=round(answer.ahead, 1))
         self.renew()
         remove_old_state(self.folder, Policy.read(self.folder.policy).keep_days)
         self.last_look = time.monotonic()
@@ -108,66 +97,56 @@ class Node:
         try:
             if renewed(self.folder, self.member):
                 self.show("The certificate was renewed.")
-                AuditLog(self.folder.audit).write("certificate renewed")
+                self.folder.note("certificate renewed")
         except Unreachable as error:
             self.show(f"{error} The certificate is renewed later.")
 
     def start(self, port: int) -> None:
-        """Start the SuperNode and its executor."""
         self.address, self.connected = f"{LOOPBACK}:{free_port()}", False
         host, own_port = self.address.split(":")
         words = ["--superlink", f"{LOOPBACK}:{port}", "--root-certificates", str(self.folder.local_certificates / CA_CERTIFICATE)]
         words += ["--auth-supernode-private-key", str(self.folder.flower_key), "--host", host, "--port", own_port]
         words += ["--isolation", "process", "--superexec-auth-secret-file", str(self.folder.runtime_secret)]
         words += ["--node-config", str(self.folder.config)]
-        self.supernode = self.child("supernode", [sys.executable, "-m", "polyfed.flower.join.supernode", *words])
-        self.executor = self.child("executor", [sys.executable, "-m", "polyfed.flower.join.executor", self.address])
+        self.supernode = self.folder.start("supernode", [sys.executable, "-m", "polyfed.flower.join.guarded_supernode", *words])
+        self.executor = self.start_executor()
 
-    def child(self, name: str, command: list[str]) -> Child:
-        """Start one of the processes."""
-        variables = {"FLWR_HOME": str(self.folder.flower_home), FOLDER_VARIABLE: str(self.folder.path)}
-        return start(name, command, self.folder.logs, variables)
+    def start_executor(self) -> Child:
+        return self.folder.start("executor", [sys.executable, "-m", "polyfed.flower.join.guarded_executor", self.address])
 
     def watch(self) -> None:
-        """Return when the SuperNode has ended."""
         assert self.supernode is not None and self.executor is not None
         while self.supernode.alive:
             if not self.connected and CONNECTED in self.supernode.said():
-                self.connected, self.pause = True, SHORTEST_PAUSE
-                AuditLog(self.folder.audit).write("connected", host=self.member.host, port=self.member.port)
+                self.connected = True
+                self.folder.note("connected", host=self.member.host, port=self.member.port)
                 self.show(f"Connected to {self.member.host}:{self.member.port} as {self.member.name}.")
             if not self.executor.alive:
                 self.show(f"The executor ended: {tail(self.executor.said(), 2)}")
-                self.executor = self.child("executor", [sys.executable, "-m", "polyfed.flower.join.executor", self.address])
+                self.executor = self.start_executor()
                 time.sleep(SHORTEST_PAUSE)
             if time.monotonic() - self.last_look > LOOK_AFTER:
                 self.look_after()
             time.sleep(TICK)
         said = self.supernode.said()
-        AuditLog(self.folder.audit).write("disconnected")
+        self.folder.note("disconnected")
         if KILLED_BEFORE in said:
             self.show("The server still waits for this node's last connection, which was cut off; that takes up to a minute.")
         else:
             self.show(f"The connection ended: {tail(said, 2)}")
 
     def stop(self) -> None:
-        """End the processes; the SuperNode says goodbye."""
         for child in (self.supernode, self.executor):
             if child is not None:
                 child.stop()
 
 
 def join(kit: Path | None, folder: Path, given: Policy, show: Callable[[str], None] = print) -> None:
-    """Join a server, for the first time or again.
+    """Join the server that wrote the kit, or, without a kit, go on as a node that has joined.
 
-    Args:
-        kit: the file that the server wrote; None: go on as a node that has joined.
-        folder: of the node.
-        given: what the command line says of data and limits; written to ``node.toml`` with the first start.
-        show: prints a line.
+    What the command line says of data and limits (``given``) is written to ``node.toml`` with the first start.
     """
-    os.umask(OTHERS)
-    signal.signal(signal.SIGTERM, _interrupted)
+    be_private_and_stoppable()
     place = NodeFolder(folder.resolve())
     found = None if kit is None else Kit.read(kit)
     if found is None and place.membership() is None:
@@ -178,17 +157,15 @@ def join(kit: Path | None, folder: Path, given: Policy, show: Callable[[str], No
     with place.locked():
         policy = kept_policy(place, given)
         write_config(place, policy)
-        member = enrolled(place, found, policy.client or policy.domain, show) if found is not None else place.membership()
+        if found is not None:
+            _until_reached(lambda: enrol(place, found, policy.client or policy.domain), show)
+        member = place.membership()
         assert member is not None
-        node = Node(place, member, show)
+        node = JoinedNode(place, member, show)
         try:
             node.work()
         finally:
             node.stop()
-
-
-def _interrupted(number: int, frame: object) -> None:
-    raise KeyboardInterrupt(f"stopped by signal {number}.")
 
 
 def kept_policy(folder: NodeFolder, given: Policy) -> Policy:
@@ -208,24 +185,7 @@ def kept_policy(folder: NodeFolder, given: Policy) -> Policy:
     return policy
 
 
-def enrolled(folder: NodeFolder, kit: Kit, client: str, show: Callable[[str], None]) -> Membership:
-    """Enrol, and wait for a server that is not there yet."""
-    pause = SHORTEST_PAUSE
-    before = folder.certificate.read_bytes() if folder.certificate.exists() else b""
-    while True:
-        try:
-            member = enrol(folder, kit, client)
-            if folder.certificate.read_bytes() != before:
-                AuditLog(folder.audit).write("enrolled", host=kit.host, port=kit.port, name=kit.name)
-            return member
-        except Unreachable as error:
-            show(f"{error} Trying again in {pause:g} s.")
-            time.sleep(pause)
-            pause = min(LONGEST_PAUSE, 2 * pause)
-
-
 def write_config(folder: NodeFolder, policy: Policy) -> None:
-    """What the SuperNode gives to ClientApps."""
     values = {"data": policy.data, "domain": policy.domain, "client": policy.client, "state": str(folder.state)}
     write_private(folder.config, tomli_w.dumps({name: value for name, value in values.items() if value}))
 
@@ -237,4 +197,4 @@ def remove_old_state(folder: NodeFolder, days: int) -> None:
         times = [path.stat().st_mtime for path in [run, *run.rglob("*")]]
         if run.is_dir() and run.name != "resident" and max(times) < end:
             shutil.rmtree(run)
-            AuditLog(folder.audit).write("state removed", run=run.name, unused_days=days)
+            folder.note("state removed", run=run.name, unused_days=days)

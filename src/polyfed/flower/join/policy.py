@@ -30,13 +30,13 @@ from polyfed.core.privacy import (
 )
 from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.flower.app import MIN_NODES
+from polyfed.flower.deploy.folders import POLICY as FILE
 from polyfed.flower.deploy.private_files import write_private
 from polyfed.flower.wire.message import DESCRIBE
 from polyfed.models.model_text import weights_file
 from polyfed.settings import Settings
 from polyfed.text import read_sum
 
-FILE = "node.toml"
 ALL = "*"
 NOTHING, AGGREGATE, PER_SAMPLE = "nothing", "aggregate", "per sample"
 LONGEST_NAME = 60
@@ -45,7 +45,6 @@ TEST, VALIDATION = "test", "validation"
 
 
 def limit(default: Any, doc: str) -> Any:
-    """A key of the file with what it means."""
     return dataclasses.field(default=default, metadata={"doc": doc})
 
 
@@ -116,11 +115,7 @@ class Policy:
     ) -> list[str]:
         """What an ask may not do here, each in a sentence without paths.
 
-        Args:
-            settings: of the run.
-            run_config: of the run.
-            ask: the question, and what the server says of its purpose and round.
-            extras: what is sent along with the question.
+        ``ask`` is the question, and what the server says of its purpose and round; ``extras`` is sent along with it.
         """
         return [
             *self._about_code(settings),
@@ -135,8 +130,8 @@ class Policy:
         if model is not None and names_function(model):
             if model not in self.import_paths:
                 yield f"the model {model} would be imported, and import_paths does not name it"
-        elif model is not None and not allowed(name_in(model), self.models):
-            yield f"the model {name_in(model)} is not among the models that are allowed"
+        elif model is not None and not _allowed(_name_in(model), self.models):
+            yield f"the model {_name_in(model)} is not among the models that are allowed"
         files = [settings.init, None if model is None else weights_file(model)]
         if any(file is not None and file not in self.initial_weights for file in files):
             yield "the run starts from a file of weights, and initial_weights does not name it"
@@ -152,7 +147,7 @@ class Policy:
             yield f"clients train on {samples} examples in a round, least_samples is {self.least_samples}"
         if not self.tells_class_counts and needs_class_counts(settings.loss):
             why = "dp_required is true" if self.class_counts else "class_counts is false"
-            yield f"the loss {name_in(settings.loss)} may need the numbers of examples by class, and {why}"
+            yield f"the loss {_name_in(settings.loss)} may need the numbers of examples by class, and {why}"
 
     def _about_ask(self, ask: Mapping[str, Any]) -> Iterator[str]:
         if ask.get("purpose") == NEWCOMER and not self.newcomer:
@@ -173,7 +168,9 @@ class Policy:
             return
         if row.what == KEPT_LAYERS and not self.newcomer:
             yield f"{row.what} are asked for, and newcomer is false"
-        if row.what in self._withheld_scores:
+        if (row.what == TEST_SCORES and TEST not in self.scores) or (
+            row.what == VALIDATION_SCORES and VALIDATION not in self.scores
+        ):
             yield f"{row.what} are asked for, and scores does not name them"
         if row.what == VALIDATION_SCORES and row not in departures(method, settings):
             yield f"{row.what} are asked for, and the run does not choose its round by them (selection is {settings.selection})"
@@ -181,14 +178,10 @@ class Policy:
         if self.dp_required and question != "train" and row != TEST_DATA_ONLY and not row.covered:
             yield f"{row.what} are asked for, which no noise covers ({row.why}), and dp_required is true"
 
-    @property
-    def _withheld_scores(self) -> list[str]:
-        return [what for name, what in ((TEST, TEST_SCORES), (VALIDATION, VALIDATION_SCORES)) if name not in self.scores]
-
     def _about_method(self, settings: Settings) -> Iterator[str]:
         parts = [call.name for call in read_sum(settings.method)]
         for part in parts:
-            if not allowed(part, self.methods):
+            if not _allowed(part, self.methods):
                 yield f"the method {part} is not among the methods that are allowed"
         method = as_method(settings.method)
         granularity = method.facts.granularity or NOTHING
@@ -253,18 +246,15 @@ def _require_type(path: Path, name: str, value: object, default: object) -> None
     else:
         fits = type(value) is type(default)
     if not fits:
-        wanted = {tuple: "a list of texts", bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[
-            type(default)
-        ]
-        raise SettingError(f"{path}: {name} takes {wanted}, found {value!r}.")
+        kinds = {tuple: "a list of texts", bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+        raise SettingError(f"{path}: {name} takes {kinds[type(default)]}, found {value!r}.")
 
 
-def allowed(name: str, names: Sequence[str]) -> bool:
-    """Whether a list has a name."""
+def _allowed(name: str, names: Sequence[str]) -> bool:
     return ALL in names or name in names
 
 
-def name_in(text: str) -> str:
+def _name_in(text: str) -> str:
     """The name in a text with options."""
     return text.split("(")[0].strip()
 

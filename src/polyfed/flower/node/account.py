@@ -27,7 +27,6 @@ FILE_KEY, EPSILON_KEY, DELTA_KEY = "privacy-account", "most-epsilon-in-all", "mo
 LEAST_SAMPLES_KEY = "least-samples"
 """Keys of a node's configuration."""
 USUAL_DELTA = 1e-5
-USUAL_FILE = "privacy.jsonl"
 NO_LIMIT = 0.0
 SPENT = "spent"
 CLIENTS, SAMPLES = "clients", "samples"
@@ -35,23 +34,17 @@ CLIENTS, SAMPLES = "clients", "samples"
 
 @dataclass(frozen=True)
 class NodeAccount:
-    """The account of one node.
-
-    Attributes:
-        path: its file.
-        most_epsilon: what the node may spend over all runs; 0: no limit.
-        delta: at which epsilon is stated.
-    """
+    """The account of one node, in a file."""
 
     path: Path
-    most_epsilon: float = NO_LIMIT
-    delta: float = USUAL_DELTA
+    most_epsilon: float = NO_LIMIT  # what the node may spend over all runs
+    delta: float = USUAL_DELTA  # at which epsilon is stated
 
     def spend(self, charge: Charge, client: str, run: str, round_number: int) -> None:
         """Write down a charge, or decline it; when this returns, it is on the disk."""
 
         def line(before: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-            charges = charges_in(before)
+            charges = _charges_in(before)
             after = spent_by([*charges, charge], self.delta)
             if self.most_epsilon and after > self.most_epsilon:
                 raise Declined(
@@ -87,21 +80,18 @@ def uncounted(method: Method, settings: Settings, question: str, extras: Mapping
     return f"{method} also sends {rows[0].what}, which no noise covers ({rows[0].why})" if rows else ""
 
 
-def charges_in(lines: Iterable[Mapping[str, Any]]) -> list[Charge]:
-    """What was spent, line by line."""
+def _charges_in(lines: Iterable[Mapping[str, Any]]) -> list[Charge]:
     names = ("protects", "noise_multiplier", "sample_rate", "steps")
     return [Charge(**{name: line[name] for name in names}) for line in lines if line["event"] == SPENT]
 
 
-def unit_of(charges: Iterable[Charge]) -> str:
-    """What all charges together protect."""
+def _unit_of(charges: Iterable[Charge]) -> str:
     return CLIENTS if all(charge.protects == CLIENTS for charge in charges) else SAMPLES
 
 
 def spent_by(charges: Iterable[Charge], delta: float) -> float:
-    """Epsilon of all charges together."""
     charges = list(charges)
-    unit = unit_of(charges)
+    unit = _unit_of(charges)
     history: dict[tuple[float, float], int] = {}
     for charge in charges:
         noise = charge.noise_multiplier / (2 if charge.protects == CLIENTS and unit == SAMPLES else 1)
@@ -114,18 +104,16 @@ def account_of(config: Mapping[str, Any], home: Path) -> NodeAccount:
 
     One for all that is trained from that folder: the name of a client comes from the partition, which the server chooses.
     """
-    usual = home / USUAL_FILE
     most, delta = config.get(EPSILON_KEY, NO_LIMIT), config.get(DELTA_KEY, USUAL_DELTA)
-    if not is_number(most) or not most >= 0 or not is_number(delta) or not 0 < delta < 1:
+    if not _is_number(most) or not most >= 0 or not _is_number(delta) or not 0 < delta < 1:
         raise SettingError(
             f"--node-config: {EPSILON_KEY} takes a positive number, or 0 for no limit, and {DELTA_KEY} one between 0 and 1; "
             f"found {most!r} and {delta!r}."
         )
-    return NodeAccount(Path(str(config.get(FILE_KEY, usual))).expanduser(), float(most), float(delta))
+    return NodeAccount(Path(str(config.get(FILE_KEY, home / "privacy.jsonl"))).expanduser(), float(most), float(delta))
 
 
-def is_number(value: object) -> bool:
-    """Whether a value of a configuration is a number."""
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -136,11 +124,11 @@ def account_in(path: Path, delta: float) -> dict[str, Any]:
     if not path.is_file():
         raise DataError(f"There is no privacy account {path}. A node writes one with its first private training.")
     lines = [line for line in verified_lines(path) if line["event"] == SPENT]
-    charges = charges_in(lines)
+    charges = _charges_in(lines)
     runs = {
         run: {
             "trainings": len(own),
-            "epsilon": spent_by(charges_in(own), delta),
+            "epsilon": spent_by(_charges_in(own), delta),
             "first": own[0]["time"],
             "last": own[-1]["time"],
         }
@@ -148,7 +136,7 @@ def account_in(path: Path, delta: float) -> dict[str, Any]:
         if (own := [line for line in lines if line["run"] == run])
     }
     return {
-        "protects": unit_of(charges),
+        "protects": _unit_of(charges),
         "epsilon": spent_by(charges, delta),
         "delta": delta,
         "trainings": len(lines),

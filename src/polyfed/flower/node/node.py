@@ -31,7 +31,7 @@ from polyfed.data.store.domain_files import without_names
 from polyfed.errors import ClientFailure, DataError, Declined, NotFinite, PolyfedError, SettingError, StateLost, nearest
 from polyfed.flower.app import read_settings, settings_text
 from polyfed.flower.node.account import EPSILON_KEY, LEAST_SAMPLES_KEY, NodeAccount, account_of, counts, uncounted
-from polyfed.flower.node.home import home_of
+from polyfed.flower.node.resident import home_of
 from polyfed.flower.wire.codec import Encoder, extras_of, payload_of
 from polyfed.flower.wire.descriptions import own_versions, plain_text, version_problem
 from polyfed.flower.wire.message import DECLINED, DESCRIBE, BadMessage, WireMessage, refusal
@@ -58,7 +58,11 @@ class Workplace:
         self.settings = settings
         self.method: Method = as_method(settings.method)
         self.simulated = PARTITION in config
-        self.federation = whole_federation(settings, self.method) if self.simulated else own_federation(settings, config)
+        if self.simulated:
+            whole = build_federation(settings.data, settings)
+            self.federation = whole if self.method.population is None else self.method.population(whole)
+        else:
+            self.federation = _own_federation(settings, config)
         self.initial = None if settings.init is None else read_initial(settings.init)
         self.facts = ""
         self.made: Workbench | None = None
@@ -71,7 +75,7 @@ class Workplace:
             settings = with_one_model(settings, self.federation.default_model, [self.method])
             with threads(settings.threads):
                 model = prepared_model(settings, self.method, self.federation, None, self.initial)
-                federation = normalised_as_asked(normalised_for(model, self.federation), facts)
+                federation = _normalised_as_asked(normalised_for(model, self.federation), facts)
                 self.made = build_bench(settings, self.method, federation, model)
             self.made.loss = task_loss(settings.loss, self.federation.task, list(facts["class_counts"]))
             self.made.measure = measure_in(facts, self.federation.task)
@@ -133,7 +137,7 @@ class Node:
             self.spending(bench.method, ask["run"], int(ask["round"]), charges),
         )
         with threads(bench.settings.threads):
-            payload = answer(client, ask["what"], sound(payload_of(wire_message)))
+            payload = answer(client, ask["what"], _sound(payload_of(wire_message)))
             self.require_charge(client, charges)
             validation = local_validation(client) if ask["what"] == "train" else None
         control: dict[str, Any] = {"ok": True, "loss": client.loss, "version": None, "restarted": restarted}
@@ -221,7 +225,7 @@ class Node:
         }
 
 
-def sound(payload: Payload) -> Payload:
+def _sound(payload: Payload) -> Payload:
     """What the server sent, where its entries are finite; others could take a method's clip away, which is a comparison of numbers."""
     for name, value in payload.entries.items():
         if problem := problem_with_values(value):
@@ -237,7 +241,7 @@ def measure_in(facts: Mapping[str, Any], task: Task) -> str:
     return str(measure)
 
 
-def normalised_as_asked(federation: Federation, facts: Mapping[str, Any]) -> Federation:
+def _normalised_as_asked(federation: Federation, facts: Mapping[str, Any]) -> Federation:
     """The federation with images normalised as the server says: a run that goes on keeps what its folder records."""
     if "mean" not in facts:
         return federation
@@ -257,23 +261,17 @@ def counts_of(examples: Examples, task: Task, classes: int) -> list[int]:
     return [len(examples), *task.class_counts(examples, classes)]
 
 
-def whole_federation(settings: Settings, method: Method) -> Federation:
-    """The federation of the settings, as the server of a simulation sees it."""
-    federation = build_federation(settings.data, settings)
-    return federation if method.population is None else method.population(federation)
-
-
-def own_federation(settings: Settings, config: Mapping[str, Any]) -> Federation:
+def _own_federation(settings: Settings, config: Mapping[str, Any]) -> Federation:
     """A federation of only this node, from the data its own configuration names."""
     changes = {"root": str(config["root"])} if "root" in config else {}
     dataset = build_data_set(str(config.get("data", settings.data)), with_changes(settings, changes))
     # Another node may hold the domain that nobody trains on.
     unseen = [domain.name for domain in dataset.domains if domain.name in settings.unseen]
     federation = federate(dataset, settings.partition, unseen, settings.seed)
-    return dataclasses.replace(federation, clients=(own_client(federation, config),), unseen={})
+    return dataclasses.replace(federation, clients=(_own_client(federation, config),), unseen={})
 
 
-def own_client(federation: Federation, config: Mapping[str, Any]) -> ClientData:
+def _own_client(federation: Federation, config: Mapping[str, Any]) -> ClientData:
     """Which part of its data set a node is: by ``client`` or ``domain`` of its configuration, or the only one there is."""
     known = {client.id: client for client in federation.clients}
     wanted = config.get("client")
@@ -294,18 +292,16 @@ def own_client(federation: Federation, config: Mapping[str, Any]) -> ClientData:
     return found[0] if wanted is None else dataclasses.replace(found[0], id=plain_text(str(wanted)).strip())
 
 
-def virtual_client(federation: Federation, number: int) -> ClientData:
-    """The client of a virtual node: by its place in the fixed order."""
-    by_id = {client.id: client for client in federation.clients}
-    order = in_fixed_order(map(ClientInfo.of, federation.clients))
-    return by_id[order[number].id]
-
-
 def build_node(settings: Settings, config: Mapping[str, Any], home: Path | None = None) -> Node:
     """A node from the run's settings and its own configuration."""
-    place = _workplace(settings_text(settings), json.dumps(_shared_by_clients(config), sort_keys=True))
-    clients = place.federation
-    data = virtual_client(clients, int(config[PARTITION])) if place.simulated else clients.clients[0]
+    # Virtual clients of one process share a workplace.
+    shared = {PARTITION: 0} if PARTITION in config else dict(config)
+    place = _workplace(settings_text(settings), json.dumps(shared, sort_keys=True))
+    data = place.federation.clients[0]
+    if place.simulated:
+        order = in_fixed_order(map(ClientInfo.of, place.federation.clients))
+        wanted = order[int(config[PARTITION])].id
+        data = next(client for client in place.federation.clients if client.id == wanted)
     home = home or home_of(config)
     account = None if place.simulated else account_of(config, home)
     return Node(place, data, home, when_lost(config), account, least_samples(config))
@@ -317,7 +313,6 @@ def shared_workplace(settings: Settings) -> Workplace:
 
 
 def least_samples(config: Mapping[str, Any]) -> int:
-    """How many training examples this node must have."""
     wanted = config.get(LEAST_SAMPLES_KEY, 1)
     if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
         raise SettingError(f"--node-config: {LEAST_SAMPLES_KEY} takes a whole number from 1, found {wanted!r}.")
@@ -325,16 +320,10 @@ def least_samples(config: Mapping[str, Any]) -> int:
 
 
 def when_lost(config: Mapping[str, Any]) -> str:
-    """What this node does when its state is lost."""
     wanted = str(config.get(LOST_STATE, REFUSE))
     if wanted not in (REFUSE, RESTART):
         raise SettingError(f"--node-config: {LOST_STATE} cannot be {wanted!r}. {nearest(wanted, (REFUSE, RESTART))}")
     return wanted
-
-
-def _shared_by_clients(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of a workplace; virtual clients of one process share it."""
-    return {PARTITION: 0} if PARTITION in config else dict(config)
 
 
 @functools.lru_cache(maxsize=1)

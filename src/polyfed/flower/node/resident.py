@@ -23,9 +23,8 @@ from typing import Any
 
 from polyfed.errors import ClientFailure
 from polyfed.flower.app import read_settings
-from polyfed.flower.node.home import home_of
+from polyfed.flower.deploy.private_files import socket_in
 from polyfed.flower.wire.message import BadMessage, WireMessage, receive, refusal, send
-from polyfed.flower.wire.private_sockets import socket_in
 from polyfed.runs.costs.malloc import keep_freed_pages
 
 log = logging.getLogger("polyfed")
@@ -55,14 +54,19 @@ def ask_resident(settings: str, config: Mapping[str, Any], wire_message: WireMes
 
 @contextlib.contextmanager
 def connected(address: Path, settings: str, config: Mapping[str, Any]) -> Iterator[socket.socket]:
-    """A connection to the resident process."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         with address.with_suffix(".lock").open("a") as lock:
             # Two messages at the same time must not start two processes.
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _reached(connection, address):
                 start(address, settings, config)
-                _wait_until_reached(connection, address)
+                end = time.monotonic() + START_LIMIT
+                while not _reached(connection, address):
+                    if time.monotonic() > end:
+                        raise ClientFailure(
+                            f"The resident process of this node did not start within {START_LIMIT:g} s; see {log_path(address)}."
+                        )
+                    time.sleep(0.05)
         yield connection
 
 
@@ -74,18 +78,7 @@ def _reached(connection: socket.socket, address: Path) -> bool:
     return True
 
 
-def _wait_until_reached(connection: socket.socket, address: Path) -> None:
-    end = time.monotonic() + START_LIMIT
-    while not _reached(connection, address):
-        if time.monotonic() > end:
-            raise ClientFailure(
-                f"The resident process of this node did not start within {START_LIMIT:g} s; see {log_path(address)}."
-            )
-        time.sleep(0.05)
-
-
 def start(address: Path, settings: str, config: Mapping[str, Any]) -> None:
-    """Start the resident process, apart from this one."""
     address.unlink(missing_ok=True)
     job = {
         SETTINGS: settings,
@@ -95,13 +88,11 @@ def start(address: Path, settings: str, config: Mapping[str, Any]) -> None:
         # The app's own files (methods, models) are found where this process finds them.
         PATHS: [path for path in sys.path if path],
     }
-    job_file = address.with_suffix(".json")
-    job_file.write_text(json.dumps(job))
+    address.with_suffix(".json").write_text(json.dumps(job))
     launch(address)
 
 
 def launch(address: Path) -> None:
-    """Start the process itself."""
     with log_path(address).open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "polyfed.flower.node.resident", str(address)],
@@ -120,8 +111,15 @@ def socket_path(settings: str, config: Mapping[str, Any]) -> Path:
     return socket_in(home_of(config) / "resident", name)
 
 
+def home_of(config: Mapping[str, object]) -> Path:
+    """The folder for a node's state: what its configuration says, or the user's folder for state."""
+    if folder := config.get("state"):
+        return Path(str(folder)).expanduser()
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "polyfed" / "nodes"
+
+
 def log_path(address: Path) -> Path:
-    """Where the resident process writes what it has to say."""
     return address.with_suffix(".log")
 
 
@@ -162,7 +160,10 @@ def serve(address: Path) -> None:
                 continue
             with connection:
                 connection.setblocking(True)
-                serve_one(connection, job)
+                try:
+                    send(connection, answer(receive(connection), job))
+                except ConnectionError as error:
+                    log.warning("The process that asked has gone (%s).", error)
             last = time.monotonic()
     finally:
         with contextlib.suppress(FileNotFoundError):
@@ -174,20 +175,13 @@ def end_when_gone(mark: str, who: str) -> None:
     """End this process when the one it works for is gone, even in the middle of work: nobody waits for the answer any more."""
 
     def watch() -> None:
-        while is_there(mark):
+        # A process that is not known is taken to run.
+        while not mark or process_mark(int(mark.split(":")[0])) == mark:
             time.sleep(LOOK_EVERY)
         log.warning("%s has gone.", who)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def serve_one(connection: socket.socket, job: Mapping[str, Any]) -> None:
-    """Answer one ask; somebody who hangs up is not waited for."""
-    try:
-        send(connection, answer(receive(connection), job))
-    except ConnectionError as error:
-        log.warning("The process that asked has gone (%s).", error)
 
 
 def answer(wire_message: WireMessage, job: Mapping[str, Any]) -> WireMessage:
@@ -202,13 +196,7 @@ def answer(wire_message: WireMessage, job: Mapping[str, Any]) -> WireMessage:
         return refusal(f"{type(error).__name__}: {error}")
 
 
-def is_there(mark: str) -> bool:
-    """Whether the process with this mark still runs; one that is not known is taken to."""
-    return not mark or process_mark(int(mark.split(":")[0])) == mark
-
-
 def main() -> None:
-    """The resident process."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     keep_freed_pages()
     take_paths(Path(sys.argv[1]))

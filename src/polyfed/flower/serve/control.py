@@ -37,7 +37,7 @@ Question = TypeVar("Question")
 Answer = TypeVar("Answer")
 
 
-def patiently(ask: Callable[[Question], Answer], question: Question) -> Answer:
+def _patiently(ask: Callable[[Question], Answer], question: Question) -> Answer:
     """Ask what may be asked again: a machine that is busy is no reason for a server to end."""
     for _ in range(TRIES - 1):
         try:
@@ -54,7 +54,6 @@ class WithSecret:
         self.secret = secret
 
     def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
-        """Send a request with the secret."""
         context.request.headers[SECRET_HEADER] = self.secret
         return call_next(context)
 
@@ -71,7 +70,6 @@ class Control:
         )
 
     def is_there(self) -> bool:
-        """Whether the SuperLink answers."""
         try:
             self.client.ListNodes(ListNodesRequest())
         except httpx.TransportError:
@@ -80,17 +78,15 @@ class Control:
 
     def nodes(self) -> dict[str, tuple[int, bool]]:
         """The registered nodes by their key: their numbers, and whether they are connected."""
-        found = patiently(self.client.ListNodes, ListNodesRequest()).nodes_info
+        found = _patiently(self.client.ListNodes, ListNodesRequest()).nodes_info
         return {
             info.public_key.decode(): (info.node_id, info.status == "online") for info in found if info.status != "unregistered"
         }
 
     def register(self, key: str, name: str) -> None:
-        """Let a key in."""
         self.client.RegisterNode(RegisterNodeRequest(public_key=key.encode(), name=name))
 
     def unregister(self, node: int) -> None:
-        """Let a node in no more."""
         self.client.UnregisterNode(UnregisterNodeRequest(node_id=node))
 
     def start(self, app: Path, config: Mapping[str, Any]) -> int:
@@ -104,7 +100,6 @@ class Control:
         return int(started.run_id)
 
     def log_of(self, run: int) -> Iterator[str]:
-        """What the run says, until it has ended."""
         latest = 0.0
         while True:
             try:
@@ -117,13 +112,13 @@ class Control:
 
     def ended(self, run: int) -> tuple[bool, str] | None:
         """Whether a run has completed, and how it ended; None while it goes on."""
-        status = patiently(self.client.ListRuns, ListRunsRequest(run_id=run)).run_dict[run].status
+        status = _patiently(self.client.ListRuns, ListRunsRequest(run_id=run)).run_dict[run].status
         if status.status != FINISHED:
             return None
         return status.sub_status == COMPLETED, f"{status.sub_status}: {status.details}".strip(": ")
 
     def stop_others(self) -> None:
         """Stop what a server that was killed has left running."""
-        for number, run in patiently(self.client.ListRuns, ListRunsRequest()).run_dict.items():
+        for number, run in _patiently(self.client.ListRuns, ListRunsRequest()).run_dict.items():
             if run.status.status != FINISHED:
                 self.client.StopRun(StopRunRequest(run_id=number))

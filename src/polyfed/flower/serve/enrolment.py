@@ -29,14 +29,7 @@ HELLO = {"hello": "polyfed"}
 
 
 class Enrolment:
-    """Answers enrolments and renewals.
-
-    Args:
-        folder: of the server, with the list of nodes.
-        authority: signs certificates.
-        audit: where every attempt is written.
-        changed: called after the list of nodes changed, before the node gets its answer.
-    """
+    """Answers enrolments and renewals; ``changed`` is called after the list of nodes changed, before the node gets its answer."""
 
     def __init__(self, folder: Path, authority: Signed, audit: AuditLog, changed: Callable[[], None]) -> None:
         self.folder, self.authority, self.audit, self.changed = folder, authority, audit, changed
@@ -44,9 +37,10 @@ class Enrolment:
     def answer(self, body: bytes, address: str, serial: str) -> tuple[int, dict[str, Any]]:
         """The status and the answer to one request."""
         try:
-            values = read_body(body)
+            values = _read_body(body)
             if values == HELLO:
-                return self.greeted(serial)
+                # A node asks whether it may come in before it starts, and compares clocks.
+                return 200, {"name": NodeRegistry.read(self.folder).certified(serial).name}
             record, how = self.taken(values, serial)
         except BadRequest as error:
             self.audit.write("enrolment refused", address=address, serial=serial, why=str(error))
@@ -56,13 +50,6 @@ class Enrolment:
         self.audit.write(how, node=record.name, client=record.client, address=address, serial=record.serial, ends=record.ends)
         log.info("%s: %s from %s.", record.name, how, address)
         return 200, {"name": record.name, "certificate": record.certificate}
-
-    def greeted(self, serial: str) -> tuple[int, dict[str, Any]]:
-        """Whether a node may come in; it asks before it starts, and compares clocks."""
-        record = NodeRegistry.read(self.folder).by_serial(serial)
-        if record is None:
-            raise BadRequest("its certificate is not that of a node that may come in")
-        return 200, {"name": record.name}
 
     def taken(self, values: dict[str, str], serial: str) -> tuple[NodeRecord, str]:
         """Who was enrolled or renewed."""
@@ -76,10 +63,11 @@ class Enrolment:
         raise BadRequest("it brought neither a token nor a certificate")
 
 
-def read_body(body: bytes) -> dict[str, str]:
-    """The values of a request."""
+def _read_body(body: bytes) -> dict[str, str]:
     try:
         found = json.loads(body)
+        # Half of a surrogate pair is JSON, but no text.
+        json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise BadRequest("its request is no JSON") from error
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):

@@ -12,7 +12,6 @@ import json
 import os
 import pwd
 import shutil
-import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -42,7 +41,6 @@ FLEET = (
 """What a SuperNode with a registered key asks for. It need not register or unregister itself, so it may not."""
 SECRET_HEADER, ADDRESS_HEADER, SERIAL_HEADER = "X-Polyfed-Front", "X-Polyfed-Address", "X-Polyfed-Serial"
 LARGEST_OBJECT, LARGEST_ENROLMENT = "64m", "16k"
-PROGRAM = "nginx"
 NEWLINE = "\n"
 UNUSABLE = set("\"'$;{}\\@") | {NEWLINE}
 PLACES = f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin{os.pathsep}/usr/local/sbin"
@@ -50,37 +48,20 @@ PLACES = f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin{os.pathsep}/usr/loc
 
 @dataclass(frozen=True)
 class Front:
-    """Where the front listens, what it stands in front of, and its files.
+    """Where the front listens, what it stands in front of, and its files."""
 
-    Attributes:
-        folder: of its own files.
-        listen: address to listen on, such as 0.0.0.0.
-        port: to listen on.
-        link: port of the SuperLink on loopback.
-        enrolment: port of the enrolment service on loopback.
-        secret: by which those two know the front.
-        certificates: folder with the server's certificate, its key and the authority's certificate.
-        link_authority: the authority that signed the SuperLink's own certificate.
-    """
-
-    folder: Path
-    listen: str
+    folder: Path  # of its own files
+    listen: str  # address to listen on, such as 0.0.0.0
     port: int
-    link: int
-    enrolment: int
-    secret: str
-    certificates: Path
-    link_authority: Path
+    link: int  # port of the SuperLink on loopback
+    enrolment: int  # port of the enrolment service on loopback
+    secret: str  # by which those two know the front
+    certificates: Path  # folder with the server's certificate, its key and the authority's certificate
+    link_authority: Path  # signed the SuperLink's own certificate
 
     @property
     def file(self) -> Path:
-        """Nginx's file."""
         return self.folder / "nginx.conf"
-
-    @property
-    def access_log(self) -> Path:
-        """Where nginx writes every request."""
-        return self.folder / "access.log"
 
     def write(self, nodes: Iterable[NodeRecord]) -> bool:
         """Write nginx's file for the nodes that may come in; says whether it changed."""
@@ -102,10 +83,9 @@ class Front:
             raise SettingError(f"nginx refuses the file that was generated for it: {' '.join(done.stderr.split())}")
 
     def text(self, nodes: Iterable[NodeRecord]) -> str:
-        """Nginx's file."""
         return render(
             "nginx.conf",
-            user=worker_user(),
+            user=_worker_user(),
             folder=self.folder,
             certificates=self.certificates,
             link_authority=self.link_authority,
@@ -133,7 +113,7 @@ class Front:
                 )
 
 
-def worker_user() -> str:
+def _worker_user() -> str:
     """The account of nginx's workers, which talk to the network: never root. Other accounts cannot change it."""
     if os.getuid() != 0:
         return "# its workers have the account of who started it"
@@ -142,18 +122,12 @@ def worker_user() -> str:
 
 
 def nginx() -> str:
-    """Where nginx is."""
-    found = shutil.which(PROGRAM, path=PLACES)
+    found = shutil.which("nginx", path=PLACES)
     if found is None:
         raise MissingExtra(
             "polyfed serve needs nginx in front of the SuperLink. Install it (Debian, Ubuntu: apt install nginx-light)."
         )
     return found
-
-
-def reload(process: int) -> None:
-    """Let nginx read its file again; connections that are open end with their request."""
-    os.kill(process, signal.SIGHUP)
 
 
 GOOD = (200, 499)
@@ -207,11 +181,8 @@ class FrontLog:
                     line = {"path": text.decode(errors="replace"), "status": 0}
                 yield line
         if self.offset != before:
-            self._rotate()
+            if self.offset > ROTATE_AT and self.offset == self.path.stat().st_size:
+                # nginx appends, so what it writes next begins at the start of the emptied file.
+                self.path.write_bytes(b"")
+                self.offset = 0
             write_private(self.place, str(self.offset))
-
-    def _rotate(self) -> None:
-        if self.offset > ROTATE_AT and self.offset == self.path.stat().st_size:
-            # nginx appends, so what it writes next begins at the start of the emptied file.
-            self.path.write_bytes(b"")
-            self.offset = 0

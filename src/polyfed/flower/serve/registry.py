@@ -30,31 +30,18 @@ FILE, LOCK = "nodes.json", "nodes.lock"
 
 @dataclass
 class NodeRecord:
-    """One node as the server knows it.
+    """One node as the server knows it."""
 
-    Attributes:
-        name: of the node, given by the server.
-        state: invited, enrolled or revoked.
-        token: hash of the one-time token.
-        serial: of its certificate.
-        before: serial of the certificate before, which counts until the new one was seen, so that a renewal can be repeated.
-        key: its Flower key.
-        request: hash of the certificate request and key that the token was used with.
-        certificate: as text.
-        ends: when the certificate does.
-        client: name under which it said that it takes part in runs; nobody else may use it.
-    """
-
-    name: str
+    name: str  # given by the server
     state: str = INVITED
-    token: str = ""
-    serial: str = ""
-    before: str = ""
-    key: str = ""
-    request: str = ""
+    token: str = ""  # hash of the one-time token
+    serial: str = ""  # of its certificate
+    before: str = ""  # serial of the certificate before, which counts until the new one was seen: a renewal can be repeated
+    key: str = ""  # its Flower key
+    request: str = ""  # hash of the certificate request and key that the token was used with
     certificate: str = ""
-    ends: str = ""
-    client: str = ""
+    ends: str = ""  # when the certificate does
+    client: str = ""  # name under which it said that it takes part in runs; nobody else may use it
 
     @property
     def serials(self) -> list[str]:
@@ -93,14 +80,7 @@ class NodeRegistry:
                 write_private(folder / FILE, found.text())
 
     def text(self) -> str:
-        """The list as JSON."""
         return json.dumps({name: dataclasses.asdict(record) for name, record in self.nodes.items()}, indent=1)
-
-    def named(self, name: str) -> NodeRecord:
-        """A node by its name."""
-        if name not in self.nodes:
-            raise SettingError(f"There is no node {name!r}. {nearest(name, self.nodes)}")
-        return self.nodes[name]
 
     def invite(self, name: str) -> str:
         """Let a node enrol, for the first time or again with other keys; returns its new one-time token."""
@@ -113,8 +93,9 @@ class NodeRegistry:
 
     def revoke(self, name: str) -> NodeRecord:
         """Let a node in no more; its certificate and its token are worth nothing from now on, and others may use its client's name."""
-        record = self.named(name)
-        self.nodes[name] = dataclasses.replace(record, state=REVOKED, token="", before="", client="")
+        if name not in self.nodes:
+            raise SettingError(f"There is no node {name!r}. {nearest(name, self.nodes)}")
+        self.nodes[name] = dataclasses.replace(self.nodes[name], state=REVOKED, token="", before="", client="")
         return self.nodes[name]
 
     def enrol(self, authority: Signed, token: str, request: bytes, key: bytes, client: str = "") -> NodeRecord:
@@ -135,15 +116,16 @@ class NodeRegistry:
 
     def renew(self, authority: Signed, serial: str, request: bytes) -> NodeRecord:
         """A new certificate for a node that shows its old one; its Flower key stays."""
-        record = self.by_serial(serial)
-        if record is None:
-            raise BadRequest("its certificate is not that of a node that may come in")
+        record = self.certified(serial)
         new = self._signed(authority, record, request, record.key, record.request)
         self.nodes[record.name] = dataclasses.replace(new, before=serial)
         return self.nodes[record.name]
 
+    def keys(self) -> dict[str, str]:
+        """The names of enrolled nodes by their Flower keys."""
+        return {record.key: record.name for record in self.nodes.values() if record.state == ENROLLED}
+
     def client_names(self) -> dict[str, str]:
-        """The nodes by the clients' names that they enrolled with."""
         return {record.client: record.name for record in self.nodes.values() if record.client}
 
     def other_holder(self, client: str, name: str) -> str:
@@ -151,9 +133,12 @@ class NodeRegistry:
         holder = client if client in self.nodes else self.client_names().get(client, "")
         return "" if holder == name else holder
 
-    def by_serial(self, serial: str) -> NodeRecord | None:
+    def certified(self, serial: str) -> NodeRecord:
         """The enrolled node with this certificate."""
-        return next((record for record in self.nodes.values() if serial and serial in record.serials), None)
+        for record in self.nodes.values():
+            if serial and serial in record.serials:
+                return record
+        raise BadRequest("its certificate is not that of a node that may come in")
 
     def _signed(self, authority: Signed, record: NodeRecord, request: bytes, key: str, mark: str) -> NodeRecord:
         certificate = sign_request(authority, request, record.name)
@@ -174,7 +159,6 @@ def hashed(text: str) -> str:
 
 
 def days_left(record: NodeRecord) -> int | None:
-    """How many days the certificate of a node still lasts."""
     if not record.ends:
         return None
     return (datetime.datetime.fromisoformat(record.ends) - datetime.datetime.now(datetime.UTC)).days

@@ -25,22 +25,21 @@ from polyfed.flower.app import MIN_NODES, NEWCOMER, settings_text, write_app
 from polyfed.flower.deploy.certificates import (
     CA_CERTIFICATE,
     HOST_NAME,
-    LOOPBACK_DAYS,
     SERVER_CERTIFICATE,
     SERVER_KEY,
     is_address,
+    keep_loopback_server,
     kept_authority,
     kept_server,
 )
+from polyfed.flower.deploy.folders import ServerFolder
 from polyfed.flower.deploy.kit import SUFFIX, Kit
-from polyfed.flower.deploy.private_files import OTHERS, write_private
-from polyfed.flower.deploy.processes import LOOPBACK, Child, answers, free_port, start, tail
+from polyfed.flower.deploy.private_files import write_private
+from polyfed.flower.deploy.processes import LOOPBACK, Child, answers, be_private_and_stoppable, free_port, tail
 from polyfed.flower.serve.control import Control
 from polyfed.flower.serve.enrolment import Enrolment, Service
-from polyfed.flower.serve.folder import ServerFolder
-from polyfed.flower.serve.front import Front, FrontLog, nginx, reload
-from polyfed.flower.serve.registry import ENROLLED, FILE, NodeRegistry
-from polyfed.flower.serve.server_app import FOLDER_VARIABLE, NUMBERS
+from polyfed.flower.serve.front import Front, FrontLog, nginx
+from polyfed.flower.serve.registry import FILE, INVITED, NodeRegistry
 from polyfed.runs.folder.audit_log import AuditLog
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import is_finished
@@ -48,12 +47,11 @@ from polyfed.settings import Settings
 
 log = logging.getLogger("polyfed")
 
-FINISHED, FAILED = 0, 1
 START_LIMIT = 120.0
 TICK = 0.5
 HOUR = 3600.0
 SEEN = "seen.json"
-SERVER_APP = "polyfed.flower.serve.server_app:app"
+SERVER_APP = "polyfed.flower.serve.audited_app:app"
 ANY_ADDRESS = "0.0.0.0"
 
 
@@ -63,29 +61,17 @@ class Failed(PolyfedError, RuntimeError):
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a server is started with.
-
-    Attributes:
-        settings: of the run.
-        recipe: what they are called.
-        host: name or address by which nodes reach the server.
-        nodes: how many nodes are waited for.
-        folder: of the server.
-        port: of the front.
-        listen: address that the front listens on.
-        newcomer: leave a model for newcomers, though it needs layers that stay at the nodes.
-        config: other keys of the run's configuration.
-    """
+    """What a server is started with."""
 
     settings: Settings
-    recipe: str
-    host: str
-    nodes: int
+    recipe: str  # what the settings are called
+    host: str  # name or address by which nodes reach the server
+    nodes: int  # how many are waited for
     folder: Path
     port: int = 8443
     listen: str = ANY_ADDRESS
-    newcomer: bool = False
-    config: Mapping[str, Any] = field(default_factory=dict)
+    newcomer: bool = False  # leave a model for newcomers, though it needs layers that stay at the nodes
+    config: Mapping[str, Any] = field(default_factory=dict)  # other keys of the run's configuration
 
     def __post_init__(self) -> None:
         if self.nodes < 1:
@@ -108,28 +94,24 @@ class Wanted:
 def serve(wanted: Wanted, show: Callable[[str], None] = print) -> int:
     """Run a server to the end of its run; returns the exit code."""
     nginx()
-    os.umask(OTHERS)
-    signal.signal(signal.SIGTERM, _interrupted)
+    be_private_and_stoppable("; started again with the same folder, the server goes on")
     folder = ServerFolder(wanted.folder.resolve())
     prepare(folder, wanted)
     with folder.locked():
-        if run_is_finished(folder):
+        if folder.run.exists() and RunFolder(folder.run).holds_run and is_finished(RunFolder(folder.run).read()[0]):
             show(f"The run has finished: {folder.run}")
-            return FINISHED
-        server = Server(folder, wanted, show)
+            return 0
+        server = RunningServer(folder, wanted, show)
         try:
-            return server.work()
+            server.work()
         finally:
             server.close()
-
-
-def _interrupted(number: int, frame: object) -> None:
-    raise KeyboardInterrupt(f"stopped by signal {number}; started again with the same folder, the server goes on.")
+    return 0
 
 
 def prepare(folder: ServerFolder, wanted: Wanted) -> None:
     """Make a new folder, or check that an old one is for the same run."""
-    if folder.is_made:
+    if folder.described.exists():
         before = folder.description()
         other = [name for name, value in wanted.identity.items() if before.get(name) != value]
         if other:
@@ -145,14 +127,6 @@ def prepare(folder: ServerFolder, wanted: Wanted) -> None:
     folder.describe(wanted.identity)
 
 
-def run_is_finished(folder: ServerFolder) -> bool:
-    """Whether there is nothing left to do."""
-    if not folder.run.exists() or not RunFolder(folder.run).holds_run:
-        return False
-    snapshot, _ = RunFolder(folder.run).read()
-    return is_finished(snapshot)
-
-
 def invite(folder: ServerFolder, registry: NodeRegistry, name: str) -> Path:
     """Write the kit of a node that may enrol, or enrol again."""
     described = folder.description()
@@ -163,7 +137,7 @@ def invite(folder: ServerFolder, registry: NodeRegistry, name: str) -> Path:
     return file
 
 
-class Server:
+class RunningServer:
     """The processes of one server, and what connects them."""
 
     def __init__(self, folder: ServerFolder, wanted: Wanted, show: Callable[[str], None]) -> None:
@@ -171,10 +145,9 @@ class Server:
         self.audit = AuditLog(folder.audit)
         self.authority = kept_authority(folder.certificates, f"polyfed at {wanted.host}"[:64])
         kept_server(folder.certificates, self.authority, [wanted.host])
-        link_authority = kept_authority(folder.link_certificates, "polyfed SuperLink on loopback")
-        kept_server(folder.link_certificates, link_authority, [], LOOPBACK_DAYS)
-        self.link_port = free_port()
-        self.service = Service(Enrolment(folder.path, self.authority, self.audit, self.let_in_and_wait), folder.front_secret)
+        keep_loopback_server(folder.link_certificates, "polyfed SuperLink on loopback")
+        link_authority, self.link_port = folder.link_certificates / CA_CERTIFICATE, free_port()
+        self.service = Service(Enrolment(folder.path, self.authority, self.audit, self.enrolled), folder.front_secret)
         self.front = Front(
             folder.front,
             wanted.listen,
@@ -183,70 +156,61 @@ class Server:
             self.service.start(),
             folder.front_secret,
             folder.certificates,
-            folder.link_certificates / CA_CERTIFICATE,
+            link_authority,
         )
-        self.front_log = FrontLog(self.front.access_log, self.audit)
-        self.control = Control(self.link_port, folder.link_certificates / CA_CERTIFICATE, folder.control_secret)
+        self.front_log = FrontLog(folder.front / "access.log", self.audit)
+        self.control = Control(self.link_port, link_authority, folder.control_secret)
         self.changing = threading.RLock()
         self.children: dict[str, Child] = {}
         self.registry_time = 0
         self.last_renewal = time.monotonic()
         self.connected: set[str] = set()
 
-    def work(self) -> int:
-        """Start everything, wait for the nodes, and train."""
+    def work(self) -> None:
         self.audit.write("server started", host=self.wanted.host, port=self.wanted.port)
         self.write_kits()
         self.start_link()
         self.let_in()
         self.start_front()
         self.wait_for_nodes()
-        return self.train()
+        self.train()
 
     # ------------------------------------------------------------------------------------------------------------ starting
     def write_kits(self) -> None:
-        """A kit for each node that has none."""
         with NodeRegistry.changed(self.folder.path) as registry:
             for number in range(1, self.wanted.nodes + 1):
                 name = f"node-{number}"
                 if name not in registry.nodes:
                     invite(self.folder, registry, name)
-            open_kits = [self.folder.kits / f"{name}{SUFFIX}" for name, node in registry.nodes.items() if node.state == "invited"]
+            open_kits = [self.folder.kits / f"{name}{SUFFIX}" for name, node in registry.nodes.items() if node.state == INVITED]
         for file in open_kits:
-            self.show(f"Kit: {shown_path(file)}")
+            self.show(f"Kit: {_shown_path(file)}")
         if open_kits:
             self.show("Send one kit to each node, as you would send a password. There: polyfed join KIT --data DIR --domain NAME")
 
     def start_link(self) -> None:
-        """Start the SuperLink and what runs its ServerApps."""
         folder, link = self.folder, self.folder.link_certificates
         words = ["--host", LOOPBACK, "--port", str(self.link_port), "--database", str(folder.database)]
         words += ["--ssl-ca-certfile", str(link / CA_CERTIFICATE), "--ssl-certfile", str(link / SERVER_CERTIFICATE)]
         words += ["--ssl-keyfile", str(link / SERVER_KEY), "--enable-supernode-auth", "--isolation", "process"]
         words += ["--superexec-auth-secret-file", str(folder.runtime_secret), "--disable-runtime-dependency-installation"]
-        self.child("superlink", [sys.executable, "-m", "polyfed.flower.serve.superlink", str(folder.path), "--", *words])
+        command = [sys.executable, "-m", "polyfed.flower.serve.superlink", *words]
+        self.children["superlink"] = folder.start("superlink", command)
         self.wait_until("superlink", self.control.is_there)
         self.control.stop_others()
         words = ["--runtime-api-address", f"{LOOPBACK}:{self.link_port}", "--root-certificates", str(link / CA_CERTIFICATE)]
         words += ["--superexec-auth-secret-file", str(folder.runtime_secret)]
-        self.child("superexec", ["flower-superexec", *words])
+        self.children["superexec"] = folder.start("superexec", ["flower-superexec", *words])
 
     def start_front(self) -> None:
-        """Start nginx."""
         self.front.check()
         host = LOOPBACK if self.wanted.listen in (ANY_ADDRESS, "::") else self.wanted.listen
         if answers(host, self.wanted.port):
             raise SettingError(f"Port {self.wanted.port} is taken. Name another with --port.")
-        self.child("front", self.front.command(), signal.SIGTERM)
+        self.children["front"] = self.folder.start("front", self.front.command(), signal.SIGTERM)
         self.wait_until("front", lambda: answers(host, self.wanted.port))
 
-    def child(self, name: str, command: list[str], dies_by: int = signal.SIGKILL) -> None:
-        """Start one of the processes."""
-        variables = {"FLWR_HOME": str(self.folder.flower_home), FOLDER_VARIABLE: str(self.folder.path)}
-        self.children[name] = start(name, command, self.folder.logs, variables, dies_by)
-
     def wait_until(self, name: str, ready: Callable[[], bool]) -> None:
-        """Wait until a process does its work."""
         end = time.monotonic() + START_LIMIT
         while not ready():
             self.require_alive()
@@ -264,7 +228,7 @@ class Server:
                 )
 
     # --------------------------------------------------------------------------------------------------------------- nodes
-    def let_in_and_wait(self) -> None:
+    def enrolled(self) -> None:
         """Let in who has just enrolled, and give nginx the time to read its file."""
         self.let_in()
         time.sleep(0.5)
@@ -272,13 +236,11 @@ class Server:
     def let_in(self) -> None:
         """Let the front and the SuperLink know exactly the nodes that are enrolled."""
         with self.changing:
-            file = self.folder.path / FILE
-            self.registry_time = file.stat().st_mtime_ns
-            nodes = NodeRegistry.read(self.folder.path).nodes
-            if self.front.write(nodes.values()) and "front" in self.children:
-                reload(self.children["front"].handle.pid)
-            keys = {node.key: node.name for node in nodes.values() if node.state == ENROLLED}
-            known = self.control.nodes()
+            self.registry_time = (self.folder.path / FILE).stat().st_mtime_ns
+            registry = NodeRegistry.read(self.folder.path)
+            if self.front.write(registry.nodes.values()) and "front" in self.children:
+                self.reload_front()
+            keys, known = registry.keys(), self.control.nodes()
             for key, (number, _) in known.items():
                 if key not in keys:
                     self.control.unregister(number)
@@ -286,7 +248,7 @@ class Server:
             for key in keys.keys() - known.keys():
                 self.control.register(key, keys[key])
             numbers = {str(number): keys[key] for key, (number, _) in self.control.nodes().items() if key in keys}
-            write_private(self.folder.link / NUMBERS, json.dumps(numbers))
+            write_private(self.folder.node_numbers, json.dumps(numbers))
 
     def look(self) -> None:
         """What is to be done again and again: new nodes, revoked ones, strangers, certificates."""
@@ -297,7 +259,11 @@ class Server:
         if time.monotonic() - self.last_renewal > HOUR:
             self.last_renewal = time.monotonic()
             if kept_server(self.folder.certificates, self.authority, [self.wanted.host]):
-                reload(self.children["front"].handle.pid)
+                self.reload_front()
+
+    def reload_front(self) -> None:
+        """Let nginx read its file again; connections that are open end with their request."""
+        os.kill(self.children["front"].handle.pid, signal.SIGHUP)
 
     def note_seen(self, seen: Mapping[str, Mapping[str, Any]]) -> None:
         """Remember when nodes were seen, and forget an old certificate once its successor was used."""
@@ -313,14 +279,11 @@ class Server:
                     if registry.nodes[name].serial == line["serial"]:
                         registry.nodes[name].before = ""
 
-    def online(self) -> set[str]:
-        """Names of the nodes that are connected."""
-        nodes = NodeRegistry.read(self.folder.path).nodes
-        keys = {node.key: node.name for node in nodes.values() if node.state == ENROLLED}
-        return {keys[key] for key, (_, connected) in self.control.nodes().items() if connected and key in keys}
-
-    def show_changes(self, now: set[str]) -> None:
-        """Say who came and who went."""
+    def watch(self) -> None:
+        """Look after everything, and say who came and who went."""
+        self.look()
+        keys = NodeRegistry.read(self.folder.path).keys()
+        now = {keys[key] for key, (_, connected) in self.control.nodes().items() if connected and key in keys}
         for name in sorted(now - self.connected):
             self.audit.write("node connected", node=name)
             self.show(f"{name} is connected ({len(now)} of {self.wanted.nodes}).")
@@ -328,26 +291,21 @@ class Server:
             self.audit.write("node gone", node=name)
             self.show(f"{name} is gone ({len(now)} of {self.wanted.nodes}).")
         self.connected = now
+        time.sleep(TICK)
 
     def wait_for_nodes(self) -> None:
-        """Wait until enough nodes are connected."""
         self.show(f"Listening on {self.wanted.host}:{self.wanted.port}. Waiting for {self.wanted.nodes} nodes.")
         while len(self.connected) < self.wanted.nodes:
-            self.look()
-            self.show_changes(self.online())
-            time.sleep(TICK)
+            self.watch()
 
     # ------------------------------------------------------------------------------------------------------------ training
-    def train(self) -> int:
-        """Start the run, show its log, and wait for its end."""
+    def train(self) -> None:
         config = {MIN_NODES: self.wanted.nodes, NEWCOMER: self.wanted.newcomer, **self.wanted.config}
         run = self.control.start(self.folder.app, config)
         self.audit.write("run started", run=str(run))
         threading.Thread(target=self.show_log, args=(run,), daemon=True).start()
         while (ended := self.control.ended(run)) is None:
-            self.look()
-            self.show_changes(self.online())
-            time.sleep(TICK)
+            self.watch()
         self.look()
         completed, how = ended
         self.audit.write("run ended", run=str(run), how=how)
@@ -355,8 +313,7 @@ class Server:
         time.sleep(2 * TICK)
         if not completed:
             raise Failed(f"The run failed ({how}). Its log is above; started again with the same folder, the server goes on.")
-        self.show(f"Finished. Run folder: {shown_path(self.folder.run)}")
-        return FINISHED
+        self.show(f"Finished. Run folder: {_shown_path(self.folder.run)}")
 
     def show_log(self, run: int) -> None:
         """Show what polyfed says of the run; the rest is in the logs."""
@@ -369,7 +326,6 @@ class Server:
             log.warning("The log of the run broke off (%s).", error)
 
     def close(self) -> None:
-        """End all processes."""
         for child in reversed(self.children.values()):
             child.stop()
         self.front_log.look()
@@ -377,6 +333,6 @@ class Server:
         self.service.shutdown()
 
 
-def shown_path(path: Path) -> str:
+def _shown_path(path: Path) -> str:
     """A path as a user would write it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,6 +1,6 @@
 """Flower's SuperLink with one more lock: nobody but the front reaches Fleet, and nobody but ``polyfed serve`` reaches Control.
 
-    python -m polyfed.flower.serve.superlink FOLDER -- the options of flower-superlink
+    python -m polyfed.flower.serve.superlink OPTIONS, those of flower-superlink
 
 Flower 1.41 serves Fleet, Control and Runtime on one port, and Control asks nobody for an account: any user of the machine could start
 runs. Here each request must carry the secret of its part, which lies in a file that only this account may read. Runtime asks for
@@ -13,7 +13,6 @@ from __future__ import annotations
 import hmac
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from flwr.superlink import extensions
@@ -21,7 +20,7 @@ from flwr.superlink.cli.flower_superlink import flower_superlink
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from polyfed.flower.serve.folder import ServerFolder
+from polyfed.flower.deploy.folders import ServerFolder
 from polyfed.flower.serve.front import SECRET_HEADER
 from polyfed.runs.folder.audit_log import AuditLog
 
@@ -45,7 +44,6 @@ class Lock:
             await send({"type": "http.response.body", "body": b""})
 
     def may_pass(self, scope: Mapping[str, Any]) -> bool:
-        """Whether a request has the secret of the part that it is for."""
         path = str(scope["path"])
         if path.startswith(RUNTIME):
             return True
@@ -55,12 +53,12 @@ class Lock:
 
 
 def main() -> None:
-    """The locked SuperLink."""
-    folder = ServerFolder(Path(sys.argv[1]))
+    folder = ServerFolder.of_this_process()
     secrets = {FLEET: folder.front_secret.encode(), CONTROL: folder.control_secret.encode()}
     locked = Middleware(Lock, secrets=secrets, audit=AuditLog(folder.audit))
     extensions.get_middleware = lambda: (locked,)
-    sys.argv = ["flower-superlink", *sys.argv[3:]]
+    # Flower ends processes by the name of their program.
+    sys.argv[0] = "flower-superlink"
     flower_superlink()
 
 

@@ -38,14 +38,10 @@ LARGEST_LOSS = 1e300
 
 
 class FlowerBackend(StagingBackend):
-    """A backend whose clients are nodes.
+    """A backend whose clients are nodes, to which placeholders for their data are given.
 
-    Args:
-        bench: the server's own, which knows plan and settings.
-        clients: placeholders for the nodes' data.
-        roster: which node is which client.
-        timeout: seconds a client may take to answer.
-        leaves_newcomer: whether the run folder is left the newcomer's model, made from what the nodes send at the end.
+    A client may take ``timeout`` seconds to answer. With ``leaves_newcomer`` the run folder is left the newcomer's model, made from what
+    the nodes send at the end.
     """
 
     remote = True
@@ -76,7 +72,9 @@ class FlowerBackend(StagingBackend):
         nodes = self.roster.present(clients, insist=ask.attempt > 0)
         encoder = Encoder()
         messages = {node: self.message_for(encoder, ask, client) for client, node in nodes.items()}
-        bounds = {client: self.largest_answer(messages[node].size) for client, node in nodes.items()}
+        model = sum(entry.size for entry in self.bench.plan.entries.values())
+        # A larger answer is a mistake or worse.
+        bounds = {client: TIMES_THE_MODEL * (model + messages[node].size) + SPARE_BYTES for client, node in nodes.items()}
         versions = {client: str(messages[node].control["version"]) for client, node in nodes.items()}
         sent = self.roster.transport.send(messages, CATEGORIES.get(ask.purpose, MessageType.QUERY), str(ask.round), self.timeout)
         del messages, encoder
@@ -84,7 +82,6 @@ class FlowerBackend(StagingBackend):
             yield self.read(sent[node], client, versions[client], bounds[client])
 
     def message_for(self, encoder: Encoder, ask: Ask, client: str) -> WireMessage:
-        """The message of an ask to one client."""
         self.number, bench = self.number + 1, self.bench
         start = self.current_state(client).memory
         control = {
@@ -112,13 +109,12 @@ class FlowerBackend(StagingBackend):
             return Outcome(client, None, ClientState(), problem=f"{error}.")
 
     def outcome(self, answer: WireMessage, client: str, version: str) -> Outcome:
-        """What came of the question, by a client's answer."""
         if not answer.control.get("ok"):
             return self.refused(client, answer.control)
         try:
             payload = payload_of(answer)
             loss, mark = loss_in(answer.control), self.mark(answer.control, version)
-            validation = validation_in(answer.control, self.bench.task.least_main)
+            validation = _validation_in(answer.control, self.bench.task.least_main)
         except BadMessage as error:
             return Outcome(client, None, ClientState(), problem=f"{error}.")
         if answer.control.get("restarted"):
@@ -149,11 +145,6 @@ class FlowerBackend(StagingBackend):
         marks = [state[client].memory for state in states if client in state]
         return sorted({str(mark["version"]) for mark in marks if mark})
 
-    def largest_answer(self, sent: int) -> int:
-        """How large an answer may be; more is a mistake or worse."""
-        model = sum(entry.size for entry in self.bench.plan.entries.values())
-        return TIMES_THE_MODEL * (model + sent) + SPARE_BYTES
-
     def retain(self, name: str, states: Mapping[str, ClientState] | None = None) -> None:
         retained = self.reserved.setdefault(name, [])
         retained.append(dict(self.client_states if states is None else states))
@@ -171,8 +162,7 @@ class FlowerBackend(StagingBackend):
         return {client: str(state.memory["digest"]) for client, state in self.client_states.items() if state.memory}
 
 
-def validation_in(control: Mapping[str, Any], least: float = 0.0) -> float | None:
-    """The validation score of what a client trained, in an answer."""
+def _validation_in(control: Mapping[str, Any], least: float = 0.0) -> float | None:
     value = control.get("validation")
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= 1):
         raise BadMessage(f"its validation score is {shown(value)}, expected a number from {least:g} to 1")
@@ -180,7 +170,6 @@ def validation_in(control: Mapping[str, Any], least: float = 0.0) -> float | Non
 
 
 def loss_in(control: Mapping[str, Any]) -> float | None:
-    """The training loss in an answer."""
     loss = control.get("loss")
     if loss is not None and (isinstance(loss, bool) or not isinstance(loss, int | float)):
         raise BadMessage(f"its loss is {type(loss).__name__}, not a number")

@@ -14,6 +14,8 @@ from polyfed.flower.wire.descriptions import Description
 from polyfed.runs.assemble import build_data_set
 from polyfed.settings import Settings
 
+log = logging.getLogger("polyfed")
+
 
 def federation_of(nodes: Sequence[Description]) -> Federation:
     """A federation of placeholders, in which everything but the data is as at the nodes; it does not depend on the order of the nodes."""
@@ -34,16 +36,10 @@ def federation_of(nodes: Sequence[Description]) -> Federation:
     ).federation()
 
 
-log = logging.getLogger("polyfed")
-
-
 def unseen_at_server(settings: Settings, data: str, node: Description) -> Mapping[str, Examples]:
-    """Test data by domain: those that the settings call unseen, or all there are.
+    """Test data on the server by domain: those that the settings call unseen, or all there are.
 
-    Args:
-        settings: of the run.
-        data: a folder or a data set on the server; empty: none.
-        node: one of the nodes, whose classes and inputs the data must have.
+    The data must have the classes and inputs of this node.
     """
     if not data:
         if settings.unseen:

@@ -19,30 +19,32 @@ from polyfed.flower.wire.records import wire_message_of
 from polyfed.flower.wire.transport import Transport
 from polyfed.runs.folder.atomic_write import write_atomically
 
+log = logging.getLogger("polyfed")
+
 FILE = "client_names.json"
+ADVICE = "Each node needs a client's name of its own."
+LOOK_AGAIN = 1.0
+LONGEST_REASON = 500
 
 
 class ClientNames:
     """Names on a SuperLink that knows nodes by their numbers only.
 
-    A node that registers again comes back under another number. It may take its place while the number that had the name is gone.
-
-    Args:
-        folder: of the run, where it is remembered who had which name; None: nowhere.
+    A node that registers again comes back under another number. It may take its place while the number that had the name is gone. Who
+    had which name is remembered in the folder of the run, if there is one.
     """
 
     numbers_change = True
 
     def __init__(self, folder: Path | None = None) -> None:
         self.file = None if folder is None else folder / FILE
-        self.first: dict[str, str] = read_names(self.file) if self.file is not None and self.file.exists() else {}
+        self.first: dict[str, str] = _read_names(self.file) if self.file is not None and self.file.exists() else {}
 
     def known_as(self, node: int) -> str:
         """By what a node is known, whatever it calls itself."""
         return str(node)
 
     def holders(self) -> Mapping[str, str]:
-        """Who has which name."""
         return self.first
 
     def take(self, nodes: Mapping[str, int]) -> None:
@@ -52,16 +54,11 @@ class ClientNames:
 
     def remember(self) -> None:
         """Write down who has which name, for a run that goes on."""
-        if self.file is not None and (not self.file.exists() or read_names(self.file) != self.first):
+        if self.file is not None and (not self.file.exists() or _read_names(self.file) != self.first):
             write_atomically(self.file, json.dumps(self.first, indent=1))
 
     def problems(self, claims: Mapping[int, str], online: Collection[int]) -> dict[int, str]:
-        """Why nodes may not have the names that they claim.
-
-        Args:
-            claims: names by node.
-            online: nodes that are connected.
-        """
+        """Why nodes may not have the names that they claim."""
         others = {node: self.other_holder(node, client, online) for node, client in claims.items()}
         found = {
             node: f"It calls itself {claims[node]}, which is the name of node {holder}. {ADVICE}"
@@ -79,7 +76,6 @@ class ClientNames:
         return found
 
     def other_holder(self, node: int, client: str, online: Collection[int]) -> str:
-        """Who else has the name that a node claims; empty: nobody."""
         holder = self.holders().get(client, "")
         if holder == self.known_as(node):
             return ""
@@ -87,21 +83,12 @@ class ClientNames:
         return "" if has_gone else holder
 
 
-ADVICE = "Each node needs a client's name of its own."
-
-
-def read_names(file: Path) -> dict[str, str]:
+def _read_names(file: Path) -> dict[str, str]:
     """Who had which name, from the file of a run."""
     try:
         return {str(client): str(node) for client, node in json.loads(file.read_text(encoding="utf-8")).items()}
     except (OSError, ValueError, AttributeError) as error:
         raise RunFolderError(f"{file} cannot be read ({error}). Put back a copy of it.") from error
-
-
-log = logging.getLogger("polyfed")
-
-LOOK_AGAIN = 1.0
-LONGEST_REASON = 500
 
 
 class NodeAway(BadMessage):
@@ -110,20 +97,12 @@ class NodeAway(BadMessage):
 
 @dataclass
 class Roster:
-    """Clients by node, and what they said of themselves.
-
-    Args:
-        transport: how nodes are reached.
-        timeout: seconds a node may take to describe itself.
-        patience: seconds to wait for a node that has gone.
-        own_model: whether the run trains the data's own model, on which nodes must agree then.
-        names: says whose a client's name is.
-    """
+    """Clients by node, and what they said of themselves."""
 
     transport: Transport
-    timeout: float = 300.0
-    patience: float = 120.0
-    own_model: bool = False
+    timeout: float = 300.0  # seconds a node may take to describe itself
+    patience: float = 120.0  # seconds to wait for a node that has gone
+    own_model: bool = False  # whether the run trains the data's own model, on which nodes must agree then
     names: ClientNames = field(default_factory=ClientNames)
     nodes: dict[str, int] = field(default_factory=dict)
     described: dict[str, Description] = field(default_factory=dict)
@@ -131,12 +110,9 @@ class Roster:
     given_up: set[str] = field(default_factory=set)
 
     def gather(self, least: int, limit: float, wanted: Collection[str] = ()) -> list[Description]:
-        """Wait until enough nodes are there, and let every connected one describe itself.
+        """Wait until enough nodes are there, for ``limit`` seconds at most, and let every connected one describe itself.
 
-        Args:
-            least: how many are enough.
-            limit: seconds to wait.
-            wanted: clients that are waited for as well, where a run goes on; then no others take part.
+        Where a run goes on, its clients (``wanted``) are waited for as well, and no others take part.
         """
         found, problems = self._await(least, limit, wanted)
         found, odd = those_that_fit(found, self.own_model) if found else (found, {})
@@ -152,7 +128,9 @@ class Roster:
                 mark = self.names.known_as(node)
                 log.warning("Node %s is not let in: %s is no client of the run that goes on.", mark, described.client)
         chosen = {node: described for node, described in found.items() if node not in self.refused}
-        report_torch(list(chosen.values()))
+        mine = own_versions()["torch"]
+        if other := [f"{node.client} ({node.torch or 'unknown'})" for node in chosen.values() if node.torch != mine]:
+            log.warning("torch here is %s, but another one at %s: weights will differ in the last bits.", mine, ", ".join(other))
         self.nodes = {described.client: node for node, described in chosen.items()}
         self.described = {described.client: described for described in chosen.values()}
         self.names.take(self.nodes)
@@ -243,7 +221,10 @@ class Roster:
             problems[node] = f"{found[node].client} is no client of this run, or its data have changed"
         problems |= self.names.problems({node: described.client for node, described in known.items()}, online)
         for node, described in known.items():
-            if node not in problems and self._may_replace(node, described.client, online):
+            # Who had the name first may always take its place, another node while nobody is there.
+            has_gone = self.nodes[described.client] not in online
+            is_first = self.names.holders().get(described.client) == self.names.known_as(node)
+            if node not in problems and (has_gone or is_first):
                 log.info("Client %s is back.", described.client)
                 self.nodes[described.client] = node
             else:
@@ -251,10 +232,6 @@ class Roster:
         for node, why in problems.items():
             self.refused.add(node)
             log.warning("Node %s is not let in: %s", self.names.known_as(node), why)
-
-    def _may_replace(self, node: int, client: str, online: Collection[int]) -> bool:
-        """Whether a node may take a client's place: who had the name first always, another while nobody is there."""
-        return self.nodes[client] not in online or self.names.holders().get(client) == self.names.known_as(node)
 
 
 def read_answer(message: Message | None, node: int, timeout: float) -> WireMessage:
@@ -273,11 +250,3 @@ def read_answer(message: Message | None, node: int, timeout: float) -> WireMessa
 def reason_in(words: object) -> str:
     """A reason that a node gives, for the log: short, and without control characters."""
     return plain_text(str(words)[:LONGEST_REASON])
-
-
-def report_torch(nodes: Sequence[Description]) -> None:
-    """Say which nodes have another torch than the server: their results differ in the last bits."""
-    mine = own_versions()["torch"]
-    other = [f"{node.client} ({node.torch or 'unknown'})" for node in nodes if node.torch != mine]
-    if other:
-        log.warning("torch here is %s, but another one at %s: weights will differ in the last bits.", mine, ", ".join(other))

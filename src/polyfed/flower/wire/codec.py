@@ -31,7 +31,6 @@ class Encoder:
         self.done: dict[tuple[tuple[str, int], ...], tuple[Mapping[str, Tensor], Blob]] = {}
 
     def encode(self, payload: Payload, control: Mapping[str, Any]) -> WireMessage:
-        """Return the wire message of a payload and further plain values."""
         structures: dict[str, Any] = {}
         blobs: dict[str, Blob] = {}
         for group, values in ((ENTRIES, payload.entries), (EXTRAS, payload.extras)):
@@ -65,7 +64,6 @@ def _sendable(value: Tensor) -> Tensor:
 
 
 def payload_of(message: WireMessage) -> Payload:
-    """Return the payload in a wire message."""
     entries = _group(message, ENTRIES)
     if not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in entries.items()):
         raise BadMessage("its entries are no tensors with names")

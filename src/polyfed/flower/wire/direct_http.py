@@ -162,7 +162,7 @@ def send_directly() -> bool:
     except ImportError:
         log.info("This release of Flower has no ProtobufClient: its own way to send stays.")
         return False
-    if proxies():
+    if _proxies():
         return False
     if hasattr(ProtobufClient.__init__, "__wrapped__"):
         return True
@@ -172,7 +172,7 @@ def send_directly() -> bool:
     def made(self: Any, base_url: str, *, verify: ssl.SSLContext | bool | str = True, **others: Any) -> None:
         before(self, base_url, verify=verify, **others)
         self._client.close()
-        self._client = direct_client(_context(verify), self._client.timeout)
+        self._client = _direct_client(_context(verify), self._client.timeout)
 
     ProtobufClient.__init__ = made
     return True
@@ -182,24 +182,22 @@ def send_over_grid_directly(grid: Any) -> bool:
     """The same for the Grid of a ServerApp, which has its client before the ServerApp begins."""
     client = getattr(grid, "_runtime_client", None)
     before = getattr(client, "_client", None)
-    if not isinstance(before, httpx.Client) or proxies():
+    if not isinstance(before, httpx.Client) or _proxies():
         return False
     context = httpx.create_ssl_context()
     if certificates := getattr(grid, "_cert", None):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(cadata=certificates.decode("ascii"))
     # Not closed: Flower's heartbeat may be in the middle of a request.
-    client._client = direct_client(context, before.timeout)  # type: ignore[union-attr]
+    client._client = _direct_client(context, before.timeout)  # type: ignore[union-attr]
     return True
 
 
-def proxies() -> bool:
-    """Whether the environment names a proxy."""
+def _proxies() -> bool:
     return bool(set(urllib.request.getproxies()) & {"http", "https", "all"})
 
 
-def direct_client(context: ssl.SSLContext, timeout: httpx.Timeout) -> httpx.Client:
-    """A client of httpx that sends directly."""
+def _direct_client(context: ssl.SSLContext, timeout: httpx.Timeout) -> httpx.Client:
     return httpx.Client(transport=DirectTransport(context), timeout=timeout, follow_redirects=True)
 
 

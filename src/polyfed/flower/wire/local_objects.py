@@ -25,8 +25,8 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 from flwr.supercore.utils import get_flwr_home
 
+from polyfed.flower.deploy.private_files import socket_in
 from polyfed.flower.wire.message import LENGTH
-from polyfed.flower.wire.private_sockets import socket_in
 
 log = logging.getLogger("polyfed")
 
@@ -47,7 +47,6 @@ def place_of(address: str) -> Path:
 
 
 def send(connection: socket.socket, head: dict[str, Any], content: bytes = b"") -> None:
-    """Send a few plain values, and bytes."""
     text = json.dumps({**head, "size": len(content)}).encode()
     connection.sendall(len(text).to_bytes(LENGTH, "little") + text)
     # Who got all of a question may have answered it and gone: to send nothing would be an error then.
@@ -56,7 +55,6 @@ def send(connection: socket.socket, head: dict[str, Any], content: bytes = b"") 
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], bytes]:
-    """What the other side sent."""
     length = int.from_bytes(_exactly(connection, LENGTH), "little")
     if length > LONGEST_HEAD:
         raise ValueError(f"a head of {length} bytes")
@@ -163,7 +161,6 @@ def is_offered(place: Path) -> bool:
 
 
 def connected(place: Path) -> socket.socket:
-    """A connection to a SuperNode."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(str(place))

@@ -41,11 +41,10 @@ class WireMessage:
 
     @property
     def size(self) -> int:
-        """Bytes of all blobs."""
-        return sum(map(length_of, self.blobs.values()))
+        return sum(map(_length_of, self.blobs.values()))
 
 
-def length_of(blob: Blob) -> int:
+def _length_of(blob: Blob) -> int:
     return sum(map(len, blob))
 
 
@@ -55,7 +54,6 @@ def refusal(problem: str, kind: str = "error") -> WireMessage:
 
 
 def read_control(text: object) -> dict[str, Any]:
-    """Read a table of plain values from JSON text."""
     try:
         found = json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError) as error:
@@ -75,7 +73,6 @@ def bundled(messages: Sequence[WireMessage]) -> WireMessage:
 
 
 def unbundled(bundle: WireMessage) -> list[WireMessage]:
-    """Return the messages in a bundle."""
     try:
         return [
             WireMessage(dict(control), {name: bundle.blobs[place] for name, place in places.items()})
@@ -87,8 +84,7 @@ def unbundled(bundle: WireMessage) -> list[WireMessage]:
 
 # ------------------------------------------------------------------------------------------------------------- sockets
 def send(connection: socket.socket, message: WireMessage) -> None:
-    """Write a wire message to a socket."""
-    lengths = {name: length_of(blob) for name, blob in message.blobs.items()}
+    lengths = {name: _length_of(blob) for name, blob in message.blobs.items()}
     header = json.dumps({"control": message.control, "blobs": lengths}).encode()
     connection.sendall(len(header).to_bytes(LENGTH, "little") + header)
     for blob in message.blobs.values():

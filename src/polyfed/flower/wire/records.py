@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
@@ -44,7 +45,6 @@ def _array(blob: Blob) -> Array:
 
 
 def wire_message_of(content: RecordDict) -> WireMessage:
-    """Return the wire message in the content of a Flower message."""
     control = content.get(CONTROL)
     if not isinstance(control, ConfigRecord):
         raise BadMessage("it was not written by polyfed")
@@ -55,12 +55,16 @@ def wire_message_of(content: RecordDict) -> WireMessage:
 
 
 def size_of(content: RecordDict) -> int:
-    """Return the bytes of a message's content."""
     arrays = sum(len(piece) for record in content.array_records.values() for array in record.values() for piece in pieces_of(array))
     texts = sum(
         len(value) for record in content.config_records.values() for value in record.values() if isinstance(value, str | bytes)
     )
     return arrays + texts
+
+
+def audited(content: RecordDict) -> dict[str, Any]:
+    """What an audit log says of a message's content."""
+    return {"bytes": size_of(content), "content": content_hash(content)}
 
 
 def content_hash(content: RecordDict) -> str:

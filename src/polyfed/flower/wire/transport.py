@@ -35,7 +35,6 @@ class Transport:
         self.grid = grid
 
     def send(self, wire_messages: Mapping[int, WireMessage], category: str, group: str, timeout: float) -> dict[int, Sent]:
-        """Send a wire message to each of these nodes."""
         messages = {
             node: Message(content, node, f"{category}.{ACTION}", ttl=timeout + GRACE, group_id=group)
             for node, content in zip(wire_messages, records_of(list(wire_messages.values())), strict=True)
@@ -63,7 +62,6 @@ class Transport:
         return None
 
     def pulled(self, message_id: str) -> Iterable[Message]:
-        """Fetch the answer to a message, where there is one."""
         try:
             found: Iterable[Message] = self.grid.pull_messages([message_id])
         except MALFORMED as error:

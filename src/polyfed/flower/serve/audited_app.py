@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,12 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from polyfed.flower.app import OUT, settings_from
-from polyfed.flower.serve.folder import ServerFolder
+from polyfed.flower.deploy.folders import ServerFolder
 from polyfed.flower.serve.registry import NodeRegistry
 from polyfed.flower.server.roster import ClientNames
 from polyfed.flower.server_app import log_result, prepare, run_on_grid
-from polyfed.flower.wire.records import content_hash, size_of
+from polyfed.flower.wire.records import audited
 from polyfed.runs.folder.audit_log import AuditLog
-
-FOLDER_VARIABLE = "POLYFED_SERVER_FOLDER"
-NUMBERS = "numbers.json"
-"""Names of nodes by the numbers that the SuperLink gave them."""
 
 app = ServerApp()
 
@@ -30,10 +25,6 @@ class EnrolledNames(ClientNames):
     """Names on a server that enrolled its nodes: a node is known by the name that its key was enrolled under.
 
     A client's name that a node told when it enrolled is its own, also while it is not there.
-
-    Args:
-        server: folder of the server.
-        folder: of the run.
     """
 
     numbers_change = False
@@ -43,18 +34,15 @@ class EnrolledNames(ClientNames):
         self.server = server
 
     def known_as(self, node: int) -> str:
-        """The name that a node was enrolled under."""
-        return enrolled_name(self.server, node)
+        return _enrolled_name(self.server, node)
 
     def holders(self) -> Mapping[str, str]:
         """Who has which name: by enrolment, or from this run on."""
         return {**self.first, **NodeRegistry.read(self.server.path).client_names()}
 
 
-def enrolled_name(folder: ServerFolder, node: int) -> str:
-    """The name of a node by its number."""
-    file = folder.link / NUMBERS
-    names = json.loads(file.read_text()) if file.exists() else {}
+def _enrolled_name(folder: ServerFolder, node: int) -> str:
+    names = json.loads(folder.node_numbers.read_text()) if folder.node_numbers.exists() else {}
     return str(names.get(str(node), node))
 
 
@@ -68,7 +56,6 @@ class AuditedGrid:
         return getattr(self.grid, name)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages, and write down to whom and what."""
         sent = list(messages)
         accepted = list(self.grid.push_messages(sent))
         for message in sent:
@@ -77,32 +64,31 @@ class AuditedGrid:
         return accepted
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Fetch replies, and write down whose they are and what is in them."""
         found = list(self.grid.pull_messages(message_ids))
         for message in found:
             self.write("answered", message, message.metadata.src_node_id, message.metadata.reply_to_message_id)
         return found
 
     def write(self, event: str, message: Message, node: int, about: str) -> None:
-        """One line of the audit log."""
-        content = message.content if message.has_content() else None
         self.audit.write(
             event,
-            node=enrolled_name(self.folder, node),
+            node=_enrolled_name(self.folder, node),
             run=str(message.metadata.run_id),
             what=message.metadata.message_type,
             round=message.metadata.group_id,
             message=about,
-            bytes=0 if content is None else size_of(content),
-            content="" if content is None else content_hash(content),
-            **({} if content is not None else {"error": str(message.error.reason)}),
+            **(
+                audited(message.content)
+                if message.has_content()
+                else {"bytes": 0, "content": "", "error": str(message.error.reason)}
+            ),
         )
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train what the run's configuration says, in the run folder of this server."""
-    folder = ServerFolder(Path(os.environ[FOLDER_VARIABLE]))
+    folder = ServerFolder.of_this_process()
     prepare(grid)
     config = {**context.run_config, OUT: str(folder.run)}
     names = EnrolledNames(folder, folder.run)

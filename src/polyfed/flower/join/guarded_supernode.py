@@ -1,6 +1,6 @@
 """The SuperNode of a joined node: polyfed's, and no app bundle ends it.
 
-    python -m polyfed.flower.join.supernode --superlink HOST:PORT ...
+    python -m polyfed.flower.join.guarded_supernode --superlink HOST:PORT ...
 
 Flower reads the configuration of a run from its bundle here, before the executor looks at the bundle. One that cannot be read, or that is
 not the one that was asked for, ended the loop of the SuperNode while its process stayed: the node was silent until somebody started it
@@ -23,7 +23,7 @@ log = logging.getLogger("polyfed")
 ReadConfig = Callable[[bytes, Any], dict[str, Any]]
 
 
-def unless_unreadable(read: ReadConfig) -> ReadConfig:
+def _unless_unreadable(read: ReadConfig) -> ReadConfig:
     """Flower's function, which is given no bundle that is too large or cannot be read; the executor refuses those by name."""
 
     def config_in(bundle: bytes, run: Any) -> dict[str, Any]:
@@ -39,10 +39,9 @@ def unless_unreadable(read: ReadConfig) -> ReadConfig:
 
 
 def main() -> None:
-    """The SuperNode of one joined node."""
     # By its name: a function of the same name hides the module.
     loop = importlib.import_module("flwr.supernode.start_client_internal")
-    vars(loop).update(get_fused_config_from_fab=unless_unreadable(loop.get_fused_config_from_fab))
+    vars(loop).update(get_fused_config_from_fab=_unless_unreadable(loop.get_fused_config_from_fab))
     try:
         supernode.main()
     except Exception:

@@ -1,6 +1,6 @@
 """The executor of a joined node: runs polyfed's ClientApp behind the node's policy, and nothing that an app bundle brings.
 
-    python -m polyfed.flower.join.executor 127.0.0.1:9094
+    python -m polyfed.flower.join.guarded_executor 127.0.0.1:9094
 
 Flower's own code would unpack each bundle and import the ClientApp that it names. Here bundles are checked first, and only those
 whose code the node lists are unpacked; the ClientApp is always polyfed's. Every ask and every answer is in the node's audit log.
@@ -14,8 +14,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flwr.supernode.runtime.run_clientapp as clientapp
@@ -27,15 +26,15 @@ from polyfed.core.load_methods import load_file
 from polyfed.errors import PolyfedError
 from polyfed.flower import executor
 from polyfed.flower.app import SETTINGS_KEY, read_settings, settings_from
-from polyfed.flower.client_app import answer, make_app
+from polyfed.flower.client_app import answer, app_with, make_app
+from polyfed.flower.deploy.folders import NodeFolder
 from polyfed.flower.deploy.private_files import OTHERS
 from polyfed.flower.join.bundle_check import check_bundle
-from polyfed.flower.join.folder import FOLDER_VARIABLE, NodeFolder
 from polyfed.flower.join.policy import Policy, Refused, refused
 from polyfed.flower.node.account import DELTA_KEY, EPSILON_KEY, FILE_KEY, LEAST_SAMPLES_KEY
 from polyfed.flower.wire.codec import extras_of
-from polyfed.flower.wire.message import ACTION, DECLINED, DESCRIBE, BadMessage, WireMessage, refusal
-from polyfed.flower.wire.records import content_hash, size_of
+from polyfed.flower.wire.message import DECLINED, DESCRIBE, BadMessage, WireMessage, refusal
+from polyfed.flower.wire.records import audited
 from polyfed.runs.folder.audit_log import AuditLog
 
 log = logging.getLogger("polyfed")
@@ -47,14 +46,8 @@ LEFT_OUT = "(left out: see the node's log)"
 NO_FILE_NAMES = ("node.toml",)
 
 
-def node_folder() -> NodeFolder:
-    """The folder of the node that this process works for."""
-    return NodeFolder(Path(os.environ[FOLDER_VARIABLE]))
-
-
 def guarded(wire_message: WireMessage, context: Context) -> WireMessage:
-    """Answer what the node's policy allows."""
-    folder = node_folder()
+    folder = NodeFolder.of_this_process()
     policy = Policy.read(folder.policy)
     client = policy.client or policy.domain
     try:
@@ -74,21 +67,18 @@ def guarded(wire_message: WireMessage, context: Context) -> WireMessage:
     if problems:
         sentence = without_paths(refused(problems, client))
         log.warning("%s", sentence)
-        AuditLog(folder.audit).write("refused", **about, why=sentence)
+        folder.note("refused", **about, why=sentence)
         return refusal(sentence)
     # Where files lie on the server says nothing here, and must not point anywhere.
     context.run_config[SETTINGS_KEY] = json.dumps({**json.loads(str(context.run_config[SETTINGS_KEY])), "root": None})
-    context.node_config.update({LEAST_SAMPLES_KEY: policy.least_samples, **account_limits(policy, folder)})
+    context.node_config.update({LEAST_SAMPLES_KEY: policy.least_samples, FILE_KEY: str(folder.privacy_account)})
+    # A run without noise would go past a limit, so limits need dp_required.
+    if policy.dp_required:
+        context.node_config.update({EPSILON_KEY: float(policy.most_epsilon_in_all), DELTA_KEY: float(policy.most_delta)})
     answered = what_may_leave(answer(wire_message, context), policy, wire_message.control.get("what") == DESCRIBE)
     if answered.control.get("kind") == DECLINED:
-        AuditLog(folder.audit).write("refused", **about, why=answered.control["problem"])
+        folder.note("refused", **about, why=answered.control["problem"])
     return answered
-
-
-def account_limits(policy: Policy, folder: NodeFolder) -> dict[str, str | float]:
-    """Where the node keeps its privacy account, and what it allows; a run without noise would go past a limit, so it needs dp_required."""
-    limits = {EPSILON_KEY: float(policy.most_epsilon_in_all), DELTA_KEY: float(policy.most_delta)}
-    return {FILE_KEY: str(folder.privacy_account), **(limits if policy.dp_required else {})}
 
 
 def unlisted_code(load: Sequence[str]) -> list[str]:
@@ -130,15 +120,14 @@ def without_paths(text: str) -> str:
 listed_code: set[str] = set()
 """Names of files in the bundle of the current message whose hashes the node lists."""
 inner = make_app(guarded)
-app = ClientApp()
 
 
 def handle(message: Message, context: Context) -> Message:
     """Answer one message; what comes in and what leaves is in the audit log, with its bytes and its hash."""
-    audit = AuditLog(node_folder().audit)
+    audit = AuditLog(NodeFolder.of_this_process().audit)
     about = {"run": str(context.run_id), "what": message.metadata.message_type, "round": message.metadata.group_id}
     about["message"] = message.metadata.message_id
-    audit.write("asked", **about, bytes=size_of(message.content), content=content_hash(message.content))
+    audit.write("asked", **about, **audited(message.content))
     try:
         reply = inner(message, context)
     except Exception as error:
@@ -146,22 +135,21 @@ def handle(message: Message, context: Context) -> Message:
         audit.write("failed", **about, why=f"{type(error).__name__}: {error}")
         # What is raised here goes to the server as it is.
         raise Refused(f"{type(error).__name__} at this node; its log has the rest") from None
-    audit.write("answered", **about, bytes=size_of(reply.content), content=content_hash(reply.content))
+    audit.write("answered", **about, **audited(reply.content))
     return reply
 
 
-for category in (app.train, app.evaluate, app.query):
-    category(ACTION)(handle)
+app = app_with(handle)
 
 
-def checked_install(content: bytes, **_: Any) -> None:
+def _checked_install(content: bytes, **_: Any) -> None:
     """In the place of Flower's unpacking: refuse, or unpack what the node lists, or do nothing."""
-    folder = node_folder()
+    folder = NodeFolder.of_this_process()
     try:
         brought = check_bundle(content, Policy.read(folder.policy).code)
     except Refused as error:
         log.warning("%s", error)
-        AuditLog(folder.audit).write("app bundle refused", why=str(error))
+        folder.note("app bundle refused", why=str(error))
         raise
     listed_code.clear()
     listed_code.update(brought)
@@ -169,22 +157,15 @@ def checked_install(content: bytes, **_: Any) -> None:
         sys.path.insert(0, str(install_from_fab(content, skip_prompt=True)))
 
 
-def own_app(*_: Any, **__: Any) -> Any:
+def _own_app(*_: Any, **__: Any) -> Callable[..., ClientApp]:
     """In the place of Flower's loader: always the guarded ClientApp."""
-
-    def load(*_: Any) -> ClientApp:
-        return app
-
-    return load
+    return lambda *_: app
 
 
 def main() -> None:
-    """The executor of one joined node."""
     os.umask(OTHERS)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    vars(clientapp).update(install_from_fab=checked_install, get_load_client_app_fn=own_app)
-    executor.run(sys.argv[1], Path(node_folder().runtime_secret).read_bytes())
+    vars(clientapp).update(install_from_fab=_checked_install, get_load_client_app_fn=_own_app)
+    executor.run(sys.argv[1], NodeFolder.of_this_process().runtime_secret.read_bytes())
 
 
 if __name__ == "__main__":
