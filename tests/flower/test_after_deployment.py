@@ -24,7 +24,7 @@ from helpers.paths import DOCS
 from helpers.trial_certificates import node_name
 from polyfed.flower.app import write_app
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.folder.newcomer_file import FILE
+from polyfed.runs.folder.left_files import FILE
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import train_run
 from polyfed.runs.reopen import open_run

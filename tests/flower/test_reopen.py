@@ -27,7 +27,7 @@ from polyfed.flower.app import DEFAULTS, NEWCOMER
 from polyfed.flower.server_app import run_on_grid
 from polyfed.flower.wire.transport import Transport
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.folder.newcomer_file import FILE
+from polyfed.runs.folder.left_files import FILE
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.runs.reopen import open_run

@@ -75,13 +75,13 @@ def went_on_from(folder: Path) -> int:
 
 def before_each_file(act: Callable[[Path, Sequence[Piece]], None]) -> None:
     """Let something happen before this process writes a file of a checkpoint."""
-    put = Checkpoints._put
+    write = Checkpoints._write_file
 
     def watched(self: Checkpoints, name: str, data: Sequence[Piece], sync: bool = False) -> None:
         act(self.folder / name, data)
-        put(self, name, data, sync)
+        write(self, name, data, sync)
 
-    Checkpoints._put = watched  # type: ignore[method-assign]
+    Checkpoints._write_file = watched  # type: ignore[method-assign]
 
 
 def die_while_writing(call: int) -> None:

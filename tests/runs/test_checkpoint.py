@@ -80,16 +80,16 @@ def test_no_good_checkpoint_left_is_said(tmp_path: Path) -> None:
 
 def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = train_run(experiment_of(), RunFolder(tmp_path / "whole"))
-    put = Checkpoints._put
+    write = Checkpoints._write_file
 
     def full(self: Checkpoints, name: str, data: Sequence[Piece], sync: bool = False) -> None:
         if name.startswith("server-000002"):
             bytes_of_it = b"".join(data)
             (self.folder / f"{name}.part").write_bytes(bytes_of_it[: len(bytes_of_it) // 2])
             raise OSError(28, "No space left on device")
-        put(self, name, data, sync)
+        write(self, name, data, sync)
 
-    monkeypatch.setattr(Checkpoints, "_put", full)
+    monkeypatch.setattr(Checkpoints, "_write_file", full)
     with pytest.raises(RunFolderError, match="No space left"):
         train_run(experiment_of(), RunFolder(tmp_path / "cut"))
     monkeypatch.undo()

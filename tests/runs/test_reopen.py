@@ -18,7 +18,7 @@ from polyfed.backends import compiled
 from polyfed.core.data_types import DataSet, Domain, Preparation
 from polyfed.core.method import methods
 from polyfed.errors import DataError, RunFolderError, SettingError
-from polyfed.runs.folder.portable_paths import anchored, on_this_machine
+from polyfed.runs.folder.paths import anchored, on_this_machine
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume
 from polyfed.runs.reopen import open_run

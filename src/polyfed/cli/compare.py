@@ -90,7 +90,7 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Train several methods and compare them in one table; runs that are there already are reused."""
-    from polyfed.runs.folder.folder_names import data_slug
+    from polyfed.runs.folder.paths import data_slug
     from polyfed.studies.compare.compare import LEAVE_ONE_OUT, LEAVE_ONE_OUT_DEFAULTS
 
     listen(quiet)

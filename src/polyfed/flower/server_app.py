@@ -44,9 +44,8 @@ from polyfed.runs.callbacks.callback import Callback, RunState
 from polyfed.runs.costs.malloc import keep_freed_pages
 from polyfed.runs.default_model import with_one_model
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.folder.folder_names import default_name, free_folder
-from polyfed.runs.folder.newcomer_file import needs_file
-from polyfed.runs.folder.portable_paths import anchored
+from polyfed.runs.folder.left_files import needs_file
+from polyfed.runs.folder.paths import anchored, default_name, free_folder
 from polyfed.runs.folder.run_folder import HELD_BY_NODES, RunFolder
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.runs.result import Result

@@ -25,10 +25,9 @@ from polyfed.runs.callbacks.selection import chooser_of
 from polyfed.runs.callbacks.training_metrics import TrainingMetrics
 from polyfed.runs.costs.resource_meter import Meter, trains_in_this_process
 from polyfed.runs.experiment import Experiment, settings_given
-from polyfed.runs.folder.answers_file import read_answers
 from polyfed.runs.folder.checkpoint import Snapshot
-from polyfed.runs.folder.newcomer_file import leave_newcomer
-from polyfed.runs.folder.portable_paths import on_this_machine
+from polyfed.runs.folder.left_files import leave_newcomer, read_answers
+from polyfed.runs.folder.paths import on_this_machine
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.given_objects import NAMES as OBJECTS
 from polyfed.runs.given_objects import give, parted

@@ -17,12 +17,11 @@ from polyfed.errors import ModelError, RunFolderError
 from polyfed.models.model_text import images_of_weights
 from polyfed.models.weights import weights_left_out
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.folder.answers_file import read_answers
 from polyfed.runs.folder.checkpoint import Snapshot
 from polyfed.runs.folder.client_state_files import NODES, read_states
-from polyfed.runs.folder.manifest import newest_notes
-from polyfed.runs.folder.newcomer_file import put_back
-from polyfed.runs.folder.portable_paths import on_this_machine
+from polyfed.runs.folder.left_files import put_back, read_answers
+from polyfed.runs.folder.manifest import NEWCOMER_FILE, newest_notes
+from polyfed.runs.folder.paths import on_this_machine
 from polyfed.runs.folder.run_folder import HELD_BY_NODES, RunFolder
 from polyfed.runs.headline import recorded_headline
 from polyfed.runs.result import Result
@@ -100,7 +99,7 @@ def restore(experiment: Experiment, snapshot: Snapshot, folder: RunFolder) -> No
     if starts_from_weights(folder):
         # They were not read again. What nobody has trained is still in the server's state as it began.
         bench.initial |= {name: value for name, value in snapshot.state.items() if name in bench.live}
-    folder.require_sealed_newcomer(snapshot.notes)
+    folder.require_sealed(NEWCOMER_FILE, snapshot.notes)
     put_back(experiment, folder.path)
 
 

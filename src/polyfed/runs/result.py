@@ -19,8 +19,8 @@ from polyfed.core.tasks.known import pooled, value_by
 from polyfed.core.tasks.task import Prediction
 from polyfed.errors import DataError, SettingError, nearest
 from polyfed.runs.figures import dots_figure
-from polyfed.runs.folder.answers_file import Answers
 from polyfed.runs.folder.checkpoint import joint_digest
+from polyfed.runs.folder.left_files import Answers
 from polyfed.runs.headline import BASELINE, domains_of, headline_by_scores, warnings
 from polyfed.runs.image_inputs import ImageInputs
 from polyfed.runs.predictions import client_words, predicted

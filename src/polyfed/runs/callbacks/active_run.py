@@ -11,7 +11,7 @@ from polyfed.runs.scores import as_line, scored_rounds
 
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment
-    from polyfed.runs.folder.answers_file import Answers
+    from polyfed.runs.folder.left_files import Answers
     from polyfed.runs.folder.run_folder import RunFolder
 
 

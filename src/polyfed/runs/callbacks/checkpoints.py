@@ -20,8 +20,7 @@ from polyfed.errors import RunFolderError
 from polyfed.runs.callbacks.background_task import BackgroundTask
 from polyfed.runs.callbacks.callback import Callback, RunState
 from polyfed.runs.costs.resource_meter import LEFT_BEHIND
-from polyfed.runs.folder.answers_file import write_answers
-from polyfed.runs.folder.newcomer_file import leave_newcomer
+from polyfed.runs.folder.left_files import leave_newcomer, write_answers
 
 if TYPE_CHECKING:
     from polyfed.runs.callbacks.active_run import ActiveRun
@@ -127,7 +126,7 @@ class CheckpointWriter(Callback):
         # Where clients keep their state themselves, what is here are marks of it, small and never changed.
         taken = PendingCheckpoint(snapshot.round, backend.changed, dict(snapshot.clients) if backend.remote else {})
         if at_once:
-            self.folder.checkpoints.put(draft)
+            self.folder.checkpoints.write_draft(draft)
             backend.changed = set()
             self.written(taken)
         else:
@@ -135,7 +134,7 @@ class CheckpointWriter(Callback):
             backend.changed, self.pending = set(), taken
             backend.retain("pending", taken.marks)
             self.copied_bytes = draft.copied_bytes
-            self.background.start(functools.partial(self.folder.checkpoints.put, draft))
+            self.background.start(functools.partial(self.folder.checkpoints.write_draft, draft))
         self.last_saved = time.monotonic()
 
 

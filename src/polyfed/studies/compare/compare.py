@@ -25,9 +25,8 @@ from polyfed.runs.callbacks.callback import Callback, Callbacks
 from polyfed.runs.callbacks.progress import default_callbacks
 from polyfed.runs.default_model import why_this_model, with_one_model
 from polyfed.runs.experiment import Experiment, refuse_dealing, settings_given
-from polyfed.runs.folder.folder_names import slug
 from polyfed.runs.folder.lock import BeingTrained, is_held, once_free
-from polyfed.runs.folder.portable_paths import anchored
+from polyfed.runs.folder.paths import anchored, slug
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.headline import headline, recorded_headline
 from polyfed.runs.lifecycle import resume, tracked_by, train_run

@@ -20,9 +20,9 @@ from polyfed.core.metrics import SMALLER_IS_BETTER
 from polyfed.core.tasks.known import task_of_records
 from polyfed.core.tasks.task import Headline, Task
 from polyfed.errors import PolyfedError, RunFolderError
-from polyfed.runs.folder.answers_file import Answers, read_answers
 from polyfed.runs.folder.checkpoint import digest
-from polyfed.runs.folder.portable_paths import is_path
+from polyfed.runs.folder.left_files import Answers, read_answers
+from polyfed.runs.folder.paths import is_path
 from polyfed.runs.folder.run_folder import RunFolder, missing_words
 from polyfed.runs.headline import domains_of, headline_of
 from polyfed.settings import BY_VALIDATION, FACTS, setting_names

@@ -12,7 +12,7 @@ from polyfed.errors import SettingError
 from polyfed.runs.assemble import build_data_set
 from polyfed.runs.callbacks.callback import Callback
 from polyfed.runs.experiment import settings_given
-from polyfed.runs.folder.folder_names import data_slug
+from polyfed.runs.folder.paths import data_slug
 from polyfed.settings import Settings
 from polyfed.studies.sweep.search import Sweep
 from polyfed.studies.sweep.space import Axis

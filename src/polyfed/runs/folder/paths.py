@@ -1,10 +1,12 @@
-"""Where a run's files are: written so that any folder may be the working folder, and replaced where they lie elsewhere."""
+"""How run folders are called, and where a run's files are: absolute paths, replaced where they lie elsewhere on this machine."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 from polyfed.core.code_gate import allow, code_in
@@ -14,7 +16,37 @@ from polyfed.errors import SettingError
 from polyfed.models.model_text import with_absolute_weights
 from polyfed.runs.assemble import reads_files
 from polyfed.settings import Settings
-from polyfed.text import Option, read_call, write_call
+from polyfed.text import read_call, write_call
+
+LONGEST_SLUG = 60
+
+
+def slug(text: str) -> str:
+    """Text as a part of a file's name.
+
+    >>> slug("fedbn + agc(clip=1.28)")
+    'fedbn-agc-clip-1.28'
+    """
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.")[:LONGEST_SLUG].rstrip("-.")
+
+
+def data_slug(data: str) -> str:
+    """The name of a data set without its options, or the last part of a folder."""
+    return slug(Path(data).resolve().name if is_own_data(data) else data.split("(")[0].replace("_", "-")) or "data"
+
+
+def default_name(settings: Settings) -> str:
+    """The name of a run folder."""
+    return f"{data_slug(settings.data)}-{slug(settings.method)}-seed{settings.seed}"
+
+
+def free_folder(wanted: Path) -> Path:
+    """The folder, or the first with a number added that is free."""
+    number, folder = 1, wanted
+    while folder.exists():
+        number += 1
+        folder = wanted.with_name(f"{wanted.name}-{number}")
+    return folder
 
 
 def anchored(settings: Settings, given: Collection[str] = ()) -> Settings:
@@ -38,25 +70,20 @@ def anchored_data(text: str) -> str:
     """A folder of images, or a data set whose text names one, by its absolute path."""
     if is_own_data(text):
         return absolute(text)
-    root = options_of(text).get("root")
+    root = data_sets.options_in(text).get("root")
     return text if not isinstance(root, str) or absolute(root) == root else with_root(text, root)
-
-
-def options_of(data: str) -> dict[str, Option]:
-    """The options in the text of a data set, by their names; none where it is no data set by name."""
-    return data_sets.options_in(data)
 
 
 def with_root(data: str, root: str) -> str:
     """The text of a data set with another folder in it."""
-    return write_call(read_call(data).name, options_of(data) | {"root": absolute(root)})
+    return write_call(read_call(data).name, data_sets.options_in(data) | {"root": absolute(root)})
 
 
 def relocated(settings: Settings, root: str) -> Settings:
     """The settings of a run whose data lie elsewhere: a folder of images, or the files of a data set by name."""
     if is_path(settings.data):
         return dataclasses.replace(settings, data=absolute(root))
-    if "root" in options_of(settings.data):
+    if "root" in data_sets.options_in(settings.data):
         return dataclasses.replace(settings, data=with_root(settings.data, root))
     if not reads_files(settings.data):
         raise SettingError(f"{settings.data.split('(')[0]} is read from no folder, so --root has nothing to say. Leave it out.")
