@@ -17,6 +17,19 @@ Role: TypeAlias = Literal["task", "partition", "budget", "training", "run", "sco
 several runs it is; when and how scores are computed; how it is computed (may change the last bits); where files are and processes run."""
 
 
+class Unset:
+    """A default that a data set or a model may replace. It works as its plain value; an equal value that is given is not one."""
+
+
+class UnsetRate(Unset, float): ...
+
+
+class UnsetCount(Unset, int): ...
+
+
+class UnsetName(Unset, str): ...
+
+
 @dataclass(frozen=True)
 class Facts:
     """What is known about a setting.
@@ -100,9 +113,11 @@ def setting(default: Any, doc: str, *, group: str, role: Role, **facts: Any) -> 
 
 
 def facts_of(settings: type) -> Mapping[str, Facts]:
-    """Return the facts of each field of a dataclass, with its default and type."""
+    """Return the facts of each setting of a dataclass, with its default and type."""
     found, hints = {}, typing.get_type_hints(settings)
     for item in fields(settings):
+        if "facts" not in item.metadata:
+            continue
         hint = hints[item.name]
         kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)] if isinstance(hint, types.UnionType) else [hint]
         plain = list[str] if typing.get_origin(kinds[0]) is tuple else kinds[0]

@@ -10,12 +10,13 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from polyfed.errors import SettingError, nearest
 from polyfed.schedule import schedule_factor
-from polyfed.setting_facts import Role, facts_of, setting
+from polyfed.setting_facts import Role, UnsetCount, UnsetName, UnsetRate, facts_of, setting
+from polyfed.trust import NOTHING, Trust, code_in
 
 AUTO = "auto"
 MEAN_LAST = r"mean_last\(([1-9]\d{0,5})\)"
@@ -23,19 +24,6 @@ BY_VALIDATION = ("best_validation", "best_local_validation")
 """Selections that choose a round on validation data: by the models after averaging, or by those that clients have just trained."""
 MOST_RUNS = 10_000
 """Seeds of a comparison, or random trials of a search."""
-
-
-class Unset:
-    """A default that a data set or a model may replace. It works as its plain value; an equal value that is given is not one."""
-
-
-class _UnsetRate(Unset, float): ...
-
-
-class _UnsetCount(Unset, int): ...
-
-
-class _UnsetName(Unset, str): ...
 
 
 @dataclass(frozen=True)
@@ -77,7 +65,7 @@ class Settings:
         None, "steps of local training in a round, instead of epochs", group="Training", role="training", minimum=1
     )
     batch_size: int = setting(
-        _UnsetCount(32),
+        UnsetCount(32),
         "samples in a training batch, unless the data set or the model declares another",
         group="Training",
         role="training",
@@ -91,7 +79,7 @@ class Settings:
         choices=("shuffled", "balanced"),
     )
     lr: float = setting(
-        _UnsetRate(0.05),
+        UnsetRate(0.05),
         "client learning rate, unless the data set or the model declares another",
         group="Training",
         role="training",
@@ -101,7 +89,7 @@ class Settings:
         "constant", "learning rate by round: constant, cosine, steps(at=(0.5, 0.75), factor=0.1)", group="Training", role="training"
     )
     optimizer: str = setting(
-        _UnsetName("sgd"),
+        UnsetName("sgd"),
         "client optimizer: sgd, adam or adamw, unless the data set or the model declares another",
         group="Training",
         role="training",
@@ -268,6 +256,8 @@ class Settings:
     flower_gpus: float = setting(
         0.0, "GPUs for each client at work, with --backend flower", group="Speed", role="rounding", minimum=0
     )
+    trust: Trust = field(default=NOTHING, repr=False, compare=False)
+    """Of the code that settings name, what may be run. It is no setting: no file holds it."""
 
     def __post_init__(self) -> None:
         values = [(facts, name, getattr(self, name)) for name, facts in FACTS.items()]
@@ -300,6 +290,10 @@ class Settings:
         """Read what ``to_dict`` wrote; ``where`` names the file in an error."""
         require_names(values, where)
         return cls(**with_tuples(values))
+
+    def trusted(self) -> Settings:
+        """Return the settings as the user's own: the code that they name may be run."""
+        return dataclasses.replace(self, trust=self.trust.adding(code_in(self.load, self.model)))
 
     def lr_at(self, round_number: int) -> float:
         """The learning rate of a round."""

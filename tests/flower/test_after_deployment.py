@@ -22,12 +22,12 @@ from helpers.flower_harness import PROGRAMS, Trial, executor_name
 from helpers.flower_runs import EXECUTOR, NODES, RUN_LIMIT, SMALL, SUPERNODE, Site, digest_in
 from helpers.paths import DOCS
 from helpers.trial_certificates import node_name
+from polyfed import open_run
 from polyfed.flower.app import write_app
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.left_files import FILE
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import train_run
-from polyfed.runs.reopen import open_run
 from polyfed.settings import Settings
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]

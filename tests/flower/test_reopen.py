@@ -20,6 +20,7 @@ from flwr.app import Message
 from helpers.command_line import CLASSES, Command, picture, says
 from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, tiny_data, virtual_nodes
 from helpers.networks import same
+from polyfed import open_run
 from polyfed.core import evaluation
 from polyfed.data.registry import data_sets
 from polyfed.errors import DataError, RunFolderError, SettingError
@@ -30,7 +31,6 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.left_files import FILE
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
-from polyfed.runs.reopen import open_run
 from polyfed.runs.result import Result
 from polyfed.settings import Settings
 

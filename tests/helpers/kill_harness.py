@@ -27,6 +27,7 @@ from polyfed.core.trees import Piece
 from polyfed.runs.callbacks.callback import Callback, RunState
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.checkpoint import Checkpoints, digest
+from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.settings import Settings
@@ -60,7 +61,7 @@ def go_on(folder: Path, method: str, changes: dict[str, Any]) -> None:
     if not (folder / "run.toml").exists():
         start(folder, method, changes, [Note()])
     else:
-        resume(folder, data=tiny_federation(), model=net(), callbacks=[Note()])
+        resume(folder, data=tiny_federation(), how=Reopening(model=net()), callbacks=[Note()])
 
 
 def rounds_file(folder: Path) -> Path:

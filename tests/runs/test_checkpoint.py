@@ -21,6 +21,7 @@ from polyfed.core.workbench import ClientState
 from polyfed.errors import RunFolderError
 from polyfed.runs.folder.checkpoint import Checkpoints, Snapshot, digest
 from polyfed.runs.folder.manifest import sealed
+from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.testing import tiny_federation
@@ -47,7 +48,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path
     newest = sorted((tmp_path / "cut" / "checkpoint").glob("server-*"))[-1]
     newest.write_bytes(newest.read_bytes()[:-7] + b"damaged")
     told = Messages()
-    result = resume(tmp_path / "cut", data=tiny_federation(), model=tiny_net(), callbacks=[told])
+    result = resume(tmp_path / "cut", data=tiny_federation(), how=Reopening(model=tiny_net()), callbacks=[told])
     assert newest.name in told.texts[0] and result.digest == whole.digest
 
 

@@ -34,6 +34,7 @@ from polyfed.runs.costs.totals import Costs
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.checkpoint import Checkpoints, Draft, Snapshot, digest
 from polyfed.runs.folder.manifest import Damaged
+from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.settings import Settings
@@ -312,7 +313,7 @@ def test_killed_with_scores_of_a_round_whose_predecessor_is_still_on_its_way(tmp
     assert snapshot is not None and snapshot.round == 1 and not complaints
     assert max(line["round"] for line in cut.metrics()) == 3
     torch.manual_seed(3)
-    again = resume(tmp_path / "cut", data=tiny_federation(), model=TinyNet())
+    again = resume(tmp_path / "cut", data=tiny_federation(), how=Reopening(model=TinyNet()))
     assert again.digest == whole.digest
     assert cut.metrics() == RunFolder(tmp_path / "whole").metrics()
 
@@ -330,7 +331,7 @@ def test_stopped_after_its_last_round_a_run_scores_that_round_once(tmp_path: Pat
         with pytest.raises(Stopped):
             train_run(experiment_of(evaluate_every=1), RunFolder(tmp_path / "cut"))
     torch.manual_seed(3)
-    again = resume(tmp_path / "cut", data=tiny_federation(), model=TinyNet())
+    again = resume(tmp_path / "cut", data=tiny_federation(), how=Reopening(model=TinyNet()))
     assert again.digest == whole.digest and again.rows == whole.rows
     assert RunFolder(tmp_path / "cut").metrics() == RunFolder(tmp_path / "whole").metrics()
 

@@ -126,7 +126,7 @@ def require_reference(methods: Any, settings: Settings) -> None:
     from polyfed.studies.compare.candidates import candidates
     from polyfed.studies.report.costs import REFERENCE
 
-    texts = [one.text for one in candidates(methods, settings.load).values()]
+    texts = [one.text for one in candidates(methods, settings.load, settings.trust).values()]
     if REFERENCE not in texts:
         raise SettingError(
             f'--costs sets methods beside {REFERENCE}, which is not among --methods. Add it: "{REFERENCE}; {texts[0]}".'

@@ -45,7 +45,7 @@ from polyfed.runs.costs.malloc import keep_freed_pages
 from polyfed.runs.default_model import with_one_model
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.left_files import needs_file
-from polyfed.runs.folder.paths import anchored, default_name, free_folder
+from polyfed.runs.folder.paths import Reopening, anchored, default_name, free_folder
 from polyfed.runs.folder.run_folder import HELD_BY_NODES, RunFolder
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.runs.result import Result
@@ -88,7 +88,7 @@ def gathered(
 ) -> tuple[Settings, Federation, Roster]:
     """The nodes of a run once enough of them have described themselves: its settings, placeholders for their data, and who they are."""
     for file in settings.load:
-        load_file(file)
+        load_file(file, settings.trust)
     if as_method(settings.method).population is not None:
         raise SettingError(f"{settings.method} brings the data of all clients together; over Flower they stay where they are.")
     settings = dataclasses.replace(settings, backend="flower")
@@ -126,7 +126,7 @@ def recorded(settings: Settings, federation: Federation, roster: Roster, config:
             settings = with_one_model(settings, federation.default_model, [as_method(settings.method)])
         refuse_other_settings(settings, found, out)
         log.info("Going on with the run in %s.", Path(out).resolve())
-        ended = resume(out, data=federation, callbacks=callbacks, backend=backend, load=settings.load)
+        ended = resume(out, federation, Reopening(load=settings.load, trusted=settings.trust), callbacks, backend=backend)
     else:
         experiment = Experiment(settings, federation, backend=backend)
         require_newcomer(experiment, leaves_newcomer)

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from polyfed.core.code_gate import allow, code_in, names_function, require_allowed
 from polyfed.core.data_types import ArrayExamples, DataSet, DatasetExamples, Domain, Examples, Federation
 from polyfed.core.device import chosen_device
 from polyfed.core.entries import entries_of, find_head, optimizer_entries
@@ -34,6 +33,7 @@ from polyfed.models import models
 from polyfed.models.model_text import as_call, images_of_weights
 from polyfed.runs.model_checks import check_entries, check_output, materialise, require_trainable
 from polyfed.settings import AUTO, Settings
+from polyfed.trust import Trust, code_in, names_function
 
 
 def build_data_set(data: Any, settings: Settings, recorded_shape: Sequence[int] | None = None) -> DataSet:
@@ -162,12 +162,12 @@ def build_federation(data: Any, settings: Settings, recorded_shape: Sequence[int
         return data
     dataset = build_data_set(data, settings, recorded_shape)
     require_same(settings.task, dataset.task, dataset.name)
-    allow(code_in(model=dataset.default_model))  # a data set is made by code that runs here already, not by a file
     for domain in dataset.domains:
         dataset.task.check(domain.train, f"domain {domain.name}", len(dataset.classes))
     federation = federate(dataset, settings.partition, settings.unseen, settings.seed, settings.few_shot, settings.unseen_part)
     check_labels(federation)
-    return federation
+    # A data set is made by code that runs here already, not by a file.
+    return dataclasses.replace(federation, trusts_default_model=True)
 
 
 def check_labels(federation: Federation) -> None:
@@ -178,29 +178,34 @@ def check_labels(federation: Federation) -> None:
                 federation.task.check(examples, f"client {client.id}", len(federation.classes))
 
 
-def build_model(model: str | nn.Module | Callable[..., nn.Module] | None, federation: Federation, seed: int) -> nn.Module:
+def build_model(
+    model: str | nn.Module | Callable[..., nn.Module] | None, federation: Federation, seed: int, trust: Trust
+) -> nn.Module:
     """A model by name, from ``module.path:function``, from a function, or a copy of a given one."""
     sample = federation.sample_input()
     context = {"classes": len(federation.classes), "input_shape": tuple(sample.shape[1:])}
+    if model is None or model == "":
+        model = federation.default_model
+        trust = trust.adding(code_in(model=model)) if federation.trusts_default_model else trust
     with default_stream(seed, "model"):
-        built = _built(federation.default_model if model is None or model == "" else model, context)
+        built = _built(model, context, trust)
         materialise(built, sample)
     return built
 
 
-def _built(model: str | nn.Module | Callable[..., nn.Module], context: Mapping[str, Any]) -> nn.Module:
+def _built(model: str | nn.Module | Callable[..., nn.Module], context: Mapping[str, Any], trust: Trust) -> nn.Module:
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)
     if not isinstance(model, str):
         return _called(model, context, getattr(model, "__name__", "the given function"))
     if names_function(model):
-        return _called(imported(model), context, model)
+        return _called(imported(model, trust), context, model)
     return models.build(as_call(model), **context)
 
 
-def imported(text: str) -> Callable[..., nn.Module]:
-    """The function named ``module.path:function``, if it was asked for (``code_gate.py``); the working folder is searched too."""
-    require_allowed(code_in(model=text))
+def imported(text: str, trust: Trust) -> Callable[..., nn.Module]:
+    """The function named ``module.path:function``, if it is trusted; the working folder is searched too."""
+    trust.require(code_in(model=text))
     module_name, _, name = text.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
@@ -251,7 +256,7 @@ def prepared_model(
     settings: Settings, method: Method, federation: Federation, model: Any, initial: Mapping[str, Tensor] | None
 ) -> nn.Module:
     """The model after surgery, with initial weights where they fit: before the surgery or after it."""
-    built = build_model(model if model is not None else settings.model, federation, settings.seed)
+    built = build_model(model if model is not None else settings.model, federation, settings.seed, settings.trust)
     check_output(built, federation)
     check_entries(built)
     loaded = initial is not None and load_initial(built, initial)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from polyfed.core.evaluation import Row
 from polyfed.errors import SettingError, nearest
 from polyfed.runs.assemble import reads_files
 from polyfed.runs.experiment import Experiment, threads
+from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.headline import domains_of, headline_by_scores, warnings
 from polyfed.runs.other_data import use_other_tests
 from polyfed.runs.reopen import open_experiment
@@ -46,23 +46,14 @@ def evaluate_run(
     newcomer: str | None,
     split: str,
     part: str | None,
-    *,
-    root: str | None,
-    device: str,
-    load: Sequence[str] | None,
-    model: Any,
-    trust: bool,
-    notify: Callable[[str], None],
+    how: Reopening,
 ) -> Evaluation:
     """Do what ``polyfed.evaluate`` documents."""
     choices = _newcomer_choices(newcomer)
-    _check_options(data, root, part, split)
-    own_root = root if data is None else None
-    experiment = open_experiment(
-        path, own_data=data is None, root=own_root, device=device, load=load, model=model, trust=trust, notify=notify
-    )
+    _check_options(data, how.root, part, split)
+    experiment = open_experiment(path, how if data is None else dataclasses.replace(how, root=None), own_data=data is None)
     if data is not None:
-        use_other_tests(experiment, data, root, part or "test", notify)
+        use_other_tests(experiment, data, how.root, part or "test", how.notify)
     choices = choices or (experiment.settings.newcomer,)
     with threads(experiment.settings.threads):
         has_images = split != "test" or any(client.tests for client in experiment.backend.data.values())

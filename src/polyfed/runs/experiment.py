@@ -16,7 +16,6 @@ from torch import Tensor
 from polyfed.backends.base import Backend
 from polyfed.backends.choose import BackendFor, backend_for, require_known
 from polyfed.core import evaluation
-from polyfed.core.code_gate import allow, code_in
 from polyfed.core.conversation import Ask, AskClients, Reply, Talk, converse
 from polyfed.core.data_types import Examples, Federation
 from polyfed.core.evaluation import Row
@@ -40,6 +39,7 @@ from polyfed.runs.headline import headline
 from polyfed.runs.selection import require_validation
 from polyfed.runs.training_defaults import with_declared
 from polyfed.settings import Settings, setting_names, with_changes
+from polyfed.trust import NamedCode, code_in
 
 DEFAULTS = Settings()
 DEALING = (*setting_names("partition"), "root")
@@ -76,7 +76,7 @@ class Experiment:
         if isinstance(data, Federation) and backend is backend_for:
             refuse_dealing(settings)
         for file in settings.load:
-            load_file(file)
+            load_file(file, settings.trust)
         self.given: list[str] = []
         self.objects: dict[str, str] = {}
         self.on_reply: Callable[[Ask, Reply], None] | None = None
@@ -330,19 +330,17 @@ def read_initial(text: str) -> Mapping[str, Tensor]:
 
 def settings_given(data: Any, model: Any, values: Mapping[str, Any]) -> Settings:
     """The settings of what is given in Python: objects by their names, the rest by value."""
-    allow_default_model(data)
     texts: dict[str, Any] = {"data": str(data) if isinstance(data, str | Path) else getattr(data, "name", "given data")}
     if isinstance(model, str):
         texts["model"] = model
     unseen = values.get("unseen")
     settings = with_changes(Settings(**texts), {**values, **({"unseen": (unseen,)} if isinstance(unseen, str) else {})})
-    allow(code_in(settings.load, settings.model))
+    settings = dataclasses.replace(settings, trust=settings.trusted().trust.adding(code_of(data)))
     if settings.root is not None and not isinstance(data, str | Path):
         raise SettingError("root= names the folder of a data set's files, and the data were given ready-made. Leave it out.")
     return settings
 
 
-def allow_default_model(data: Any) -> None:
-    """A federation that the user made in Python may name its model by a function: whoever made it runs code here already."""
-    if isinstance(data, Federation):
-        allow(code_in(model=data.default_model))
+def code_of(data: Any) -> list[NamedCode]:
+    """The function that builds the model of a federation given in Python, which may be called: whoever made it runs code here already."""
+    return code_in(model=data.default_model) if isinstance(data, Federation) else []

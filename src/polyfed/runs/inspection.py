@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polyfed.core.code_gate import code_in
 from polyfed.errors import RunFolderError
 from polyfed.runs.folder.account_key import is_sealed
 from polyfed.runs.folder.manifest import Damaged, manifest_files, read_manifest
+from polyfed.trust import code_in
 
 MOST_FILES = 1000
 

@@ -27,7 +27,7 @@ from polyfed.runs.costs.resource_meter import Meter, trains_in_this_process
 from polyfed.runs.experiment import Experiment, settings_given
 from polyfed.runs.folder.checkpoint import Snapshot
 from polyfed.runs.folder.left_files import leave_newcomer, read_answers
-from polyfed.runs.folder.paths import on_this_machine
+from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.given_objects import NAMES as OBJECTS
 from polyfed.runs.given_objects import give, parted
@@ -36,6 +36,8 @@ from polyfed.runs.result import Result
 from polyfed.runs.scores import rows_at, scored_rounds
 
 log = logging.getLogger("polyfed")
+
+AS_IT_WAS = Reopening()
 
 
 def run_experiment(
@@ -159,29 +161,28 @@ def facts_of(experiment: Experiment) -> dict[str, Any]:
 def resume(
     path: str | Path,
     data: Any = None,
-    model: Any = None,
+    how: Reopening = AS_IT_WAS,
     callbacks: Sequence[Callback] = (),
     split: str = "test",
-    method: Method | None = None,
-    backend: BackendFor | None = None,
-    load: Sequence[str] | None = None,
-    root: str | None = None,
-    device: str | None = None,
-    trust: bool = False,
+    backend: BackendFor = backend_for,
     objects: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Go on with a run from its last good checkpoint, to the same end as if it had never stopped.
+    """Go on with a run from its last good checkpoint, to the same end as if it had never stopped. A finished run calls no callbacks.
 
-    ``polyfed.resume`` documents most arguments. ``split`` is the data that the run is scored on (test or validation), ``backend`` reaches
-    the clients if the settings do not say how. A finished run calls no callbacks.
+    Args:
+        path: The run folder.
+        data: The data, if the run was given them in Python.
+        how: What else was given in Python, or is elsewhere. Its ``notify`` is not used: callbacks receive the messages.
+        callbacks: Called after those of the run itself.
+        split: Data that the run is scored on: test or validation.
+        backend: Reaches the clients.
+        objects: Optimizer, loss, schedule and augmentation that the run was given as objects.
     """
     folder, notify = RunFolder(path), Callbacks(callbacks).message
-    settings = on_this_machine(folder.settings_to_go_on(), root, device, load, model)
-    folder.name_code(trust)
     given = dict(objects or {})
-    folder.require_objects({"data": data, "method": method, "model": model, **{name: given.get(name) for name in OBJECTS}})
-    model = None if isinstance(model, str) else model
-    experiment = Experiment(settings, data, method, model, backend or backend_for, folder.recorded_inputs())
+    folder.require_objects({"data": data, "method": how.method, "model": how.model, **{name: given.get(name) for name in OBJECTS}})
+    model = None if isinstance(how.model, str) else how.model
+    experiment = Experiment(how.settings_of(folder), data, how.method, model, backend, folder.recorded_inputs())
     experiment.head_by(recorded_headline(folder.document()))
     experiment.origins = folder.document().get("origins", {})
     give(experiment, given)

@@ -14,6 +14,7 @@ from torch import Tensor
 from polyfed.core.tasks.task import Prediction
 from polyfed.data.images import is_image
 from polyfed.errors import DataError, SettingError, nearest
+from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.image_inputs import ImageInputs
 from polyfed.runs.predictions import predicted
 from polyfed.runs.reopen import open_experiment
@@ -41,10 +42,8 @@ class Predictions:
     unreadable: list[str]
 
 
-def predict_files(
-    path: str | Path, images: Sequence[str], client: str | None, newcomer: str | None, how: dict[str, Any]
-) -> Predictions:
-    """Do what ``polyfed.predict`` documents; ``how`` are the options of ``open_experiment``."""
+def predict_files(path: str | Path, images: Sequence[str], client: str | None, newcomer: str | None, how: Reopening) -> Predictions:
+    """Do what ``polyfed.predict`` documents."""
     if newcomer is not None and newcomer not in FACTS["newcomer"].choices:
         raise SettingError(f"--newcomer cannot be {newcomer!r}. {nearest(newcomer, FACTS['newcomer'].choices)}")
     files: list[str] = []
@@ -52,7 +51,7 @@ def predict_files(
         files += [image] if not Path(image).is_dir() else sorted(str(p) for p in Path(image).rglob("*") if is_image(p.name))
     if not files:
         raise DataError(f"{', '.join(images)} holds no images. Give image files, or folders that hold some.")
-    experiment = open_experiment(path, **how)
+    experiment = open_experiment(path, how)
     model = f"{experiment.method}, {_model_words(experiment, client, newcomer)}"
     task, classes = experiment.federation.task, experiment.federation.classes
     read, problems = read_images(files, ImageInputs.of(experiment.federation))

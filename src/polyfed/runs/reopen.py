@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from polyfed.backends.choose import BackendFor
 from polyfed.backends.without_data import WithoutData
 from polyfed.core.data_types import Federation
-from polyfed.core.method import Method
 from polyfed.data.federation_summary import federation_from
 from polyfed.data.recorded_inputs import RecordedInputs
 from polyfed.errors import ModelError, RunFolderError
@@ -21,7 +19,7 @@ from polyfed.runs.folder.checkpoint import Snapshot
 from polyfed.runs.folder.client_state_files import NODES, read_states
 from polyfed.runs.folder.left_files import put_back, read_answers
 from polyfed.runs.folder.manifest import NEWCOMER_FILE, newest_notes
-from polyfed.runs.folder.paths import on_this_machine
+from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import HELD_BY_NODES, RunFolder
 from polyfed.runs.headline import recorded_headline
 from polyfed.runs.result import Result
@@ -29,18 +27,12 @@ from polyfed.runs.scores import rows_at, scored_rounds
 from polyfed.runs.selection import LAST
 from polyfed.settings import AUTO, Settings
 
+ON_ANY_DEVICE = Reopening(device="auto")
 
-def open_run(
-    path: str | Path,
-    model: Any = None,
-    method: Method | None = None,
-    device: str = "auto",
-    load: Sequence[str] | None = None,
-    notify: Callable[[str], None] = print,
-    trust: bool = False,
-) -> Result:
-    """A run as it was left; ``polyfed.open_run`` says what the arguments mean."""
-    experiment = open_experiment(path, model=model, method=method, device=device, load=load, notify=notify, trust=trust)
+
+def open_run(path: str | Path, how: Reopening) -> Result:
+    """A run as it was left."""
+    experiment = open_experiment(path, how)
     folder = RunFolder(path)
     notes = newest_notes(folder.checkpoints.folder)
     lines = folder.sealed_lines(notes)
@@ -48,26 +40,14 @@ def open_run(
     return Result(experiment, rows_at(lines, experiment.server.round), str(path), read_answers(folder, notes), by_round)
 
 
-def open_experiment(
-    path: str | Path,
-    *,
-    own_data: bool = False,
-    root: str | None = None,
-    model: Any = None,
-    method: Method | None = None,
-    device: str = "auto",
-    load: Sequence[str] | None = None,
-    notify: Callable[[str], None] = print,
-    trust: bool = False,
-) -> Experiment:
+def open_experiment(path: str | Path, how: Reopening = ON_ANY_DEVICE, own_data: bool = False) -> Experiment:
     """The experiment of a run, in the state of its newest good checkpoint; with its own data, or with placeholders."""
     folder = RunFolder(path)
-    settings = to_look_at(on_this_machine(folder.settings_to_go_on(), root, device, load, model))
-    folder.name_code(trust)
+    settings = to_look_at(how.settings_of(folder))
     at_nodes = HELD_BY_NODES in folder.document().get("given_in_python", [])
-    folder.require_objects({"method": method, "model": model} | ({"data": None} if own_data else {}))
-    model = None if isinstance(model, str) else model
-    snapshot = read_snapshot(path, notify)
+    folder.require_objects({"method": how.method, "model": how.model} | ({"data": None} if own_data else {}))
+    method, model = how.method, None if isinstance(how.model, str) else how.model
+    snapshot = read_snapshot(path, how.notify)
     if folder.settings().backend == "flower" and not at_nodes:
         # Its virtual nodes kept their state in the run folder: nothing of Flower is needed to look at it.
         snapshot.clients = read_states(folder.path / NODES, snapshot.clients)

@@ -13,7 +13,8 @@ from polyfed.core.data_types import DataSet, Federation, TrainsWith
 from polyfed.data.registry import data_sets
 from polyfed.models import models
 from polyfed.models.model_text import as_call
-from polyfed.settings import FACTS, Settings, Unset
+from polyfed.setting_facts import Unset
+from polyfed.settings import FACTS, Settings
 from polyfed.text import read_call
 
 GIVEN, GENERAL = "given", "default"

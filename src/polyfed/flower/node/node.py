@@ -55,7 +55,7 @@ class Workplace:
 
     def __init__(self, settings: Settings, config: Mapping[str, Any]) -> None:
         for file in settings.load:
-            load_file(file)
+            load_file(file, settings.trust)
         self.settings = settings
         self.method: Method = as_method(settings.method)
         self.simulated = PARTITION in config

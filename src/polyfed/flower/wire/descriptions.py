@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
-from polyfed.core.code_gate import names_function
 from polyfed.core.extras import shown
 from polyfed.core.tasks.known import TASKS, task_named
 from polyfed.data.federation_summary import INPUT_TYPES
 from polyfed.errors import DataError
 from polyfed.flower.wire.message import PROTOCOL, BadMessage
+from polyfed.trust import names_function
 
 T = TypeVar("T")
 LONGEST_NAME, LONGEST_TEXT = 200, 1000

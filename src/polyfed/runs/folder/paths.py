@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from polyfed.core.code_gate import allow, code_in
+from polyfed.core.method import Method
 from polyfed.data.own_data import is_own_data
 from polyfed.data.registry import data_sets
 from polyfed.errors import SettingError
@@ -17,6 +18,10 @@ from polyfed.models.model_text import with_absolute_weights
 from polyfed.runs.assemble import reads_files
 from polyfed.settings import Settings
 from polyfed.text import read_call, write_call
+from polyfed.trust import NOTHING, Trust, code_in
+
+if TYPE_CHECKING:
+    from polyfed.runs.folder.run_folder import RunFolder
 
 LONGEST_SLUG = 60
 
@@ -100,30 +105,40 @@ def is_path(data: str) -> bool:
     return os.path.isabs(data)
 
 
-def on_this_machine(
-    settings: Settings,
-    root: str | None = None,
-    device: str | None = None,
-    load: Sequence[str] | None = None,
-    model: Any = None,
-) -> Settings:
-    """The settings of a run with what lies elsewhere on this machine, or is another device; None: as the run has it.
+@dataclass(frozen=True)
+class Reopening:
+    """How a run is opened again: what lies elsewhere on this machine, or was given in Python. None: as the run has it.
 
-    Args:
-        settings: of the run.
-        root: the folder of the data set's files; where the data are a folder of images, that folder.
-        device: where models are computed.
-        load: the files of methods.
-        model: the model, where it is named again; one that is no text is not of the settings.
+    Attributes:
+        root: The folder of the data set's files; where the data are a folder of images, that folder.
+        device: Where models are computed.
+        load: The files of methods.
+        model: The model, or its name, if the run names a function in a file of somebody else.
+        method: The method, where it is a value of Python that is not registered.
+        trust: Run the code that the folder names, though this account did not write it.
+        trusted: Code that may be run anyway.
+        notify: Called with a message for the user.
     """
-    allow(code_in(load or (), model if isinstance(model, str) else None))
-    changes: dict[str, Any] = {}
-    if root is not None:
-        settings = relocated(settings, root)
-    if device is not None:
-        changes["device"] = device
-    if load is not None:
-        changes["load"] = tuple(absolute(file) for file in load)
-    if isinstance(model, str):
-        changes["model"] = model
-    return dataclasses.replace(settings, **changes)
+
+    root: str | None = None
+    device: str | None = None
+    load: Sequence[str] | None = None
+    model: Any = None
+    method: Method | None = None
+    trust: bool = False
+    trusted: Trust = NOTHING
+    notify: Callable[[str], None] = print
+
+    def settings_of(self, folder: RunFolder) -> Settings:
+        """The settings of the run on this machine, with the code that may be run."""
+        model = self.model if isinstance(self.model, str) else None
+        trust = folder.trust(self.trust).adding([*self.trusted.code, *code_in(self.load or (), model)])
+        return dataclasses.replace(self.moved(folder.settings_to_go_on()), trust=trust)
+
+    def moved(self, settings: Settings) -> Settings:
+        """The settings with what lies elsewhere, or is another device."""
+        if self.root is not None:
+            settings = relocated(settings, self.root)
+        load = None if self.load is None else tuple(absolute(file) for file in self.load)
+        changes: dict[str, Any] = {"device": self.device, "load": load, "model": self.model if isinstance(self.model, str) else None}
+        return dataclasses.replace(settings, **{name: value for name, value in changes.items() if value is not None})

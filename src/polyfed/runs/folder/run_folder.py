@@ -18,7 +18,6 @@ from typing import Any
 
 import tomli_w
 
-from polyfed.core.code_gate import NamedCode, allow, code_in, note
 from polyfed.core.method import read_recorded
 from polyfed.data.identity import differences
 from polyfed.data.recorded_inputs import RecordedInputs
@@ -41,6 +40,7 @@ from polyfed.runs.folder.manifest import (
 )
 from polyfed.runs.folder.paths import anchored
 from polyfed.settings import Settings
+from polyfed.trust import NOTHING, Trust, code_in
 
 log = logging.getLogger("polyfed")
 
@@ -136,19 +136,14 @@ class RunFolder:
         """The settings of the run."""
         return Settings.from_dict(self.document().get("settings", {}), str(self.document_file))
 
-    def named_code(self) -> list[NamedCode]:
-        """The code that ``run.toml`` names, wherever it does."""
+    def trust(self, trusted: bool = False) -> Trust:
+        """The code that ``run.toml`` names, wherever it does, if this account wrote it or the user trusts it."""
         settings, outline = self.settings(), self.document().get("outline")
         default = outline.get("default_model") if isinstance(outline, Mapping) else None
-        return code_in(settings.load, settings.model) + code_in(model=default if isinstance(default, str) else None)
-
-    def name_code(self, trust: bool = False) -> None:
-        """Let the code that ``run.toml`` names be run, if this account wrote it or the user trusts it; else say who named it."""
-        code = self.named_code()
-        if trust or (code and is_sealed(self.document_file.read_bytes())):
-            allow(code)
-        else:
-            note(code, str(self.document_file))
+        code = code_in(settings.load, settings.model) + code_in(model=default if isinstance(default, str) else None)
+        if trusted or (code and is_sealed(self.document_file.read_bytes())):
+            return NOTHING.adding(code)
+        return NOTHING.refusing(code, str(self.document_file))
 
     def settings_to_go_on(self) -> Settings:
         """The settings of the run, with every option of its method as it was, should a default have changed since."""

@@ -13,6 +13,7 @@ from polyfed.errors import DataError, RunFolderError
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.left_files import Answers, read_answers
 from polyfed.runs.folder.manifest import METRICS, newest_notes
+from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.reopen import open_experiment
 from polyfed.runs.result import Result, accuracy_table
@@ -61,7 +62,7 @@ class OpenedRun:
             raise DataError("This needs the run's models and data, and only its folder is read here (polyfed analyse opens both).")
         if isinstance(self.source, Result):
             return self.source.experiment
-        return open_experiment(self.source, own_data=True, notify=self.notify, **self.how)
+        return open_experiment(self.source, Reopening(**{"device": "auto", **self.how}, notify=self.notify), own_data=True)
 
     @cached_property
     def settings(self) -> dict[str, Any]:

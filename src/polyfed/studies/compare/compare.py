@@ -26,7 +26,7 @@ from polyfed.runs.callbacks.progress import default_callbacks
 from polyfed.runs.default_model import why_this_model, with_one_model
 from polyfed.runs.experiment import Experiment, refuse_dealing, settings_given
 from polyfed.runs.folder.lock import BeingTrained, is_held, once_free
-from polyfed.runs.folder.paths import anchored, slug
+from polyfed.runs.folder.paths import Reopening, anchored, slug
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.headline import headline, recorded_headline
 from polyfed.runs.lifecycle import resume, tracked_by, train_run
@@ -112,7 +112,7 @@ class ComparedRuns:
         self.folder = None if folder is None else Path(folder)
         self.model = None if isinstance(model, str) else model
         self.seeds = tuple(range(settings.seed, settings.seed + seeds))
-        self.methods = candidates(methods, settings.load)
+        self.methods = candidates(methods, settings.load, settings.trust)
         self.given = [] if data is None or isinstance(data, str | Path) else ["data"]
         self.data = data_for(settings.data if data is None else data, settings, protocol)
         if model is None:
@@ -216,7 +216,7 @@ class ComparedRuns:
         folder, exists = self.folder_of(run, experiment)
         callbacks = [heard_by, *tracked_by(self.track)]
         if folder is not None and exists:
-            result = resume(folder.path, self.data, callbacks=callbacks)
+            result = resume(folder.path, self.data, Reopening(trusted=run.settings.trust), callbacks)
         else:
             result = train_run(experiment, folder, callbacks)
         self.reused += exists and not heard_by.trained

@@ -145,7 +145,7 @@ class Estimator:
         seconds: float = SECONDS,
     ) -> None:
         for file in settings.load:
-            load_file(file)
+            load_file(file, settings.trust)
         self.method = as_method(settings.method if method is None else method)
         self.settings, self.model = with_declared(settings, federation, model)[0], model
         settled = rounds_from_budget(self.settings, self.population_of(federation))
