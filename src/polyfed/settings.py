@@ -20,6 +20,7 @@ from polyfed.trust import NOTHING, Trust, code_in
 
 AUTO = "auto"
 MEAN_LAST = r"mean_last\(([1-9]\d{0,5})\)"
+EARLY_STOPPING = r"([a-z][a-z0-9_]*)\(patience=([1-9]\d{0,5})\)"
 BY_VALIDATION = ("best_validation", "best_local_validation")
 """Selections that choose a round on validation data: by the models after averaging, or by those that clients have just trained."""
 MOST_RUNS = 10_000
@@ -154,6 +155,15 @@ class Settings:
         choices=("last", "mean_last(10)", "best_validation", "best_local_validation"),
         pattern=MEAN_LAST,
     )
+    early_stopping: str | None = setting(
+        None,
+        "stop when a metric on validation data (scored as evaluate_every says, 0: every round) has not improved for some evaluations: "
+        "METRIC(patience=N), such as accuracy(patience=5); auto(patience=5) goes by the run's metric",
+        group="Evaluation",
+        role="budget",
+        pattern=EARLY_STOPPING,
+        takes="a metric with its patience, such as accuracy(patience=5)",
+    )
     evaluate_every: int = setting(
         0,
         "score test data every n rounds; 0: at the end. If validation data choose the round, they are scored every n rounds (0: every "
@@ -275,6 +285,8 @@ class Settings:
             yield f"clients_per_round must be a positive number of clients or a share below 1, found {wanted}."
         if self.momentum and self.optimizer != "sgd":
             yield f"momentum is for sgd: {self.optimizer} has its own. Use --optimizer sgd, or leave momentum out."
+        if self.patience and self.patience[0] not in (known := FACTS["metric"].choices):
+            yield f"early_stopping cannot go by {self.patience[0]!r}. {nearest(self.patience[0], known)}"
         try:
             schedule_factor(self.schedule, 1, max(self.rounds, 1))
         except (SettingError, ValueError) as error:
@@ -321,6 +333,12 @@ class Settings:
         """How many of the last rounds the reported scores are the mean of; 0 if they are those of one round."""
         found = re.fullmatch(MEAN_LAST, self.selection)
         return int(found[1]) if found else 0
+
+    @property
+    def patience(self) -> tuple[str, int] | None:
+        """The metric of early stopping, and how many evaluations may pass without improvement; None if the run is not stopped early."""
+        found = re.fullmatch(EARLY_STOPPING, self.early_stopping or "")
+        return (found[1], int(found[2])) if found else None
 
     @property
     def needs_validation(self) -> bool:

@@ -305,6 +305,8 @@ def build_bench(settings: Settings, method: Method, federation: Federation, mode
     if settings.sampling == "balanced":
         federation.task.require_class_labels("--sampling balanced")
     require_measure(settings.metric, federation.task)
+    if settings.patience:
+        require_measure(settings.patience[0], federation.task)
     loss = build_loss(settings.loss, federation)
     device = chosen_device(settings.device)
     refuse_two_samplings(settings, method)

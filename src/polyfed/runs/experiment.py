@@ -90,8 +90,7 @@ class Experiment:
         chosen = headline(settings.metric, self.federation)  # before a method pools the domains
         if self.method.population is not None:
             self.federation = self.method.population(self.federation)
-        if settings.needs_validation:
-            require_validation(self.federation, settings.selection)
+        require_validation(self.federation, settings)
         self.origins: Mapping[str, str]
         settled, self.origins = with_declared(settings, self.federation, model)
         self.settings = dataclasses.replace(rounds_from_budget(settled, self.federation), method=str(self.method))

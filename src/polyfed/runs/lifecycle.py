@@ -19,7 +19,7 @@ from polyfed.errors import RunFolderError
 from polyfed.runs.callbacks.active_run import ActiveRun
 from polyfed.runs.callbacks.callback import Callback, Callbacks, StoppedEarly
 from polyfed.runs.callbacks.checkpoints import CheckpointWriter
-from polyfed.runs.callbacks.evaluation import Evaluation
+from polyfed.runs.callbacks.evaluation import EarlyStopping, Evaluation
 from polyfed.runs.callbacks.progress import ProgressBar
 from polyfed.runs.callbacks.selection import chooser_of
 from polyfed.runs.callbacks.training_metrics import TrainingMetrics
@@ -95,21 +95,23 @@ def train_run(
         run = ActiveRun(experiment, folder, split, resumed)
         selection = chooser_of(run, best)
         evaluation, checkpoints = Evaluation(run, selection), CheckpointWriter(run, selection)
-        deciding = [] if selection is None else [selection]
-        everyone = [TrainingMetrics(run), *deciding, evaluation, checkpoints, *callbacks]
+        deciding = [selection] if selection else []
+        stopping = [EarlyStopping(run, *experiment.settings.patience)] if experiment.settings.patience else []
+        # Whoever writes metrics comes before the checkpoint that records their size.
+        run.callbacks = [TrainingMetrics(run), *deciding, evaluation, *stopping, checkpoints, *callbacks]
         meter = Meter(trains_in_this_process(experiment.settings), background=lambda: checkpoints.background.cpu_seconds)
 
         def after_round(server: Server) -> None:
             meter.pause(experiment.costs)
             checkpoints.collect()
             if server.round:
-                run.after_round(everyone)
+                run.after_round()
             else:  # the setup has run
                 checkpoints.after_round(run.state())
             meter.go_on(measure_memory=checkpoints.leaves_memory_alone)
 
         try:
-            run.begin(everyone)
+            run.begin()
             experiment.train([after_round])
         except StoppedEarly as stop:
             log.info("%s", stop)
@@ -119,7 +121,7 @@ def train_run(
         try:
             rows = evaluation.final_rows()
             result = Result(experiment, rows, run.path, run.answers, run.by_round)
-            for callback in everyone:
+            for callback in run.callbacks:
                 callback.end(result)
         except BaseException:
             checkpoints.settle()

@@ -92,6 +92,7 @@ def to_look_at(settings: Settings) -> Settings:
         compile="off",
         loss=AUTO,
         selection=LAST if settings.needs_validation else settings.selection,
+        early_stopping=None,
         init=None,
     )
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from polyfed.core.data_types import Federation
 from polyfed.errors import DataError
-from polyfed.settings import BY_VALIDATION
+from polyfed.settings import BY_VALIDATION, Settings
 
 LAST = "last"
 BEST_VALIDATION, BEST_LOCAL_VALIDATION = BY_VALIDATION
 
 
-def require_validation(federation: Federation, selection: str) -> None:
-    """Refuse data on which no round can be chosen, before anything is trained."""
-    lacking = federation.without_validation()
-    if lacking:
+def require_validation(federation: Federation, settings: Settings) -> None:
+    """Refuse data on which no round can be chosen, or the run be stopped, before anything is trained."""
+    if settings.needs_validation:
+        need, instead = f"--selection {settings.selection} chooses a round on validation data", f"Use --selection {LAST}"
+    elif settings.patience:
+        need, instead = f"--early-stopping {settings.early_stopping} goes by validation data", "Leave it out"
+    else:
+        return
+    if lacking := federation.without_validation():
         raise DataError(
-            f"--selection {selection} chooses a round on validation data, and {lacking}. Use --selection {LAST}, "
+            f"{need}, and {lacking}. {instead}, "
             "or data with a validation part (a data set's own option where it has one, such as validation=0.1)."
         )

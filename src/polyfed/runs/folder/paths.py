@@ -140,5 +140,9 @@ class Reopening:
         if self.root is not None:
             settings = relocated(settings, self.root)
         load = None if self.load is None else tuple(absolute(file) for file in self.load)
-        changes: dict[str, Any] = {"device": self.device, "load": load, "model": self.model if isinstance(self.model, str) else None}
+        changes: dict[str, Any] = {
+            "device": self.device,
+            "load": load,
+            "model": self.model if isinstance(self.model, str) else None,
+        }
         return dataclasses.replace(settings, **{name: value for name, value in changes.items() if value is not None})
