@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from polyfed.runs.callbacks.callback import Callback
     from polyfed.runs.evaluate import Evaluation
     from polyfed.runs.export import Exported
-    from polyfed.runs.predict_files import Predictions
+    from polyfed.runs.predict import Predictions
     from polyfed.runs.result import Result
     from polyfed.studies.analyse.analyse import Analyses
     from polyfed.studies.compare.estimate import Estimate
@@ -368,7 +368,7 @@ def predict(
         ``polyfed.predict("runs/digits-mini-fedbn-seed0", ["seven.png"], client="pen").rows``
     """
     from polyfed.runs.folder.paths import Reopening
-    from polyfed.runs.predict_files import predict_files
+    from polyfed.runs.predict import predict_files
 
     how = Reopening(None, device, load, model, trust=trust, notify=notify)
     return predict_files(path, [images] if isinstance(images, str) else list(images), client, newcomer, how)

@@ -23,8 +23,7 @@ from polyfed.data.registry import data_sets
 from polyfed.data.sets import imagenet, tiny_imagenet
 from polyfed.errors import DataError
 from polyfed.runs.export import export_model
-from polyfed.runs.image_inputs import ImageInputs
-from polyfed.runs.predict_files import read_images
+from polyfed.runs.predict import ImageInputs, read_images
 
 RANDOM = np.random.default_rng(0)
 

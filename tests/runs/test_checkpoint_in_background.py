@@ -27,10 +27,8 @@ from polyfed.core.trees import Piece, packed, unpacked
 from polyfed.core.workbench import ClientState
 from polyfed.errors import RunFolderError
 from polyfed.runs.callbacks.active_run import ActiveRun
-from polyfed.runs.callbacks.background_task import BackgroundTask
-from polyfed.runs.callbacks.checkpoints import CheckpointWriter
-from polyfed.runs.costs.resource_meter import Meter
-from polyfed.runs.costs.totals import Costs
+from polyfed.runs.callbacks.checkpoints import BackgroundTask, CheckpointWriter
+from polyfed.runs.costs import Costs, Meter
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.checkpoint import Checkpoints, Draft, Snapshot, digest
 from polyfed.runs.folder.manifest import Damaged

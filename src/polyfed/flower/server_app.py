@@ -41,14 +41,14 @@ from polyfed.flower.wire.lean_objects import lean_arrays
 from polyfed.flower.wire.transport import Transport
 from polyfed.flower.wire.waits import shorten_server
 from polyfed.runs.callbacks.callback import Callback, RunState
-from polyfed.runs.costs.malloc import keep_freed_pages
-from polyfed.runs.default_model import with_one_model
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.left_files import needs_file
 from polyfed.runs.folder.paths import Reopening, anchored, default_name, free_folder
 from polyfed.runs.folder.run_folder import HELD_BY_NODES, RunFolder
 from polyfed.runs.lifecycle import resume, train_run
+from polyfed.runs.malloc import keep_freed_pages
 from polyfed.runs.result import Result
+from polyfed.runs.training_defaults import with_one_model
 from polyfed.settings import AUTO, Settings
 
 log = logging.getLogger("polyfed")

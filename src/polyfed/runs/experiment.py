@@ -31,13 +31,12 @@ from polyfed.core.workbench import Workbench
 from polyfed.data.recorded_inputs import RecordedInputs
 from polyfed.errors import ModelError, RunFolderError, SettingError
 from polyfed.runs.assemble import build_bench, build_federation, normalised_for, notices, prepared_model, refuse_absent
-from polyfed.runs.costs.totals import Costs, counted
-from polyfed.runs.default_model import why_this_model, with_one_model
+from polyfed.runs.costs import Costs, counted
 from polyfed.runs.folder.checkpoint import Snapshot
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.headline import headline
-from polyfed.runs.selection import require_validation
-from polyfed.runs.training_defaults import with_declared
+from polyfed.runs.scores import require_validation
+from polyfed.runs.training_defaults import why_this_model, with_declared, with_one_model
 from polyfed.settings import Settings, setting_names, with_changes
 from polyfed.trust import NamedCode, code_in
 

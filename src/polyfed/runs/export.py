@@ -30,7 +30,7 @@ from polyfed.core.scored_clients import models_are_equal
 from polyfed.errors import MissingExtra, ModelError, RunFolderError, SettingError, nearest
 from polyfed.models.layers.folding import Folded, fold_for_prediction
 from polyfed.runs.experiment import threads
-from polyfed.runs.predictions import client_words, models_for
+from polyfed.runs.predict import client_words, models_for
 
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment

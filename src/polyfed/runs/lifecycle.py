@@ -23,7 +23,7 @@ from polyfed.runs.callbacks.evaluation import EarlyStopping, Evaluation
 from polyfed.runs.callbacks.progress import ProgressBar
 from polyfed.runs.callbacks.selection import chooser_of
 from polyfed.runs.callbacks.training_metrics import TrainingMetrics
-from polyfed.runs.costs.resource_meter import Meter, trains_in_this_process
+from polyfed.runs.costs import Meter, trains_in_this_process
 from polyfed.runs.experiment import Experiment, settings_given
 from polyfed.runs.folder.checkpoint import Snapshot
 from polyfed.runs.folder.left_files import leave_newcomer, read_answers

@@ -23,8 +23,7 @@ from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import HELD_BY_NODES, RunFolder
 from polyfed.runs.headline import recorded_headline
 from polyfed.runs.result import Result
-from polyfed.runs.scores import rows_at, scored_rounds
-from polyfed.runs.selection import LAST
+from polyfed.runs.scores import LAST, rows_at, scored_rounds
 from polyfed.settings import AUTO, Settings
 
 ON_ANY_DEVICE = Reopening(device="auto")

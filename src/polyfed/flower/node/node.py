@@ -37,9 +37,9 @@ from polyfed.flower.wire.codec import Encoder, extras_of, payload_of
 from polyfed.flower.wire.descriptions import own_versions, plain_text, version_problem
 from polyfed.flower.wire.message import DECLINED, DESCRIBE, BadMessage, WireMessage, refusal
 from polyfed.runs.assemble import build_bench, build_data_set, build_federation, normalised_for, prepared_model
-from polyfed.runs.default_model import with_one_model
 from polyfed.runs.experiment import read_initial, threads
 from polyfed.runs.folder.client_state_files import ClientStateFiles
+from polyfed.runs.training_defaults import with_one_model
 from polyfed.settings import Settings, with_changes
 
 log = logging.getLogger("polyfed")

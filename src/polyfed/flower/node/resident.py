@@ -26,7 +26,7 @@ from polyfed.flower.app import read_settings
 from polyfed.flower.node.home import home_of
 from polyfed.flower.wire.message import BadMessage, WireMessage, receive, refusal, send
 from polyfed.flower.wire.private_sockets import socket_in
-from polyfed.runs.costs.malloc import keep_freed_pages
+from polyfed.runs.malloc import keep_freed_pages
 
 log = logging.getLogger("polyfed")
 

@@ -24,7 +24,7 @@ from polyfed.runs.callbacks.callback import Callback, RunState
 from polyfed.runs.callbacks.evaluation import is_turn
 from polyfed.runs.folder.checkpoint import Checkpoints, Snapshot, copied
 from polyfed.runs.folder.manifest import Damaged
-from polyfed.runs.selection import BEST_LOCAL_VALIDATION, BEST_VALIDATION
+from polyfed.runs.scores import BEST_LOCAL_VALIDATION, BEST_VALIDATION
 
 if TYPE_CHECKING:
     from polyfed.runs.callbacks.active_run import ActiveRun

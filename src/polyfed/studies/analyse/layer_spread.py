@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from polyfed.core.sharing import bn_statistics
 from polyfed.errors import DataError
-from polyfed.runs.callbacks.client_spread import Moments
+from polyfed.runs.callbacks.training_metrics import Moments
 from polyfed.runs.experiment import Experiment
 from polyfed.studies.analyse.local_models import State, states_as_tested
 

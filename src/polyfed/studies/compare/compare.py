@@ -23,7 +23,6 @@ from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.runs.assemble import build_data_set, build_federation
 from polyfed.runs.callbacks.callback import Callback, Callbacks
 from polyfed.runs.callbacks.progress import default_callbacks
-from polyfed.runs.default_model import why_this_model, with_one_model
 from polyfed.runs.experiment import Experiment, refuse_dealing, settings_given
 from polyfed.runs.folder.lock import BeingTrained, is_held, once_free
 from polyfed.runs.folder.paths import Reopening, anchored, slug
@@ -31,7 +30,7 @@ from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.headline import headline, recorded_headline
 from polyfed.runs.lifecycle import resume, tracked_by, train_run
 from polyfed.runs.result import Result
-from polyfed.runs.training_defaults import with_declared
+from polyfed.runs.training_defaults import why_this_model, with_declared, with_one_model
 from polyfed.settings import AUTO, Settings, require_count
 from polyfed.studies.compare.candidates import Candidate, candidates
 

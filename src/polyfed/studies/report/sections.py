@@ -9,7 +9,7 @@ from typing import Any
 from polyfed.core.method import parse
 from polyfed.core.metrics import MEASURES, NEITHER_IS_BETTER, SMALLER_IS_BETTER
 from polyfed.errors import PolyfedError
-from polyfed.runs.costs.totals import Costs
+from polyfed.runs.costs import Costs
 from polyfed.settings import Settings
 from polyfed.studies.report import costs
 from polyfed.studies.report.byte_words import byte_words

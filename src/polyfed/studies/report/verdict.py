@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from polyfed.core.metrics import MEASURES, standard_error
-from polyfed.runs.scores import WINDOW, LastRounds
-from polyfed.runs.selection import LAST
+from polyfed.runs.scores import LAST, WINDOW, LastRounds
 from polyfed.studies.report.gather import MEAN, WORST, Group, GroupEntry, Run, average, deviation, differing, recipe
 from polyfed.studies.report.paired_tests import ImageTest, image_test
 

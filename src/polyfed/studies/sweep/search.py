@@ -28,7 +28,6 @@ from polyfed.runs.assemble import build_data_set, build_federation
 from polyfed.runs.callbacks.callback import Callback, Callbacks, RunState
 from polyfed.runs.callbacks.progress import default_callbacks
 from polyfed.runs.callbacks.training_metrics import OF_TRAINING
-from polyfed.runs.default_model import with_one_model
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.atomic_write import write_atomically
 from polyfed.runs.folder.checkpoint import Checkpoints
@@ -38,6 +37,7 @@ from polyfed.runs.folder.run_folder import RunFolder, versions
 from polyfed.runs.headline import headline
 from polyfed.runs.lifecycle import facts_of, resume, train_run
 from polyfed.runs.result import Result
+from polyfed.runs.training_defaults import with_one_model
 from polyfed.settings import MOST_RUNS, Settings, require_count
 from polyfed.studies.compare.candidates import Candidate, candidates
 from polyfed.studies.report.comparison import require_pandas
