@@ -157,21 +157,21 @@ def use_other_tests(experiment: Experiment, data: str, root: str | None, part: s
         notify(note)
     if other.task.name != federation.task.name:
         raise DataError(f"{other.name} is for {other.task.name}, and the run was trained for {federation.task.name}.")
-    places = label_places(other, federation.classes, notify)
+    places = _label_places(other, federation.classes, notify)
     readable = [client for client in federation.clients if experiment.backend.can_read(client.id)]
     known = {domain for client in readable for domain in client.domains}
     if any(d.name not in known and d.name in client.domains for client in federation.clients for d in other.domains):
         notify("What the run's clients keep stayed at their nodes, so the newcomer's model is scored on their domains too.")
 
     def prepared(examples: Examples) -> Examples:
-        return fitted(examples if places is None else Relabelled(examples, places[examples.labels]), inputs)
+        return _fitted(examples if places is None else Relabelled(examples, places[examples.labels]), inputs)
 
     seen = {domain.name: prepared(domain.test) for domain in other.domains if domain.name in known}
-    unseen = {domain.name: prepared(part_of(domain, part)) for domain in other.domains if domain.name not in known}
+    unseen = {domain.name: prepared(_part_of(domain, part)) for domain in other.domains if domain.name not in known}
     experiment.test_on(seen, unseen)
 
 
-def label_places(other: DataSet, classes: Sequence[str], notify: Callable[[str], None]) -> Tensor | None:
+def _label_places(other: DataSet, classes: Sequence[str], notify: Callable[[str], None]) -> Tensor | None:
     """Where the run has each class of other data; None where it has them in the same places."""
     if other.classes == tuple(classes):
         return None
@@ -186,7 +186,7 @@ def label_places(other: DataSet, classes: Sequence[str], notify: Callable[[str],
     return None
 
 
-def part_of(domain: Domain, part: str) -> Examples:
+def _part_of(domain: Domain, part: str) -> Examples:
     """The test part of a domain, or all of it."""
     if part == "test":
         return domain.test
@@ -195,7 +195,7 @@ def part_of(domain: Domain, part: str) -> Examples:
     )
 
 
-def fitted(examples: Examples, inputs: ImageInputs) -> Examples:
+def _fitted(examples: Examples, inputs: ImageInputs) -> Examples:
     """The examples with images, and masks where there are some, at the size of the run's inputs."""
     first, _ = examples.batch(slice(0, 1))
     if tuple(first.shape[1:]) == inputs.shape:

@@ -71,7 +71,7 @@ class Experiment:
         if backend is backend_for:
             require_known(settings.backend)
         if settings.backend == "flower" and backend is backend_for:
-            refuse_objects({"data": data, "model": model})
+            _refuse_objects({"data": data, "model": model})
         if isinstance(data, Federation) and backend is backend_for:
             refuse_dealing(settings)
         for file in settings.load:
@@ -259,7 +259,7 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def refuse_objects(given: Mapping[str, Any]) -> None:
+def _refuse_objects(given: Mapping[str, Any]) -> None:
     """Flower's nodes build everything from the settings; they cannot be handed objects of this process."""
     objects = [name for name, value in given.items() if value is not None and not isinstance(value, str | Path)]
     if objects:

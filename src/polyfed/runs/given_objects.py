@@ -65,7 +65,7 @@ def give(experiment: Experiment, objects: Mapping[str, Any]) -> None:
     if "augment" in objects:
         bench.preparation = dataclasses.replace(bench.preparation, augment=_augmentation(objects["augment"]))
     experiment.given = [*experiment.given, *(name for name in objects if name not in experiment.given)]
-    experiment.objects = {name: import_path(value) for name, value in objects.items()}
+    experiment.objects = {name: _import_path(value) for name, value in objects.items()}
 
 
 def _loss(given: Any) -> Callable[[Tensor, Tensor], Tensor]:
@@ -117,11 +117,11 @@ def _factor(schedule: Callable[[int, int], float], rounds: int) -> None:
         raise SettingError(f"schedule gives a factor on lr, found {type(factor).__name__}.")
 
 
-def import_path(value: Any) -> str:
+def _import_path(value: Any) -> str:
     """Where an object can be imported from, ``module:name``; else what it looks like."""
     if isinstance(value, functools.partial):
         given = [*map(repr, value.args), *(f"{name}={one!r}" for name, one in value.keywords.items())]
-        return f"{import_path(value.func)}({', '.join(given)})"
+        return f"{_import_path(value.func)}({', '.join(given)})"
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if module and name and "<" not in name and module != "__main__":
         return f"{module}:{name}"

@@ -6,22 +6,19 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from polyfed.backends.choose import BackendFor, backend_for
-from polyfed.core.method import Facts, Method
+from polyfed.core.method import Method
 from polyfed.core.server import Server
-from polyfed.data.federation_summary import summary_of
 from polyfed.data.identity import identity_of
 from polyfed.errors import RunFolderError
 from polyfed.runs.callbacks.active_run import ActiveRun
 from polyfed.runs.callbacks.callback import Callback, Callbacks, StoppedEarly
 from polyfed.runs.callbacks.checkpoints import CheckpointWriter
 from polyfed.runs.callbacks.evaluation import EarlyStopping, Evaluation
-from polyfed.runs.callbacks.progress import ProgressBar
-from polyfed.runs.callbacks.selection import chooser_of
 from polyfed.runs.callbacks.training_metrics import TrainingMetrics
 from polyfed.runs.costs import Meter, trains_in_this_process
 from polyfed.runs.experiment import Experiment, settings_given
@@ -34,6 +31,9 @@ from polyfed.runs.given_objects import give, parted
 from polyfed.runs.headline import as_plain, recorded_headline
 from polyfed.runs.result import Result
 from polyfed.runs.scores import rows_at, scored_rounds
+
+if TYPE_CHECKING:
+    from polyfed.runs.callbacks.selection import BestValidation
 
 log = logging.getLogger("polyfed")
 
@@ -51,6 +51,8 @@ def run_experiment(
     **values: Any,
 ) -> Result:
     """What ``polyfed.run`` does."""
+    from polyfed.runs.callbacks.progress import ProgressBar
+
     plain, objects = parted(values)
     experiment = Experiment(settings_given(data, model, plain), data, method, model)
     given = {"data": data, "method": method, "model": model}
@@ -93,7 +95,7 @@ def train_run(
                 folder.create(experiment.settings, facts_of(experiment))
         until_the_end.callback(experiment.backend.close)
         run = ActiveRun(experiment, folder, split, resumed)
-        selection = chooser_of(run, best)
+        selection = _selection(run, best)
         evaluation, checkpoints = Evaluation(run, selection), CheckpointWriter(run, selection)
         deciding = [selection] if selection else []
         stopping = [EarlyStopping(run, *experiment.settings.patience)] if experiment.settings.patience else []
@@ -129,22 +131,28 @@ def train_run(
         return result
 
 
-def privacy_facts(facts: Facts) -> dict[str, str]:
-    """Whom a method protects, and where its noise comes from; nothing where it promises nothing."""
-    return {"protects": facts.protects, "noise_at": facts.noise_at, "noise_from": facts.noise_from} if facts.protects else {}
+def _selection(run: ActiveRun, best: Mapping[str, Any] | None) -> BestValidation | None:
+    if not run.experiment.settings.needs_validation:
+        return None
+    from polyfed.runs.callbacks.selection import chooser_of
+
+    return chooser_of(run, best)
 
 
 def facts_of(experiment: Experiment) -> dict[str, Any]:
     """What ``run.toml`` says in addition to the settings."""
+    from polyfed.data.federation_summary import summary_of
+
+    facts = experiment.method.facts
     return {
         "given_in_python": experiment.given,
         **({"objects": experiment.objects} if experiment.objects else {}),
         "method": {
             "text": str(experiment.method),
             "all_options": experiment.method.full_text,
-            "data_derived_uploads": experiment.method.facts.data_derived_uploads,
-            "granularity": experiment.method.facts.granularity,
-            **privacy_facts(experiment.method.facts),
+            "data_derived_uploads": facts.data_derived_uploads,
+            "granularity": facts.granularity,
+            **({name: getattr(facts, name) for name in ("protects", "noise_at", "noise_from")} if facts.protects else {}),
             "pools_data": experiment.method.population is not None,
         },
         "data": identity_of(experiment.federation),

@@ -89,9 +89,9 @@ class ImageInputs:
     def one(self, image: Any) -> Tensor:
         """One image as bytes in the shape of the run's inputs, made so by what reads training images."""
         if isinstance(image, str | Path):
-            image = read_file(str(image))
+            image = _read_file(str(image))
         if isinstance(image, Tensor | np.ndarray):
-            image = as_pil(torch.as_tensor(image))
+            image = _as_pil(torch.as_tensor(image))
         if not isinstance(image, Image.Image):
             raise DataError(f"Cannot use {type(image).__name__} as an image: give a file, a PIL image, or a uint8 array.")
         image = fitted(image.convert("L" if self.channels == 1 else "RGB"), (self.height, self.width), self.middle_square)
@@ -99,7 +99,7 @@ class ImageInputs:
         return torch.from_numpy(array).permute(2, 0, 1).contiguous()
 
 
-def read_file(file: str) -> Image.Image:
+def _read_file(file: str) -> Image.Image:
     """An image file, opened."""
     try:
         content = Path(file).read_bytes()
@@ -108,7 +108,7 @@ def read_file(file: str) -> Image.Image:
     return opened(content, file)
 
 
-def as_pil(image: Tensor) -> Image.Image:
+def _as_pil(image: Tensor) -> Image.Image:
     """A uint8 array of three dimensions, channels first or last, as a PIL image."""
     if image.dtype != torch.uint8 or image.dim() != 3:
         raise DataError(f"An image is a uint8 array of three dimensions, found {image.dtype} of shape {tuple(image.shape)}.")

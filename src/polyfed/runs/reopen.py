@@ -42,7 +42,7 @@ def open_run(path: str | Path, how: Reopening) -> Result:
 def open_experiment(path: str | Path, how: Reopening = ON_ANY_DEVICE, own_data: bool = False) -> Experiment:
     """The experiment of a run, in the state of its newest good checkpoint; with its own data, or with placeholders."""
     folder = RunFolder(path)
-    settings = to_look_at(how.settings_of(folder))
+    settings = _to_look_at(how.settings_of(folder))
     at_nodes = HELD_BY_NODES in folder.document().get("given_in_python", [])
     folder.require_objects({"method": how.method, "model": how.model} | ({"data": None} if own_data else {}))
     method, model = how.method, None if isinstance(how.model, str) else how.model
@@ -55,7 +55,7 @@ def open_experiment(path: str | Path, how: Reopening = ON_ANY_DEVICE, own_data: 
             experiment = Experiment(settings, None, method, model, recorded=folder.recorded_inputs())
         else:
             settings = dataclasses.replace(settings, unseen=(), few_shot=0)
-            placeholders = placeholder_federation(folder)
+            placeholders = _placeholder_federation(folder)
             recorded = RecordedInputs.of(placeholders)
             experiment = Experiment(settings, placeholders, method, model, without_data(at_nodes), recorded)
     experiment.head_by(recorded_headline(folder.document()))
@@ -75,14 +75,14 @@ def restore(experiment: Experiment, snapshot: Snapshot, folder: RunFolder) -> No
             f"The weights in {folder.path} do not fit the model {model} ({(strange + unknown)[0]}); it was trained with another model."
         )
     experiment.restore(snapshot)
-    if starts_from_weights(folder):
+    if _starts_from_weights(folder):
         # They were not read again. What nobody has trained is still in the server's state as it began.
         bench.initial |= {name: value for name, value in snapshot.state.items() if name in bench.live}
     folder.require_sealed(NEWCOMER_FILE, snapshot.notes)
     put_back(experiment, folder.path)
 
 
-def to_look_at(settings: Settings) -> Settings:
+def _to_look_at(settings: Settings) -> Settings:
     """The settings without what only training needs: no score depends on it, and this machine may lack it."""
     return dataclasses.replace(
         settings,
@@ -96,14 +96,14 @@ def to_look_at(settings: Settings) -> Settings:
     )
 
 
-def starts_from_weights(folder: RunFolder) -> bool:
+def _starts_from_weights(folder: RunFolder) -> bool:
     """Whether the run began with weights from elsewhere."""
     settings = folder.settings()
     used = settings.model or folder.document().get("outline", {}).get("default_model", "")
     return settings.init is not None or images_of_weights(used) is not None
 
 
-def placeholder_federation(folder: RunFolder) -> Federation:
+def _placeholder_federation(folder: RunFolder) -> Federation:
     """The run's federation without its data."""
     document = folder.document()
     outline = document.get("outline")

@@ -36,7 +36,7 @@ def with_declared(settings: Settings, data: DataSet | Federation, model: Any = N
     """
     declared, origin = data.trains_with, data.name
     if declared is None and (model is None or isinstance(model, str)):
-        declared, origin = of_model(model or settings.model or data.default_model)
+        declared, origin = _of_model(model or settings.model or data.default_model)
     return chosen(settings, declared, origin)
 
 
@@ -46,7 +46,7 @@ def with_declared_by_name(settings: Settings) -> Settings:
     declaration = data_sets.find(name).extra.get("declaration") if name in data_sets else None
     if declaration is not None and declaration.trains_with is not None:
         return chosen(settings, declaration.trains_with, declaration.title)[0]
-    return chosen(settings, *of_model(settings.model or str(getattr(declaration, "default_model", ""))))[0]
+    return chosen(settings, *_of_model(settings.model or str(getattr(declaration, "default_model", ""))))[0]
 
 
 def chosen(settings: Settings, declared: TrainsWith | None, origin: str) -> tuple[Settings, dict[str, str]]:
@@ -60,7 +60,7 @@ def chosen(settings: Settings, declared: TrainsWith | None, origin: str) -> tupl
     return dataclasses.replace(settings, **plain), origins
 
 
-def of_model(text: str) -> tuple[TrainsWith | None, str]:
+def _of_model(text: str) -> tuple[TrainsWith | None, str]:
     """Return what a model declares, with its name; None if it is not registered or declares nothing."""
     call = as_call(text)
     name = call.split("(")[0].strip()

@@ -134,7 +134,7 @@ class CheckpointWriter(Callback):
             backend.changed = set()
             self.written(taken)
         else:
-            draft = draft.apart(state_is_replaced=not changes_server_state(self.experiment.method))
+            draft = draft.apart(state_is_replaced=not _changes_server_state(self.experiment.method))
             backend.changed, self.pending = set(), taken
             backend.retain("pending", taken.marks)
             self.copied_bytes = draft.copied_bytes
@@ -142,7 +142,7 @@ class CheckpointWriter(Callback):
         self.last_saved = time.monotonic()
 
 
-def changes_server_state(method: Method) -> bool:
+def _changes_server_state(method: Method) -> bool:
     """Whether code of the method is given the server. Otherwise only the loop makes new state, and it replaces values."""
     return any(SLOTS[name].given_server for name in method.filled_slots)
 

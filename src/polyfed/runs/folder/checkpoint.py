@@ -45,14 +45,9 @@ class Snapshot:
     notes: dict[str, Any] = field(default_factory=dict)
 
 
-def own_state(state: ClientState) -> ClientState:
-    """What a client keeps, with tensors of its own."""
-    return ClientState(own(state.entries), own(state.memory))
-
-
 def copied(snapshot: Snapshot) -> Snapshot:
     """The snapshot as it would be read back from a checkpoint: later training cannot change it."""
-    clients = {client: own_state(state) for client, state in snapshot.clients.items()}
+    clients = {client: ClientState(own(state.entries), own(state.memory)) for client, state in snapshot.clients.items()}
     return Snapshot(snapshot.round, own(snapshot.state), own(snapshot.memory), clients, own(snapshot.notes))
 
 
@@ -197,7 +192,6 @@ class Checkpoints:
         self.digests = {name: digest for name, digest in self.digests.items() if name in used}
 
     def manifests(self) -> list[Path]:
-        """Manifests, newest first."""
         return manifest_files(self.folder)
 
     def read(self) -> tuple[Snapshot | None, list[str]]:

@@ -63,7 +63,7 @@ def anchored(settings: Settings, given: Collection[str] = ()) -> Settings:
     """
     return dataclasses.replace(
         settings,
-        data=settings.data if "data" in given else anchored_data(settings.data),
+        data=settings.data if "data" in given else _anchored_data(settings.data),
         root=None if settings.root is None else absolute(settings.root),
         init=None if settings.init is None else absolute(settings.init),
         load=tuple(absolute(file) for file in settings.load),
@@ -71,25 +71,25 @@ def anchored(settings: Settings, given: Collection[str] = ()) -> Settings:
     )
 
 
-def anchored_data(text: str) -> str:
+def _anchored_data(text: str) -> str:
     """A folder of images, or a data set whose text names one, by its absolute path."""
     if is_own_data(text):
         return absolute(text)
     root = data_sets.options_in(text).get("root")
-    return text if not isinstance(root, str) or absolute(root) == root else with_root(text, root)
+    return text if not isinstance(root, str) or absolute(root) == root else _with_root(text, root)
 
 
-def with_root(data: str, root: str) -> str:
+def _with_root(data: str, root: str) -> str:
     """The text of a data set with another folder in it."""
     return write_call(read_call(data).name, data_sets.options_in(data) | {"root": absolute(root)})
 
 
-def relocated(settings: Settings, root: str) -> Settings:
+def _relocated(settings: Settings, root: str) -> Settings:
     """The settings of a run whose data lie elsewhere: a folder of images, or the files of a data set by name."""
     if is_path(settings.data):
         return dataclasses.replace(settings, data=absolute(root))
     if "root" in data_sets.options_in(settings.data):
-        return dataclasses.replace(settings, data=with_root(settings.data, root))
+        return dataclasses.replace(settings, data=_with_root(settings.data, root))
     if not reads_files(settings.data):
         raise SettingError(f"{settings.data.split('(')[0]} is read from no folder, so --root has nothing to say. Leave it out.")
     return dataclasses.replace(settings, root=absolute(root))
@@ -138,7 +138,7 @@ class Reopening:
     def moved(self, settings: Settings) -> Settings:
         """The settings with what lies elsewhere, or is another device."""
         if self.root is not None:
-            settings = relocated(settings, self.root)
+            settings = _relocated(settings, self.root)
         load = None if self.load is None else tuple(absolute(file) for file in self.load)
         changes: dict[str, Any] = {
             "device": self.device,

@@ -97,7 +97,7 @@ class RunFolder:
         self.refuse_to_overwrite()
         settings = anchored(settings, facts.get("given_in_python", ()))
         document = {"format": FORMAT, "settings": settings.to_dict(), **facts, "made_with": versions()}
-        text = sealed(tomli_w.dumps(without_none(document)))
+        text = sealed(tomli_w.dumps(_without_none(document)))
         with self.writing():
             self.path.mkdir(parents=True, exist_ok=True)
             self.metrics_file.touch()
@@ -130,7 +130,7 @@ class RunFolder:
         except (ValueError, RecursionError) as error:
             raise RunFolderError(f"{path} cannot be read: {error}.") from error
         require_format(document.get("format", 1), path)
-        return with_all_options(document)
+        return _with_all_options(document)
 
     def settings(self) -> Settings:
         """The settings of the run."""
@@ -320,7 +320,7 @@ class RunFolder:
         return True
 
 
-def with_all_options(document: dict[str, Any]) -> dict[str, Any]:
+def _with_all_options(document: dict[str, Any]) -> dict[str, Any]:
     """Return the document with its method written as it was run, if methods got options since."""
     if "method" in document.get("given_in_python", ()):
         return document
@@ -330,10 +330,10 @@ def with_all_options(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def without_none(tree: Any) -> Any:
+def _without_none(tree: Any) -> Any:
     """The tree without empty values, which TOML cannot write."""
     if isinstance(tree, Mapping):
-        return {key: without_none(value) for key, value in tree.items() if value is not None}
+        return {key: _without_none(value) for key, value in tree.items() if value is not None}
     return tree
 
 
