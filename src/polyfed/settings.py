@@ -23,8 +23,6 @@ MEAN_LAST = r"mean_last\(([1-9]\d{0,5})\)"
 EARLY_STOPPING = r"([a-z][a-z0-9_]*)\(patience=([1-9]\d{0,5})\)"
 BY_VALIDATION = ("best_validation", "best_local_validation")
 """Selections that choose a round on validation data: by the models after averaging, or by those that clients have just trained."""
-MOST_RUNS = 10_000
-"""Seeds of a comparison, or random trials of a search."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +155,7 @@ class Settings:
     )
     early_stopping: str | None = setting(
         None,
-        "stop when a metric on validation data (scored as evaluate_every says, 0: every round) has not improved for some evaluations: "
-        "METRIC(patience=N), such as accuracy(patience=5); auto(patience=5) goes by the run's metric",
+        "stop when a metric on validation data has not improved for N evaluations: accuracy(patience=N), or auto(patience=N)",
         group="Evaluation",
         role="budget",
         pattern=EARLY_STOPPING,
@@ -308,12 +305,10 @@ class Settings:
         return dataclasses.replace(self, trust=self.trust.adding(code_in(self.load, self.model)))
 
     def lr_at(self, round_number: int) -> float:
-        """The learning rate of a round."""
         return self.lr * schedule_factor(self.schedule, round_number, self.rounds)
 
     @property
     def optimizer_buffers(self) -> tuple[str, ...]:
-        """Names of the optimizer's buffers."""
         if self.optimizer == "sgd":
             return ("momentum_buffer",) if self.momentum else ()
         return ("step", "exp_avg", "exp_avg_sq")
@@ -358,14 +353,6 @@ class Settings:
 FACTS = facts_of(Settings)
 
 
-def require_count(name: str, count: int) -> None:
-    """Refuse a number of runs that is none, or that no machine could hold."""
-    if count < 1:
-        raise SettingError(f"{name} must be at least 1, found {count if count > -MOST_RUNS else 'much less'}.")
-    if count > MOST_RUNS:
-        raise SettingError(f"{name} must be at most {MOST_RUNS}, found more.")
-
-
 def setting_names(*roles: Role) -> list[str]:
     """Return the names of settings, of some roles or of all."""
     return [name for name, facts in FACTS.items() if not roles or facts.role in roles]
@@ -384,7 +371,6 @@ def with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_changes(settings: Settings, changes: Mapping[str, Any]) -> Settings:
-    """Return the settings with some changed."""
     require_names(changes)
     return dataclasses.replace(settings, **changes)
 

@@ -31,7 +31,8 @@ from polyfed.runs.headline import headline, recorded_headline
 from polyfed.runs.lifecycle import resume, tracked_by, train_run
 from polyfed.runs.result import Result
 from polyfed.runs.training_defaults import why_this_model, with_declared, with_one_model
-from polyfed.settings import AUTO, Settings, require_count
+from polyfed.setting_facts import require_count
+from polyfed.settings import AUTO, Settings
 from polyfed.studies.compare.candidates import Candidate, candidates
 
 SEEN, LEAVE_ONE_OUT = PROTOCOLS = ("seen", "leave-one-out")

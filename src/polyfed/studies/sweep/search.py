@@ -38,7 +38,8 @@ from polyfed.runs.headline import headline
 from polyfed.runs.lifecycle import facts_of, resume, train_run
 from polyfed.runs.result import Result
 from polyfed.runs.training_defaults import with_one_model
-from polyfed.settings import MOST_RUNS, Settings, require_count
+from polyfed.setting_facts import MOST_RUNS, require_count
+from polyfed.settings import Settings
 from polyfed.studies.compare.candidates import Candidate, candidates
 from polyfed.studies.report.comparison import require_pandas
 from polyfed.studies.report.json_values import json_values
