@@ -338,7 +338,6 @@ def class_counts(federation: Federation) -> list[int]:
 
 
 def _refuse_task(method: Method, task: Task) -> None:
-    """Refuse a method whose parts need class labels where the task has none."""
     for part in method.parts:
         if part.facts.class_labels:
             task.require_class_labels(part.name if method.parts == (part,) else f"{method}: {part.name}")

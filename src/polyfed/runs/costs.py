@@ -64,7 +64,6 @@ class Costs:
             self.once += extra
 
     def total(self, direction: str, purpose: str = TRAINING) -> int:
-        """Bytes in one direction for one purpose."""
         return sum(self.bytes[direction].get(purpose, {}).values())
 
     def left_clients(self) -> tuple[int | None, int | None]:
@@ -74,7 +73,6 @@ class Costs:
 
     @contextmanager
     def clock(self, what: str) -> Iterator[None]:
-        """Add the seconds spent in the block."""
         start = time.perf_counter()
         try:
             yield
@@ -82,7 +80,6 @@ class Costs:
             self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - start
 
     def numbers(self) -> dict[str, Any]:
-        """Everything as plain numbers."""
         return {
             "bytes": self.bytes,
             "messages": self.messages,
@@ -188,7 +185,6 @@ class Meter:
 
 
 def trains_in_this_process(settings: Settings) -> bool:
-    """Whether this process trains all clients itself."""
     return settings.workers == "1" and settings.backend != "flower"
 
 

@@ -187,7 +187,6 @@ def _label_places(other: DataSet, classes: Sequence[str], notify: Callable[[str]
 
 
 def _part_of(domain: Domain, part: str) -> Examples:
-    """The test part of a domain, or all of it."""
     if part == "test":
         return domain.test
     return joined(

@@ -143,7 +143,6 @@ class Experiment:
         return counted(checked(backend, self.server), self.costs, self.bench.plan.entries)
 
     def talk(self, conversation: Talk[Any]) -> Any:
-        """Hold a conversation."""
         return converse(conversation, self.ask_clients)
 
     def train(self, observers: Sequence[Observer] = (), through: Callable[[AskClients], AskClients] | None = None) -> None:
@@ -184,7 +183,6 @@ class Experiment:
         return self.federation.test_sizes(None if self.scored_sample() is None else set(scored_clients(self.server)))
 
     def unseen_rows(self, domain: str, choice: str, in_detail: bool = False) -> list[Row]:
-        """Score the newcomer on one unseen domain."""
         examples = self.federation.unseen[domain]
 
         made = self.talk(evaluation.newcomer(self.server, self.bench, choice, evaluation.inputs_of(self.bench, examples)))
@@ -203,7 +201,6 @@ class Experiment:
         self.server.introduce(self.backend.infos)
 
     def newcomer_state(self) -> dict[str, Tensor]:
-        """The state of the averaged newcomer model."""
         if self.method.newcomer is not None:
             made = self.talk(evaluation.own_newcomer(self.server))
             if len(made.models) > 1:
@@ -219,7 +216,6 @@ class Experiment:
         return Snapshot(self.server.round, self.server.state, self.server.remembered(), self.backend.client_states, notes)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go back to a snapshot."""
         self.server.round, self.server.state = snapshot.round, dict(snapshot.state)
         self.server.memory, self.server.dormant = {}, dict(snapshot.memory)
         self.backend.client_states = snapshot.clients

@@ -289,7 +289,6 @@ def _exporting(model: nn.Module, form: str) -> Iterator[None]:
 
 
 def _state_size(model: nn.Module) -> int:
-    """Bytes of a model's parameters and buffers."""
     return sum(value.numel() * value.element_size() for value in model.state_dict().values())
 
 

@@ -63,7 +63,6 @@ def run_experiment(
 
 
 def tracked_by(names: str | Sequence[str]) -> list[Callback]:
-    """The trackers of these names, as callbacks."""
     from polyfed.runs.callbacks.trackers import trackers
 
     return trackers(names) if names else []

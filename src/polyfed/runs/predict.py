@@ -60,7 +60,6 @@ class ImageInputs:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width."""
         return self.channels, self.height, self.width
 
     def options(self) -> dict[str, int | bool]:
@@ -100,7 +99,6 @@ class ImageInputs:
 
 
 def _read_file(file: str) -> Image.Image:
-    """An image file, opened."""
     try:
         content = Path(file).read_bytes()
     except OSError as error:

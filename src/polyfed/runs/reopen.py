@@ -30,7 +30,6 @@ ON_ANY_DEVICE = Reopening(device="auto")
 
 
 def open_run(path: str | Path, how: Reopening) -> Result:
-    """A run as it was left."""
     experiment = open_experiment(path, how)
     folder = RunFolder(path)
     notes = newest_notes(folder.checkpoints.folder)
@@ -97,14 +96,12 @@ def _to_look_at(settings: Settings) -> Settings:
 
 
 def _starts_from_weights(folder: RunFolder) -> bool:
-    """Whether the run began with weights from elsewhere."""
     settings = folder.settings()
     used = settings.model or folder.document().get("outline", {}).get("default_model", "")
     return settings.init is not None or images_of_weights(used) is not None
 
 
 def _placeholder_federation(folder: RunFolder) -> Federation:
-    """The run's federation without its data."""
     document = folder.document()
     outline = document.get("outline")
     if not outline:
@@ -121,7 +118,6 @@ def _placeholder_federation(folder: RunFolder) -> Federation:
 
 
 def without_data(at_nodes: bool) -> BackendFor:
-    """How clients without data are reached."""
     return lambda bench, clients: WithoutData(bench, clients, at_nodes)
 
 

@@ -32,7 +32,6 @@ class LastRounds:
 
     @property
     def mean(self) -> float:
-        """The mean over these rounds."""
         return statistics.fmean(self.values.values())
 
     @property
@@ -42,7 +41,6 @@ class LastRounds:
 
     @property
     def last(self) -> float:
-        """The score of the last round alone."""
         return self.values[max(self.values)]
 
     @property

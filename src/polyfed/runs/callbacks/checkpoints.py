@@ -160,7 +160,6 @@ class BackgroundTask:
 
     @property
     def busy(self) -> bool:
-        """Whether a task is running."""
         return not self.done.is_set()
 
     def start(self, work: Callable[[], None]) -> None:

@@ -94,7 +94,6 @@ class BestValidation(Callback):
         return sum(self.value_of(row) for row in rows) / len(rows)
 
     def value_of(self, row: Row) -> float:
-        """What one client's validation scores are compared by."""
         return value_by(self.experiment.bench.measure, row.numbers, row.client, row.view)
 
     def notes(self) -> dict[str, Any] | None:

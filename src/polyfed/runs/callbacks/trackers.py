@@ -17,7 +17,6 @@ from polyfed.runs.scores import VIEWS
 
 
 def _training_numbers(run: RunState) -> Iterator[tuple[str, float]]:
-    """Losses and traffic after a round."""
     if run.losses:
         yield "training/loss", sum(run.losses.values()) / len(run.losses)
         yield from ((f"training/loss/{client}", loss) for client, loss in run.losses.items())
@@ -26,7 +25,6 @@ def _training_numbers(run: RunState) -> Iterator[tuple[str, float]]:
 
 
 def _scores(domains: Domains) -> list[tuple[str, float]]:
-    """The scores by view, domain and measure."""
     return [
         (f"{view}/{domain}/{name}", float(numbers[name]))
         for (view, domain), numbers in domains.items()
@@ -136,7 +134,6 @@ TRACKERS = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WeightsAndBia
 
 
 def trackers(names: str | Sequence[str]) -> list[Callback]:
-    """The trackers of these names."""
     chosen = [names] if isinstance(names, str) else list(names)
     for name in chosen:
         if name not in TRACKERS:
@@ -145,17 +142,14 @@ def trackers(names: str | Sequence[str]) -> list[Callback]:
 
 
 def missing(name: str) -> PolyfedError:
-    """The error about a tracker that is not installed."""
     return PolyfedError(f"--track {name} needs {name}, which is not installed: pip install 'polyfed[{name}]'.")
 
 
 def folder_of(run: RunState, name: str) -> Path:
-    """The run folder, which this tracker writes to."""
     if run.path is None:
         raise SettingError(f"track={name!r} writes to the run folder, and there is none. Give one: out=DIR.")
     return Path(run.path)
 
 
 def allowed(name: str) -> str:
-    """A name that MLflow takes."""
     return "".join(char if char.isalnum() or char in "_-./ " else "_" for char in name)

@@ -128,7 +128,6 @@ class Moments:
 
     @torch.no_grad()
     def add(self, values: Mapping[str, Tensor]) -> None:
-        """Take in one client."""
         for name, value in values.items():
             value = value.float()
             if name not in self.mean:
@@ -140,7 +139,6 @@ class Moments:
                 squares += off * (part - mean)
 
     def variance(self, name: str) -> Tensor:
-        """The variance of each value over clients."""
         return self.squares[name].clamp_min(0) / self.count[name]
 
     def in_parts(self, name: str) -> Iterator[tuple[Tensor, Tensor]]:
@@ -233,7 +231,6 @@ class StatisticsDrift:
         return torch.cat([entries[name].detach().reshape(-1).to("cpu", torch.float64) for name in self.names])
 
     def hear(self, ask: Ask, reply: Reply) -> None:
-        """Note what a client sent after training."""
         found = self._vector(reply.entries if reply.decoded is None else reply.decoded) if ask.what == "train" else None
         if found is not None:
             self.heard[reply.client] = found

@@ -90,13 +90,11 @@ def leave_newcomer(experiment: Experiment, folder: Path, overwrite: bool = True)
 
 
 def _averaged_model(experiment: Experiment) -> bytes:
-    """The model in which local layers are averaged."""
     state = experiment.talk(evaluation.averaged_state(experiment.server))
     return save_safetensors({name: state[name].contiguous().clone() for name in experiment.bench.live})
 
 
 def _own_models(experiment: Experiment) -> bytes:
-    """The models that the method gives a newcomer."""
     made = experiment.talk(evaluation.own_newcomer(experiment.server))
     tensors = {
         f"{number}/{name}": state[name].contiguous().clone()
@@ -132,7 +130,6 @@ def put_back(experiment: Experiment, folder: Path) -> None:
 
 
 def _newcomer_of(tensors: Mapping[str, Tensor], together: Mapping[str, object]) -> evaluation.Newcomer:
-    """The models of a file, and how they are put together."""
     weights = together["weights"]
     if not isinstance(weights, list) or together["score"] not in ("ensemble", "mean_of_models"):
         raise ValueError("it does not say how its models are put together")

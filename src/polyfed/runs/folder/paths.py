@@ -41,7 +41,6 @@ def data_slug(data: str) -> str:
 
 
 def default_name(settings: Settings) -> str:
-    """The name of a run folder."""
     return f"{data_slug(settings.data)}-{slug(settings.method)}-seed{settings.seed}"
 
 

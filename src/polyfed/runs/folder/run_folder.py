@@ -63,7 +63,6 @@ class RunFolder:
 
     @property
     def holds_run(self) -> bool:
-        """Whether there is a run in the folder."""
         return self.document_file.exists()
 
     @contextlib.contextmanager
@@ -104,7 +103,6 @@ class RunFolder:
             write_atomically(self.document_file, text)
 
     def refuse_to_overwrite(self) -> None:
-        """A folder that holds a run is not overwritten."""
         if self.holds_run:
             raise RunFolderError(
                 f"{self.path} holds a run already. Go on with it (polyfed resume {self.path}) or choose another --out."
@@ -133,7 +131,6 @@ class RunFolder:
         return _with_all_options(document)
 
     def settings(self) -> Settings:
-        """The settings of the run."""
         return Settings.from_dict(self.document().get("settings", {}), str(self.document_file))
 
     def trust(self, trusted: bool = False) -> Trust:
@@ -257,7 +254,6 @@ class RunFolder:
         return snapshot, complaints
 
     def append(self, lines: list[Mapping[str, Any]]) -> None:
-        """Add lines of metrics."""
         try:
             content = "".join(json.dumps(line) + "\n" for line in lines).encode()
             with self.metrics_file.open("ab") as file:
@@ -308,7 +304,6 @@ class RunFolder:
         return line
 
     def metrics_size(self) -> int:
-        """Bytes of metrics so far."""
         return self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
 
     def truncate_metrics(self, size: int) -> bool:
@@ -366,5 +361,4 @@ def _commit() -> str:
 
 
 def missing_words(path: Path) -> str:
-    """What is missing where no run is found."""
     return "it has no run.toml. Give a folder that polyfed run has written." if path.exists() else "there is no such folder."
