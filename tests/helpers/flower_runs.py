@@ -29,7 +29,7 @@ SMALL = Settings(
     local_steps=2,
     load=(str(METHODS_FILE),),
     checkpoint_every="1",
-)
+).trusted()
 METHODS = (
     "fedavg",
     "fedbn",
