@@ -49,7 +49,7 @@ from polyfed.runs.lifecycle import resume, train_run
 from polyfed.runs.malloc import keep_freed_pages
 from polyfed.runs.result import Result
 from polyfed.runs.training_defaults import with_one_model
-from polyfed.settings import AUTO, Settings
+from polyfed.settings import AUTO, FACTS, Settings
 
 log = logging.getLogger("polyfed")
 app = ServerApp()
@@ -188,7 +188,7 @@ def fresh_folder(experiment: Experiment) -> Path:
 def refuse_other_settings(asked: Settings, found: Settings, out: str) -> None:
     """A run goes on with its own settings only, since the nodes use those that are asked for now."""
     asked = anchored(asked)
-    names = [item.name for item in dataclasses.fields(asked) if item.name not in MAY_DIFFER]
+    names = [name for name in FACTS if name not in MAY_DIFFER]
     other = [name for name in names if getattr(asked, name) != getattr(found, name)]
     if str(as_method(asked.method)) != found.method:
         other.append("method")
