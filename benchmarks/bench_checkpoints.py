@@ -18,10 +18,10 @@ import torch
 from works import WORKS, federation
 
 from polyfed.core.data_types import Federation
-from polyfed.runs.costs.malloc import keep_freed_pages
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import train_run
+from polyfed.runs.malloc import keep_freed_pages
 from polyfed.settings import Settings
 
 WORK = WORKS["e3"]

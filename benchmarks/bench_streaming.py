@@ -73,7 +73,7 @@ def read(given: argparse.Namespace) -> None:
 def train(given: argparse.Namespace) -> None:
     """A round as an experiment has it."""
     import polyfed
-    from polyfed.runs.costs.malloc import keep_freed_pages
+    from polyfed.runs.malloc import keep_freed_pages
 
     keep_freed_pages()
     result = polyfed.run(
@@ -97,7 +97,7 @@ def plain(given: argparse.Namespace) -> None:
     """The same network and batches without any of our code but the setting of the C library."""
     import torchvision
 
-    from polyfed.runs.costs.malloc import keep_freed_pages
+    from polyfed.runs.malloc import keep_freed_pages
 
     keep_freed_pages()
     model = getattr(torchvision.models, given.model)(num_classes=CLASSES)

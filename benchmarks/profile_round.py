@@ -35,8 +35,8 @@ from write_results import PROFILES
 
 import polyfed
 from polyfed.core.server import Server
-from polyfed.runs.costs.malloc import keep_freed_pages
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.malloc import keep_freed_pages
 
 OTHER, PYTHON = "other operators (batches, copies, gradients, the mean)", "Python outside operators"
 KINDS = {

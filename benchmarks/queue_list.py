@@ -17,7 +17,7 @@ from polyfed.papers.budget import core_seconds
 from polyfed.papers.files import read_item
 from polyfed.papers.grid import Form, cells_of, planned_runs
 from polyfed.papers.ledger import identity_of
-from polyfed.runs.folder.folder_names import slug
+from polyfed.runs.folder.paths import slug
 from polyfed.settings import Settings
 
 KEYS = ("experiment", "form", "only", "columns", "seeds", "set", "analyses", "command", "name", "hours", "max_hours", "lr_from")

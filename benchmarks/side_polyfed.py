@@ -13,8 +13,8 @@ from works import LEARNING_RATE, Work, build_model, federation
 from polyfed.backends.in_process import InProcess
 from polyfed.core.server import Server
 from polyfed.errors import SettingError
-from polyfed.runs.costs.malloc import keep_freed_pages
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.malloc import keep_freed_pages
 from polyfed.settings import Settings, setting_names
 
 

@@ -25,10 +25,11 @@ from works import CLASSES, client_name
 
 from polyfed.core.data_types import ArrayExamples, ClientData, Federation
 from polyfed.runs.callbacks.callback import Callback, RunState
-from polyfed.runs.costs.malloc import keep_freed_pages
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
+from polyfed.runs.malloc import keep_freed_pages
 from polyfed.settings import Settings
 from polyfed.testing import TinyNet
 
@@ -113,7 +114,7 @@ def train(folder: Path, options: argparse.Namespace) -> None:
     look = Looker(folder, options.look_every)
     data = federation(options.clients)
     if (folder / "run.toml").exists():
-        resume(folder, data=data, model=net(), callbacks=[look])
+        resume(folder, data=data, how=Reopening(model=net()), callbacks=[look])
         return
     settings = Settings(
         method=options.method,

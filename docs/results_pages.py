@@ -23,7 +23,7 @@ from polyfed.papers.grid import Form, folder_of, sources_of
 from polyfed.papers.ledger import FINISHED, Ledger, Record
 from polyfed.papers.reproduction import Outcome, Reproduction, Trained, from_ledger
 from polyfed.papers.tables import LEGEND, Footnotes, parts_of, shown_table
-from polyfed.runs.folder.folder_names import data_slug, slug
+from polyfed.runs.folder.paths import data_slug, slug
 from polyfed.runs.result import accuracy_table
 from polyfed.studies.report.charts import Series, line_chart, ticks
 

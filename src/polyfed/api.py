@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from polyfed.runs.callbacks.callback import Callback
     from polyfed.runs.evaluate import Evaluation
     from polyfed.runs.export import Exported
-    from polyfed.runs.predict_files import Predictions
+    from polyfed.runs.predict import Predictions
     from polyfed.runs.result import Result
     from polyfed.studies.analyse.analyse import Analyses
     from polyfed.studies.compare.estimate import Estimate
@@ -251,23 +251,15 @@ def resume(
     Example:
         ``polyfed.resume("runs/digits-mini-fedbn-seed0").accuracy``
     """
-    from polyfed.runs import experiment, given_objects, lifecycle
+    from polyfed.runs import given_objects, lifecycle
     from polyfed.runs.callbacks.progress import ProgressBar, print_message
+    from polyfed.runs.experiment import code_of
+    from polyfed.runs.folder.paths import Reopening
+    from polyfed.trust import NOTHING
 
-    experiment.allow_default_model(data)
+    how = Reopening(root, device, load, model, method, trust, NOTHING.adding(code_of(data)))
     with ProgressBar(progress, message=None if callbacks else print_message) as bar:
-        return lifecycle.resume(
-            path,
-            data,
-            model,
-            [*callbacks, bar],
-            method=method,
-            load=load,
-            root=root,
-            device=device,
-            trust=trust,
-            objects=given_objects.checked(objects),
-        )
+        return lifecycle.resume(path, data, how, [*callbacks, bar], objects=given_objects.checked(objects))
 
 
 def open_run(
@@ -297,8 +289,9 @@ def open_run(
         ``polyfed.open_run("runs/digits-mini-fedbn-seed0").newcomer()``
     """
     from polyfed.runs import reopen
+    from polyfed.runs.folder.paths import Reopening
 
-    return reopen.open_run(path, model, method, device, load, notify, trust)
+    return reopen.open_run(path, Reopening(None, device, load, model, method, trust, notify=notify))
 
 
 def evaluate(
@@ -337,10 +330,10 @@ def evaluate(
         ``polyfed.evaluate("runs/digits-mini-fedbn-seed0").summary["accuracy"]``
     """
     from polyfed.runs.evaluate import evaluate_run
+    from polyfed.runs.folder.paths import Reopening
 
-    return evaluate_run(
-        path, data, newcomer, split, part, root=root, device=device, load=load, model=model, trust=trust, notify=notify
-    )
+    how = Reopening(root, device, load, model, trust=trust, notify=notify)
+    return evaluate_run(path, data, newcomer, split, part, how)
 
 
 def predict(
@@ -374,9 +367,10 @@ def predict(
     Example:
         ``polyfed.predict("runs/digits-mini-fedbn-seed0", ["seven.png"], client="pen").rows``
     """
-    from polyfed.runs.predict_files import predict_files
+    from polyfed.runs.folder.paths import Reopening
+    from polyfed.runs.predict import predict_files
 
-    how = {"device": device, "load": load, "model": model, "trust": trust, "notify": notify}
+    how = Reopening(None, device, load, model, trust=trust, notify=notify)
     return predict_files(path, [images] if isinstance(images, str) else list(images), client, newcomer, how)
 
 
@@ -416,10 +410,11 @@ def export(
         ``polyfed.export("runs/digits-mini-fedavg-seed0", "onnx", fold=True).path``
     """
     from polyfed.runs.export import export_model, require_form
+    from polyfed.runs.folder.paths import Reopening
     from polyfed.runs.reopen import open_experiment
 
     require_form(to)
-    experiment = open_experiment(path, model=model, method=method, device="cpu", load=load, notify=notify, trust=trust)
+    experiment = open_experiment(path, Reopening(None, "cpu", load, model, method, trust, notify=notify))
     named = f"{Path(path).resolve().name}{'' if client is None else f'-{client}'}{'-newcomer' * newcomer}.{to}"
     return export_model(experiment, to, out or named, client, newcomer, fold)
 

@@ -10,11 +10,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias
 
-from polyfed.errors import nearest
+from polyfed.errors import SettingError, nearest
 
 Role: TypeAlias = Literal["task", "partition", "budget", "training", "run", "scoring", "rounding", "machine"]
 """What a setting decides: what is learned and tested; how data are split between clients; how long a run is; how a method trains; which of
 several runs it is; when and how scores are computed; how it is computed (may change the last bits); where files are and processes run."""
+
+
+MOST_RUNS = 10_000
+"""Seeds of a comparison, or random trials of a search."""
+
+
+class Unset:
+    """A default that a data set or a model may replace. It works as its plain value; an equal value that is given is not one."""
+
+
+class UnsetRate(Unset, float): ...
+
+
+class UnsetCount(Unset, int): ...
+
+
+class UnsetName(Unset, str): ...
 
 
 @dataclass(frozen=True)
@@ -100,14 +117,24 @@ def setting(default: Any, doc: str, *, group: str, role: Role, **facts: Any) -> 
 
 
 def facts_of(settings: type) -> Mapping[str, Facts]:
-    """Return the facts of each field of a dataclass, with its default and type."""
+    """Return the facts of each setting of a dataclass, with its default and type."""
     found, hints = {}, typing.get_type_hints(settings)
     for item in fields(settings):
+        if "facts" not in item.metadata:
+            continue
         hint = hints[item.name]
         kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)] if isinstance(hint, types.UnionType) else [hint]
         plain = list[str] if typing.get_origin(kinds[0]) is tuple else kinds[0]
         found[item.name] = replace(item.metadata["facts"], default=item.default, type=plain, optional=kinds != [hint])
     return types.MappingProxyType(found)
+
+
+def require_count(name: str, count: int) -> None:
+    """Refuse a number of runs that is none, or that no machine could hold."""
+    if count < 1:
+        raise SettingError(f"{name} must be at least 1, found {count if count > -MOST_RUNS else 'much less'}.")
+    if count > MOST_RUNS:
+        raise SettingError(f"{name} must be at most {MOST_RUNS}, found more.")
 
 
 def _fits(value: Any, kind: Any) -> bool:

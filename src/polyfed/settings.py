@@ -10,32 +10,19 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from polyfed.errors import SettingError, nearest
 from polyfed.schedule import schedule_factor
-from polyfed.setting_facts import Role, facts_of, setting
+from polyfed.setting_facts import Role, UnsetCount, UnsetName, UnsetRate, facts_of, setting
+from polyfed.trust import NOTHING, Trust, code_in
 
 AUTO = "auto"
 MEAN_LAST = r"mean_last\(([1-9]\d{0,5})\)"
+EARLY_STOPPING = r"([a-z][a-z0-9_]*)\(patience=([1-9]\d{0,5})\)"
 BY_VALIDATION = ("best_validation", "best_local_validation")
 """Selections that choose a round on validation data: by the models after averaging, or by those that clients have just trained."""
-MOST_RUNS = 10_000
-"""Seeds of a comparison, or random trials of a search."""
-
-
-class Unset:
-    """A default that a data set or a model may replace. It works as its plain value; an equal value that is given is not one."""
-
-
-class _UnsetRate(Unset, float): ...
-
-
-class _UnsetCount(Unset, int): ...
-
-
-class _UnsetName(Unset, str): ...
 
 
 @dataclass(frozen=True)
@@ -77,7 +64,7 @@ class Settings:
         None, "steps of local training in a round, instead of epochs", group="Training", role="training", minimum=1
     )
     batch_size: int = setting(
-        _UnsetCount(32),
+        UnsetCount(32),
         "samples in a training batch, unless the data set or the model declares another",
         group="Training",
         role="training",
@@ -91,7 +78,7 @@ class Settings:
         choices=("shuffled", "balanced"),
     )
     lr: float = setting(
-        _UnsetRate(0.05),
+        UnsetRate(0.05),
         "client learning rate, unless the data set or the model declares another",
         group="Training",
         role="training",
@@ -101,7 +88,7 @@ class Settings:
         "constant", "learning rate by round: constant, cosine, steps(at=(0.5, 0.75), factor=0.1)", group="Training", role="training"
     )
     optimizer: str = setting(
-        _UnsetName("sgd"),
+        UnsetName("sgd"),
         "client optimizer: sgd, adam or adamw, unless the data set or the model declares another",
         group="Training",
         role="training",
@@ -165,6 +152,14 @@ class Settings:
         role="training",
         choices=("last", "mean_last(10)", "best_validation", "best_local_validation"),
         pattern=MEAN_LAST,
+    )
+    early_stopping: str | None = setting(
+        None,
+        "stop when a metric on validation data has not improved for N evaluations: accuracy(patience=N), or auto(patience=N)",
+        group="Evaluation",
+        role="budget",
+        pattern=EARLY_STOPPING,
+        takes="a metric with its patience, such as accuracy(patience=5)",
     )
     evaluate_every: int = setting(
         0,
@@ -268,6 +263,8 @@ class Settings:
     flower_gpus: float = setting(
         0.0, "GPUs for each client at work, with --backend flower", group="Speed", role="rounding", minimum=0
     )
+    trust: Trust = field(default=NOTHING, repr=False, compare=False)
+    """Of the code that settings name, what may be run. It is no setting: no file holds it."""
 
     def __post_init__(self) -> None:
         values = [(facts, name, getattr(self, name)) for name, facts in FACTS.items()]
@@ -285,6 +282,8 @@ class Settings:
             yield f"clients_per_round must be a positive number of clients or a share below 1, found {wanted}."
         if self.momentum and self.optimizer != "sgd":
             yield f"momentum is for sgd: {self.optimizer} has its own. Use --optimizer sgd, or leave momentum out."
+        if self.patience and self.patience[0] not in (known := FACTS["metric"].choices):
+            yield f"early_stopping cannot go by {self.patience[0]!r}. {nearest(self.patience[0], known)}"
         try:
             schedule_factor(self.schedule, 1, max(self.rounds, 1))
         except (SettingError, ValueError) as error:
@@ -301,13 +300,15 @@ class Settings:
         require_names(values, where)
         return cls(**with_tuples(values))
 
+    def trusted(self) -> Settings:
+        """Return the settings as the user's own: the code that they name may be run."""
+        return dataclasses.replace(self, trust=self.trust.adding(code_in(self.load, self.model)))
+
     def lr_at(self, round_number: int) -> float:
-        """The learning rate of a round."""
         return self.lr * schedule_factor(self.schedule, round_number, self.rounds)
 
     @property
     def optimizer_buffers(self) -> tuple[str, ...]:
-        """Names of the optimizer's buffers."""
         if self.optimizer == "sgd":
             return ("momentum_buffer",) if self.momentum else ()
         return ("step", "exp_avg", "exp_avg_sq")
@@ -329,6 +330,12 @@ class Settings:
         return int(found[1]) if found else 0
 
     @property
+    def patience(self) -> tuple[str, int] | None:
+        """The metric of early stopping, and how many evaluations may pass without improvement; None if the run is not stopped early."""
+        found = re.fullmatch(EARLY_STOPPING, self.early_stopping or "")
+        return (found[1], int(found[2])) if found else None
+
+    @property
     def needs_validation(self) -> bool:
         """Whether validation data choose the round."""
         return self.selection in BY_VALIDATION
@@ -344,14 +351,6 @@ class Settings:
 
 
 FACTS = facts_of(Settings)
-
-
-def require_count(name: str, count: int) -> None:
-    """Refuse a number of runs that is none, or that no machine could hold."""
-    if count < 1:
-        raise SettingError(f"{name} must be at least 1, found {count if count > -MOST_RUNS else 'much less'}.")
-    if count > MOST_RUNS:
-        raise SettingError(f"{name} must be at most {MOST_RUNS}, found more.")
 
 
 def setting_names(*roles: Role) -> list[str]:
@@ -372,7 +371,6 @@ def with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_changes(settings: Settings, changes: Mapping[str, Any]) -> Settings:
-    """Return the settings with some changed."""
     require_names(changes)
     return dataclasses.replace(settings, **changes)
 

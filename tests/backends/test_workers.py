@@ -32,6 +32,7 @@ from polyfed.core.method import Method
 from polyfed.errors import ClientFailure, DataError, NotFinite, SettingError
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.checkpoint import copied, digest
+from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.settings import Settings
@@ -349,7 +350,7 @@ def test_runs_go_on_with_another_number_of_workers(tmp_path: Path) -> None:
     (folder.path / "run.toml").write_text(text.replace('workers = "2"', 'workers = "3"'))
     sealed_again(folder.path)
     torch.manual_seed(3)
-    result = resume(folder.path, data=tiny_federation(SIZES), model=TinyNet())
+    result = resume(folder.path, data=tiny_federation(SIZES), how=Reopening(model=TinyNet()))
     assert isinstance(result.experiment.backend, Workers)
     assert digest(result.experiment.snapshot()) == wanted
     alone = experiment(0, "fedbn", rounds=4)

@@ -12,7 +12,7 @@ from polyfed.core.freed_memory import give_back_much
 PROGRAM = """
 import torch
 from polyfed.core.freed_memory import give_back_much
-from polyfed.runs.costs.malloc import keep_freed_pages
+from polyfed.runs.malloc import keep_freed_pages
 
 def megabytes():
     return int(open("/proc/self/status").read().split("VmRSS:")[1].split()[0]) // 1024

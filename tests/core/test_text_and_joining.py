@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 import polyfed
 from polyfed.core.client import Step
-from polyfed.core.code_gate import allow, code_in
 from polyfed.core.conversation import Talk, conversation
 from polyfed.core.load_methods import load_file
 from polyfed.core.method import Facts, Method, methods, parse
 from polyfed.core.server import Server
 from polyfed.errors import JoinError, OptionError, PolyfedError, TextError, UnknownName
 from polyfed.text import read_call, read_sum, write_call
+from polyfed.trust import NOTHING, Trust, code_in
 
 
 def test_the_example_of_the_readme_is_canonical() -> None:
@@ -158,14 +158,17 @@ def test_facts_add_up() -> None:
     )
 
 
+def trusting(file: Path) -> Trust:
+    return NOTHING.adding(code_in([str(file)]))
+
+
 def test_a_users_file_of_methods_is_loaded(tmp_path: Path) -> None:
     file = tmp_path / "my_methods.py"
     file.write_text(
         "import polyfed\n\n@polyfed.register\ndef my_own_method(x: float = 1.0):\n    '''Mine.'''\n    return polyfed.Method('my_own_method')\n"
     )
     try:
-        allow(code_in(load=[str(file)]))
-        assert load_file(file) == ["my_own_method"]
+        assert load_file(file, trusting(file)) == ["my_own_method"]
         assert str(parse("my_own_method(x=2.0)")) == "my_own_method(x=2.0)"
     finally:
         methods._records.pop("my_own_method", None)
@@ -175,24 +178,21 @@ def test_a_file_that_holds_only_a_model_is_loaded(tmp_path: Path) -> None:
     """It was refused, so that a model of one's own could not travel to nodes."""
     file = tmp_path / "my_net.py"
     file.write_text("from torch import nn\n\ndef build(classes):\n    return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))\n")
-    allow(code_in(load=[str(file)]))
-    assert load_file(file) == []
+    assert load_file(file, trusting(file)) == []
     file.write_text("from torch.nn import Linear\n")
     with pytest.raises(OptionError, match=r"defines no model.*--model my_net:FUNCTION"):
-        load_file(file)
+        load_file(file, trusting(file))
 
 
 def test_bad_files_of_methods_say_why(tmp_path: Path) -> None:
     for text, says in (("x = 1", "registers no method"), ("1/0", "ZeroDivisionError"), ("def (", "SyntaxError")):
         file = tmp_path / "bad.py"
         file.write_text(text)
-        allow(code_in(load=[str(file)]))
         with pytest.raises(OptionError, match=says):
-            load_file(file)
+            load_file(file, trusting(file))
     missing = tmp_path / "missing.py"
-    allow(code_in(load=[str(missing)]))
     with pytest.raises(OptionError, match="no file"):
-        load_file(missing)
+        load_file(missing, trusting(missing))
 
 
 def test_the_text_of_shared_options_joins_the_docstring() -> None:

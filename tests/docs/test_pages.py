@@ -22,10 +22,10 @@ import pytest
 from helpers.paths import DOCS, EXAMPLES, ROOT, SOURCE
 from helpers.scripts import loaded
 from polyfed.cli.completion import NAMES
-from polyfed.core.code_gate import allow, code_in
 from polyfed.core.load_methods import load_file
 from polyfed.core.method import Method, methods
 from polyfed.studies.compare.candidates import candidates
+from polyfed.trust import NOTHING, code_in
 
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 HEADINGS = ("Idea", "Formula", "What travels", "Options", "Differences from the paper", "Command", "Results")
@@ -302,8 +302,7 @@ def test_shown_commands_exist(page: Path, monkeypatch: pytest.MonkeyPatch) -> No
         if not all(file.is_file() for file in named_files):
             continue  # the reader writes it; test_tutorials.py runs such commands
         for file in named_files:
-            allow(code_in(load=[str(file)]))
-            load_file(file)
+            load_file(file, NOTHING.adding(code_in([str(file)])))
         for text in [values.get("method"), values.get("methods")]:
             if text:
                 candidates(text)

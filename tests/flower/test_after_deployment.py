@@ -22,12 +22,12 @@ from helpers.flower_harness import PROGRAMS, Trial, executor_name
 from helpers.flower_runs import EXECUTOR, NODES, RUN_LIMIT, SMALL, SUPERNODE, Site, digest_in
 from helpers.paths import DOCS
 from helpers.trial_certificates import node_name
+from polyfed import open_run
 from polyfed.flower.app import write_app
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.folder.newcomer_file import FILE
+from polyfed.runs.folder.manifest import NEWCOMER_FILE
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import train_run
-from polyfed.runs.reopen import open_run
 from polyfed.settings import Settings
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
@@ -58,7 +58,7 @@ def both(site: Site, settings: Settings, config: str, name: str) -> tuple[str, P
 def test_every_method_can_be_used_after_deployment(site: Site, tmp_path: Path, method: str) -> None:
     """The newcomer's model is in a file of the run folder, and predicts what that of the run in process does."""
     _, out, alike = both(site, dataclasses.replace(SHORT, method=method), "newcomer-model=true", method)
-    assert (out / FILE).exists()
+    assert (out / NEWCOMER_FILE).exists()
     Image.effect_noise((16, 16), 60).convert("RGB").save(tmp_path / "image.png")
     told = []
     for run in (out.rename(tmp_path / "taken"), alike):

@@ -36,7 +36,7 @@ from polyfed.runs.lifecycle import resume, train_run
 from polyfed.runs.result import Result
 from polyfed.settings import Settings
 
-SMALL = Settings(data=TINY, model=TINY_MODEL, rounds=2, batch_size=4, local_steps=3, checkpoint_every="1")
+SMALL = Settings(data=TINY, model=TINY_MODEL, rounds=2, batch_size=4, local_steps=3, checkpoint_every="1").trusted()
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ from polyfed.flower.wire.records import records_of, wire_message_of
 from polyfed.flower.wire.transport import Transport
 from polyfed.settings import Settings
 
-SMALL = Settings(data=TINY, model=TINY_MODEL, rounds=1, batch_size=4, local_steps=2, checkpoint_every="1")
+SMALL = Settings(data=TINY, model=TINY_MODEL, rounds=1, batch_size=4, local_steps=2, checkpoint_every="1").trusted()
 LIAR, BIG, MIDDLE, LITTLE = 1, 2, 3, 4
 CONFIGS = {
     LIAR: {"data": TINY, "domain": "small", "client": "liar"},

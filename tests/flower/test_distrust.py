@@ -36,7 +36,7 @@ from polyfed.runs.lifecycle import train_run
 from polyfed.runs.result import Result
 from polyfed.settings import Settings
 
-SMALL = Settings(data=TINY, model=TINY_MODEL, rounds=1, batch_size=4, local_steps=2, checkpoint_every="1")
+SMALL = Settings(data=TINY, model=TINY_MODEL, rounds=1, batch_size=4, local_steps=2, checkpoint_every="1").trusted()
 ODD = 3
 CONFIGS = {1: {"data": TINY, "domain": "big"}, 2: {"data": TINY, "domain": "middle"}, ODD: {"data": TINY, "domain": "small"}}
 

@@ -27,7 +27,7 @@ from polyfed.testing import TinyNet
 def test_nodes_score_what_they_trained_by_the_metric_of_the_run(tmp_path: Path, metric: str) -> None:
     settings = Settings(
         data=TINY, model=TINY_MODEL, rounds=3, batch_size=4, lr=0.3, selection="best_local_validation", metric=metric
-    )
+    ).trusted()
     lines = {}
     with tiny_data():
         grid = FakeGrid(settings, tmp_path, virtual_nodes(3))

@@ -45,7 +45,7 @@ def tiny() -> Iterator[None]:
 
 
 def private(method: str = PRIVATE, rounds: int = 2) -> Settings:
-    return Settings(data=TINY, model=TINY_MODEL, method=method, rounds=rounds, batch_size=4, local_steps=3)
+    return Settings(data=TINY, model=TINY_MODEL, method=method, rounds=rounds, batch_size=4, local_steps=3).trusted()
 
 
 def grid_at(folder: Path, settings: Settings, limits: Mapping[str, Any] | None = None) -> FakeGrid:

@@ -20,6 +20,7 @@ from flwr.app import Message
 from helpers.command_line import CLASSES, Command, picture, says
 from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, tiny_data, virtual_nodes
 from helpers.networks import same
+from polyfed import open_run
 from polyfed.core import evaluation
 from polyfed.data.registry import data_sets
 from polyfed.errors import DataError, RunFolderError, SettingError
@@ -27,14 +28,13 @@ from polyfed.flower.app import DEFAULTS, NEWCOMER
 from polyfed.flower.server_app import run_on_grid
 from polyfed.flower.wire.transport import Transport
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.folder.newcomer_file import FILE
+from polyfed.runs.folder.manifest import NEWCOMER_FILE
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
-from polyfed.runs.reopen import open_run
 from polyfed.runs.result import Result
 from polyfed.settings import Settings
 
-SMALL = Settings(data=TINY, model=TINY_MODEL, method="fedbn", rounds=2, batch_size=4, local_steps=3, checkpoint_every="1")
+SMALL = Settings(data=TINY, model=TINY_MODEL, method="fedbn", rounds=2, batch_size=4, local_steps=3, checkpoint_every="1").trusted()
 NODES = 3
 
 
@@ -88,8 +88,8 @@ def models_for_newcomers(result: Result) -> evaluation.Newcomer:
 
 def test_a_damaged_file_of_newcomers_is_named(tmp_path: Path) -> None:
     over_flower(dataclasses.replace(SMALL, method="local", rounds=1), tmp_path)
-    data = (tmp_path / "run" / FILE).read_bytes()
-    (tmp_path / "run" / FILE).write_bytes(data.replace(b"mean_of_models", b"mean_of_modelz"))
+    data = (tmp_path / "run" / NEWCOMER_FILE).read_bytes()
+    (tmp_path / "run" / NEWCOMER_FILE).write_bytes(data.replace(b"mean_of_models", b"mean_of_modelz"))
     with pytest.raises(RunFolderError, match=r"newcomer\.safetensors"):
         open_run(tmp_path / "run")
 
@@ -151,9 +151,9 @@ def test_what_the_newcomer_cost_is_counted(tmp_path: Path) -> None:
     over_flower(SMALL, tmp_path)
     snapshot, _ = RunFolder(tmp_path / "run").checkpoints.read()
     assert snapshot is not None and "newcomer" in snapshot.notes["costs"]["bytes"]["up"]
-    assert (tmp_path / "run" / FILE).exists()
+    assert (tmp_path / "run" / NEWCOMER_FILE).exists()
     over_flower(dataclasses.replace(SMALL, method="fedavg"), tmp_path / "shared")
-    assert not (tmp_path / "shared" / "run" / FILE).exists(), "all of it is in the checkpoint"
+    assert not (tmp_path / "shared" / "run" / NEWCOMER_FILE).exists(), "all of it is in the checkpoint"
 
 
 def test_local_layers_are_asked_for_only_if_the_run_may_and_later_if_it_may_then(
@@ -164,7 +164,7 @@ def test_local_layers_are_asked_for_only_if_the_run_may_and_later_if_it_may_then
         over_flower(SMALL, tmp_path, grid, newcomer_model=DEFAULTS[NEWCOMER])
     assert not [message for message in grid.asked if is_about_entries(message)]
     assert any("newcomer-model=true" in message for message in caplog.messages)
-    with pytest.raises(DataError, match=f"if the server left a {FILE}"):
+    with pytest.raises(DataError, match=f"if the server left a {NEWCOMER_FILE}"):
         open_run(tmp_path / "run").newcomer()
     before = len(grid.asked)
     over_flower(SMALL, tmp_path, grid)
@@ -188,7 +188,7 @@ def test_a_run_whose_nodes_have_gone_at_the_end_is_whole_and_says_what_it_lacks(
     with caplog.at_level(logging.WARNING, "polyfed"):
         found = over_flower(SMALL, tmp_path, grid)
     assert any("There is no model for newcomers" in message for message in caplog.messages)
-    assert found.digest == train_run(Experiment(SMALL), None).digest and not (tmp_path / "run" / FILE).exists()
+    assert found.digest == train_run(Experiment(SMALL), None).digest and not (tmp_path / "run" / NEWCOMER_FILE).exists()
 
 
 # --------------------------------------------------------------------------------------------------------- command line

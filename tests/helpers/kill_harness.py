@@ -27,6 +27,7 @@ from polyfed.core.trees import Piece
 from polyfed.runs.callbacks.callback import Callback, RunState
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.checkpoint import Checkpoints, digest
+from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.settings import Settings
@@ -60,7 +61,7 @@ def go_on(folder: Path, method: str, changes: dict[str, Any]) -> None:
     if not (folder / "run.toml").exists():
         start(folder, method, changes, [Note()])
     else:
-        resume(folder, data=tiny_federation(), model=net(), callbacks=[Note()])
+        resume(folder, data=tiny_federation(), how=Reopening(model=net()), callbacks=[Note()])
 
 
 def rounds_file(folder: Path) -> Path:
@@ -75,13 +76,13 @@ def went_on_from(folder: Path) -> int:
 
 def before_each_file(act: Callable[[Path, Sequence[Piece]], None]) -> None:
     """Let something happen before this process writes a file of a checkpoint."""
-    put = Checkpoints._put
+    write = Checkpoints._write_file
 
     def watched(self: Checkpoints, name: str, data: Sequence[Piece], sync: bool = False) -> None:
         act(self.folder / name, data)
-        put(self, name, data, sync)
+        write(self, name, data, sync)
 
-    Checkpoints._put = watched  # type: ignore[method-assign]
+    Checkpoints._write_file = watched  # type: ignore[method-assign]
 
 
 def die_while_writing(call: int) -> None:

@@ -13,6 +13,7 @@ from helpers.tiny_runs import tiny_net
 from polyfed.core.method import Method
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.manifest import sealed
+from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.settings import Settings
@@ -68,4 +69,4 @@ def run_until(folder: Path, last: int, method: str = "fedbn", **changes: Any) ->
 
 def go_on(folder: Path) -> Any:
     """Resume quietly."""
-    return resume(folder, data=tiny_federation(), model=tiny_net())
+    return resume(folder, data=tiny_federation(), how=Reopening(model=tiny_net()))

@@ -14,7 +14,7 @@ from helpers.watching import exchanges
 from polyfed.core.method import parse
 from polyfed.errors import ClientFailure, OptionError
 from polyfed.methods.ccst import restyled
-from polyfed.runs.costs.totals import EXTRA
+from polyfed.runs.costs import EXTRA
 from polyfed.runs.experiment import Experiment
 
 

@@ -20,7 +20,7 @@ from polyfed.core.workbench import forward_with_features
 from polyfed.errors import ModelError
 from polyfed.methods.copa import BatchInstanceNorm, OtherHeads, heads_of
 from polyfed.models.layers.norms import InstanceNorm
-from polyfed.runs.costs.totals import EXTRA
+from polyfed.runs.costs import EXTRA
 
 
 def test_the_first_round_of_copa_is_fedavg_to_the_bit() -> None:

@@ -20,6 +20,7 @@ from polyfed.methods.dp_sgd import MEMORY, NoisyGradient, clipped, dp_sgd
 from polyfed.runs.callbacks.callback import RunState
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.checkpoint import digest
+from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.settings import Settings
@@ -94,7 +95,7 @@ def test_the_account_is_exact_after_kill_9_and_resume(tmp_path: Path) -> None:
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     torch.manual_seed(3)
-    result = resume(tmp_path / "run", data=tiny_federation(SIZES), model=TinyNet())
+    result = resume(tmp_path / "run", data=tiny_federation(SIZES), how=Reopening(model=TinyNet()))
     assert digest(result.experiment.snapshot()) == digest(whole.snapshot())
     found = result.summary()["privacy"]
     wanted = whole.server.memory["privacy"]

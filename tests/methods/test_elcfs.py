@@ -18,7 +18,7 @@ from polyfed.core.data_types import ArrayExamples, Federation
 from polyfed.core.seeds import generator
 from polyfed.errors import ClientFailure
 from polyfed.methods.elcfs import OuterLoss, mixed
-from polyfed.runs.costs.totals import EXTRA
+from polyfed.runs.costs import EXTRA
 from polyfed.runs.folder.checkpoint import digest
 from polyfed.testing import TinyNet, tiny_federation
 

@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 from torch import nn
 
 from helpers.command_line import Command
-from polyfed.core.code_gate import names_function
 from polyfed.core.data_types import Preparation
 from polyfed.errors import ModelError, UnknownName
 from polyfed.models import models
@@ -22,6 +21,7 @@ from polyfed.models.model_text import as_call, images_of_weights, with_absolute_
 from polyfed.models.weights import weights_left_out
 from polyfed.runs.assemble import build_data_set
 from polyfed.settings import Settings
+from polyfed.trust import names_function
 
 SHAPE = (3, 32, 32)
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

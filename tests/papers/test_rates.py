@@ -15,7 +15,7 @@ from polyfed.papers import files, rates
 from polyfed.papers.files import OPEN, PAPER, item_from, item_names, read_item
 from polyfed.papers.grid import Form, cells_of, sources_of
 from polyfed.papers.rates import is_log, log_problems, read_log
-from polyfed.settings import Unset
+from polyfed.setting_facts import Unset
 
 OPEN_ROWS = {
     "fedstein/table-1": {"FedStein"},

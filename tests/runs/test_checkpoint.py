@@ -21,6 +21,7 @@ from polyfed.core.workbench import ClientState
 from polyfed.errors import RunFolderError
 from polyfed.runs.folder.checkpoint import Checkpoints, Snapshot, digest
 from polyfed.runs.folder.manifest import sealed
+from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.testing import tiny_federation
@@ -47,7 +48,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path
     newest = sorted((tmp_path / "cut" / "checkpoint").glob("server-*"))[-1]
     newest.write_bytes(newest.read_bytes()[:-7] + b"damaged")
     told = Messages()
-    result = resume(tmp_path / "cut", data=tiny_federation(), model=tiny_net(), callbacks=[told])
+    result = resume(tmp_path / "cut", data=tiny_federation(), how=Reopening(model=tiny_net()), callbacks=[told])
     assert newest.name in told.texts[0] and result.digest == whole.digest
 
 
@@ -80,16 +81,16 @@ def test_no_good_checkpoint_left_is_said(tmp_path: Path) -> None:
 
 def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = train_run(experiment_of(), RunFolder(tmp_path / "whole"))
-    put = Checkpoints._put
+    write = Checkpoints._write_file
 
     def full(self: Checkpoints, name: str, data: Sequence[Piece], sync: bool = False) -> None:
         if name.startswith("server-000002"):
             bytes_of_it = b"".join(data)
             (self.folder / f"{name}.part").write_bytes(bytes_of_it[: len(bytes_of_it) // 2])
             raise OSError(28, "No space left on device")
-        put(self, name, data, sync)
+        write(self, name, data, sync)
 
-    monkeypatch.setattr(Checkpoints, "_put", full)
+    monkeypatch.setattr(Checkpoints, "_write_file", full)
     with pytest.raises(RunFolderError, match="No space left"):
         train_run(experiment_of(), RunFolder(tmp_path / "cut"))
     monkeypatch.undo()

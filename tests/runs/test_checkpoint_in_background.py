@@ -27,13 +27,12 @@ from polyfed.core.trees import Piece, packed, unpacked
 from polyfed.core.workbench import ClientState
 from polyfed.errors import RunFolderError
 from polyfed.runs.callbacks.active_run import ActiveRun
-from polyfed.runs.callbacks.background_task import BackgroundTask
-from polyfed.runs.callbacks.checkpoints import CheckpointWriter
-from polyfed.runs.costs.resource_meter import Meter
-from polyfed.runs.costs.totals import Costs
+from polyfed.runs.callbacks.checkpoints import BackgroundTask, CheckpointWriter
+from polyfed.runs.costs import Costs, Meter
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.checkpoint import Checkpoints, Draft, Snapshot, digest
 from polyfed.runs.folder.manifest import Damaged
+from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.settings import Settings
@@ -50,14 +49,14 @@ def experiment_of(method: str | Method = "fedavg", **changes: Any) -> Experiment
 
 def before_writing(monkeypatch: pytest.MonkeyPatch, do: Callable[[Draft], None]) -> list[int]:
     """Do something before each checkpoint is written; returns a list that the rounds of checkpoints are written to."""
-    put, rounds = Checkpoints.put, []
+    write, rounds = Checkpoints.write_draft, []
 
     def watched(self: Checkpoints, draft: Draft) -> None:
         rounds.append(draft.round)
         do(draft)
-        put(self, draft)
+        write(self, draft)
 
-    monkeypatch.setattr(Checkpoints, "put", watched)
+    monkeypatch.setattr(Checkpoints, "write_draft", watched)
     return rounds
 
 
@@ -152,7 +151,7 @@ def test_values_changed_in_place_against_the_rule_are_not_vouched_for(tmp_path: 
     draft = checkpoints.draft(Snapshot(2, state, clients=clients), {"a"}).apart(state_is_replaced=True)
     (state if whose == "of the server" else clients["a"].entries)["w"].add_(1)
     with pytest.raises(RunFolderError, match=rf"'w' {whose} was changed in place.*round 2"):
-        checkpoints.put(draft)
+        checkpoints.write_draft(draft)
     snapshot, _ = Checkpoints(tmp_path).read()
     assert snapshot is not None and snapshot.round == 1 and digest(snapshot) == good
 
@@ -168,15 +167,15 @@ def test_what_cannot_be_written_is_said_in_the_round_it_is_found(tmp_path: Path)
 # ------------------------------------------------------------------------------------------------ one at a time
 def test_at_most_one_is_on_its_way_and_none_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at_work = threading.Lock()
-    put = Checkpoints.put
+    write = Checkpoints.write_draft
 
     def alone(self: Checkpoints, draft: Draft) -> None:
         assert at_work.acquire(blocking=False), "two checkpoints are written at once"
         time.sleep(0.1)
-        put(self, draft)
+        write(self, draft)
         at_work.release()
 
-    monkeypatch.setattr(Checkpoints, "put", alone)
+    monkeypatch.setattr(Checkpoints, "write_draft", alone)
     rounds = before_writing(monkeypatch, lambda draft: None)
     train_run(experiment_of(rounds=4), RunFolder(tmp_path / "run"))
     assert rounds == [0, 1, 2, 3, 4, 4]
@@ -203,12 +202,12 @@ def test_one_that_is_due_by_time_is_put_off_while_another_is_on_its_way(tmp_path
 # ------------------------------------------------------------------------------------------------ failures and ends
 def test_a_full_disk_stops_the_run_at_the_next_round_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = experiment_of("fedbn", rounds=9)
-    put = Checkpoints._put
+    write = Checkpoints._write_file
 
     def full(self: Checkpoints, name: str, data: Sequence[Piece], sync: bool = False) -> None:
-        (put if "-000000" in name else disk_is_full)(self, name, data)
+        (write if "-000000" in name else disk_is_full)(self, name, data)
 
-    monkeypatch.setattr(Checkpoints, "_put", full)
+    monkeypatch.setattr(Checkpoints, "_write_file", full)
     with pytest.raises(RunFolderError, match=r"Cannot write a checkpoint.*No space left on device\. The last good checkpoint"):
         train_run(experiment, RunFolder(tmp_path / "run"))
     assert experiment.server.round == 2
@@ -219,12 +218,12 @@ def test_a_full_disk_stops_the_run_at_the_next_round_with_a_sentence(tmp_path: P
 
 
 def test_a_full_disk_in_the_last_round_is_not_swallowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put = Checkpoints._put
+    write = Checkpoints._write_file
 
     def full(self: Checkpoints, name: str, data: Sequence[Piece], sync: bool = False) -> None:
-        (disk_is_full if name.startswith("server-000002.") else put)(self, name, data)
+        (disk_is_full if name.startswith("server-000002.") else write)(self, name, data)
 
-    monkeypatch.setattr(Checkpoints, "_put", full)
+    monkeypatch.setattr(Checkpoints, "_write_file", full)
     with pytest.raises(RunFolderError, match="No space left"):
         train_run(experiment_of(rounds=2), RunFolder(tmp_path / "run"))
 
@@ -267,7 +266,7 @@ def test_when_the_run_and_the_writing_fail_both_are_told(
     def stop(client: Client) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Checkpoints, "_put", disk_is_full)
+    monkeypatch.setattr(Checkpoints, "_write_file", disk_is_full)
     with caplog.at_level(logging.WARNING), pytest.raises(KeyboardInterrupt):
         train_run(experiment_of(Method("stops", before_training=(stop,))), RunFolder(tmp_path / "run"))
     assert "No space left on device" in caplog.text
@@ -281,7 +280,7 @@ def test_a_system_without_threads_writes_all_the_same(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(threading.Thread, "start", none_left)
     assert train_run(experiment_of("fedbn"), RunFolder(tmp_path / "run")).digest == expected
-    monkeypatch.setattr(Checkpoints, "_put", disk_is_full)
+    monkeypatch.setattr(Checkpoints, "_write_file", disk_is_full)
     with pytest.raises(RunFolderError, match="No space left"):
         train_run(experiment_of("fedbn"), RunFolder(tmp_path / "full"))
 
@@ -312,7 +311,7 @@ def test_killed_with_scores_of_a_round_whose_predecessor_is_still_on_its_way(tmp
     assert snapshot is not None and snapshot.round == 1 and not complaints
     assert max(line["round"] for line in cut.metrics()) == 3
     torch.manual_seed(3)
-    again = resume(tmp_path / "cut", data=tiny_federation(), model=TinyNet())
+    again = resume(tmp_path / "cut", data=tiny_federation(), how=Reopening(model=TinyNet()))
     assert again.digest == whole.digest
     assert cut.metrics() == RunFolder(tmp_path / "whole").metrics()
 
@@ -330,7 +329,7 @@ def test_stopped_after_its_last_round_a_run_scores_that_round_once(tmp_path: Pat
         with pytest.raises(Stopped):
             train_run(experiment_of(evaluate_every=1), RunFolder(tmp_path / "cut"))
     torch.manual_seed(3)
-    again = resume(tmp_path / "cut", data=tiny_federation(), model=TinyNet())
+    again = resume(tmp_path / "cut", data=tiny_federation(), how=Reopening(model=TinyNet()))
     assert again.digest == whole.digest and again.rows == whole.rows
     assert RunFolder(tmp_path / "cut").metrics() == RunFolder(tmp_path / "whole").metrics()
 

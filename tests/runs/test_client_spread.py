@@ -8,8 +8,14 @@ import pytest
 import torch
 
 from helpers.tiny_runs import built, trained
-from polyfed.runs.callbacks.client_spread import MOST_CLIENTS, SPREAD, differing_entries, few_clients, spread_lines
-from polyfed.runs.callbacks.statistics_drift import StatisticsDrift
+from polyfed.runs.callbacks.training_metrics import (
+    MOST_CLIENTS,
+    SPREAD,
+    StatisticsDrift,
+    differing_entries,
+    few_clients,
+    spread_lines,
+)
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import train_run

@@ -18,6 +18,7 @@ from polyfed.core.data_types import ArrayExamples, ClientData, DataSet, Domain, 
 from polyfed.core.evaluation import Row
 from polyfed.core.metrics import Scores
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.settings import Settings
@@ -147,7 +148,7 @@ def test_the_choice_is_recorded_and_everything_that_opens_the_run_reads_it(tmp_p
     written = tomllib.loads((folder / "run.toml").read_text())["metric"]
     assert written == {"name": "balanced_accuracy", "reason": result.headline.reason}
     opened = polyfed.open_run(folder, model=net(), notify=lambda _: None)
-    assert opened.headline == result.headline == resume(folder, data=data, model=net()).headline
+    assert opened.headline == result.headline == resume(folder, data=data, how=Reopening(model=net())).headline
     assert look_at(folder).measure == "balanced_accuracy"
     assert "Classes are uneven, so balanced accuracy heads the tables" in words(render([folder]))
     write_tables([folder], tmp_path / "table.tex", "latex")

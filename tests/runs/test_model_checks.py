@@ -14,6 +14,7 @@ from polyfed import open_run, run
 from polyfed.errors import ModelError
 from polyfed.runs.assemble import build_model
 from polyfed.testing import TinyNet, tiny_federation
+from polyfed.trust import NOTHING
 
 SMALL = {"rounds": 1, "batch_size": 8}
 CLASSES = len(tiny_federation().classes)
@@ -54,7 +55,7 @@ def test_a_lazy_module_that_is_given_is_made_under_the_seed_and_stays_lazy_itsel
 
 
 def test_looking_for_shapes_does_not_move_the_statistics_of_a_lazy_norm() -> None:
-    built = build_model(lazy_net, tiny_federation(), 0)
+    built = build_model(lazy_net, tiny_federation(), 0, NOTHING)
     assert torch.equal(built[1].running_mean, torch.zeros(4)) and int(built[1].num_batches_tracked) == 0
     assert built.training
 

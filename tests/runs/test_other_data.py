@@ -13,9 +13,9 @@ from PIL import Image
 import polyfed as package
 from helpers.command_line import Command, says
 from polyfed.errors import DataError
+from polyfed.runs.evaluate import use_other_tests
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.image_inputs import ImageInputs
-from polyfed.runs.other_data import use_other_tests
+from polyfed.runs.predict import ImageInputs
 
 FEW = {"rounds": 1, "local_steps": 1, "batch_size": 4}
 

@@ -18,6 +18,7 @@ from polyfed.core.sharing import batch_norm, keep_local
 from polyfed.data.federation_summary import FederationSummary, differences
 from polyfed.errors import RunFolderError, UnknownName
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.settings import Settings
@@ -56,7 +57,7 @@ def test_lost_metrics_of_an_older_run_are_named_and_it_goes_on(tmp_path: Path) -
     without_seals(tmp_path / "cut")
     (tmp_path / "cut" / "metrics.jsonl").write_text("")
     told = Messages()
-    result = resume(tmp_path / "cut", data=tiny_federation(), model=tiny_net(), callbacks=[told])
+    result = resume(tmp_path / "cut", data=tiny_federation(), how=Reopening(model=tiny_net()), callbacks=[told])
     assert "metrics.jsonl is shorter" in told.texts[0] and result.digest == whole.digest
     assert RunFolder(tmp_path / "cut").metrics()
 
@@ -67,7 +68,7 @@ def test_a_method_of_python_can_be_resumed(tmp_path: Path) -> None:
     whole = train_run(Experiment(Settings(**values), tiny_federation(), mine, tiny_net()), RunFolder(tmp_path / "whole"))
     with pytest.raises(UnknownName, match="mine"):
         go_on(tmp_path / "whole")
-    again = resume(tmp_path / "whole", tiny_federation(), tiny_net(), method=mine)
+    again = resume(tmp_path / "whole", tiny_federation(), Reopening(model=tiny_net(), method=mine))
     assert again.digest == whole.digest
 
 
@@ -78,7 +79,7 @@ def test_a_run_is_not_opened_without_what_it_was_given_in_python(tmp_path: Path)
         resume(tmp_path / "run")
     with pytest.raises(RunFolderError, match=r"model given in Python"):
         resume(tmp_path / "run", data=tiny_federation_as_data())
-    assert resume(tmp_path / "run", data=tiny_federation_as_data(), model=tiny_net()).digest
+    assert resume(tmp_path / "run", data=tiny_federation_as_data(), how=Reopening(model=tiny_net())).digest
 
 
 FEWER = {"big": 13, "middle": 8}
@@ -100,7 +101,7 @@ OTHER_DATA = {
 @pytest.mark.parametrize("said", OTHER_DATA)
 def test_a_run_does_not_go_on_with_other_data(cut_run: Path, said: str) -> None:
     with pytest.raises(RunFolderError, match=rf"begun with other data than there are now: .*{said}.*another folder"):
-        resume(cut_run, data=OTHER_DATA[said], model=TinyNet(len(OTHER_DATA[said].classes)))
+        resume(cut_run, data=OTHER_DATA[said], how=Reopening(model=TinyNet(len(OTHER_DATA[said].classes))))
 
 
 def test_of_very_many_clients_the_digest_is_known_again() -> None:

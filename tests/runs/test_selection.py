@@ -13,14 +13,15 @@ import pytest
 from helpers.recorded_runs import Killed, experiment_of, go_on
 from helpers.tiny_runs import tiny_net
 from helpers.watching import AfterRound
+from polyfed import open_run
 from polyfed.core.client import score
 from polyfed.core.evaluation import Row
 from polyfed.errors import DataError, RunFolderError, SettingError, TooFewReplies
 from polyfed.runs.callbacks.callback import Callback, RunState
 from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
-from polyfed.runs.reopen import open_run
 from polyfed.settings import Settings
 from polyfed.testing import SIZES, tiny_federation
 
@@ -117,7 +118,7 @@ def test_a_best_round_that_later_ones_overwrote_is_found_again_or_missed_aloud(
             resume(
                 tmp_path / name,
                 data=tiny_federation(),
-                model=tiny_net(),
+                how=Reopening(model=tiny_net()),
                 callbacks=[AfterRound(lambda run: _killed(run.round == 3))],
             )
         shutil.rmtree(checkpoint)

@@ -19,7 +19,8 @@ from polyfed.runs.callbacks.training_metrics import start_of
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.training_defaults import training_words, with_declared, with_declared_by_name
-from polyfed.settings import Settings, Unset
+from polyfed.setting_facts import Unset
+from polyfed.settings import Settings
 from polyfed.studies.compare.compare import ComparedRuns
 from polyfed.studies.compare.estimate import Estimator
 from polyfed.studies.report.commands import command

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
 import stat
@@ -15,13 +16,13 @@ import pytest
 import polyfed as api
 from helpers.command_line import SHORT, Command, Ended, as_process, says
 from helpers.recorded_runs import sealed_again
-from polyfed.core.code_gate import allow, code_in, require_allowed
 from polyfed.core.load_methods import load_file
 from polyfed.data.federation_summary import FederationSummary
 from polyfed.errors import UntrustedCode
 from polyfed.runs.assemble import build_federation, build_model, imported
 from polyfed.runs.folder.account_key import KEY_BYTES, account_key, is_sealed, key_file, sealed
 from polyfed.settings import Settings
+from polyfed.trust import NOTHING, code_in
 
 EVIL = """
 from pathlib import Path
@@ -123,7 +124,7 @@ def test_inspect_shows_the_code_and_imports_nothing(foreign: Foreign, polyfed: C
     assert len(found["code"]) == 1 and foreign.name in found["code"][0]
     assert found["checkpoint"].startswith("round 0, not finished")
     assert foreign.name in polyfed("inspect", foreign.run).out.replace("\n", "")
-    words = f"import sys\nfrom polyfed.runs.inspection import inspected\ninspected({str(foreign.run)!r})\nassert 'torch' not in sys.modules"
+    words = f"import sys\nfrom polyfed.runs.folder.inspection import inspected\ninspected({str(foreign.run)!r})\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", words], check=True)
     assert not foreign.ran
 
@@ -187,17 +188,14 @@ def test_another_account_must_trust_it_or_name_it_again(
 ) -> None:
     own = Own(tmp_path, polyfed, images)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "of another account"))
-    monkeypatch.setattr("polyfed.core.code_gate._allowed", set())
     image = next(images.rglob("*.png"))
     for command in (("predict", own.run, image), ("evaluate", own.run), ("resume", own.run)):
         ended = polyfed(*command)
         assert ended.code == 2 and own.name in ended.err and not own.marker.exists(), ended.err
         for words in (("--trust",), own.words):
-            monkeypatch.setattr("polyfed.core.code_gate._allowed", set())
             assert polyfed(*command, *words, "-q").code == 0
             assert own.marker.exists()
             own.marker.unlink()
-        monkeypatch.setattr("polyfed.core.code_gate._allowed", set())
     with pytest.raises(UntrustedCode):
         api.open_run(own.run)
     assert not own.marker.exists()
@@ -216,22 +214,30 @@ def test_the_model_in_the_outline_of_a_foreign_folder_is_not_imported(polyfed: C
     assert ended.code == 2 and "antigravity" in ended.err
 
 
-def test_the_gate_is_closed_until_somebody_names_code(tmp_path: Path) -> None:
+def test_nothing_is_trusted_until_it_is_named(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(EVIL.format(marker=str(tmp_path / "marker"), name=f"gate_{uuid.uuid4().hex[:12]}"))
-    for run in (lambda: load_file(file), lambda: imported("os:abort")):
+    for run in (lambda: load_file(file, NOTHING), lambda: imported("os:abort", Settings().trust)):
         with pytest.raises(UntrustedCode, match="was not named by you"):
             run()
     assert not (tmp_path / "marker").exists()
-    allow(code_in([str(file)]))
-    load_file(file)
-    require_allowed(code_in([str(file)]))
+    trust = NOTHING.adding(code_in([str(file)]))
+    load_file(file, trust)
+    trust.require(code_in([str(file)]))
+    assert not NOTHING.code, "trusting code changes no other value"
+
+
+def test_trust_travels_with_settings_and_is_in_no_file() -> None:
+    named = Settings(model="mine:build", load=("mine.py",)).trusted()
+    assert named.trust.code and named == Settings.from_dict(named.to_dict())
+    assert not Settings.from_dict(named.to_dict()).trust.code and "trust" not in named.to_dict()
+    assert dataclasses.replace(named, seed=3).trust == named.trust
 
 
 def test_a_node_cannot_make_the_server_import_its_default_model() -> None:
     outline = FederationSummary.of(build_federation("digits-mini", Settings())).outline() | {"default_model": "os:abort"}
     with pytest.raises(UntrustedCode, match="os"):
-        build_model(None, FederationSummary.from_outline(outline, "data").federation(), 0)
+        build_model(None, FederationSummary.from_outline(outline, "data").federation(), 0, NOTHING)
 
 
 def test_the_key_is_made_once_and_for_this_account_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

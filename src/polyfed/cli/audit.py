@@ -68,12 +68,12 @@ def leakage(
     """Say which samples a run was trained on, by its models; how often that is right is a lower bound of what it gives away."""
     listen(quiet)
     with busy("Opening the run", quiet):
+        from polyfed.runs.folder.paths import Reopening
         from polyfed.runs.reopen import open_experiment
         from polyfed.studies.analyse.leakage import membership
 
-        experiment = open_experiment(
-            path, own_data=True, root=root, device=device or "auto", load=load or None, model=model, trust=trust, notify=warn
-        )
+        how = Reopening(root, device or "auto", load or None, model, trust=trust, notify=warn)
+        experiment = open_experiment(path, how, own_data=True)
     found = {
         "run": str(path),
         "method": str(experiment.method),
@@ -128,12 +128,10 @@ def inversion(
     """Make images from the first gradient of a client, for several methods; a lower bound of what a gradient gives away."""
     listen(quiet)
     with busy("Inverting gradients", quiet):
-        from polyfed.core.code_gate import allow, code_in
         from polyfed.settings import Settings
         from polyfed.studies.analyse.gradient_inversion import draw, invert
 
-        allow(code_in(model=model))
-        settings = Settings(data=data, root=root, model=model, seed=seed, batch_size=max(images, 2))
+        settings = Settings(data=data, root=root, model=model, seed=seed, batch_size=max(images, 2)).trusted()
         found = invert(settings, [text.strip() for text in methods.split(";") if text.strip()], images, steps)
         draw(found, Path(out))
     rows = [{name: value for name, value in each.items() if name not in ("original", "found", "pixels")} for each in found]

@@ -90,7 +90,7 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Train several methods and compare them in one table; runs that are there already are reused."""
-    from polyfed.runs.folder.folder_names import data_slug
+    from polyfed.runs.folder.paths import data_slug
     from polyfed.studies.compare.compare import LEAVE_ONE_OUT, LEAVE_ONE_OUT_DEFAULTS
 
     listen(quiet)
@@ -126,7 +126,7 @@ def require_reference(methods: Any, settings: Settings) -> None:
     from polyfed.studies.compare.candidates import candidates
     from polyfed.studies.report.costs import REFERENCE
 
-    texts = [one.text for one in candidates(methods, settings.load).values()]
+    texts = [one.text for one in candidates(methods, settings.load, settings.trust).values()]
     if REFERENCE not in texts:
         raise SettingError(
             f'--costs sets methods beside {REFERENCE}, which is not among --methods. Add it: "{REFERENCE}; {texts[0]}".'

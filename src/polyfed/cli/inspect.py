@@ -14,7 +14,7 @@ EXAMPLE = "Example: polyfed inspect runs/digits-mini-fedbn-seed0"
 
 def inspect(path: RunFolderPath, as_json: Json = False) -> None:
     """Show what a run folder contains, and what code it names, without running any of it."""
-    from polyfed.runs.inspection import inspected
+    from polyfed.runs.folder.inspection import inspected
 
     found = inspected(path)
     if as_json:

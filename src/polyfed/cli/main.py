@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from polyfed.cli.lazy import AllCommands
-from polyfed.runs.costs.malloc import keep_freed_pages
+from polyfed.runs.malloc import keep_freed_pages
 
 app = typer.Typer(
     name="polyfed",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -11,10 +12,10 @@ import typer
 
 from polyfed.cli.completion import OF_SETTINGS, complete
 from polyfed.cli.recipe import recipe_methods, recipe_values
-from polyfed.core.code_gate import allow, code_in, require_allowed
 from polyfed.errors import SettingError
 from polyfed.settings import FACTS, Settings, read_change, setting_names, with_changes
 from polyfed.studies.compare.recipes import layered
+from polyfed.trust import NOTHING, code_in
 
 METAVARS = {int: "N", float: "NUMBER", str: "TEXT", list[str]: "TEXT"}
 REST = "values"
@@ -134,16 +135,16 @@ def chosen_settings(
     given = {**values, **({"data": data} if data is not None else {})}
     if trust and recipe is None:
         raise SettingError("--trust is about the code that a recipe names, and no --recipe was given. Leave it out.")
-    written = recipe_values(recipe, trust) if recipe is not None else {}
+    written, trusted = recipe_values(recipe, trust) if recipe is not None else ({}, NOTHING)
     changed = dict(read_change(text) for text in changes or ())
     chosen = layered(defaults or {}, written, given, changed)
     if "data" not in chosen:
         raise SettingError("Name the data to train on: a data set (polyfed ls data) or a folder root/<domain>/<class>/*.")
     settings = with_changes(Settings(), chosen)
     asked_for = with_changes(Settings(), {name: value for name, value in {**given, **changed}.items() if name in ("load", "model")})
-    allow(code_in(asked_for.load, asked_for.model))
-    require_allowed(code_in(settings.load, settings.model))
-    return settings
+    trusted = trusted.adding(code_in(asked_for.load, asked_for.model))
+    trusted.require(code_in(settings.load, settings.model))
+    return dataclasses.replace(settings, trust=trusted)
 
 
 def compared_methods(methods: str | None, recipe: str | None) -> Any:

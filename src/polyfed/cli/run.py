@@ -91,7 +91,7 @@ def run(
         RunFolder(out).refuse_to_overwrite()
     with busy("Preparing data and model", quiet):
         from polyfed.runs.experiment import Experiment
-        from polyfed.runs.folder.folder_names import default_name, free_folder
+        from polyfed.runs.folder.paths import default_name, free_folder
         from polyfed.runs.lifecycle import tracked_by, train_run
 
         trackers = tracked_by(track or ())

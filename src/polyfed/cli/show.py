@@ -13,7 +13,6 @@ from polyfed.cli.ls import load_files
 from polyfed.cli.options import Changes, Json, Load, Wide
 from polyfed.cli.output import View, busy, console, print_json, print_table, table
 from polyfed.cli.show_file import file_called, file_names, print_file
-from polyfed.core.code_gate import allow, code_in
 from polyfed.errors import PolyfedError, SettingError, UnknownName, nearest
 from polyfed.settings import read_change
 from polyfed.studies.report.docstrings import options_of, reflowed, text_of
@@ -72,7 +71,6 @@ def show(
         kind, record = found_as(name)
     found: dict[str, Any] = {"kind": SINGULAR[kind], "name": written(kind, record.name)}
     settings = {"data": data or USUAL_DATA, "model": model} | dict(read_change(text) for text in changes or ())
-    allow(code_in(settings.get("load") or (), settings["model"]))
     asked_for_plan = model is not None or data is not None
     if privacy and kind != "methods":
         raise SettingError(f"--privacy is about methods, and {name} is a {SINGULAR[kind]}. Leave it out, or name a method.")
@@ -136,7 +134,7 @@ def privacy_json(text: str, settings: dict[str, Any], asked_for_plan: bool) -> d
     from polyfed.settings import Settings, with_changes
 
     method = parse(text)
-    run = with_changes(Settings(), settings | {"method": str(method)})
+    run = with_changes(Settings(), settings | {"method": str(method)}).trusted()
     found: dict[str, Any] = {"name": str(method), "protects": method.facts.protects or "nobody"}
     if method.facts.protects:
         found |= {"noise_at": method.facts.noise_at, "noise_from": method.facts.noise_from, "epsilon": method.facts.epsilon}
@@ -156,7 +154,7 @@ def plan_json(settings: dict[str, Any]) -> dict[str, Any]:
     from polyfed.runs.experiment import Experiment
     from polyfed.settings import Settings, with_changes
 
-    experiment = Experiment(with_changes(Settings(), settings))
+    experiment = Experiment(with_changes(Settings(), settings).trusted())
     return {"on": f"{type(experiment.bench.model).__name__}, {experiment.federation.name}", "plan": experiment.plan_table()}
 
 
@@ -168,9 +166,10 @@ def model_json(text: str, settings: dict[str, Any]) -> dict[str, Any]:
     from polyfed.runs.model_checks import check_output
     from polyfed.settings import Settings, with_changes
 
-    federation = build_federation(settings["data"], with_changes(Settings(), settings | {"model": text}))
+    run = with_changes(Settings(), settings | {"model": text}).trusted()
+    federation = build_federation(settings["data"], run)
     with weights_left_out():
-        built = build_model(text, federation, 0)
+        built = build_model(text, federation, 0, run.trust)
     check_output(built, federation)
     head, _ = find_head(built, federation.sample_input(), None)
     kinds: dict[str, dict[str, Any]] = {}

@@ -265,6 +265,8 @@ class Federation:
     notes: tuple[str, ...] = ()
     task: Task = CLASSIFICATION
     trains_with: TrainsWith | None = None
+    trusts_default_model: bool = False
+    """The default model was named by code of this process, not by a file or a node: if it is a function, it may be called."""
 
     def __post_init__(self) -> None:
         ids = [client.id for client in self.clients]

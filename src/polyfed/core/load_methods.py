@@ -8,17 +8,17 @@ import os
 import sys
 from pathlib import Path
 
-from polyfed.core.code_gate import code_in, require_allowed
 from polyfed.core.method import methods
 from polyfed.errors import OptionError, PolyfedError
+from polyfed.trust import Trust, code_in
 
 
-def load_file(path: str | Path) -> list[str]:
-    """Run a user's file of methods or models, if it was asked for (``code_gate.py``); returns the names of methods it registered.
+def load_file(path: str | Path, trust: Trust) -> list[str]:
+    """Run a user's file of methods or models, if it is trusted; returns the names of methods it registered.
 
     A file without methods must define a function or class of its own, such as one that ``model = "file:function"`` names.
     """
-    require_allowed(code_in(load=[str(path)]))
+    trust.require(code_in(load=[str(path)]))
     file = Path(path)
     if not os.path.isfile(file):
         raise OptionError(f"There is no file {path} to load methods from.")

@@ -15,12 +15,12 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from polyfed.core.code_gate import names_function
 from polyfed.flower.app import settings_from, settings_text
 from polyfed.flower.node.resident import ask_resident
 from polyfed.flower.wire.message import ACTION, WireMessage, refusal
 from polyfed.flower.wire.records import records_of, wire_message_of
 from polyfed.settings import Settings
+from polyfed.trust import names_function
 
 CODE = "code"
 

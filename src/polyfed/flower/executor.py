@@ -36,7 +36,7 @@ from polyfed.flower.wire.direct_http import send_directly
 from polyfed.flower.wire.lean_objects import lean_arrays
 from polyfed.flower.wire.local_objects import use_objects, waiting_for_work
 from polyfed.flower.wire.waits import shorten_clientapp
-from polyfed.runs.costs.malloc import keep_freed_pages
+from polyfed.runs.malloc import keep_freed_pages
 
 log = logging.getLogger("polyfed")
 PAUSE = 0.1

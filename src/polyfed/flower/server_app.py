@@ -29,16 +29,15 @@ from polyfed.flower.wire.lean_objects import lean_arrays
 from polyfed.flower.wire.transport import Transport
 from polyfed.flower.wire.waits import shorten_server
 from polyfed.runs.callbacks.callback import Callback, RunState
-from polyfed.runs.costs.malloc import keep_freed_pages
-from polyfed.runs.default_model import with_one_model
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.folder.folder_names import default_name, free_folder
-from polyfed.runs.folder.newcomer_file import needs_file
-from polyfed.runs.folder.portable_paths import anchored
+from polyfed.runs.folder.left_files import needs_file
+from polyfed.runs.folder.paths import Reopening, anchored, default_name, free_folder
 from polyfed.runs.folder.run_folder import HELD_BY_NODES, RunFolder
 from polyfed.runs.lifecycle import resume, train_run
+from polyfed.runs.malloc import keep_freed_pages
 from polyfed.runs.result import Result
-from polyfed.settings import AUTO, Settings
+from polyfed.runs.training_defaults import with_one_model
+from polyfed.settings import AUTO, FACTS, Settings
 
 log = logging.getLogger("polyfed")
 app = ServerApp()
@@ -74,7 +73,7 @@ def run_on_grid(grid: Grid, settings: Settings, config: Mapping[str, object], na
 def _gathered(grid: Grid, settings: Settings, config: RunConfig, names: ClientNames) -> tuple[Settings, Federation, Roster]:
     """The nodes of a run once enough of them have described themselves: its settings, placeholders for their data, and who they are."""
     for file in settings.load:
-        load_file(file)
+        load_file(file, settings.trust)
     if as_method(settings.method).population is not None:
         raise SettingError(f"{settings.method} brings the data of all clients together; over Flower they stay where they are.")
     settings = dataclasses.replace(settings, backend="flower")
@@ -109,7 +108,7 @@ def _recorded(settings: Settings, federation: Federation, roster: Roster, config
             settings = with_one_model(settings, federation.default_model, [as_method(settings.method)])
         _refuse_other_settings(settings, found, out)
         log.info("Going on with the run in %s.", Path(out).resolve())
-        ended = resume(out, data=federation, callbacks=callbacks, backend=backend, load=settings.load)
+        ended = resume(out, federation, Reopening(load=settings.load, trusted=settings.trust), callbacks, backend=backend)
     else:
         experiment = Experiment(settings, federation, backend=backend)
         if federation.unseen and needs_file(experiment) and not config.newcomer_model:
@@ -150,7 +149,7 @@ def _fresh_folder(experiment: Experiment) -> Path:
 def _refuse_other_settings(asked: Settings, found: Settings, out: str) -> None:
     """A run goes on with its own settings only, since the nodes use those that are asked for now."""
     asked = anchored(asked)
-    names = [item.name for item in dataclasses.fields(asked) if item.name not in MAY_DIFFER]
+    names = [name for name in FACTS if name not in MAY_DIFFER]
     other = [name for name in names if getattr(asked, name) != getattr(found, name)]
     if str(as_method(asked.method)) != found.method:
         other.append("method")

@@ -29,7 +29,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from polyfed.core.code_gate import allow, code_in
 from polyfed.errors import ClientFailure, DataError, MissingExtra, NotFinite, SettingError
 
 if find_spec("flwr") is None or find_spec("ray") is None:
@@ -238,7 +237,6 @@ def _virtual_app(settings: Settings, home: Path) -> ClientApp:
     plain = dataclasses.replace(settings, backend="process", load=tuple(str(Path(file).resolve()) for file in settings.load))
 
     def work(wire_message: WireMessage, context: Context) -> WireMessage:
-        allow(code_in(plain.load, plain.model))  # this is a process of Ray: the one that started it has passed the gate
         return bundled([_answer_of(plain, home, message) for message in unbundled(wire_message)])
 
     return make_app(work)

@@ -12,7 +12,7 @@ import importlib
 from polyfed.flower.wire.direct_http import send_directly
 from polyfed.flower.wire.local_objects import offer_objects
 from polyfed.flower.wire.waits import shorten_node
-from polyfed.runs.costs.malloc import keep_freed_pages
+from polyfed.runs.malloc import keep_freed_pages
 
 
 def main() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-from polyfed.core.code_gate import LIBRARIES
 from polyfed.models import models
 from polyfed.models.weights import ImagesOfWeights
 from polyfed.text import Option, read_call, write_call, write_option
+from polyfed.trust import LIBRARIES
 
 SET_BY_RUN = ("classes", "input_shape")
 WEIGHTS = "weights"

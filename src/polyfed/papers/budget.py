@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.papers.grid import PlannedRun
-from polyfed.runs.selection import BEST_VALIDATION
+from polyfed.runs.scores import BEST_VALIDATION
 from polyfed.settings import Settings
 from polyfed.text import Call, read_call
 

@@ -14,7 +14,7 @@ from polyfed.core.method import parse
 from polyfed.errors import SettingError, nearest
 from polyfed.papers.files import FORMS, OF_FORM, OPEN, PAPER, Column, PaperItem, Part, Row, read_item
 from polyfed.papers.published import Published
-from polyfed.runs.folder.folder_names import data_slug, slug
+from polyfed.runs.folder.paths import data_slug, slug
 from polyfed.settings import FACTS, Settings, setting_names
 from polyfed.studies.compare.recipes import layered
 from polyfed.text import read_call

@@ -23,7 +23,7 @@ from polyfed.core.evaluation import Row
 from polyfed.errors import RunFolderError, nearest
 from polyfed.papers.grid import NOT_IN_NAME, canonical
 from polyfed.runs.folder.atomic_write import write_atomically
-from polyfed.runs.folder.folder_names import data_slug, slug
+from polyfed.runs.folder.paths import data_slug, slug
 from polyfed.settings import FACTS, Settings
 
 FORMAT = 1

@@ -22,11 +22,13 @@ from polyfed.papers.recorded_analyses import record_analysis
 from polyfed.runs.callbacks.callback import Callback, Callbacks
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.lock import once_free
+from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.runs.result import Result, accuracy_table
 from polyfed.runs.scores import scored_rounds
-from polyfed.settings import Settings, Unset
+from polyfed.setting_facts import Unset
+from polyfed.settings import Settings
 from polyfed.studies.compare.compare import ComparedRuns
 from polyfed.studies.report.commands import options
 
@@ -59,7 +61,7 @@ def train_recorded(
         path, exists = runs.folder_of(run, experiment)
         assert path is not None
         if exists:
-            return resume(path.path, runs.data, callbacks=[heard_by])
+            return resume(path.path, runs.data, Reopening(trusted=run.settings.trust), [heard_by])
         return train_run(experiment, path, [heard_by])
 
     try:

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from polyfed.core.code_gate import allow, code_in, names_function, require_allowed
 from polyfed.core.data_types import ArrayExamples, DataSet, DatasetExamples, Domain, Examples, Federation
 from polyfed.core.device import chosen_device
 from polyfed.core.entries import entries_of, find_head, optimizer_entries
@@ -34,6 +33,7 @@ from polyfed.models import models
 from polyfed.models.model_text import as_call, images_of_weights
 from polyfed.runs.model_checks import check_entries, check_output, materialise, require_trainable
 from polyfed.settings import AUTO, Settings
+from polyfed.trust import Trust, code_in, names_function
 
 
 def build_data_set(data: Any, settings: Settings, recorded_shape: Sequence[int] | None = None) -> DataSet:
@@ -59,7 +59,7 @@ def build_data_set(data: Any, settings: Settings, recorded_shape: Sequence[int] 
     if images is None or (recorded_shape is not None and tuple(recorded_shape[-2:]) != (images.side, images.side)):
         return data_set_with(text, settings, asked)
     built = data_set_with(text, settings, {**asked, "size": images.side})
-    return at_size_of_weights(built, settings) if "size" in open_options(text, settings) else built
+    return _at_size_of_weights(built, settings) if "size" in _open_options(text, settings) else built
 
 
 def data_set_with(text: str, settings: Settings, wanted: Mapping[str, int | bool | str]) -> DataSet:
@@ -69,7 +69,7 @@ def data_set_with(text: str, settings: Settings, wanted: Mapping[str, int | bool
             f"There is no folder or table {text}. Data are a name (polyfed ls data), a folder root/<domain>/<class>/*, or a table "
             "of images (.csv, .tsv, .parquet)."
         )
-    given = {name: value for name, value in wanted.items() if name in open_options(text, settings)}
+    given = {name: value for name, value in wanted.items() if name in _open_options(text, settings)}
     if is_own_data(text):
         return own_data(text, **given)
     try:
@@ -78,7 +78,7 @@ def data_set_with(text: str, settings: Settings, wanted: Mapping[str, int | bool
         raise UnknownName(f"{error} A folder root/<domain>/<class>/* works too.") from error
 
 
-def open_options(text: str, settings: Settings) -> Collection[str]:
+def _open_options(text: str, settings: Settings) -> Collection[str]:
     """The options of data that their text says nothing of."""
     if is_own_data(text):
         return options_of_own_data(text)
@@ -92,7 +92,7 @@ def _root(settings: Settings) -> dict[str, str]:
     return {} if settings.root is None else {"root": settings.root}
 
 
-def at_size_of_weights(data: DataSet, settings: Settings) -> DataSet:
+def _at_size_of_weights(data: DataSet, settings: Settings) -> DataSet:
     """The data set with a note that says where the size of its images comes from."""
     side = data.domains[0].train.batch(slice(0, 1))[0].shape[-1]
     note = f"Images are read at {side}x{side} pixels, the size that the weights of {settings.model} want; size=... in the text of the data says otherwise."
@@ -158,19 +158,19 @@ def build_federation(data: Any, settings: Settings, recorded_shape: Sequence[int
     """A federation from data, the partition, and the domains left out; ``recorded_shape`` is as for ``build_data_set``."""
     if isinstance(data, Federation):
         require_same(settings.task, data.task, data.name)
-        check_labels(data)
+        _check_labels(data)
         return data
     dataset = build_data_set(data, settings, recorded_shape)
     require_same(settings.task, dataset.task, dataset.name)
-    allow(code_in(model=dataset.default_model))  # a data set is made by code that runs here already, not by a file
     for domain in dataset.domains:
         dataset.task.check(domain.train, f"domain {domain.name}", len(dataset.classes))
     federation = federate(dataset, settings.partition, settings.unseen, settings.seed, settings.few_shot, settings.unseen_part)
-    check_labels(federation)
-    return federation
+    _check_labels(federation)
+    # A data set is made by code that runs here already, not by a file.
+    return dataclasses.replace(federation, trusts_default_model=True)
 
 
-def check_labels(federation: Federation) -> None:
+def _check_labels(federation: Federation) -> None:
     """Refuse training and validation targets that the task does not have; the client and the target are named."""
     for client in federation.clients:
         for examples in (client.train, client.validation):
@@ -178,29 +178,34 @@ def check_labels(federation: Federation) -> None:
                 federation.task.check(examples, f"client {client.id}", len(federation.classes))
 
 
-def build_model(model: str | nn.Module | Callable[..., nn.Module] | None, federation: Federation, seed: int) -> nn.Module:
+def build_model(
+    model: str | nn.Module | Callable[..., nn.Module] | None, federation: Federation, seed: int, trust: Trust
+) -> nn.Module:
     """A model by name, from ``module.path:function``, from a function, or a copy of a given one."""
     sample = federation.sample_input()
     context = {"classes": len(federation.classes), "input_shape": tuple(sample.shape[1:])}
+    if model is None or model == "":
+        model = federation.default_model
+        trust = trust.adding(code_in(model=model)) if federation.trusts_default_model else trust
     with default_stream(seed, "model"):
-        built = _built(federation.default_model if model is None or model == "" else model, context)
+        built = _built(model, context, trust)
         materialise(built, sample)
     return built
 
 
-def _built(model: str | nn.Module | Callable[..., nn.Module], context: Mapping[str, Any]) -> nn.Module:
+def _built(model: str | nn.Module | Callable[..., nn.Module], context: Mapping[str, Any], trust: Trust) -> nn.Module:
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)
     if not isinstance(model, str):
         return _called(model, context, getattr(model, "__name__", "the given function"))
     if names_function(model):
-        return _called(imported(model), context, model)
+        return _called(imported(model, trust), context, model)
     return models.build(as_call(model), **context)
 
 
-def imported(text: str) -> Callable[..., nn.Module]:
-    """The function named ``module.path:function``, if it was asked for (``code_gate.py``); the working folder is searched too."""
-    require_allowed(code_in(model=text))
+def imported(text: str, trust: Trust) -> Callable[..., nn.Module]:
+    """The function named ``module.path:function``, if it is trusted; the working folder is searched too."""
+    trust.require(code_in(model=text))
     module_name, _, name = text.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
@@ -238,7 +243,7 @@ def _called(build: Callable[..., nn.Module], context: Mapping[str, Any], name: s
     return made
 
 
-def load_initial(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
+def _load_initial(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
     """Load initial weights if all names and shapes are the model's; say whether they were."""
     own = model.state_dict()
     if set(own) - set(state) or any(own[name].shape != state[name].shape for name in own):
@@ -251,16 +256,16 @@ def prepared_model(
     settings: Settings, method: Method, federation: Federation, model: Any, initial: Mapping[str, Tensor] | None
 ) -> nn.Module:
     """The model after surgery, with initial weights where they fit: before the surgery or after it."""
-    built = build_model(model if model is not None else settings.model, federation, settings.seed)
+    built = build_model(model if model is not None else settings.model, federation, settings.seed, settings.trust)
     check_output(built, federation)
     check_entries(built)
-    loaded = initial is not None and load_initial(built, initial)
+    loaded = initial is not None and _load_initial(built, initial)
     with default_stream(settings.seed, "surgery"):
         for operate in method.surgery:
             built = operated(operate, built, federation.sample_input(), settings.head, method)
     if method.surgery:
         check_output(built, federation)
-    if initial is not None and not loaded and not load_initial(built, initial):
+    if initial is not None and not loaded and not _load_initial(built, initial):
         strange = sorted(set(built.state_dict()) ^ set(initial))[:3]
         raise ModelError(f"--init does not fit {type(built).__name__}: names or shapes differ ({', '.join(strange) or 'shapes'}).")
     require_trainable(built)
@@ -296,18 +301,20 @@ def build_bench(settings: Settings, method: Method, federation: Federation, mode
     only_share = [part.name for part in method.parts if part.filled_slots == ["sharing"]]
     check_none_redundant(entries, method.sharing, settings.rounds, only_share)
     plan = Plan(entries, method.sharing, settings.rounds)
-    refuse_task(method, federation.task)
+    _refuse_task(method, federation.task)
     if settings.sampling == "balanced":
         federation.task.require_class_labels("--sampling balanced")
     require_measure(settings.metric, federation.task)
+    if settings.patience:
+        require_measure(settings.patience[0], federation.task)
     loss = build_loss(settings.loss, federation)
     device = chosen_device(settings.device)
-    refuse_two_samplings(settings, method)
+    _refuse_two_samplings(settings, method)
     classes, task, shape = len(federation.classes), federation.task, tuple(federation.sample_input().shape[1:])
     bench = Workbench(
         model, method, plan, settings, federation.preparation, loss, classes, head, device=device, task=task, input_shape=shape
     )
-    refuse_single_samples(bench)
+    _refuse_single_samples(bench)
     for item in filled_slots(method):
         declared(item).check(bench)
     return bench
@@ -330,14 +337,13 @@ def class_counts(federation: Federation) -> list[int]:
     return [sum(column) for column in zip(*counts, strict=True)]
 
 
-def refuse_task(method: Method, task: Task) -> None:
-    """Refuse a method whose parts need class labels where the task has none."""
+def _refuse_task(method: Method, task: Task) -> None:
     for part in method.parts:
         if part.facts.class_labels:
             task.require_class_labels(part.name if method.parts == (part,) else f"{method}: {part.name}")
 
 
-def refuse_single_samples(bench: Workbench) -> None:
+def _refuse_single_samples(bench: Workbench) -> None:
     """Batches of one sample cannot be trained with batch norm; say so before the first round."""
     if bench.batch_norms and bench.settings.batch_size == 1 and bench.settings.last_batch != "keep":
         raise SettingError(
@@ -346,7 +352,7 @@ def refuse_single_samples(bench: Workbench) -> None:
         )
 
 
-def refuse_two_samplings(settings: Settings, method: Method) -> None:
+def _refuse_two_samplings(settings: Settings, method: Method) -> None:
     """Refuse a sampling of the settings where the method draws batches in its own way."""
     if method.sampling is not None and settings.sampling != Settings.sampling:
         raise SettingError(f"{method} draws its batches in its own way: use --sampling shuffled, not {settings.sampling}.")

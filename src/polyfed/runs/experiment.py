@@ -16,7 +16,6 @@ from torch import Tensor
 from polyfed.backends.base import Backend
 from polyfed.backends.choose import BackendFor, backend_for, require_known
 from polyfed.core import evaluation
-from polyfed.core.code_gate import allow, code_in
 from polyfed.core.conversation import Ask, AskClients, Reply, Talk, converse
 from polyfed.core.data_types import Examples, Federation
 from polyfed.core.evaluation import Row
@@ -32,14 +31,14 @@ from polyfed.core.workbench import Workbench
 from polyfed.data.federation_summary import RecordedInputs
 from polyfed.errors import ModelError, RunFolderError, SettingError
 from polyfed.runs.assemble import build_bench, build_federation, normalised_for, notices, prepared_model, refuse_absent
-from polyfed.runs.costs.totals import Costs, counted
-from polyfed.runs.default_model import why_this_model, with_one_model
+from polyfed.runs.costs import Costs, counted
 from polyfed.runs.folder.checkpoint import Snapshot
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.headline import headline
-from polyfed.runs.selection import require_validation
-from polyfed.runs.training_defaults import with_declared
+from polyfed.runs.scores import require_validation
+from polyfed.runs.training_defaults import why_this_model, with_declared, with_one_model
 from polyfed.settings import Settings, setting_names, with_changes
+from polyfed.trust import NamedCode, code_in
 
 DEFAULTS = Settings()
 DEALING = (*setting_names("partition"), "root")
@@ -72,11 +71,11 @@ class Experiment:
         if backend is backend_for:
             require_known(settings.backend)
         if settings.backend == "flower" and backend is backend_for:
-            refuse_objects({"data": data, "model": model})
+            _refuse_objects({"data": data, "model": model})
         if isinstance(data, Federation) and backend is backend_for:
             refuse_dealing(settings)
         for file in settings.load:
-            load_file(file)
+            load_file(file, settings.trust)
         self.given: list[str] = []
         self.objects: dict[str, str] = {}
         self.on_reply: Callable[[Ask, Reply], None] | None = None
@@ -90,8 +89,7 @@ class Experiment:
         chosen = headline(settings.metric, self.federation)  # before a method pools the domains
         if self.method.population is not None:
             self.federation = self.method.population(self.federation)
-        if settings.needs_validation:
-            require_validation(self.federation, settings.selection)
+        require_validation(self.federation, settings)
         self.origins: Mapping[str, str]
         settled, self.origins = with_declared(settings, self.federation, model)
         self.settings = dataclasses.replace(rounds_from_budget(settled, self.federation), method=str(self.method))
@@ -145,7 +143,6 @@ class Experiment:
         return counted(checked(backend, self.server), self.costs, self.bench.plan.entries)
 
     def talk(self, conversation: Talk[Any]) -> Any:
-        """Hold a conversation."""
         return converse(conversation, self.ask_clients)
 
     def train(self, observers: Sequence[Observer] = (), through: Callable[[AskClients], AskClients] | None = None) -> None:
@@ -186,7 +183,6 @@ class Experiment:
         return self.federation.test_sizes(None if self.scored_sample() is None else set(scored_clients(self.server)))
 
     def unseen_rows(self, domain: str, choice: str, in_detail: bool = False) -> list[Row]:
-        """Score the newcomer on one unseen domain."""
         examples = self.federation.unseen[domain]
 
         made = self.talk(evaluation.newcomer(self.server, self.bench, choice, evaluation.inputs_of(self.bench, examples)))
@@ -205,7 +201,6 @@ class Experiment:
         self.server.introduce(self.backend.infos)
 
     def newcomer_state(self) -> dict[str, Tensor]:
-        """The state of the averaged newcomer model."""
         if self.method.newcomer is not None:
             made = self.talk(evaluation.own_newcomer(self.server))
             if len(made.models) > 1:
@@ -221,7 +216,6 @@ class Experiment:
         return Snapshot(self.server.round, self.server.state, self.server.remembered(), self.backend.client_states, notes)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go back to a snapshot."""
         self.server.round, self.server.state = snapshot.round, dict(snapshot.state)
         self.server.memory, self.server.dormant = {}, dict(snapshot.memory)
         self.backend.client_states = snapshot.clients
@@ -261,7 +255,7 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def refuse_objects(given: Mapping[str, Any]) -> None:
+def _refuse_objects(given: Mapping[str, Any]) -> None:
     """Flower's nodes build everything from the settings; they cannot be handed objects of this process."""
     objects = [name for name, value in given.items() if value is not None and not isinstance(value, str | Path)]
     if objects:
@@ -330,19 +324,17 @@ def read_initial(text: str) -> Mapping[str, Tensor]:
 
 def settings_given(data: Any, model: Any, values: Mapping[str, Any]) -> Settings:
     """The settings of what is given in Python: objects by their names, the rest by value."""
-    allow_default_model(data)
     texts: dict[str, Any] = {"data": str(data) if isinstance(data, str | Path) else getattr(data, "name", "given data")}
     if isinstance(model, str):
         texts["model"] = model
     unseen = values.get("unseen")
     settings = with_changes(Settings(**texts), {**values, **({"unseen": (unseen,)} if isinstance(unseen, str) else {})})
-    allow(code_in(settings.load, settings.model))
+    settings = dataclasses.replace(settings, trust=settings.trusted().trust.adding(code_of(data)))
     if settings.root is not None and not isinstance(data, str | Path):
         raise SettingError("root= names the folder of a data set's files, and the data were given ready-made. Leave it out.")
     return settings
 
 
-def allow_default_model(data: Any) -> None:
-    """A federation that the user made in Python may name its model by a function: whoever made it runs code here already."""
-    if isinstance(data, Federation):
-        allow(code_in(model=data.default_model))
+def code_of(data: Any) -> list[NamedCode]:
+    """The function that builds the model of a federation given in Python, which may be called: whoever made it runs code here already."""
+    return code_in(model=data.default_model) if isinstance(data, Federation) else []

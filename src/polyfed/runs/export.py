@@ -30,7 +30,7 @@ from polyfed.core.scored_clients import models_are_equal
 from polyfed.errors import MissingExtra, ModelError, RunFolderError, SettingError, nearest
 from polyfed.models.layers.folding import Folded, fold_for_prediction
 from polyfed.runs.experiment import threads
-from polyfed.runs.predictions import client_words, models_for
+from polyfed.runs.predict import client_words, models_for
 
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment
@@ -95,19 +95,19 @@ def export_model(
         fold: turn standardised convolutions and batch norms into plain convolutions.
     """
     require_form(form)
-    trained, whose = chosen_model(experiment, client, newcomer)
-    images = checked_images(experiment)
+    trained, whose = _chosen_model(experiment, client, newcomer)
+    images = _checked_images(experiment)
     folded = fold_for_prediction(trained) if fold else None
     model = trained if folded is None else folded.model
     described = metadata(experiment, whose, fold)
     with threads(1), torch.no_grad():
         expected = trained(images)
         difference = require_same(model(images), expected, "the folded model") if fold else 0.0
-        with written_whole(Path(out)) as part:
+        with _written_whole(Path(out)) as part:
             exported = WRITERS[form](model, images, part, described)
             difference = max(difference, require_same(exported(images), expected, "the file"))
-            rows: dict[str, tuple[Predict, int]] = {"as trained, in PyTorch": (trained, state_size(trained))}
-            rows |= {"folded, in PyTorch": (model, state_size(model))} if fold else {}
+            rows: dict[str, tuple[Predict, int]] = {"as trained, in PyTorch": (trained, _state_size(trained))}
+            rows |= {"folded, in PyTorch": (model, _state_size(model))} if fold else {}
             rows |= {f"exported, {RUNS_IT[form]}": (exported, part.stat().st_size)}
             forms = timed(rows, images[:1])
     return Exported(Path(out), whose, described, difference, folded, forms)
@@ -121,7 +121,7 @@ def require_form(form: str) -> None:
         raise MissingExtra(EXTRA)
 
 
-def chosen_model(experiment: Experiment, client: str | None, newcomer: bool) -> tuple[nn.Module, str]:
+def _chosen_model(experiment: Experiment, client: str | None, newcomer: bool) -> tuple[nn.Module, str]:
     """A copy of the model that is asked for, and whose it is; where clients have models of their own, somebody must be named."""
     method, known = experiment.method, list(experiment.backend.data)
     if method.predict is not None:
@@ -157,7 +157,7 @@ def loaded(experiment: Experiment, client: str | None) -> nn.Module:
     return made.requires_grad_(False)
 
 
-def checked_images(experiment: Experiment) -> Tensor:
+def _checked_images(experiment: Experiment) -> Tensor:
     """Random images, prepared as the run's own; other inputs are random numbers."""
     raw, _ = experiment.federation.clients[0].train.batch(slice(0, 1))
     stream = torch.Generator().manual_seed(0)
@@ -203,7 +203,7 @@ def require_same(found: Tensor, expected: Tensor, what: str) -> float:
 
 
 @contextlib.contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
+def _written_whole(path: Path) -> Iterator[Path]:
     """A file to write to, which gets its name when all went well; else nothing is left."""
     if path.is_dir():
         raise RunFolderError(f"{path} is a folder. Name a file with -o.")
@@ -221,7 +221,7 @@ def write_onnx(model: nn.Module, images: Tensor, path: Path, described: Mapping[
     """An ONNX file whose batch has any size, run by onnxruntime."""
     import onnxruntime
 
-    with exporting(model, "onnx"):
+    with _exporting(model, "onnx"):
         batch = {IMAGES: {0: torch.export.Dim("batch", min=1)}}
         program: Any = torch.onnx.export(
             model, (images,), input_names=[IMAGES], output_names=[LOGITS], dynamic_shapes=tuple(batch.values()), dynamo=True, verbose=False
@@ -236,7 +236,7 @@ def write_onnx(model: nn.Module, images: Tensor, path: Path, described: Mapping[
 
 def write_pt2(model: nn.Module, images: Tensor, path: Path, described: Mapping[str, str]) -> Predict:
     """A program of torch.export; the metadata are its extra file polyfed.json."""
-    with exporting(model, "pt2"):
+    with _exporting(model, "pt2"):
         shapes = ({0: torch.export.Dim("batch", min=1)},)
         program = torch.export.export(model, (images,), dynamic_shapes=shapes)
         torch.export.save(program, path, extra_files={"polyfed.json": json.dumps(described, ensure_ascii=False)})
@@ -244,7 +244,7 @@ def write_pt2(model: nn.Module, images: Tensor, path: Path, described: Mapping[s
     return lambda x: again(x)
 
 
-def write_safetensors(model: nn.Module, images: Tensor, path: Path, described: Mapping[str, str]) -> Predict:
+def _write_safetensors(model: nn.Module, images: Tensor, path: Path, described: Mapping[str, str]) -> Predict:
     """The tensors alone; they fit the module that is named by ``model``, folded or not."""
     state = {name: value.detach().clone().contiguous() for name, value in model.state_dict().items()}
     try:
@@ -259,13 +259,13 @@ def write_safetensors(model: nn.Module, images: Tensor, path: Path, described: M
 WRITERS: Mapping[str, Callable[[nn.Module, Tensor, Path, Mapping[str, str]], Predict]] = {
     "onnx": write_onnx,
     "pt2": write_pt2,
-    "safetensors": write_safetensors,
+    "safetensors": _write_safetensors,
 }
 RUNS_IT = {"onnx": "in onnxruntime", "pt2": "read again by torch.export", "safetensors": "read again in PyTorch"}
 
 
 @contextlib.contextmanager
-def exporting(model: nn.Module, form: str) -> Iterator[None]:
+def _exporting(model: nn.Module, form: str) -> Iterator[None]:
     """Torch's own words while it traces are of no use to users, but for what stopped it."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     before = [logger.level for logger in loggers]
@@ -288,8 +288,7 @@ def exporting(model: nn.Module, form: str) -> Iterator[None]:
             logger.setLevel(level)
 
 
-def state_size(model: nn.Module) -> int:
-    """Bytes of a model's parameters and buffers."""
+def _state_size(model: nn.Module) -> int:
     return sum(value.numel() * value.element_size() for value in model.state_dict().values())
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from polyfed.errors import SettingError, nearest
 
@@ -54,29 +54,21 @@ def give(experiment: Experiment, objects: Mapping[str, Any]) -> None:
         raise SettingError(
             f"{' and '.join(objects)} given as objects cannot be used with {' and '.join(wrong)}. Leave that out, or name them by text."
         )
-    bench = experiment.bench
+    bench = experiment.bench  # classes of torch are made without options
     if "loss" in objects:
-        bench.loss = _loss(objects["loss"])
+        given = objects["loss"]
+        bench.loss = given() if isinstance(given, type) else given
     if "optimizer" in objects:
         bench.own_optimizer = objects["optimizer"]
     if "schedule" in objects:
         bench.own_schedule = _schedule(objects["schedule"], experiment.settings.rounds)
         _factor(bench.own_schedule, experiment.settings.rounds)
     if "augment" in objects:
-        bench.preparation = dataclasses.replace(bench.preparation, augment=_augmentation(objects["augment"]))
+        given = objects["augment"]
+        made = given() if isinstance(given, type) and issubclass(given, nn.Module) else given
+        bench.preparation = dataclasses.replace(bench.preparation, augment=made)
     experiment.given = [*experiment.given, *(name for name in objects if name not in experiment.given)]
-    experiment.objects = {name: import_path(value) for name, value in objects.items()}
-
-
-def _loss(given: Any) -> Callable[[Tensor, Tensor], Tensor]:
-    """A function of logits and labels; a class of torch is made without options."""
-    made: Callable[[Tensor, Tensor], Tensor] = given() if isinstance(given, type) else given
-    return made
-
-
-def _augmentation(given: Any) -> Callable[[Tensor], Tensor]:
-    made: Callable[[Tensor], Tensor] = given() if isinstance(given, type) and issubclass(given, nn.Module) else given
-    return made
+    experiment.objects = {name: _import_path(value) for name, value in objects.items()}
 
 
 def _schedule(given: Any, rounds: int) -> Callable[[int, int], float]:
@@ -117,11 +109,11 @@ def _factor(schedule: Callable[[int, int], float], rounds: int) -> None:
         raise SettingError(f"schedule gives a factor on lr, found {type(factor).__name__}.")
 
 
-def import_path(value: Any) -> str:
+def _import_path(value: Any) -> str:
     """Where an object can be imported from, ``module:name``; else what it looks like."""
     if isinstance(value, functools.partial):
         given = [*map(repr, value.args), *(f"{name}={one!r}" for name, one in value.keywords.items())]
-        return f"{import_path(value.func)}({', '.join(given)})"
+        return f"{_import_path(value.func)}({', '.join(given)})"
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if module and name and "<" not in name and module != "__main__":
         return f"{module}:{name}"

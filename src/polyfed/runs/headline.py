@@ -51,7 +51,6 @@ def headline(metric: str, federation: Federation) -> Headline:
 
 
 def requested(metric: str) -> Headline:
-    """Return the metric of an explicit ``--metric``."""
     return Headline(metric, f"--metric {metric} was asked for.")
 
 

@@ -6,28 +6,25 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from polyfed.backends.choose import BackendFor, backend_for
-from polyfed.core.method import Facts, Method
+from polyfed.core.method import Method
 from polyfed.core.server import Server
 from polyfed.data.federation_summary import FederationSummary
 from polyfed.errors import RunFolderError
 from polyfed.runs.callbacks.active_run import ActiveRun
 from polyfed.runs.callbacks.callback import Callback, Callbacks, StoppedEarly
 from polyfed.runs.callbacks.checkpoints import CheckpointWriter
-from polyfed.runs.callbacks.evaluation import Evaluation
-from polyfed.runs.callbacks.progress import ProgressBar
-from polyfed.runs.callbacks.selection import chooser_of
+from polyfed.runs.callbacks.evaluation import EarlyStopping, Evaluation
 from polyfed.runs.callbacks.training_metrics import TrainingMetrics
-from polyfed.runs.costs.resource_meter import Meter, trains_in_this_process
+from polyfed.runs.costs import Meter, trains_in_this_process
 from polyfed.runs.experiment import Experiment, settings_given
-from polyfed.runs.folder.answers_file import read_answers
 from polyfed.runs.folder.checkpoint import Snapshot
-from polyfed.runs.folder.newcomer_file import leave_newcomer
-from polyfed.runs.folder.portable_paths import on_this_machine
+from polyfed.runs.folder.left_files import leave_newcomer, read_answers
+from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.given_objects import NAMES as OBJECTS
 from polyfed.runs.given_objects import give, parted
@@ -35,7 +32,12 @@ from polyfed.runs.headline import as_plain, recorded_headline
 from polyfed.runs.result import Result
 from polyfed.runs.scores import rows_at, scored_rounds
 
+if TYPE_CHECKING:
+    from polyfed.runs.callbacks.selection import BestValidation
+
 log = logging.getLogger("polyfed")
+
+AS_IT_WAS = Reopening()
 
 
 def run_experiment(
@@ -49,6 +51,8 @@ def run_experiment(
     **values: Any,
 ) -> Result:
     """What ``polyfed.run`` does."""
+    from polyfed.runs.callbacks.progress import ProgressBar
+
     plain, objects = parted(values)
     experiment = Experiment(settings_given(data, model, plain), data, method, model)
     given = {"data": data, "method": method, "model": model}
@@ -59,7 +63,6 @@ def run_experiment(
 
 
 def tracked_by(names: str | Sequence[str]) -> list[Callback]:
-    """The trackers of these names, as callbacks."""
     from polyfed.runs.callbacks.trackers import trackers
 
     return trackers(names) if names else []
@@ -91,23 +94,25 @@ def train_run(
                 folder.create(experiment.settings, facts_of(experiment))
         until_the_end.callback(experiment.backend.close)
         run = ActiveRun(experiment, folder, split, resumed)
-        selection = chooser_of(run, best)
+        selection = _selection(run, best)
         evaluation, checkpoints = Evaluation(run, selection), CheckpointWriter(run, selection)
-        deciding = [] if selection is None else [selection]
-        everyone = [TrainingMetrics(run), *deciding, evaluation, checkpoints, *callbacks]
+        deciding = [selection] if selection else []
+        stopping = [EarlyStopping(run, *experiment.settings.patience)] if experiment.settings.patience else []
+        # Whoever writes metrics comes before the checkpoint that records their size.
+        run.callbacks = [TrainingMetrics(run), *deciding, evaluation, *stopping, checkpoints, *callbacks]
         meter = Meter(trains_in_this_process(experiment.settings), background=lambda: checkpoints.background.cpu_seconds)
 
         def after_round(server: Server) -> None:
             meter.pause(experiment.costs)
             checkpoints.collect()
             if server.round:
-                run.after_round(everyone)
+                run.after_round()
             else:  # the setup has run
                 checkpoints.after_round(run.state())
             meter.go_on(measure_memory=checkpoints.leaves_memory_alone)
 
         try:
-            run.begin(everyone)
+            run.begin()
             experiment.train([after_round])
         except StoppedEarly as stop:
             log.info("%s", stop)
@@ -117,7 +122,7 @@ def train_run(
         try:
             rows = evaluation.final_rows()
             result = Result(experiment, rows, run.path, run.answers, run.by_round)
-            for callback in everyone:
+            for callback in run.callbacks:
                 callback.end(result)
         except BaseException:
             checkpoints.settle()
@@ -125,23 +130,26 @@ def train_run(
         return result
 
 
-def privacy_facts(facts: Facts) -> dict[str, str]:
-    """Whom a method protects, and where its noise comes from; nothing where it promises nothing."""
-    return {"protects": facts.protects, "noise_at": facts.noise_at, "noise_from": facts.noise_from} if facts.protects else {}
+def _selection(run: ActiveRun, best: Mapping[str, Any] | None) -> BestValidation | None:
+    if not run.experiment.settings.needs_validation:
+        return None
+    from polyfed.runs.callbacks.selection import chooser_of
+
+    return chooser_of(run, best)
 
 
 def facts_of(experiment: Experiment) -> dict[str, Any]:
     """What ``run.toml`` says in addition to the settings."""
-    summary = FederationSummary.of(experiment.federation)
+    summary, facts = FederationSummary.of(experiment.federation), experiment.method.facts
     return {
         "given_in_python": experiment.given,
         **({"objects": experiment.objects} if experiment.objects else {}),
         "method": {
             "text": str(experiment.method),
             "all_options": experiment.method.full_text,
-            "data_derived_uploads": experiment.method.facts.data_derived_uploads,
-            "granularity": experiment.method.facts.granularity,
-            **privacy_facts(experiment.method.facts),
+            "data_derived_uploads": facts.data_derived_uploads,
+            "granularity": facts.granularity,
+            **({name: getattr(facts, name) for name in ("protects", "noise_at", "noise_from")} if facts.protects else {}),
             "pools_data": experiment.method.population is not None,
         },
         "data": summary.identity(),
@@ -160,29 +168,28 @@ def facts_of(experiment: Experiment) -> dict[str, Any]:
 def resume(
     path: str | Path,
     data: Any = None,
-    model: Any = None,
+    how: Reopening = AS_IT_WAS,
     callbacks: Sequence[Callback] = (),
     split: str = "test",
-    method: Method | None = None,
-    backend: BackendFor | None = None,
-    load: Sequence[str] | None = None,
-    root: str | None = None,
-    device: str | None = None,
-    trust: bool = False,
+    backend: BackendFor = backend_for,
     objects: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Go on with a run from its last good checkpoint, to the same end as if it had never stopped.
+    """Go on with a run from its last good checkpoint, to the same end as if it had never stopped. A finished run calls no callbacks.
 
-    ``polyfed.resume`` documents most arguments. ``split`` is the data that the run is scored on (test or validation), ``backend`` reaches
-    the clients if the settings do not say how. A finished run calls no callbacks.
+    Args:
+        path: The run folder.
+        data: The data, if the run was given them in Python.
+        how: What else was given in Python, or is elsewhere. Its ``notify`` is not used: callbacks receive the messages.
+        callbacks: Called after those of the run itself.
+        split: Data that the run is scored on: test or validation.
+        backend: Reaches the clients.
+        objects: Optimizer, loss, schedule and augmentation that the run was given as objects.
     """
     folder, notify = RunFolder(path), Callbacks(callbacks).message
-    settings = on_this_machine(folder.settings_to_go_on(), root, device, load, model)
-    folder.name_code(trust)
     given = dict(objects or {})
-    folder.require_objects({"data": data, "method": method, "model": model, **{name: given.get(name) for name in OBJECTS}})
-    model = None if isinstance(model, str) else model
-    experiment = Experiment(settings, data, method, model, backend or backend_for, folder.recorded_inputs())
+    folder.require_objects({"data": data, "method": how.method, "model": how.model, **{name: given.get(name) for name in OBJECTS}})
+    model = None if isinstance(how.model, str) else how.model
+    experiment = Experiment(how.settings_of(folder), data, how.method, model, backend, folder.recorded_inputs())
     experiment.head_by(recorded_headline(folder.document()))
     experiment.origins = folder.document().get("origins", {})
     give(experiment, given)

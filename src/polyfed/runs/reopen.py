@@ -3,44 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from polyfed.backends.choose import BackendFor
 from polyfed.backends.without_data import WithoutData
 from polyfed.core.data_types import Federation
-from polyfed.core.method import Method
 from polyfed.data.federation_summary import FederationSummary, RecordedInputs
 from polyfed.errors import ModelError, RunFolderError
 from polyfed.models.model_text import images_of_weights
 from polyfed.models.weights import weights_left_out
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.folder.answers_file import read_answers
 from polyfed.runs.folder.checkpoint import Snapshot
 from polyfed.runs.folder.client_state_files import NODES, read_states
-from polyfed.runs.folder.manifest import newest_notes
-from polyfed.runs.folder.newcomer_file import put_back
-from polyfed.runs.folder.portable_paths import on_this_machine
+from polyfed.runs.folder.left_files import put_back, read_answers
+from polyfed.runs.folder.manifest import NEWCOMER_FILE, newest_notes
+from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import HELD_BY_NODES, RunFolder
 from polyfed.runs.headline import recorded_headline
 from polyfed.runs.result import Result
-from polyfed.runs.scores import rows_at, scored_rounds
-from polyfed.runs.selection import LAST
+from polyfed.runs.scores import LAST, rows_at, scored_rounds
 from polyfed.settings import AUTO, Settings
 
+ON_ANY_DEVICE = Reopening(device="auto")
 
-def open_run(
-    path: str | Path,
-    model: Any = None,
-    method: Method | None = None,
-    device: str = "auto",
-    load: Sequence[str] | None = None,
-    notify: Callable[[str], None] = print,
-    trust: bool = False,
-) -> Result:
-    """A run as it was left; ``polyfed.open_run`` says what the arguments mean."""
-    experiment = open_experiment(path, model=model, method=method, device=device, load=load, notify=notify, trust=trust)
+
+def open_run(path: str | Path, how: Reopening) -> Result:
+    experiment = open_experiment(path, how)
     folder = RunFolder(path)
     notes = newest_notes(folder.checkpoints.folder)
     lines = folder.sealed_lines(notes)
@@ -48,26 +37,14 @@ def open_run(
     return Result(experiment, rows_at(lines, experiment.server.round), str(path), read_answers(folder, notes), by_round)
 
 
-def open_experiment(
-    path: str | Path,
-    *,
-    own_data: bool = False,
-    root: str | None = None,
-    model: Any = None,
-    method: Method | None = None,
-    device: str = "auto",
-    load: Sequence[str] | None = None,
-    notify: Callable[[str], None] = print,
-    trust: bool = False,
-) -> Experiment:
+def open_experiment(path: str | Path, how: Reopening = ON_ANY_DEVICE, own_data: bool = False) -> Experiment:
     """The experiment of a run, in the state of its newest good checkpoint; with its own data, or with placeholders."""
     folder = RunFolder(path)
-    settings = to_look_at(on_this_machine(folder.settings_to_go_on(), root, device, load, model))
-    folder.name_code(trust)
+    settings = _to_look_at(how.settings_of(folder))
     at_nodes = HELD_BY_NODES in folder.document().get("given_in_python", [])
-    folder.require_objects({"method": method, "model": model} | ({"data": None} if own_data else {}))
-    model = None if isinstance(model, str) else model
-    snapshot = read_snapshot(path, notify)
+    folder.require_objects({"method": how.method, "model": how.model} | ({"data": None} if own_data else {}))
+    method, model = how.method, None if isinstance(how.model, str) else how.model
+    snapshot = read_snapshot(path, how.notify)
     if folder.settings().backend == "flower" and not at_nodes:
         # Its virtual nodes kept their state in the run folder: nothing of Flower is needed to look at it.
         snapshot.clients = read_states(folder.path / NODES, snapshot.clients)
@@ -76,7 +53,7 @@ def open_experiment(
             experiment = Experiment(settings, None, method, model, recorded=folder.recorded_inputs())
         else:
             settings = dataclasses.replace(settings, unseen=(), few_shot=0)
-            placeholders = placeholder_federation(folder)
+            placeholders = _placeholder_federation(folder)
             recorded = RecordedInputs.of(placeholders)
             experiment = Experiment(settings, placeholders, method, model, without_data(at_nodes), recorded)
     experiment.head_by(recorded_headline(folder.document()))
@@ -96,14 +73,14 @@ def restore(experiment: Experiment, snapshot: Snapshot, folder: RunFolder) -> No
             f"The weights in {folder.path} do not fit the model {model} ({(strange + unknown)[0]}); it was trained with another model."
         )
     experiment.restore(snapshot)
-    if starts_from_weights(folder):
+    if _starts_from_weights(folder):
         # They were not read again. What nobody has trained is still in the server's state as it began.
         bench.initial |= {name: value for name, value in snapshot.state.items() if name in bench.live}
-    folder.require_sealed_newcomer(snapshot.notes)
+    folder.require_sealed(NEWCOMER_FILE, snapshot.notes)
     put_back(experiment, folder.path)
 
 
-def to_look_at(settings: Settings) -> Settings:
+def _to_look_at(settings: Settings) -> Settings:
     """The settings without what only training needs: no score depends on it, and this machine may lack it."""
     return dataclasses.replace(
         settings,
@@ -112,19 +89,18 @@ def to_look_at(settings: Settings) -> Settings:
         compile="off",
         loss=AUTO,
         selection=LAST if settings.needs_validation else settings.selection,
+        early_stopping=None,
         init=None,
     )
 
 
-def starts_from_weights(folder: RunFolder) -> bool:
-    """Whether the run began with weights from elsewhere."""
+def _starts_from_weights(folder: RunFolder) -> bool:
     settings = folder.settings()
     used = settings.model or folder.document().get("outline", {}).get("default_model", "")
     return settings.init is not None or images_of_weights(used) is not None
 
 
-def placeholder_federation(folder: RunFolder) -> Federation:
-    """The run's federation without its data."""
+def _placeholder_federation(folder: RunFolder) -> Federation:
     document = folder.document()
     outline = document.get("outline")
     if not outline:
@@ -141,7 +117,6 @@ def placeholder_federation(folder: RunFolder) -> Federation:
 
 
 def without_data(at_nodes: bool) -> BackendFor:
-    """How clients without data are reached."""
     return lambda bench, clients: WithoutData(bench, clients, at_nodes)
 
 

@@ -19,13 +19,11 @@ from polyfed.core.tasks.known import pooled, value_by
 from polyfed.core.tasks.task import Prediction
 from polyfed.errors import DataError, SettingError, nearest
 from polyfed.runs.figures import dots_figure
-from polyfed.runs.folder.answers_file import Answers
 from polyfed.runs.folder.checkpoint import joint_digest
+from polyfed.runs.folder.left_files import Answers
 from polyfed.runs.headline import BASELINE, domains_of, headline_by_scores, warnings
-from polyfed.runs.image_inputs import ImageInputs
-from polyfed.runs.predictions import client_words, predicted
-from polyfed.runs.scores import WINDOW, ByRound, LastRounds
-from polyfed.runs.selection import LAST
+from polyfed.runs.predict import ImageInputs, client_words, predicted
+from polyfed.runs.scores import LAST, WINDOW, ByRound, LastRounds
 from polyfed.runs.training_defaults import training_words
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Scores as lines of ``metrics.jsonl``, and the last rounds of a run: their mean, deviation, and whether the last one is an outlier."""
+"""Scores as lines of ``metrics.jsonl``, and which rounds count: the chosen one, or the last ones with their mean and deviation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from polyfed.core.data_types import Federation
 from polyfed.core.evaluation import Row, mean_numbers
+from polyfed.errors import DataError
+from polyfed.settings import BY_VALIDATION, Settings
 
 ByRound = Mapping[int, Sequence[Row]]
 WINDOW = 10
@@ -29,7 +32,6 @@ class LastRounds:
 
     @property
     def mean(self) -> float:
-        """The mean over these rounds."""
         return statistics.fmean(self.values.values())
 
     @property
@@ -39,7 +41,6 @@ class LastRounds:
 
     @property
     def last(self) -> float:
-        """The score of the last round alone."""
         return self.values[max(self.values)]
 
     @property
@@ -110,3 +111,22 @@ def rows_at(metrics: Iterable[Mapping[str, Any]], number: int, split: str = "tes
 
 def _row(line: Mapping[str, Any]) -> Row:
     return Row(line["view"], line["client"], line["domain"], {key: line[key] for key in line if key not in NOT_NUMBERS})
+
+
+LAST = "last"
+BEST_VALIDATION, BEST_LOCAL_VALIDATION = BY_VALIDATION
+
+
+def require_validation(federation: Federation, settings: Settings) -> None:
+    """Refuse data on which no round can be chosen, or the run be stopped, before anything is trained."""
+    if settings.needs_validation:
+        need, instead = f"--selection {settings.selection} chooses a round on validation data", f"Use --selection {LAST}"
+    elif settings.patience:
+        need, instead = f"--early-stopping {settings.early_stopping} goes by validation data", "Leave it out"
+    else:
+        return
+    if lacking := federation.without_validation():
+        raise DataError(
+            f"{need}, and {lacking}. {instead}, "
+            "or data with a validation part (a data set's own option where it has one, such as validation=0.1)."
+        )

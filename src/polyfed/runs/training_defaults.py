@@ -1,19 +1,23 @@
 """Which learning rate, optimizer and batch size are used if none is given: those that the data set declares, else the model, else the general ones.
 
 A learning rate belongs to its optimizer. If the rate, the optimizer or the momentum is given, the declared rate and optimizer are both skipped.
+
+And which model is trained if none is named: the data set's own, in the variant that every requested method can work on.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyfed.core.data_types import DataSet, Federation, TrainsWith
+from polyfed.core.method import Method
 from polyfed.data.registry import data_sets
 from polyfed.models import models
-from polyfed.models.model_text import as_call
-from polyfed.settings import FACTS, Settings, Unset
+from polyfed.models.model_text import as_call, with_batch_norm
+from polyfed.setting_facts import Unset
+from polyfed.settings import FACTS, Settings
 from polyfed.text import read_call
 
 GIVEN, GENERAL = "given", "default"
@@ -32,7 +36,7 @@ def with_declared(settings: Settings, data: DataSet | Federation, model: Any = N
     """
     declared, origin = data.trains_with, data.name
     if declared is None and (model is None or isinstance(model, str)):
-        declared, origin = of_model(model or settings.model or data.default_model)
+        declared, origin = _of_model(model or settings.model or data.default_model)
     return chosen(settings, declared, origin)
 
 
@@ -42,7 +46,7 @@ def with_declared_by_name(settings: Settings) -> Settings:
     declaration = data_sets.find(name).extra.get("declaration") if name in data_sets else None
     if declaration is not None and declaration.trains_with is not None:
         return chosen(settings, declaration.trains_with, declaration.title)[0]
-    return chosen(settings, *of_model(settings.model or str(getattr(declaration, "default_model", ""))))[0]
+    return chosen(settings, *_of_model(settings.model or str(getattr(declaration, "default_model", ""))))[0]
 
 
 def chosen(settings: Settings, declared: TrainsWith | None, origin: str) -> tuple[Settings, dict[str, str]]:
@@ -56,7 +60,7 @@ def chosen(settings: Settings, declared: TrainsWith | None, origin: str) -> tupl
     return dataclasses.replace(settings, **plain), origins
 
 
-def of_model(text: str) -> tuple[TrainsWith | None, str]:
+def _of_model(text: str) -> tuple[TrainsWith | None, str]:
     """Return what a model declares, with its name; None if it is not registered or declares nothing."""
     call = as_call(text)
     name = call.split("(")[0].strip()
@@ -77,3 +81,26 @@ def training_words(settings: Settings, origins: Mapping[str, str]) -> str:
         by_origin.setdefault(origins.get(name, ""), []).append(text)
     words = {"": "", GIVEN: ": given", GENERAL: ": default"}
     return "; ".join(", ".join(texts) + words.get(origin, f": from {origin}") for origin, texts in by_origin.items())
+
+
+def with_one_model(settings: Settings, default: str, methods: Sequence[Method]) -> Settings:
+    """The settings with a model that all methods work on; where one is named, or the data set's own will do, as they are.
+
+    Args:
+        settings: of all runs.
+        default: the data set's own model.
+        methods: those that are run on it.
+    """
+    if settings.model or not any(method.facts.batch_norm for method in methods):
+        return settings
+    variant = with_batch_norm(default)
+    return settings if variant == default else dataclasses.replace(settings, model=variant)
+
+
+def why_this_model(asked: Settings, used: Settings, data: DataSet | Federation, who: str) -> list[str]:
+    """A sentence where another variant than the data set's own was chosen for a method or several."""
+    if asked.model == used.model:
+        return []
+    return [
+        f"The model of {data.name}, {data.default_model}, has no batch norm, which {who} needs: {used.model} is trained. --model names another."
+    ]

@@ -24,8 +24,7 @@ from polyfed.data.sets import imagenet, tiny_imagenet
 from polyfed.data.store.pixel_store import PixelStore, StoredExamples
 from polyfed.errors import DataError
 from polyfed.runs.export import export_model
-from polyfed.runs.image_inputs import ImageInputs
-from polyfed.runs.predict_files import read_images
+from polyfed.runs.predict import ImageInputs, read_images
 
 RANDOM = np.random.default_rng(0)
 

@@ -29,7 +29,7 @@ from polyfed.settings import Settings
 
 SETTINGS = Settings(
     data=TINY, model=TINY_MODEL, method='fedwon + dp_sgd(epsilon=4.0, noise="system")', rounds=2, batch_size=4, local_steps=3
-)
+).trusted()
 Asking = Callable[..., dict[str, Any]]
 
 

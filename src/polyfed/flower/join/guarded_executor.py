@@ -55,8 +55,9 @@ def guarded(wire_message: WireMessage, context: Context) -> WireMessage:
         problems = unlisted_code(settings.load)
         if not problems:
             # Their hashes are listed, so they may run; the properties of the methods in them are known only then.
-            for file in settings_from(context.run_config).load:
-                load_file(file)
+            arrived = settings_from(context.run_config)
+            for file in arrived.load:
+                load_file(file, arrived.trust)
             extras = {} if wire_message.control.get("what") == DESCRIBE else extras_of(wire_message)
             problems = policy.problems(settings, context.run_config, wire_message.control, extras)
     except BadMessage as error:

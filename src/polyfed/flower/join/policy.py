@@ -14,7 +14,6 @@ from typing import Any
 
 import tomli_w
 
-from polyfed.core.code_gate import names_function
 from polyfed.core.conversation import NEWCOMER
 from polyfed.core.losses import needs_class_counts
 from polyfed.core.method import Method, as_method
@@ -36,6 +35,7 @@ from polyfed.flower.wire.message import DESCRIBE
 from polyfed.models.model_text import weights_file
 from polyfed.settings import Settings
 from polyfed.text import read_sum
+from polyfed.trust import names_function
 
 ALL = "*"
 NOTHING, AGGREGATE, PER_SAMPLE = "nothing", "aggregate", "per sample"

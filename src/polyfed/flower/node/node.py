@@ -36,9 +36,9 @@ from polyfed.flower.wire.codec import Encoder, extras_of, payload_of
 from polyfed.flower.wire.descriptions import own_versions, plain_text, version_problem
 from polyfed.flower.wire.message import DECLINED, DESCRIBE, BadMessage, WireMessage, refusal
 from polyfed.runs.assemble import build_bench, build_data_set, build_federation, normalised_for, prepared_model
-from polyfed.runs.default_model import with_one_model
 from polyfed.runs.experiment import read_initial, threads
 from polyfed.runs.folder.client_state_files import ClientStateFiles
+from polyfed.runs.training_defaults import with_one_model
 from polyfed.settings import Settings, with_changes
 
 log = logging.getLogger("polyfed")
@@ -54,7 +54,7 @@ class Workplace:
 
     def __init__(self, settings: Settings, config: Mapping[str, Any]) -> None:
         for file in settings.load:
-            load_file(file)
+            load_file(file, settings.trust)
         self.settings = settings
         self.method: Method = as_method(settings.method)
         self.simulated = PARTITION in config

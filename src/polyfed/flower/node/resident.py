@@ -25,7 +25,7 @@ from polyfed.errors import ClientFailure
 from polyfed.flower.app import read_settings
 from polyfed.flower.deploy.private_files import socket_in
 from polyfed.flower.wire.message import BadMessage, WireMessage, receive, refusal, send
-from polyfed.runs.costs.malloc import keep_freed_pages
+from polyfed.runs.malloc import keep_freed_pages
 
 log = logging.getLogger("polyfed")
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeAlias
 
-from polyfed.core.code_gate import names_function
 from polyfed.core.extras import shown
 from polyfed.core.tasks.known import TASKS, task_named
 from polyfed.data.federation_summary import INPUT_TYPES
 from polyfed.errors import DataError
 from polyfed.flower.wire.message import PROTOCOL, BadMessage
+from polyfed.trust import names_function
 
 Reader: TypeAlias = Callable[[object, str], Any]
 """Checks a value and returns it; the second argument is what the value is called in errors."""

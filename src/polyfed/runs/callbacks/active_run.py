@@ -11,7 +11,7 @@ from polyfed.runs.scores import as_line, scored_rounds
 
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment
-    from polyfed.runs.folder.answers_file import Answers
+    from polyfed.runs.folder.left_files import Answers
     from polyfed.runs.folder.run_folder import RunFolder
 
 
@@ -23,6 +23,7 @@ class ActiveRun:
         scores: Scores of the last evaluation: of validation data if they choose the round.
         scored_round: The round of ``scores``; -1 if there are none.
         answers: The prediction for each test image, of the last evaluation in detail.
+        callbacks: Called in this order: those of the run itself, then the user's.
     """
 
     def __init__(self, experiment: Experiment, folder: RunFolder | None, split: str = "test", resumed: bool = False) -> None:
@@ -36,6 +37,7 @@ class ActiveRun:
         self.scores: Sequence[Row] = self.by_round.get(number, []) if number == rounds else []
         self.scored_round = number if self.scores else -1
         self.answers: Answers = {}
+        self.callbacks: Sequence[Callback] = ()
 
     @property
     def path(self) -> str | None:
@@ -64,14 +66,14 @@ class ActiveRun:
         if self.folder is not None:
             self.folder.append(list(lines))
 
-    def begin(self, callbacks: Sequence[Callback]) -> None:
-        self._stop_if([callback.begin(self.state()) for callback in callbacks])
+    def begin(self) -> None:
+        self._stop_if([callback.begin(self.state()) for callback in self.callbacks])
 
-    def after_round(self, callbacks: Sequence[Callback]) -> None:
+    def after_round(self) -> None:
         """Call every callback, also if one of them stops the run (StoppedEarly)."""
-        wishes = [callback.after_round(self.state()) for callback in callbacks]
+        wishes = [callback.after_round(self.state()) for callback in self.callbacks]
         if self.scored_round == self.experiment.server.round:
-            wishes += [callback.after_evaluation(self.state()) for callback in callbacks]
+            wishes += [callback.after_evaluation(self.state()) for callback in self.callbacks]
         self._stop_if(wishes)
 
     def _stop_if(self, wishes: Sequence[bool | None]) -> None:

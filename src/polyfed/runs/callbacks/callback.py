@@ -85,7 +85,6 @@ class StoppedEarly(Exception):
 
 
 def state_of(experiment: Experiment, scores: Sequence[Row] = (), path: str | None = None, resumed: bool = False) -> RunState:
-    """Return the progress of an experiment."""
     return RunState(
         method=str(experiment.method),
         data=experiment.settings.data,

@@ -1,7 +1,8 @@
 """Checkpoints of a run while it trains. A run with a folder survives being killed at any instant.
 
 A checkpoint is taken between two rounds and written in the background while the next one trains. At most one is pending; whatever
-ends the run waits for it.
+ends the run waits for it. Every background task has a thread of its own, which ends with it. No thread waits between tasks, so a process
+forked in between lacks none.
 """
 
 from __future__ import annotations
@@ -9,19 +10,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import os
+import signal
+import threading
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from polyfed.core.method import Method
 from polyfed.core.slots import SLOTS
 from polyfed.core.workbench import ClientState
 from polyfed.errors import RunFolderError
-from polyfed.runs.callbacks.background_task import BackgroundTask
 from polyfed.runs.callbacks.callback import Callback, RunState
-from polyfed.runs.costs.resource_meter import LEFT_BEHIND
-from polyfed.runs.folder.answers_file import write_answers
-from polyfed.runs.folder.newcomer_file import leave_newcomer
+from polyfed.runs.costs import LEFT_BEHIND
+from polyfed.runs.folder.left_files import leave_newcomer, write_answers
 
 if TYPE_CHECKING:
     from polyfed.runs.callbacks.active_run import ActiveRun
@@ -127,18 +130,100 @@ class CheckpointWriter(Callback):
         # Where clients keep their state themselves, what is here are marks of it, small and never changed.
         taken = PendingCheckpoint(snapshot.round, backend.changed, dict(snapshot.clients) if backend.remote else {})
         if at_once:
-            self.folder.checkpoints.put(draft)
+            self.folder.checkpoints.write_draft(draft)
             backend.changed = set()
             self.written(taken)
         else:
-            draft = draft.apart(state_is_replaced=not changes_server_state(self.experiment.method))
+            draft = draft.apart(state_is_replaced=not _changes_server_state(self.experiment.method))
             backend.changed, self.pending = set(), taken
             backend.retain("pending", taken.marks)
             self.copied_bytes = draft.copied_bytes
-            self.background.start(functools.partial(self.folder.checkpoints.put, draft))
+            self.background.start(functools.partial(self.folder.checkpoints.write_draft, draft))
         self.last_saved = time.monotonic()
 
 
-def changes_server_state(method: Method) -> bool:
+def _changes_server_state(method: Method) -> bool:
     """Whether code of the method is given the server. Otherwise only the loop makes new state, and it replaces values."""
     return any(SLOTS[name].given_server for name in method.filled_slots)
+
+
+class BackgroundTask:
+    """One task at a time, in a thread. What goes wrong in it is raised where it is waited for."""
+
+    def __init__(self) -> None:
+        self.cpu_seconds = 0.0  # of all tasks that have ended
+        self.thread: threading.Thread | None = None
+        self.done = threading.Event()
+        self.done.set()
+        self.error: BaseException | None = None
+        _all.add(self)
+
+    @property
+    def busy(self) -> bool:
+        return not self.done.is_set()
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Begin a task, when the one before it has ended well."""
+        self.finish()
+        self.done = done = threading.Event()
+        # Not a daemon: a program that ends waits for it.
+        thread = threading.Thread(target=self._do, args=(work, done), name="polyfed background", daemon=False)
+        try:
+            thread.start()
+            self.thread = thread
+        except RuntimeError:  # the system gives no more threads: the work is done all the same
+            done.set()
+            self._do_here(work)
+
+    def wait(self) -> None:
+        """Wait for the end of the work; an interrupt of the waiting leaves it going on."""
+        if threading.current_thread() is self.thread:
+            return
+        # An interrupted join takes the thread for ended (Python 3.11), so that the event is what is waited for.
+        self.done.wait()
+        thread, self.thread = self.thread, None
+        if thread is not None:
+            thread.join()
+
+    def finish(self) -> None:
+        """Wait for the end of the work, and raise what went wrong in it."""
+        self.wait()
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+    def _do(self, work: Callable[[], None], done: threading.Event) -> None:
+        _leave_signals_to_others()
+        began = time.thread_time()
+        try:
+            work()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.cpu_seconds += time.thread_time() - began
+            done.set()
+
+    def _do_here(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self.error = error
+
+
+def _leave_signals_to_others() -> None:
+    """An interrupt must reach the main thread: only there does Python act on it."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+
+
+_all: weakref.WeakSet[BackgroundTask] = weakref.WeakSet()
+
+
+def _wait_for_all() -> None:
+    """Before a fork: the child would have what the threads hold (locks, half-written buffers), but not the threads."""
+    for task in list(_all):
+        task.wait()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_wait_for_all)

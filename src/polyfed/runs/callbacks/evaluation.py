@@ -1,21 +1,29 @@
-"""When the models of a run are scored on test data, and which scores it ends with."""
+"""When the models of a run are scored, which scores it ends with, and whether it stops before its last round."""
 
 from __future__ import annotations
 
 import copy
 import logging
+import math
+import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from polyfed.core.evaluation import Row
+from polyfed.core.metrics import IN_DETAIL
+from polyfed.core.scored_clients import scored_clients
+from polyfed.core.tasks.known import value_by
 from polyfed.runs.callbacks.callback import Callback, RunState
-from polyfed.runs.scores import as_line, mean_rows
+from polyfed.runs.scores import as_line, mean_rows, scored_rounds
+from polyfed.settings import AUTO
 
 if TYPE_CHECKING:
     from polyfed.runs.callbacks.active_run import ActiveRun
     from polyfed.runs.callbacks.selection import BestValidation
 
 log = logging.getLogger("polyfed")
+
+VALIDATION = "validation"
 
 
 class Evaluation(Callback):
@@ -71,6 +79,40 @@ class Evaluation(Callback):
             return self.evaluate(ends=True)
         run.write([{**as_line(number, row), "view": f"selected_{row.view}", "selected_round": selected} for row in run.scores])
         return run.scores
+
+
+class EarlyStopping(Callback):
+    """Stop the run when a metric on validation data has not improved for ``patience`` evaluations (``--early-stopping``).
+
+    Validation scores are lines of the metrics, so a resumed run knows those of the rounds before. Every client counts the same. Rounds
+    in which a client did not answer do not count.
+    """
+
+    def __init__(self, run: ActiveRun, metric: str, patience: int) -> None:
+        self.run, self.patience = run, patience
+        self.metric = run.experiment.bench.measure if metric == AUTO else metric
+        self.best, self.waited = -math.inf, 0
+        for rows in scored_rounds(run.history, VALIDATION).values():
+            self._take(rows)
+
+    def begin(self, run: RunState) -> bool:
+        return self.waited >= self.patience
+
+    def after_round(self, run: RunState) -> bool:
+        if not is_turn(run.round, run.rounds, run.settings.evaluate_every or 1):
+            return False
+        rows = self.run.scores
+        if self.run.scored_round != run.round or any(row.view != VALIDATION or self.metric not in row.numbers for row in rows):
+            rows = self.run.experiment.evaluate(VALIDATION, in_detail=self.metric in IN_DETAIL)
+            self.run.write_scores(rows)
+        self._take(rows)
+        return self.waited >= self.patience
+
+    def _take(self, rows: Sequence[Row]) -> None:
+        if {row.client for row in rows} < set(scored_clients(self.run.experiment.server, VALIDATION)):
+            return
+        value = statistics.fmean(value_by(self.metric, row.numbers, row.client, row.view) for row in rows)
+        self.best, self.waited = max(value, self.best), 0 if value > self.best else self.waited + 1
 
 
 def is_turn(number: int, rounds: int, every: int, at_end: int = 0) -> bool:

@@ -16,7 +16,6 @@ from polyfed.core.evaluation import Row
 from polyfed.core.method import Method
 from polyfed.core.privacy import ACCOUNTS, account_keys
 from polyfed.core.scored_clients import scored_clients
-from polyfed.core.server import Server
 from polyfed.core.tasks.known import value_by
 from polyfed.core.workbench import ClientState
 from polyfed.errors import RunFolderError, TooFewReplies
@@ -24,7 +23,7 @@ from polyfed.runs.callbacks.callback import Callback, RunState
 from polyfed.runs.callbacks.evaluation import is_turn
 from polyfed.runs.folder.checkpoint import Checkpoints, Snapshot, copied
 from polyfed.runs.folder.manifest import Damaged
-from polyfed.runs.selection import BEST_LOCAL_VALIDATION, BEST_VALIDATION
+from polyfed.runs.scores import BEST_LOCAL_VALIDATION, BEST_VALIDATION
 
 if TYPE_CHECKING:
     from polyfed.runs.callbacks.active_run import ActiveRun
@@ -82,11 +81,6 @@ class BestValidation(Callback):
         return rows
 
     @property
-    def measure(self) -> str:
-        """The metric that rounds are compared by."""
-        return self.experiment.bench.measure
-
-    @property
     def scored(self) -> list[str]:
         """The clients whose validation scores count."""
         return scored_clients(self.experiment.server, "validation")
@@ -100,8 +94,7 @@ class BestValidation(Callback):
         return sum(self.value_of(row) for row in rows) / len(rows)
 
     def value_of(self, row: Row) -> float:
-        """What one client's validation scores are compared by."""
-        return value_by(self.measure, row.numbers, row.client, row.view)
+        return value_by(self.experiment.bench.measure, row.numbers, row.client, row.view)
 
     def notes(self) -> dict[str, Any] | None:
         """What a checkpoint says about the best state so far."""
@@ -122,8 +115,9 @@ class BestValidation(Callback):
             raise self._lost(f"{self.checkpoints.folder} holds later rounds only, which were not found again.")
         server, backend = self.experiment.server, self.experiment.backend
         # What later rounds spent of a privacy budget has left the clients, whichever model is kept.
-        clients = with_accounts(server.method, self.best.clients, backend.client_states)
-        server.state, server.memory, server.dormant = dict(self.best.state), {}, {**self.best.memory, **accounts_of(server)}
+        clients = _with_accounts(server.method, self.best.clients, backend.client_states)
+        accounts = {name: value for name, value in server.remembered().items() if name == ACCOUNTS}
+        server.state, server.memory, server.dormant = dict(self.best.state), {}, {**self.best.memory, **accounts}
         backend.client_states = clients
         backend.changed = set(backend.client_states)
 
@@ -139,7 +133,7 @@ class BestLocalValidation(BestValidation):
     def scores(self) -> list[Row]:
         """What clients scored at the end of their local training."""
         data = self.experiment.backend.data
-        scored, measure = self.experiment.backend.validations_of_round, self.measure
+        scored, measure = self.experiment.backend.validations_of_round, self.experiment.bench.measure
         return [
             Row("local_validation", client, "+".join(data[client].domains), {measure: value}) for client, value in scored.items()
         ]
@@ -150,12 +144,7 @@ class BestLocalValidation(BestValidation):
         return sum(samples[row.client] * self.value_of(row) for row in rows) / sum(samples[row.client] for row in rows)
 
 
-def accounts_of(server: Server) -> dict[str, Any]:
-    """What the server remembers of privacy accounts, under the name it keeps it by."""
-    return {name: value for name, value in server.remembered().items() if name == ACCOUNTS}
-
-
-def with_accounts(method: Method, chosen: Mapping[str, ClientState], last: Mapping[str, ClientState]) -> dict[str, ClientState]:
+def _with_accounts(method: Method, chosen: Mapping[str, ClientState], last: Mapping[str, ClientState]) -> dict[str, ClientState]:
     """Client states of the chosen round with the privacy accounts of the last one."""
     found, keys = dict(chosen), account_keys(method)
     for client, state in last.items() if keys else ():
@@ -166,10 +155,7 @@ def with_accounts(method: Method, chosen: Mapping[str, ClientState], last: Mappi
     return found
 
 
-CHOOSERS = {BEST_VALIDATION: BestValidation, BEST_LOCAL_VALIDATION: BestLocalValidation}
-
-
-def chooser_of(run: ActiveRun, notes: Mapping[str, Any] | None) -> BestValidation | None:
-    """Return what chooses the round of a run; None if the last one counts."""
-    kind = CHOOSERS.get(run.experiment.settings.selection)
-    return None if kind is None else kind(run, notes)
+def chooser_of(run: ActiveRun, notes: Mapping[str, Any] | None) -> BestValidation:
+    """Return what chooses the round of a run that goes by validation data."""
+    kinds = {BEST_VALIDATION: BestValidation, BEST_LOCAL_VALIDATION: BestLocalValidation}
+    return kinds[run.experiment.settings.selection](run, notes)

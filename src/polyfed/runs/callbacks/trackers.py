@@ -11,26 +11,26 @@ from typing import Any
 from polyfed.core.metrics import MEASURES
 from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.runs.callbacks.callback import Callback, RunState
-from polyfed.runs.headline import domains_of
+from polyfed.runs.headline import Domains, domains_of
 from polyfed.runs.result import Result
+from polyfed.runs.scores import VIEWS
 
 
-def numbers_of(run: RunState, scored: bool) -> Iterator[tuple[str, float]]:
-    """What is tracked after a round: losses and traffic, or the scores by view, domain and measure."""
-    if not scored:
-        if run.losses:
-            yield "training/loss", sum(run.losses.values()) / len(run.losses)
-            yield from ((f"training/loss/{client}", loss) for client, loss in run.losses.items())
-        yield "traffic/bytes_up", run.bytes_up
-        yield "traffic/bytes_down", run.bytes_down
-        return
-    for (view, domain), numbers in domains_of(run.scores).items():
-        for name in (*MEASURES, "majority_rate"):
-            if name in numbers and math.isfinite(numbers[name]):
-                yield f"{view}/{domain}/{name}", float(numbers[name])
+def _training_numbers(run: RunState) -> Iterator[tuple[str, float]]:
+    if run.losses:
+        yield "training/loss", sum(run.losses.values()) / len(run.losses)
+        yield from ((f"training/loss/{client}", loss) for client, loss in run.losses.items())
+    yield "traffic/bytes_up", run.bytes_up
+    yield "traffic/bytes_down", run.bytes_down
 
 
-VIEWS = ("seen", "unseen")
+def _scores(domains: Domains) -> list[tuple[str, float]]:
+    return [
+        (f"{view}/{domain}/{name}", float(numbers[name]))
+        for (view, domain), numbers in domains.items()
+        for name in (*MEASURES, "majority_rate")
+        if name in numbers
+    ]
 
 
 class Tracker(Callback):
@@ -44,27 +44,18 @@ class Tracker(Callback):
         raise NotImplementedError
 
     def after_round(self, run: RunState) -> None:
-        self.write(run.round, list(numbers_of(run, scored=False)))
+        self.write(run.round, list(_training_numbers(run)))
 
     def after_evaluation(self, run: RunState) -> None:
         if any(row.view in VIEWS for row in run.scores):
             self.scored_round = run.round
-        self.write(run.round, list(numbers_of(run, scored=True)))
+        self.write(run.round, [(name, value) for name, value in _scores(domains_of(run.scores)) if math.isfinite(value)])
 
     def end(self, result: Result) -> None:
         """The scores of the model that the run ends with, where they are not written yet."""
         number = result.experiment.server.round
         if self.scored_round != number:
-            found = {key: value for key, value in result.domains.items() if key[0] in VIEWS}
-            self.write(
-                number,
-                [
-                    (f"{view}/{domain}/{name}", float(numbers[name]))
-                    for (view, domain), numbers in found.items()
-                    for name in (*MEASURES, "majority_rate")
-                    if name in numbers
-                ],
-            )
+            self.write(number, _scores({key: value for key, value in result.domains.items() if key[0] in VIEWS}))
         self.close()
 
     def close(self) -> None:
@@ -124,12 +115,11 @@ class WeightsAndBiases(Tracker):
             import wandb
         except ImportError as error:
             raise missing("wandb") from error
-        folder = None if run.path is None else run.path
         self.run: Any = wandb.init(
             project="polyfed",
             name=f"{run.data} {run.method} seed {run.seed}",
             config=run.settings.to_dict(),
-            dir=folder,
+            dir=run.path,
             reinit="create_new",
         )
 
@@ -144,7 +134,6 @@ TRACKERS = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WeightsAndBia
 
 
 def trackers(names: str | Sequence[str]) -> list[Callback]:
-    """The trackers of these names."""
     chosen = [names] if isinstance(names, str) else list(names)
     for name in chosen:
         if name not in TRACKERS:
@@ -153,17 +142,14 @@ def trackers(names: str | Sequence[str]) -> list[Callback]:
 
 
 def missing(name: str) -> PolyfedError:
-    """The error about a tracker that is not installed."""
     return PolyfedError(f"--track {name} needs {name}, which is not installed: pip install 'polyfed[{name}]'.")
 
 
 def folder_of(run: RunState, name: str) -> Path:
-    """The run folder, which this tracker writes to."""
     if run.path is None:
         raise SettingError(f"track={name!r} writes to the run folder, and there is none. Give one: out=DIR.")
     return Path(run.path)
 
 
 def allowed(name: str) -> str:
-    """A name that MLflow takes."""
     return "".join(char if char.isalnum() or char in "_-./ " else "_" for char in name)

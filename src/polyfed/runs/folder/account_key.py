@@ -21,7 +21,6 @@ PURPOSE = b"polyfed run.toml\0"
 
 
 def key_file() -> Path:
-    """Where the key is."""
     base = os.environ.get("XDG_CONFIG_HOME") or str(Path("~/.config").expanduser())
     return Path(base) / "polyfed" / "account.key"
 

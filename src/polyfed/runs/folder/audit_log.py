@@ -69,21 +69,17 @@ def _append(file: BinaryIO, event: str, values: Mapping[str, Any], previous: str
     line = {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
         "event": event,
-        **{name: shortened(value) for name, value in values.items()},
+        # Texts of strangers may be of any length.
+        **{name: value[:LONGEST_TEXT] if isinstance(value, str) else value for name, value in values.items()},
         **({"torn_bytes_removed": torn} if torn else {}),
         "previous": previous,
     }
-    file.write((json.dumps(line | {"hash": hash_of(line)}) + "\n").encode())
+    file.write((json.dumps(line | {"hash": _hash_of(line)}) + "\n").encode())
     file.flush()
     os.fsync(file.fileno())
 
 
-def shortened(value: Any) -> Any:
-    """A value that fits into a line; texts of strangers may be of any length."""
-    return value[:LONGEST_TEXT] if isinstance(value, str) else value
-
-
-def hash_of(line: dict[str, Any]) -> str:
+def _hash_of(line: dict[str, Any]) -> str:
     """The hash of a line without its own hash; it covers the hash of the line before."""
     text = json.dumps({name: value for name, value in line.items() if name != "hash"}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -146,7 +142,7 @@ def verified_lines(path: Path) -> Iterator[dict[str, Any]]:
             raise DataError(
                 f"{path}: line {count} does not follow the line before it; something was changed, added or taken out there."
             )
-        if line.get("hash") != hash_of(line):
+        if line.get("hash") != _hash_of(line):
             raise DataError(f"{path}: line {count} was changed; its hash does not fit what it says.")
         previous = str(line["hash"])
         yield line

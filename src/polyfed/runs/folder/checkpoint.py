@@ -27,7 +27,7 @@ from polyfed.core.trees import Piece, own, pieces, size, tree_digest, unpacked
 from polyfed.core.workbench import ClientState
 from polyfed.errors import MOST_NAMED, RunFolderError
 from polyfed.runs.folder.atomic_write import sync_folder, write_atomically
-from polyfed.runs.folder.manifest import FORMAT, Damaged, manifest_files, read_manifest, sealed
+from polyfed.runs.folder.manifest import FORMAT, Damaged, digest_of, manifest_files, read_manifest, sealed
 
 log = logging.getLogger("polyfed")
 
@@ -45,14 +45,9 @@ class Snapshot:
     notes: dict[str, Any] = field(default_factory=dict)
 
 
-def own_state(state: ClientState) -> ClientState:
-    """What a client keeps, with tensors of its own."""
-    return ClientState(own(state.entries), own(state.memory))
-
-
 def copied(snapshot: Snapshot) -> Snapshot:
     """The snapshot as it would be read back from a checkpoint: later training cannot change it."""
-    clients = {client: own_state(state) for client, state in snapshot.clients.items()}
+    clients = {client: ClientState(own(state.entries), own(state.memory)) for client, state in snapshot.clients.items()}
     return Snapshot(snapshot.round, own(snapshot.state), own(snapshot.memory), clients, own(snapshot.notes))
 
 
@@ -77,13 +72,12 @@ def watch(entries: Mapping[str, Tensor], whose: str, watched: list[Watched]) -> 
 
 @dataclass(frozen=True)
 class Draft:
-    """What a checkpoint writes: the server, the clients that are ``due``, and who else keeps the file it has."""
+    """What a checkpoint writes: the server and the clients that are due. The others of ``everyone`` keep the file they have."""
 
     round: int
     finished: bool
     state: Mapping[str, Tensor]
     memory: Mapping[str, Any]
-    due: Sequence[str]
     clients: Mapping[str, ClientState]
     everyone: Sequence[str]
     notes: Mapping[str, Any]
@@ -102,10 +96,10 @@ class Draft:
         """
         watched: list[Watched] = []
         state = watch(self.state, "of the server", watched) if state_is_replaced else own(self.state)
-        clients = {}
-        for client in self.due:
-            found = self.clients[client]
-            clients[client] = ClientState(watch(found.entries, f"of client {client}", watched), own(found.memory))
+        clients = {
+            client: ClientState(watch(found.entries, f"of client {client}", watched), own(found.memory))
+            for client, found in self.clients.items()
+        }
         return replace(self, state=state, memory=own(self.memory), clients=clients, notes=own(self.notes), watched=watched)
 
     @property
@@ -134,17 +128,16 @@ class Checkpoints:
 
     def write(self, snapshot: Snapshot, changed: set[str], finished: bool = False) -> None:
         """Write a checkpoint at once; clients that did not change keep the file they have."""
-        self.put(self.draft(snapshot, changed, finished))
+        self.write_draft(self.draft(snapshot, changed, finished))
 
     def draft(self, snapshot: Snapshot, changed: set[str], finished: bool = False) -> Draft:
         """What a checkpoint of this snapshot has to write. It is the snapshot's own values, not copies."""
-        everyone = list(snapshot.clients)
-        lost = self.lost_files()
+        lost = self._lost_files()
         kept = {client for client, name in self.client_files.items() if name not in lost}
-        due = sorted(changed | (set(everyone) - kept))
-        return Draft(snapshot.round, finished, snapshot.state, snapshot.memory, due, snapshot.clients, everyone, snapshot.notes)
+        due = {client: snapshot.clients[client] for client in sorted(changed | (set(snapshot.clients) - kept))}
+        return Draft(snapshot.round, finished, snapshot.state, snapshot.memory, due, list(snapshot.clients), snapshot.notes)
 
-    def lost_files(self) -> set[str]:
+    def _lost_files(self) -> set[str]:
         """Files of the last checkpoints that somebody deleted since; they are named, and what is needed of them is written again."""
         there = {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
         lost = set(self.digests) - there
@@ -152,39 +145,35 @@ class Checkpoints:
             log.warning("%s was deleted while the run was trained; what it held is written again.", self.folder / name)
         return lost
 
-    def put(self, draft: Draft) -> None:
+    def write_draft(self, draft: Draft) -> None:
         """Write what was drafted, the manifest last."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            server = f"server-{draft.stamp}.safetensors"
-            self._put(server, pieces({"state": draft.state, "memory": draft.memory}))
-            for client in draft.due:
+            server, manifest = f"server-{draft.stamp}.safetensors", f"manifest-{draft.stamp}.json"
+            self._write_file(server, pieces({"state": draft.state, "memory": draft.memory}))
+            for client, state in draft.clients.items():
                 name = f"client-{hashlib.sha256(client.encode()).hexdigest()[:16]}-{draft.stamp}.safetensors"
-                state = draft.clients[client]
-                self._put(name, pieces({"entries": state.entries, "memory": state.memory}))
+                self._write_file(name, pieces({"entries": state.entries, "memory": state.memory}))
                 self.client_files[client] = name
             draft.require_untouched()
             self.client_files = {client: self.client_files[client] for client in draft.everyone}
-            used = {server, *self.client_files.values()}
-            manifest = {
+            content = {
                 "format": FORMAT,
                 "round": draft.round,
                 "server": server,
                 "clients": self.client_files,
-                "digests": {name: self.digests[name] for name in sorted(used)},
+                "digests": {name: self.digests[name] for name in sorted({server, *self.client_files.values()})},
                 "notes": draft.notes,
             }
-            name = f"manifest-{draft.stamp}.json"
             sync_folder(self.folder)  # what the manifest names is durable before the manifest is
-            self._put(name, [json.dumps(sealed(manifest), indent=1).encode()], sync=True)
-            self._tidy(name)
+            self._write_file(manifest, [json.dumps(sealed(content), indent=1).encode()], sync=True)
+            self._tidy(manifest)
         except OSError as error:
             raise RunFolderError(
                 f"Cannot write a checkpoint to {self.folder}: {error.strerror or error}. The last good checkpoint is untouched."
             ) from error
 
-    def _put(self, name: str, data: Sequence[Piece], sync: bool = False) -> None:
-        """Write a file; only the names of the last ones need be made durable."""
+    def _write_file(self, name: str, data: Sequence[Piece], sync: bool = False) -> None:
         self.digests[name] = write_atomically(self.folder / name, data, sync)
 
     def _tidy(self, newest: str) -> None:
@@ -203,7 +192,6 @@ class Checkpoints:
         self.digests = {name: digest for name, digest in self.digests.items() if name in used}
 
     def manifests(self) -> list[Path]:
-        """Manifests, newest first."""
         return manifest_files(self.folder)
 
     def read(self) -> tuple[Snapshot | None, list[str]]:
@@ -226,21 +214,15 @@ class Checkpoints:
 
     def _load(self, manifest: Mapping[str, Any]) -> Snapshot:
         try:
-            return self._loaded(manifest)
+            if type(manifest["round"]) is not int:
+                raise TypeError(f"its round is {manifest['round']!r}")
+            server = self._tree(manifest["server"], manifest["digests"])
+            trees = {client: self._tree(name, manifest["digests"]) for client, name in manifest["clients"].items()}
+            clients = {client: ClientState(tree["entries"], tree["memory"]) for client, tree in trees.items()}
+            self.client_files, self.digests = dict(manifest["clients"]), dict(manifest["digests"])
+            return Snapshot(manifest["round"], server["state"], server["memory"], clients, manifest["notes"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise Damaged(f"A checkpoint in {self.folder} lacks something ({type(error).__name__}: {error}).") from error
-
-    def _loaded(self, manifest: Mapping[str, Any]) -> Snapshot:
-        if type(manifest["round"]) is not int:
-            raise TypeError(f"its round is {manifest['round']!r}")
-        server = self._tree(manifest["server"], manifest["digests"])
-        clients = {}
-        for client, name in manifest["clients"].items():
-            tree = self._tree(name, manifest["digests"])
-            clients[client] = ClientState(tree["entries"], tree["memory"])
-        self.client_files = dict(manifest["clients"])
-        self.digests = dict(manifest["digests"])
-        return Snapshot(manifest["round"], server["state"], server["memory"], clients, manifest["notes"])
 
     def _tree(self, name: str, digests: Mapping[str, str]) -> Any:
         path = self.folder / name
@@ -250,7 +232,7 @@ class Checkpoints:
             data = path.read_bytes()
         except OSError as error:
             raise Damaged(f"{path} cannot be read ({error.strerror}).") from error
-        if hashlib.sha256(data).hexdigest() != digests.get(name):
+        if digest_of(data) != digests.get(name):
             raise Damaged(f"{path} is damaged (its digest does not match).")
         try:
             return unpacked(data)

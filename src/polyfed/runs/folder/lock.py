@@ -106,17 +106,11 @@ def _refusal(descriptor: int, folder: Path) -> BeingTrained:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether somebody holds the lock of a folder."""
     return _shared(folder, wait=False)
 
 
-def wait_until_free(folder: Path) -> None:
-    """Wait until nobody holds the lock of a folder; the kernel says when."""
-    _shared(folder, wait=True)
-
-
 def _shared(folder: Path, wait: bool) -> bool:
-    """Hold the lock together with all who only look, for an instant; says whether that was refused."""
+    """Hold the lock together with all who only look, for an instant; says whether that was refused. The kernel ends the waiting."""
     try:
         descriptor = os.open(folder / FILE, os.O_RDONLY)
     except OSError:
@@ -142,7 +136,7 @@ def once_free(work: Callable[[], Done], notify: Callable[[str], None]) -> Done:
             if not busy.elsewhere:
                 raise
             notify(f"{busy.folder} is being trained by {busy.holder}; its end is waited for.")
-            wait_until_free(busy.folder)
+            _shared(busy.folder, wait=True)
 
 
 def _leave_to_parent() -> None:

@@ -18,7 +18,6 @@ from typing import Any
 
 import tomli_w
 
-from polyfed.core.code_gate import NamedCode, allow, code_in, note
 from polyfed.core.method import read_recorded
 from polyfed.data.federation_summary import RecordedInputs, differences
 from polyfed.errors import DataError, RunFolderError
@@ -26,17 +25,24 @@ from polyfed.runs.folder.account_key import is_sealed, sealed
 from polyfed.runs.folder.atomic_write import write_atomically
 from polyfed.runs.folder.checkpoint import Checkpoints, Snapshot
 from polyfed.runs.folder.lock import hold_lock
-from polyfed.runs.folder.manifest import OLDER, newest_notes
-from polyfed.runs.folder.portable_paths import anchored
+from polyfed.runs.folder.manifest import (
+    ANSWERS_FILE,
+    DOCUMENT,
+    FORMAT,
+    METRICS,
+    NEWCOMER_FILE,
+    SEALS,
+    digest_of,
+    newest_notes,
+    problem_of,
+    require_format,
+)
+from polyfed.runs.folder.paths import anchored
 from polyfed.settings import Settings
+from polyfed.trust import NOTHING, Trust, code_in
 
 log = logging.getLogger("polyfed")
 
-FORMAT = 2
-DOCUMENT, METRICS, NEWCOMER_FILE = "run.toml", "metrics.jsonl", "newcomer.safetensors"
-ANSWERS_FILE = "answers.safetensors"
-SEALS = "seals"
-"""Where a checkpoint notes the digests of the files around it."""
 HELD_BY_NODES = "data held by nodes"
 """What ``given_in_python`` says of a run over Flower, whose data its server never had."""
 
@@ -46,22 +52,17 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.document_file, self.metrics_file = self.path / DOCUMENT, self.path / METRICS
         self.checkpoints = Checkpoints(self.path / "checkpoint")
         self.best = Checkpoints(self.path / "best")
         self.is_locked = False
-        self.written = b""
-        self.sealed_metrics: tuple[int, Any] | None = None
-        self.checked: bytes | None = None
+        self.written_document = b""
+        self.written_metrics: tuple[int, Any] | None = None
+        self.verified_document: bytes | None = None
 
     @property
     def holds_run(self) -> bool:
-        """Whether there is a run in the folder."""
-        return (self.path / "run.toml").exists()
-
-    @property
-    def metrics_file(self) -> Path:
-        """Where scores are written, a line each."""
-        return self.path / "metrics.jsonl"
+        return self.document_file.exists()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -94,58 +95,51 @@ class RunFolder:
         self.refuse_to_overwrite()
         settings = anchored(settings, facts.get("given_in_python", ()))
         document = {"format": FORMAT, "settings": settings.to_dict(), **facts, "made_with": versions()}
-        text = sealed(tomli_w.dumps(without_none(document)))
+        text = sealed(tomli_w.dumps(_without_none(document)))
         with self.writing():
             self.path.mkdir(parents=True, exist_ok=True)
             self.metrics_file.touch()
-            write_atomically(self.path / "run.toml", text)
+            write_atomically(self.document_file, text)
 
     def refuse_to_overwrite(self) -> None:
-        """A folder that holds a run is not overwritten."""
         if self.holds_run:
             raise RunFolderError(
                 f"{self.path} holds a run already. Go on with it (polyfed resume {self.path}) or choose another --out."
             )
 
     def document(self) -> dict[str, Any]:
-        """What ``run.toml`` says."""
-        path = self.path / "run.toml"
+        """What ``run.toml`` says, if it is the one that the newest checkpoint was made with."""
+        path = self.document_file
         if not path.is_file():
             raise RunFolderError(f"{self.path} is not a run: {missing_words(self.path)}")
         try:
             content = path.read_bytes()
-            self.require_sealed_document(content)
-            document = tomllib.loads(content.decode())
-        except RunFolderError:
-            raise
-        except (ValueError, RecursionError, OSError) as error:
+        except OSError as error:
             raise RunFolderError(f"{path} cannot be read: {error}.") from error
-        if document.get("format", 0) > FORMAT:
+        if content != self.verified_document and problem_of(DOCUMENT, content, newest_notes(self.checkpoints.folder)):
             raise RunFolderError(
-                f"{path} was written by a newer polyfed (format {document['format']}, this one reads {FORMAT}). Upgrade polyfed to go on."
+                f"{path} was changed after the run had begun (its digest does not match the checkpoint). Put back a copy, "
+                "or begin another run: its settings can be used with --recipe, its state with --init."
             )
-        if document.get("format", 1) < FORMAT:
-            raise RunFolderError(f"{path} {OLDER}")
-        return with_all_options(document)
+        self.verified_document = content
+        try:
+            document = tomllib.loads(content.decode())
+        except (ValueError, RecursionError) as error:
+            raise RunFolderError(f"{path} cannot be read: {error}.") from error
+        require_format(document.get("format", 1), path)
+        return _with_all_options(document)
 
     def settings(self) -> Settings:
-        """The settings of the run."""
-        return Settings.from_dict(self.document().get("settings", {}), str(self.path / "run.toml"))
+        return Settings.from_dict(self.document().get("settings", {}), str(self.document_file))
 
-    def named_code(self) -> list[NamedCode]:
-        """The code that ``run.toml`` names, wherever it does."""
+    def trust(self, trusted: bool = False) -> Trust:
+        """The code that ``run.toml`` names, wherever it does, if this account wrote it or the user trusts it."""
         settings, outline = self.settings(), self.document().get("outline")
         default = outline.get("default_model") if isinstance(outline, Mapping) else None
-        return code_in(settings.load, settings.model) + code_in(model=default if isinstance(default, str) else None)
-
-    def name_code(self, trust: bool = False) -> None:
-        """Let the code that ``run.toml`` names be run, if this account wrote it or the user trusts it; else say who named it."""
-        path = self.path / "run.toml"
-        code = self.named_code()
-        if trust or (code and is_sealed(path.read_bytes())):
-            allow(code)
-        else:
-            note(code, str(path))
+        code = code_in(settings.load, settings.model) + code_in(model=default if isinstance(default, str) else None)
+        if trusted or (code and is_sealed(self.document_file.read_bytes())):
+            return NOTHING.adding(code)
+        return NOTHING.refusing(code, str(self.document_file))
 
     def settings_to_go_on(self) -> Settings:
         """The settings of the run, with every option of its method as it was, should a default have changed since."""
@@ -173,12 +167,9 @@ class RunFolder:
 
     def other_data(self, found: Mapping[str, Any]) -> list[str]:
         """In what the data found differ from those of the run, in words; ``found`` is what ``FederationSummary.identity`` says."""
-        return differences(self.recorded_inputs_as_plain() | self.document().get("data", {}), found)
-
-    def recorded_inputs_as_plain(self) -> dict[str, Any]:
-        """What ``run.toml`` says of inputs, as plain values; nothing where it says nothing."""
         recorded = self.recorded_inputs()
-        return {} if recorded is None else recorded.as_plain()
+        inputs = {} if recorded is None else recorded.as_plain()
+        return differences(inputs | self.document().get("data", {}), found)
 
     def recorded_inputs(self) -> RecordedInputs | None:
         """The shape and normalisation of the inputs that the run was begun with; None where ``run.toml`` does not say."""
@@ -187,7 +178,7 @@ class RunFolder:
             return RecordedInputs.read(document.get("outline") or document.get("data") or {})
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise RunFolderError(
-                f"{self.path / DOCUMENT} is damaged where it describes inputs ({type(error).__name__}: {error}). Put back a copy of the file."
+                f"{self.document_file} is damaged where it describes inputs ({type(error).__name__}: {error}). Put back a copy of the file."
             ) from error
 
     def require_data(self, found: Mapping[str, Any]) -> None:
@@ -202,20 +193,20 @@ class RunFolder:
     def begin_sealing(self) -> None:
         """From now on this process writes to the folder: what it writes is hashed on the way, for the next checkpoint to seal."""
         try:
-            self.written = (self.path / "run.toml").read_bytes()
+            self.written_document = self.document_file.read_bytes()
             content = self.metrics_file.read_bytes() if self.metrics_file.exists() else b""
         except OSError as error:
             raise RunFolderError(f"{error.filename} cannot be read: {error.strerror or error}.") from error
-        self.sealed_metrics = len(content), hashlib.sha256(content)
+        self.written_metrics = len(content), hashlib.sha256(content)
 
     def seals(self) -> dict[str, Any]:
         """What a checkpoint notes of the files around it. A lost ``run.toml`` is written again; lost metrics end the run."""
-        assert self.sealed_metrics is not None
-        path, (size, digest) = self.path / "run.toml", self.sealed_metrics
-        if not path.is_file() or path.read_bytes() != self.written:
+        assert self.written_metrics is not None
+        path, (size, digest) = self.document_file, self.written_metrics
+        if not path.is_file() or path.read_bytes() != self.written_document:
             log.warning("%s was deleted or changed while the run was trained; it is written again.", path)
             with self.writing():
-                write_atomically(path, self.written)
+                write_atomically(path, self.written_document)
         found = self.metrics_size()
         if found != size or not self.metrics_file.exists():
             raise RunFolderError(
@@ -223,57 +214,27 @@ class RunFolder:
                 f"The last good checkpoint is untouched. Put back a copy and go on (polyfed resume {self.path}), or begin another run "
                 f"from its state (--init {self.path})."
             )
-        files = {DOCUMENT: hashlib.sha256(self.written).hexdigest(), METRICS: digest.hexdigest()}
-        for left in (self.path / NEWCOMER_FILE, self.path / ANSWERS_FILE):
-            files |= {left.name: hashlib.sha256(left.read_bytes()).hexdigest()} if left.is_file() else {}
-        return {"metrics_size": size, SEALS: files}
-
-    def require_sealed_document(self, content: bytes) -> None:
-        """Refuse a ``run.toml`` that is not the one a checkpoint was made with. Folders of older versions have no such seal."""
-        if content == self.checked:
-            return
-        seal = newest_notes(self.checkpoints.folder).get(SEALS, {}).get(DOCUMENT)
-        if seal is not None and hashlib.sha256(content).hexdigest() != seal:
-            raise RunFolderError(
-                f"{self.path / DOCUMENT} was changed after the run had begun (its digest does not match the checkpoint). Put back a copy, "
-                "or begin another run: its settings can be used with --recipe, its state with --init."
-            )
-        self.checked = content
-
-    def require_sealed_metrics(self, notes: Mapping[str, Any]) -> None:
-        """Refuse metrics that are not those a checkpoint was made with; lines after it are still to be recomputed.
-
-        Args:
-            notes: of the checkpoint.
-        """
-        seal = notes.get(SEALS, {}).get(METRICS)
-        if seal is None:
-            return
-        try:
-            content = self.metrics_file.read_bytes()
-        except OSError as error:
-            raise RunFolderError(self._metrics_words(f"cannot be read ({error.strerror or error})")) from error
-        size = notes["metrics_size"]
-        if len(content) < size:
-            raise RunFolderError(self._metrics_words(f"lacks lines: it has {len(content)} bytes of {size}"))
-        if hashlib.sha256(content[:size]).hexdigest() != seal:
-            raise RunFolderError(self._metrics_words("was changed (its digest does not match the checkpoint)"))
-        if notes.get("finished") and len(content) > size:
-            raise RunFolderError(self._metrics_words(f"has {len(content) - size} bytes more than the run had at its end"))
-
-    def _metrics_words(self, what: str) -> str:
-        return f"{self.metrics_file} {what}. Nothing was changed. Put back a copy; or begin another run from its state (--init {self.path})."
-
-    def require_sealed_newcomer(self, notes: Mapping[str, Any]) -> None:
-        """Refuse a model for newcomers that is not the one the run left."""
-        self.require_sealed(NEWCOMER_FILE, notes)
+        left = [self.path / name for name in (NEWCOMER_FILE, ANSWERS_FILE)]
+        digests = {file.name: digest_of(file.read_bytes()) for file in left if file.is_file()}
+        return {
+            "metrics_size": size,
+            SEALS: {DOCUMENT: digest_of(self.written_document), METRICS: digest.hexdigest(), **digests},
+        }
 
     def require_sealed(self, name: str, notes: Mapping[str, Any]) -> None:
-        """Refuse a file that is not the one the run left at its end."""
-        seal, path = notes.get(SEALS, {}).get(name), self.path / name
-        if seal is None:
+        """Refuse a file that is missing, or not the one that a checkpoint was made with; ``notes`` are the checkpoint's."""
+        path = self.path / name
+        if name not in notes.get(SEALS, {}):
             return
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != seal:
+        try:
+            problem = problem_of(name, path.read_bytes(), notes)
+        except OSError as error:
+            problem = f"cannot be read ({error.strerror or error})"
+        if problem and name == METRICS:
+            raise RunFolderError(
+                f"{path} {problem}. Nothing was changed. Put back a copy; or begin another run from its state (--init {self.path})."
+            )
+        if problem:
             raise RunFolderError(f"{path} is missing or was changed (its digest does not match the checkpoint). Put back a copy.")
 
     def read(self) -> tuple[Snapshot | None, list[str]]:
@@ -283,7 +244,7 @@ class RunFolder:
         """
         snapshot, complaints = self.checkpoints.read()
         if snapshot is not None:
-            self.require_sealed_metrics(snapshot.notes)
+            self.require_sealed(METRICS, snapshot.notes)
         elif self.metrics_size() and not complaints:
             raise RunFolderError(
                 f"{self.metrics_file} holds scores, but {self.checkpoints.folder} has no checkpoint that can be read. Nothing was changed. "
@@ -292,7 +253,6 @@ class RunFolder:
         return snapshot, complaints
 
     def append(self, lines: list[Mapping[str, Any]]) -> None:
-        """Add lines of metrics."""
         try:
             content = "".join(json.dumps(line) + "\n" for line in lines).encode()
             with self.metrics_file.open("ab") as file:
@@ -303,10 +263,10 @@ class RunFolder:
             raise RunFolderError(
                 f"Cannot write to {self.metrics_file}: {error.strerror or error}. What was saved before is kept."
             ) from error
-        if self.sealed_metrics is not None:
-            size, digest = self.sealed_metrics
+        if self.written_metrics is not None:
+            size, digest = self.written_metrics
             digest.update(content)
-            self.sealed_metrics = size + len(content), digest
+            self.written_metrics = size + len(content), digest
 
     def sealed_lines(self, notes: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The lines of metrics that a checkpoint seals.
@@ -343,7 +303,6 @@ class RunFolder:
         return line
 
     def metrics_size(self) -> int:
-        """Bytes of metrics so far."""
         return self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
 
     def truncate_metrics(self, size: int) -> bool:
@@ -355,7 +314,7 @@ class RunFolder:
         return True
 
 
-def with_all_options(document: dict[str, Any]) -> dict[str, Any]:
+def _with_all_options(document: dict[str, Any]) -> dict[str, Any]:
     """Return the document with its method written as it was run, if methods got options since."""
     if "method" in document.get("given_in_python", ()):
         return document
@@ -365,10 +324,10 @@ def with_all_options(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def without_none(tree: Any) -> Any:
+def _without_none(tree: Any) -> Any:
     """The tree without empty values, which TOML cannot write."""
     if isinstance(tree, Mapping):
-        return {key: without_none(value) for key, value in tree.items() if value is not None}
+        return {key: _without_none(value) for key, value in tree.items() if value is not None}
     return tree
 
 
@@ -386,24 +345,19 @@ def versions() -> dict[str, str]:
 
 def _commit() -> str:
     """The commit of the checkout polyfed runs from; empty outside a checkout."""
-    home = Path(__file__).resolve().parent
+
+    def git(*words: str) -> subprocess.CompletedProcess[str]:
+        command = ["git", "-C", str(Path(__file__).resolve().parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+
     try:
-        ours = subprocess.run(
-            ["git", "-C", str(home), "ls-files", "--error-unmatch", __file__], capture_output=True, timeout=5, check=False
-        )
-        if ours.returncode != 0:
+        if git("ls-files", "--error-unmatch", __file__).returncode != 0:
             return ""
-        asked = subprocess.run(
-            ["git", "-C", str(home), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
-        )
-        dirty = subprocess.run(
-            ["git", "-C", str(home), "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=5, check=False
-        )
+        commit, changes = git("rev-parse", "HEAD").stdout.strip(), git("status", "--porcelain", "-uno").stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return asked.stdout.strip() + ("+changes" if dirty.stdout.strip() else "")
+    return commit + ("+changes" if changes else "")
 
 
 def missing_words(path: Path) -> str:
-    """What is missing where no run is found."""
     return "it has no run.toml. Give a folder that polyfed run has written." if path.exists() else "there is no such folder."

@@ -20,7 +20,7 @@ from polyfed.core.evaluation import own_newcomer
 from polyfed.core.seeds import default_stream
 from polyfed.core.sharing import bn_statistics
 from polyfed.errors import DataError
-from polyfed.runs.callbacks.client_spread import Moments
+from polyfed.runs.callbacks.training_metrics import Moments
 from polyfed.runs.experiment import Experiment, threads
 
 State = dict[str, Tensor]

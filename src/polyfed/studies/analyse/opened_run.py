@@ -11,8 +11,9 @@ from typing import Any
 from polyfed.core.evaluation import Row
 from polyfed.errors import DataError, RunFolderError
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.folder.answers_file import Answers, read_answers
-from polyfed.runs.folder.manifest import newest_notes
+from polyfed.runs.folder.left_files import Answers, read_answers
+from polyfed.runs.folder.manifest import METRICS, newest_notes
+from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.reopen import open_experiment
 from polyfed.runs.result import Result, accuracy_table
@@ -60,7 +61,7 @@ class OpenedRun:
             raise DataError("This needs the run's models and data, and only its folder is read here (polyfed analyse opens both).")
         if isinstance(self.source, Result):
             return self.source.experiment
-        return open_experiment(self.source, own_data=True, notify=self.notify, **self.how)
+        return open_experiment(self.source, Reopening(**{"device": "auto", **self.how}, notify=self.notify), own_data=True)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -71,7 +72,7 @@ class OpenedRun:
     def lines(self) -> Sequence[Mapping[str, Any]]:
         """The lines of its metrics, up to its newest checkpoint."""
         notes = newest_notes(self.folder.checkpoints.folder)
-        self.folder.require_sealed_metrics(notes)
+        self.folder.require_sealed(METRICS, notes)
         return self.folder.sealed_lines(notes)
 
     @cached_property

@@ -10,8 +10,7 @@ from itertools import combinations
 from typing import Any
 
 from polyfed.errors import RunFolderError
-from polyfed.runs.callbacks.statistics_drift import ALL, STATISTICS
-from polyfed.runs.callbacks.training_metrics import NOTED
+from polyfed.runs.callbacks.training_metrics import ALL, NOTED, STATISTICS
 
 ByRound = Mapping[int, float]
 Lines = Sequence[Mapping[str, Any]]

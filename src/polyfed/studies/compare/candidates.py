@@ -16,6 +16,7 @@ from polyfed.core.method import Method, parse
 from polyfed.errors import PolyfedError, SettingError
 from polyfed.settings import FACTS, Settings, read_change, require_names, with_changes, with_tuples
 from polyfed.text import apart, outside_brackets
+from polyfed.trust import NOTHING, Trust
 
 Given: TypeAlias = "str | Method | tuple[str | Method, Mapping[str, Any]]"
 Methods: TypeAlias = "Given | Sequence[Given] | Mapping[str, Mapping[str, Any]]"
@@ -61,16 +62,17 @@ def own_words(own: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" if isinstance(value, float) else f"{name}={value}" for name, value in own.items())
 
 
-def candidates(methods: Any, load: Sequence[str] = ()) -> dict[str, Candidate]:
+def candidates(methods: Any, load: Sequence[str] = (), trust: Trust = NOTHING) -> dict[str, Candidate]:
     """Candidates by their labels, each once. What cannot be read raises an error before anything is trained.
 
     Args:
         methods: texts, also several in one text apart by semicolons; Method values; pairs of one of them and settings; or a mapping from
             texts to settings.
         load: files of methods to run before.
+        trust: what of them may be run.
     """
     for file in load:
-        load_file(file)
+        load_file(file, trust)
     found: dict[str, Candidate] = {}
     for one in _each(methods):
         if found.setdefault(one.label, one).value != one.value:

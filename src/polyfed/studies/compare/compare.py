@@ -23,17 +23,16 @@ from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.runs.assemble import build_data_set, build_federation
 from polyfed.runs.callbacks.callback import Callback, Callbacks
 from polyfed.runs.callbacks.progress import default_callbacks
-from polyfed.runs.default_model import why_this_model, with_one_model
 from polyfed.runs.experiment import Experiment, refuse_dealing, settings_given
-from polyfed.runs.folder.folder_names import slug
 from polyfed.runs.folder.lock import BeingTrained, is_held, once_free
-from polyfed.runs.folder.portable_paths import anchored
+from polyfed.runs.folder.paths import Reopening, anchored, slug
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.headline import headline, recorded_headline
 from polyfed.runs.lifecycle import resume, tracked_by, train_run
 from polyfed.runs.result import Result
-from polyfed.runs.training_defaults import with_declared
-from polyfed.settings import AUTO, Settings, require_count
+from polyfed.runs.training_defaults import why_this_model, with_declared, with_one_model
+from polyfed.setting_facts import require_count
+from polyfed.settings import AUTO, Settings
 from polyfed.studies.compare.candidates import Candidate, candidates
 
 SEEN, LEAVE_ONE_OUT = PROTOCOLS = ("seen", "leave-one-out")
@@ -113,7 +112,7 @@ class ComparedRuns:
         self.folder = None if folder is None else Path(folder)
         self.model = None if isinstance(model, str) else model
         self.seeds = tuple(range(settings.seed, settings.seed + seeds))
-        self.methods = candidates(methods, settings.load)
+        self.methods = candidates(methods, settings.load, settings.trust)
         self.given = [] if data is None or isinstance(data, str | Path) else ["data"]
         self.data = data_for(settings.data if data is None else data, settings, protocol)
         if model is None:
@@ -217,7 +216,7 @@ class ComparedRuns:
         folder, exists = self.folder_of(run, experiment)
         callbacks = [heard_by, *tracked_by(self.track)]
         if folder is not None and exists:
-            result = resume(folder.path, self.data, callbacks=callbacks)
+            result = resume(folder.path, self.data, Reopening(trusted=run.settings.trust), callbacks)
         else:
             result = train_run(experiment, folder, callbacks)
         self.reused += exists and not heard_by.trained

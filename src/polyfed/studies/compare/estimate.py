@@ -28,9 +28,9 @@ from polyfed.core.server import Server
 from polyfed.errors import PolyfedError
 from polyfed.runs.assemble import build_federation
 from polyfed.runs.callbacks.evaluation import is_turn
-from polyfed.runs.costs.resource_meter import forget_peak, load_libraries, peak_size
+from polyfed.runs.costs import forget_peak, load_libraries, peak_size
 from polyfed.runs.experiment import Experiment, already_dealt, rounds_from_budget, settings_given, threads
-from polyfed.runs.selection import BEST_VALIDATION
+from polyfed.runs.scores import BEST_VALIDATION
 from polyfed.runs.training_defaults import with_declared
 from polyfed.settings import Settings
 from polyfed.studies.compare.compare import ComparisonRun
@@ -145,7 +145,7 @@ class Estimator:
         seconds: float = SECONDS,
     ) -> None:
         for file in settings.load:
-            load_file(file)
+            load_file(file, settings.trust)
         self.method = as_method(settings.method if method is None else method)
         self.settings, self.model = with_declared(settings, federation, model)[0], model
         settled = rounds_from_budget(self.settings, self.population_of(federation))

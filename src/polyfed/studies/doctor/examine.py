@@ -13,7 +13,7 @@ from typing import Any
 from polyfed.errors import PolyfedError
 from polyfed.runs.experiment import settings_given
 from polyfed.runs.training_defaults import with_declared
-from polyfed.settings import Settings
+from polyfed.settings import FACTS, Settings
 from polyfed.studies.compare.estimate import Estimate, Estimator
 from polyfed.studies.doctor.advice import Advice, advise
 from polyfed.studies.doctor.findings import Finding, findings, left_out
@@ -138,9 +138,9 @@ def command_for(settings: Settings, advice: Advice) -> str:
     """The command that compares the recommended method with the next one and fedavg."""
     methods = "; ".join(dict.fromkeys([advice.method, advice.runner_up, "fedavg"]))
     words = ["polyfed", "sweep", settings.data, "--methods", methods, "--lr", "0.01,0.03,0.1,0.3"]
-    for item in dataclasses.fields(Settings):
-        value = getattr(settings, item.name)
-        if value != item.default and item.name not in ("data", "method", "lr", "load", "seed"):
+    for name, facts in FACTS.items():
+        value = getattr(settings, name)
+        if value != facts.default and name not in ("data", "method", "lr", "load", "seed"):
             for one in value if isinstance(value, tuple) else (value,):
-                words += [f"--{item.name.replace('_', '-')}", str(one)]
+                words += [f"--{name.replace('_', '-')}", str(one)]
     return shlex.join(words)

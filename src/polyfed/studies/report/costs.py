@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from polyfed.runs.costs.totals import Costs
+from polyfed.runs.costs import Costs
 
 REFERENCE = "fedavg"
 HEADS = ("left once", "left a round", "granularity", "extra MB", "extra CPU s", "extra peak MB")

@@ -14,7 +14,7 @@ from polyfed.core.metrics import MEASURES
 from polyfed.errors import RunFolderError, SettingError, nearest
 from polyfed.runs.figures import COLOURS, MARKERS, dots_figure, empty_figure
 from polyfed.runs.folder.atomic_write import write_atomically
-from polyfed.runs.folder.folder_names import slug
+from polyfed.runs.folder.paths import slug
 from polyfed.settings import AUTO
 from polyfed.studies.analyse.analyse import Analyses
 from polyfed.studies.report.gather import gather

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from polyfed.errors import RunFolderError
-from polyfed.runs.folder.portable_paths import is_path
+from polyfed.runs.folder.paths import is_path
 from polyfed.studies.report.run_record import DATA_SETTINGS, DEFAULTS, RunRecord, differing, joined, plain_value, recipe
 from polyfed.studies.report.run_set import MethodRow, RunSet
 

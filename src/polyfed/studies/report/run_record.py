@@ -18,13 +18,12 @@ from polyfed.core.metrics import over_examples, standard_error
 from polyfed.core.tasks.known import pooled, task_of_records
 from polyfed.core.tasks.task import Task
 from polyfed.errors import RunFolderError
-from polyfed.runs.folder.answers_file import Answers, read_answers
 from polyfed.runs.folder.checkpoint import digest
+from polyfed.runs.folder.left_files import Answers, read_answers
 from polyfed.runs.folder.run_folder import RunFolder, missing_words
 from polyfed.runs.headline import domains_of
 from polyfed.runs.result import Result, measured, over_domains
-from polyfed.runs.scores import VIEWS, WINDOW, LastRounds, as_line
-from polyfed.runs.selection import LAST
+from polyfed.runs.scores import LAST, VIEWS, WINDOW, LastRounds, as_line
 from polyfed.settings import BY_VALIDATION, FACTS, setting_names
 
 DEFAULTS: Mapping[str, Any] = {name: facts.default for name, facts in FACTS.items()}

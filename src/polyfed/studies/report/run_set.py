@@ -17,8 +17,8 @@ from polyfed.core.metrics import NEITHER_IS_BETTER, SMALLER_IS_BETTER
 from polyfed.core.tasks.known import task_of_records
 from polyfed.core.tasks.task import Headline, Task
 from polyfed.errors import PolyfedError
-from polyfed.runs.costs.totals import Costs
-from polyfed.runs.folder.answers_file import Answers
+from polyfed.runs.costs import Costs
+from polyfed.runs.folder.left_files import Answers
 from polyfed.runs.headline import headline_of
 from polyfed.runs.result import over_domains
 from polyfed.runs.scores import VIEWS

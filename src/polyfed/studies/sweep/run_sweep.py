@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyfed.core.code_gate import allow, code_in
 from polyfed.core.data_types import DataSet, Federation
 from polyfed.errors import SettingError
 from polyfed.runs.assemble import build_data_set
 from polyfed.runs.callbacks.callback import Callback
 from polyfed.runs.experiment import settings_given
-from polyfed.runs.folder.folder_names import data_slug
+from polyfed.runs.folder.paths import data_slug
 from polyfed.settings import Settings
 from polyfed.studies.sweep.search import Sweep
 from polyfed.studies.sweep.space import Axis
+from polyfed.trust import code_in
 
 
 def run_sweep(
@@ -41,10 +42,14 @@ def run_sweep(
             "A search finds its trials again by their settings, so the model is named: model='resnet20', or 'module.path:function'."
         )
     settings = settings_given(data, model, values)
+    axes = axes_of(search)
+    models = [each for axis in axes if axis.name == "model" for each in axis.values if isinstance(each, str)]
+    trust = settings.trust.adding(code for each in models for code in code_in(model=each))
+    settings = dataclasses.replace(settings, trust=trust)
     found = Sweep(
         settings,
         methods,
-        axes_of(search),
+        axes,
         Path("runs") / f"sweep-{data_slug(settings.data)}" if out is None else out,
         trials=trials,
         sampler=sampler,
@@ -63,8 +68,6 @@ def axes_of(search: Mapping[str, Sequence[Any]]) -> list[Axis]:
     for name, values in search.items():
         if isinstance(values, str) or not isinstance(values, Sequence):
             raise SettingError(f"search takes a list of values for {name}, such as [0.01, 0.1], found {values!r}.")
-    for model in search.get("model", ()):
-        allow(code_in(model=model if isinstance(model, str) else None))
     return [Axis(name, tuple(values)) for name, values in search.items()]
 
 

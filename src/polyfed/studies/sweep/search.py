@@ -28,16 +28,18 @@ from polyfed.runs.assemble import build_data_set, build_federation
 from polyfed.runs.callbacks.callback import Callback, Callbacks, RunState
 from polyfed.runs.callbacks.progress import default_callbacks
 from polyfed.runs.callbacks.training_metrics import OF_TRAINING
-from polyfed.runs.default_model import with_one_model
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.atomic_write import write_atomically
 from polyfed.runs.folder.checkpoint import Checkpoints
 from polyfed.runs.folder.lock import once_free
+from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import RunFolder, versions
 from polyfed.runs.headline import headline
 from polyfed.runs.lifecycle import facts_of, resume, train_run
 from polyfed.runs.result import Result
-from polyfed.settings import MOST_RUNS, Settings, require_count
+from polyfed.runs.training_defaults import with_one_model
+from polyfed.setting_facts import MOST_RUNS, require_count
+from polyfed.settings import Settings
 from polyfed.studies.compare.candidates import Candidate, candidates
 from polyfed.studies.report.comparison import require_pandas, row_json
 from polyfed.studies.report.run_record import RunRecord
@@ -90,7 +92,7 @@ class Sweep:
             callbacks: Called for every trial and final run.
         """
         require_count("seeds", seeds)
-        found = list(candidates(methods, settings.load).values())
+        found = list(candidates(methods, settings.load, settings.trust).values())
         require_texts(found)
         check_axes(axes, found, settings)
         check_sampler(sampler)
@@ -162,7 +164,7 @@ class Sweep:
         experiment.given = [] if self.data_by_name else ["data"]
         folder = RunFolder(self.folder / "final" / name_of(experiment.settings, {}, self.whole.source, self.chosen_by(settings)))
         if (folder.path / "run.toml").exists():
-            return resume(folder.path, self.whole, callbacks=[heard_by])
+            return resume(folder.path, self.whole, Reopening(trusted=settings.trust), [heard_by])
         if seed == trial.settings.seed and self.hold_out is None and not trial.settings.evaluate_every:
             return taken_over(trial, experiment, folder)
         return train_run(experiment, folder, [heard_by])
@@ -359,7 +361,7 @@ class Searcher:
     def trained(self, trial: Trial, experiment: Experiment, callbacks: Sequence[Callback]) -> Result:
         """The trial's run, scored on validation data."""
         if (trial.folder / "run.toml").exists():
-            return resume(trial.folder, self.data, callbacks=callbacks, split=VALIDATION)
+            return resume(trial.folder, self.data, Reopening(trusted=trial.settings.trust), callbacks, VALIDATION)
         return train_run(experiment, RunFolder(trial.folder), callbacks, VALIDATION)
 
 

@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 
 from polyfed.core.method import Method, join, methods, parse
 from polyfed.errors import SettingError, nearest
-from polyfed.settings import Settings, require_count, setting_names, with_changes
+from polyfed.setting_facts import require_count
+from polyfed.settings import Settings, setting_names, with_changes
 from polyfed.studies.compare.candidates import Candidate, common_to_all
 from polyfed.text import Call
 

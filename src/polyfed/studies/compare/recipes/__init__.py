@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from polyfed.core.code_gate import allow, code_in, note
 from polyfed.core.method import read_recorded
 from polyfed.errors import SettingError, nearest, same_name
 from polyfed.runs.folder.account_key import is_sealed
 from polyfed.settings import Settings, setting_names, with_tuples
 from polyfed.studies.compare.candidates import checked
 from polyfed.studies.compare.recipes.grids import SUFFIX, shipped_texts
+from polyfed.trust import NOTHING, Trust, code_in
 
 SENTENCES = ("title", "paper", "table", "note")
 NUMBERS = "expects"
@@ -109,8 +109,8 @@ def read(text: str) -> Recipe:
     return Recipe(text, content.decode(), about, values, methods_in(document))
 
 
-def name_code(text: str, values: Mapping[str, Any], trust: bool = False) -> None:
-    """Let the code that a recipe names be run: a shipped one, the ``run.toml`` of a run of this account, or one the user trusts.
+def trust_of(text: str, values: Mapping[str, Any], trust: bool = False) -> Trust:
+    """Trust the code that a recipe names if it is shipped, the ``run.toml`` of a run of this account, or one the user trusts.
 
     A file that the user wrote by hand looks like one that came from somebody else, so it needs to be trusted, or its code named again.
     """
@@ -119,9 +119,8 @@ def name_code(text: str, values: Mapping[str, Any], trust: bool = False) -> None
     files = [item for item in load if isinstance(item, str)] if isinstance(load, list | tuple) else []
     code = code_in(files, model if isinstance(model, str) else None)
     if trust or (code and (found.shipped or is_sealed(found.content))):
-        allow(code)
-    else:
-        note(code, found.place)
+        return NOTHING.adding(code)
+    return NOTHING.refusing(code, found.place)
 
 
 def parsed(content: bytes) -> tuple[dict[str, Any], list[Problem]]:

@@ -74,7 +74,7 @@ def check_method(settings: Settings, found: Findings) -> None:
     """Each part on its own, then all of them joined."""
     for file in settings.load:
         with found.about("load"):
-            load_file(file)
+            load_file(file, settings.trust)
     parts: list[Method] = []
     with found.about("method"):
         for call in read_sum(settings.method):

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polyfed.core.code_gate import code_in
 from polyfed.errors import RunFolderError
 from polyfed.runs.folder.account_key import is_sealed
 from polyfed.runs.folder.manifest import Damaged, manifest_files, read_manifest
+from polyfed.trust import code_in
 
 MOST_FILES = 1000
 
@@ -25,33 +25,33 @@ def inspected(path: str | Path) -> dict[str, Any]:
         Its settings, method, data, rounds, checkpoint, files with their sizes, the code it names, and who wrote it.
     """
     folder = Path(path)
-    content, document = read_document(folder)
-    settings = table_of(document, "settings")
+    content, document = _read_document(folder)
+    settings = _table_of(document, "settings")
     try:
-        checkpoint, problems = checkpoint_words(folder / "checkpoint")
+        checkpoint, problems = _checkpoint_words(folder / "checkpoint")
     except RunFolderError as error:
         checkpoint, problems = "unknown", [str(error)]
     metrics = folder / "metrics.jsonl"
     lines = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
     own = is_sealed(content)
-    code = named_code(settings, document)
+    code = _named_code(settings, document)
     return {
         "run": str(folder),
         "written_by": "this account" if own else "somebody else, or changed since, or without a key: its code needs --trust",
         "is_own": own,
-        "method": str(table_of(document, "method").get("text", settings.get("method", "?"))),
-        "data": str(table_of(document, "data").get("name", settings.get("data", "?"))),
+        "method": str(_table_of(document, "method").get("text", settings.get("method", "?"))),
+        "data": str(_table_of(document, "data").get("name", settings.get("data", "?"))),
         "given_in_python": ", ".join(map(str, document.get("given_in_python") or [])) or "nothing",
         "checkpoint": checkpoint,
         "metrics": f"{lines} lines" if metrics.is_file() else "none",
         "code": code,
         "problems": problems,
         "settings": dict(settings),
-        "files": sizes_of(folder),
+        "files": _sizes_of(folder),
     }
 
 
-def read_document(folder: Path) -> tuple[bytes, dict[str, Any]]:
+def _read_document(folder: Path) -> tuple[bytes, dict[str, Any]]:
     """``run.toml`` as it lies there, and what it says."""
     path = folder / "run.toml"
     try:
@@ -61,22 +61,22 @@ def read_document(folder: Path) -> tuple[bytes, dict[str, Any]]:
         raise RunFolderError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
 
 
-def table_of(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _table_of(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """A table of the document; empty where it is something else."""
     found = document.get(name)
     return found if isinstance(found, Mapping) else {}
 
 
-def named_code(settings: Mapping[str, Any], document: Mapping[str, Any]) -> list[str]:
+def _named_code(settings: Mapping[str, Any], document: Mapping[str, Any]) -> list[str]:
     """What code the folder names, and what would be done with it."""
     load = settings.get("load")
     files = [file for file in load if isinstance(file, str)] if isinstance(load, list) else []
-    models = [settings.get("model"), table_of(document, "outline").get("default_model")]
+    models = [settings.get("model"), _table_of(document, "outline").get("default_model")]
     named = code_in(files) + [code for model in models if isinstance(model, str) for code in code_in(model=model)]
     return [f"{code.setting} = {code.text}: would {code.words}" for code in dict.fromkeys(named)]
 
 
-def checkpoint_words(folder: Path) -> tuple[str, list[str]]:
+def _checkpoint_words(folder: Path) -> tuple[str, list[str]]:
     """How far the newest whole manifest says the run has come, and what is wrong with newer ones."""
     problems: list[str] = []
     for path in manifest_files(folder):
@@ -93,7 +93,7 @@ def checkpoint_words(folder: Path) -> tuple[str, list[str]]:
     return "none", problems
 
 
-def sizes_of(folder: Path) -> dict[str, int]:
+def _sizes_of(folder: Path) -> dict[str, int]:
     """Bytes of the files in the folder, by their names; the first ones where there are very many."""
     found: dict[str, int] = {}
     for path in sorted(folder.rglob("*")):

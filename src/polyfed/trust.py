@@ -1,14 +1,15 @@
-"""The gate: code that a text names, a file of methods or ``module.path:function``, is run only where somebody asked for it.
+"""Code that a text names, a file of methods or ``module.path:function``, is run only if the user asked for it.
 
-Whoever names code on the command line or in Python has asked for it. A run folder, a recipe, and what a node says of itself have not:
-they may come from somebody else. So nothing is allowed until it is named by ``allow``, and what a file names is noted by ``note``, for
-the sentence that refuses it. ``load_methods.load_file`` and ``runs/assemble.imported`` are the only places that import named code, and
-both ask ``require_allowed`` first: a new way to get there that forgets to allow something is refused, not trusted.
+Naming code on the command line or in Python is asking for it. A run folder, a recipe and a node's description do not: they may come from
+somebody else. A ``Trust`` is the code that may be run, and travels with the settings that name it (``Settings.trust``). It is empty until
+code is added. ``load_methods.load_file`` and ``runs/assemble.imported`` are the only places that import named code, and both require it:
+settings from a new source that forgets to trust something are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,12 +35,8 @@ class NamedCode(NamedTuple):
         return f"import the module {module} and call {function}"
 
 
-_allowed: set[NamedCode] = set()
-_named_in: dict[NamedCode, str] = {}
-
-
 def names_function(model: str) -> bool:
-    """Whether the text of a model is ``module.path:function``, not a registered name."""
+    """Return True if the text of a model is ``module.path:function``, not a registered name."""
     before, colon, _ = model.split("(")[0].partition(":")
     return bool(colon) and before not in LIBRARIES
 
@@ -50,21 +47,30 @@ def code_in(load: Iterable[str] = (), model: str | None = None) -> list[NamedCod
     return files + ([NamedCode(FUNCTION, model)] if model is not None and names_function(model) else [])
 
 
-def allow(code: Iterable[NamedCode]) -> None:
-    """Let code be run from now on: the user named it, or trusts who did."""
-    _allowed.update(code)
+@dataclass(frozen=True)
+class Trust:
+    """Code that may be run.
 
+    Attributes:
+        code: What the user named, or trusts somebody else to have named.
+        refused: Other code with the file that names it, for the error message.
+    """
 
-def note(code: Iterable[NamedCode], source: str) -> None:
-    """Remember which file names code; this allows nothing."""
-    _named_in.update(dict.fromkeys(code, source))
+    code: frozenset[NamedCode] = frozenset()
+    refused: tuple[tuple[NamedCode, str], ...] = ()
 
+    def adding(self, code: Iterable[NamedCode]) -> Trust:
+        return replace(self, code=self.code.union(code))
 
-def require_allowed(code: Iterable[NamedCode]) -> None:
-    """Refuse code that nobody asked for."""
-    for each in code:
-        if each not in _allowed:
-            source = _named_in.get(each)
+    def refusing(self, code: Iterable[NamedCode], source: str) -> Trust:
+        return replace(self, refused=(*self.refused, *((each, source) for each in code)))
+
+    def require(self, code: Iterable[NamedCode]) -> None:
+        """Refuse code that the user did not ask for."""
+        for each in code:
+            if each in self.code:
+                continue
+            source = dict(self.refused).get(each)
             who = (
                 f"{source} names code of its own, and this account did not write that file"
                 if source is not None
@@ -74,3 +80,6 @@ def require_allowed(code: Iterable[NamedCode]) -> None:
                 f"{who}: it would {each.words}. Nothing was run. If you trust it, say --trust (in Python trust=True), "
                 f"or name it yourself: --{each.setting} {each.text}"
             )
+
+
+NOTHING = Trust()

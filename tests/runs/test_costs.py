@@ -17,8 +17,8 @@ from polyfed.core.client import Client
 from polyfed.core.conversation import Talk
 from polyfed.core.method import Facts, Method, parse
 from polyfed.core.server import Server
-from polyfed.runs.costs import resource_meter as meter
-from polyfed.runs.costs.totals import Costs
+from polyfed.runs import costs as meter
+from polyfed.runs.costs import Costs
 from polyfed.runs.result import Result
 from polyfed.settings import Settings
 from polyfed.studies.report.costs import Expense, Spent, Totals, cells, cost_json, spent, totals

@@ -1,19 +1,25 @@
-"""What a run costs: bytes by direction, purpose and class of entry; messages; seconds; memory."""
+"""What a run costs: bytes, messages, and of this process seconds, CPU seconds and memory of training, without evaluations."""
 
 from __future__ import annotations
 
+import functools
+import gc
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from polyfed.core.conversation import TRAINING, Ask, AskClients, Payload, Replies
 from polyfed.core.entries import Entry
+from polyfed.core.freed_memory import give_back
 from polyfed.core.trees import leaves_in
+from polyfed.settings import Settings
 
 EXTRA = "extra"
 
@@ -58,7 +64,6 @@ class Costs:
             self.once += extra
 
     def total(self, direction: str, purpose: str = TRAINING) -> int:
-        """Bytes in one direction for one purpose."""
         return sum(self.bytes[direction].get(purpose, {}).values())
 
     def left_clients(self) -> tuple[int | None, int | None]:
@@ -68,7 +73,6 @@ class Costs:
 
     @contextmanager
     def clock(self, what: str) -> Iterator[None]:
-        """Add the seconds spent in the block."""
         start = time.perf_counter()
         try:
             yield
@@ -76,7 +80,6 @@ class Costs:
             self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - start
 
     def numbers(self) -> dict[str, Any]:
-        """Everything as plain numbers."""
         return {
             "bytes": self.bytes,
             "messages": self.messages,
@@ -127,3 +130,98 @@ def counted(ask_clients: AskClients, costs: Costs, kinds: Mapping[str, Entry]) -
             yield reply
 
     return count
+
+
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+RESET_PEAK = "5"
+LEFT_BEHIND = 2**20
+"""Freed memory that evaluations may leave with the process before it is worth returning to the system."""
+
+
+class Meter:
+    """Measures while a run trains, and is paused while it is evaluated or saved.
+
+    Memory is the highest resident size (Linux; elsewhere it is not measured) and how far that lies above the size before training.
+    CPU seconds and memory are those of this process: where clients are trained by others, ``trains_here`` is False and neither is measured.
+    ``background`` returns the CPU seconds of what other threads do meanwhile (checkpoints), which are no part of training.
+    """
+
+    def __init__(self, trains_here: bool = True, background: Callable[[], float] = float) -> None:
+        self.trains_here, self.background = trains_here, background
+        if trains_here:
+            load_libraries()
+            gc.collect()
+            give_back()
+        self.before = resident_size() if trains_here else None
+        self.at_pause = self.before
+        self._set_marks()
+
+    def pause(self, costs: Costs) -> None:
+        """Add what was spent since the last start."""
+        # A run begun where CPU seconds were not counted would report those of its last rounds only.
+        from_the_start = "training" in costs.cpu_seconds or "training" not in costs.seconds
+        costs.seconds["training"] = costs.seconds.get("training", 0.0) + time.perf_counter() - self.wall
+        if self.trains_here and from_the_start:
+            costs.cpu_seconds["training"] = costs.cpu_seconds.get("training", 0.0) + self._cpu_seconds() - self.cpu
+        peak = peak_size() if self.peak_is_new else None
+        if peak is not None and self.before is not None:
+            found = {"peak": peak, "increase": peak - self.before}
+            costs.memory = {what: max(size, costs.memory.get(what, 0)) for what, size in found.items()}
+            self.at_pause = resident_size()
+
+    def go_on(self, measure_memory: bool = True) -> None:
+        """Start again; what happened in between does not count, nor does the memory it left behind or still uses."""
+        now = resident_size()
+        if now is not None and self.at_pause is not None and now > self.at_pause + LEFT_BEHIND:
+            give_back()
+        self._set_marks(measure_memory)
+
+    def _cpu_seconds(self) -> float:
+        return time.process_time() - self.background()
+
+    def _set_marks(self, measure_memory: bool = True) -> None:
+        self.peak_is_new = measure_memory and self.before is not None and forget_peak()
+        self.wall, self.cpu = time.perf_counter(), self._cpu_seconds()
+
+
+def trains_in_this_process(settings: Settings) -> bool:
+    return settings.workers == "1" and settings.backend != "flower"
+
+
+def resident_size() -> int | None:
+    """Bytes of memory this process uses now; None where the system does not report it."""
+    return _status("VmRSS:")
+
+
+def peak_size() -> int | None:
+    """The most bytes of memory this process used since the last ``forget_peak``; None where the system does not report it."""
+    return _status("VmHWM:")
+
+
+def forget_peak() -> bool:
+    """Reset the peak to the current size; returns whether the system can."""
+    try:
+        CLEAR.write_text(RESET_PEAK)
+    except OSError:
+        return False
+    return True
+
+
+def _status(what: str) -> int | None:
+    try:
+        lines = STATUS.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(what)), None)
+
+
+@functools.cache
+def load_libraries() -> None:
+    """Take one training step of next to nothing: what torch loads at its first step is no cost of the first method that is measured."""
+    with torch.random.fork_rng(devices=[]):
+        net = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 2)
+        )
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        nn.functional.cross_entropy(net(torch.zeros(4, 3, 8, 8)), torch.zeros(4, dtype=torch.int64)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()

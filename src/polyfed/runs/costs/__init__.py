@@ -1,1 +1,0 @@
-"""What a run costs: traffic, seconds, memory."""

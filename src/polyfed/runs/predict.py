@@ -1,0 +1,229 @@
+"""Predictions for images from elsewhere, by a client's model or the newcomer's; images are cut and resized as the run's own were."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from polyfed.core import evaluation
+from polyfed.core.client import Client
+from polyfed.core.client import predicted as predicted_by
+from polyfed.core.data_types import ArrayExamples, Federation
+from polyfed.core.device import CPU
+from polyfed.core.tasks.task import Prediction
+from polyfed.data.store.images import fitted, is_image, opened
+from polyfed.errors import DataError, SettingError, nearest
+from polyfed.runs.folder.paths import Reopening
+from polyfed.settings import FACTS
+
+if TYPE_CHECKING:
+    from polyfed.runs.experiment import Experiment
+
+
+@dataclass(frozen=True)
+class ImageInputs:
+    """The images that a run takes.
+
+    Args:
+        channels: 3 for colour, 1 for grey.
+        height: in pixels.
+        width: in pixels.
+        middle_square: the middle square is cut out of each image before it is resized; else it is resized whatever its aspect ratio.
+    """
+
+    channels: int
+    height: int
+    width: int
+    middle_square: bool = False
+
+    @classmethod
+    def of(cls, federation: Federation) -> ImageInputs:
+        """The images of a federation; one of something else than images is refused."""
+        x, _ = federation.clients[0].train.batch(slice(0, 1))
+        if x.dim() != 4 or x.dtype != torch.uint8:
+            raise DataError(
+                f"The inputs of this run are not images (shape {tuple(x.shape[1:])}, {x.dtype}), so images cannot be given to it."
+            )
+        channels, height, width = map(int, x.shape[1:])
+        if channels not in (1, 3):
+            raise DataError(f"The inputs of this run have {channels} channels; images have 1 or 3.")
+        return cls(channels, height, width, federation.preparation.middle_square)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.channels, self.height, self.width
+
+    def options(self) -> dict[str, int | bool]:
+        """The options by which data sets read their files in this way; each data set has some of them."""
+        sides = {"height": self.height, "width": self.width}
+        return {"size": max(self.height, self.width), "middle_square": self.middle_square, **sides}
+
+    def tensor(self, images: Any) -> Tensor:
+        """Images as bytes in the shape of the run's inputs.
+
+        Args:
+            images: a uint8 tensor or array (n, channels, height, width) or (n, height, width, channels); or image files, PIL images, or
+                single such arrays, in a list. Those of another size are resized.
+        """
+        if isinstance(images, str | Path | Image.Image):
+            images = [images]
+        if isinstance(images, Tensor | np.ndarray):
+            array = torch.as_tensor(images)
+            images = [array] if array.dim() == 3 else list(array)
+        if not isinstance(images, Sequence) or not images:
+            raise DataError(
+                "There are no images. Give a uint8 array (n, channels, height, width), or a list of files or PIL images."
+            )
+        return torch.stack([self.one(image) for image in images])
+
+    def one(self, image: Any) -> Tensor:
+        """One image as bytes in the shape of the run's inputs, made so by what reads training images."""
+        if isinstance(image, str | Path):
+            image = _read_file(str(image))
+        if isinstance(image, Tensor | np.ndarray):
+            image = _as_pil(torch.as_tensor(image))
+        if not isinstance(image, Image.Image):
+            raise DataError(f"Cannot use {type(image).__name__} as an image: give a file, a PIL image, or a uint8 array.")
+        image = fitted(image.convert("L" if self.channels == 1 else "RGB"), (self.height, self.width), self.middle_square)
+        array = np.array(image).reshape(self.height, self.width, self.channels)
+        return torch.from_numpy(array).permute(2, 0, 1).contiguous()
+
+
+def _read_file(file: str) -> Image.Image:
+    try:
+        content = Path(file).read_bytes()
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror or error}.") from error
+    return opened(content, file)
+
+
+def _as_pil(image: Tensor) -> Image.Image:
+    """A uint8 array of three dimensions, channels first or last, as a PIL image."""
+    if image.dtype != torch.uint8 or image.dim() != 3:
+        raise DataError(f"An image is a uint8 array of three dimensions, found {image.dtype} of shape {tuple(image.shape)}.")
+    if image.shape[0] in (1, 3) and image.shape[2] not in (1, 3):
+        image = image.permute(1, 2, 0)
+    if image.shape[2] not in (1, 3):
+        raise DataError(f"An image has 1 or 3 channels, found the shape {tuple(image.shape)}.")
+    array = image.contiguous().numpy()
+    return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
+
+
+def predicted(experiment: Experiment, images: Tensor, client: str | None = None, newcomer: str | None = None) -> Tensor:
+    """What is predicted for each image: probabilities, shape (n, classes), or what the task has."""
+    from polyfed.runs.experiment import threads
+
+    bench = experiment.bench
+    batches = evaluation.inputs_of(bench, ArrayExamples(images, torch.zeros(len(images))))
+    with threads(experiment.settings.threads), torch.no_grad():
+        found = []
+        for weight, load in models_for(experiment, client, newcomer or experiment.settings.newcomer, batches):
+            load()
+            bench.model.eval()
+            found.append(weight * torch.cat([predicted_by(bench, x).to(CPU) for x in batches()]))
+    return functools.reduce(torch.add, found)
+
+
+def client_words(known: Iterable[str], most: int = 12) -> str:
+    """The clients there are, in a sentence; many are not all named.
+
+    >>> client_words(["pen", "photo"])
+    'The clients are: pen, photo.'
+    """
+    names = list(known)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"The clients are: {', '.join(names[:most])}{more}."
+
+
+def models_for(
+    experiment: Experiment, client: str | None, newcomer: str, batches: Callable[[], Iterator[Tensor]]
+) -> list[tuple[float, Any]]:
+    """Weights, and functions that put each model on the bench."""
+    server, bench, backend = experiment.server, experiment.bench, experiment.backend
+    if client is None:
+        made = experiment.talk(evaluation.newcomer(server, bench, newcomer, batches))
+        whole = sum(weight for weight, _ in made.models)
+        states = [(weight / whole, {n: v for n, v in state.items() if n in bench.live}) for weight, state in made.models]
+        return [(weight, lambda state=state: bench.load(state)) for weight, state in states]
+    if client not in backend.data:
+        raise DataError(f"There is no client {client!r}. {client_words(backend.data)}")
+    for prepare in experiment.method.before_evaluation:
+        experiment.talk(prepare(server))
+    at_work = Client(backend.data[client], bench, backend.state_of(client), server.round)
+    return [(1.0, lambda: at_work.receive(server.outgoing(client)))]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Predictions for image files.
+
+    Attributes:
+        rows: for each image that could be read, its file (``image``), the predicted ``class`` (or what the task predicts),
+            its ``probability``, and the ``probabilities`` of all classes.
+        noun: what the task predicts.
+        model: whose model predicted, with the method.
+        unreadable: an error message for each image that could not be read.
+    """
+
+    rows: list[dict[str, Any]]
+    noun: str
+    model: str
+    unreadable: list[str]
+
+
+def predict_files(path: str | Path, images: Sequence[str], client: str | None, newcomer: str | None, how: Reopening) -> Predictions:
+    """Do what ``polyfed.predict`` documents."""
+    from polyfed.runs.reopen import open_experiment
+
+    if newcomer is not None and newcomer not in FACTS["newcomer"].choices:
+        raise SettingError(f"--newcomer cannot be {newcomer!r}. {nearest(newcomer, FACTS['newcomer'].choices)}")
+    files: list[str] = []
+    for image in images:
+        files += [image] if not Path(image).is_dir() else sorted(str(p) for p in Path(image).rglob("*") if is_image(p.name))
+    if not files:
+        raise DataError(f"{', '.join(images)} holds no images. Give image files, or folders that hold some.")
+    experiment = open_experiment(path, how)
+    model = f"{experiment.method}, {_model_words(experiment, client, newcomer)}"
+    task, classes = experiment.federation.task, experiment.federation.classes
+    read, problems = read_images(files, ImageInputs.of(experiment.federation))
+    scores = list(predicted(experiment, torch.stack(list(read.values())), client, newcomer)) if read else []
+    rows = [_prediction_json(file, task.answer(score, classes), task.noun) for file, score in zip(read, scores, strict=True)]
+    return Predictions(rows, task.noun, model, problems)
+
+
+def _model_words(experiment: Experiment, client: str | None, newcomer: str | None) -> str:
+    """Name the model that predicts; refuse a choice of newcomer that changes nothing."""
+    unused = client is not None or experiment.method.newcomer is not None
+    if newcomer is not None and unused:
+        why = f"client {client} answers" if client is not None else f"{experiment.method} decides itself what a newcomer gets"
+        raise SettingError(f"--newcomer {newcomer} would not be used: {why}. Leave it out.")
+    if client is not None:
+        return f"client {client}"
+    return "newcomer" if unused else f"newcomer, {newcomer or experiment.settings.newcomer}"
+
+
+def read_images(files: Sequence[str], inputs: ImageInputs) -> tuple[dict[str, Tensor], list[str]]:
+    """Return images by file, and an error message for each that cannot be read."""
+    read: dict[str, Tensor] = {}
+    problems = []
+    for file in files:
+        try:
+            read[file] = inputs.one(file)
+        except DataError as error:
+            problems.append(str(error))
+    return read, problems
+
+
+def _prediction_json(file: str, found: Prediction, noun: str) -> dict[str, Any]:
+    by_class = {name: round(value, 6) for name, value in found.probabilities.items()}
+    probability = None if math.isnan(found.probability) else found.probability
+    return {"image": file, noun: found.label, "probability": probability, "probabilities": by_class}
