@@ -24,7 +24,7 @@ from polyfed.papers.rates import log_problems
 from polyfed.runs.folder.atomic_write import write_atomically
 from polyfed.runs.folder.run_folder import versions
 from polyfed.settings import Settings, read_change
-from polyfed.studies.sweep.search import Searcher, Sweep
+from polyfed.studies.sweep.search import Sweep
 from polyfed.studies.sweep.space import Axis
 from polyfed.studies.sweep.trials import edges
 from polyfed.text import read_call, write_call
@@ -88,8 +88,7 @@ def search(asked: argparse.Namespace) -> dict[str, Any]:
     item = read_item(asked.experiment)
     settings, grid = trial_settings(asked, item), tuple(float(rate) for rate in asked.lr.split(","))
     sweep = Sweep(settings, [settings.method], [Axis("lr", grid)], asked.out)
-    (one,) = sweep.searched
-    Searcher(sweep.data_of_search(), sweep).search(one)
+    (one,) = sweep.search()
     if one.chosen is None:
         raise PolyfedError(one.problem)
     scores = {f"{score.trial.values['lr']:g}": score for score in one.scores}

@@ -21,7 +21,7 @@ import polyfed
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.settings import Settings
 from polyfed.studies.compare.estimate import estimate_run
-from polyfed.studies.sweep.search import Searcher, Sweep
+from polyfed.studies.sweep.search import Sweep
 from polyfed.studies.sweep.space import Axis
 from polyfed.studies.sweep.trials import Score, values_words
 
@@ -59,9 +59,7 @@ def settings(asked: argparse.Namespace, turn: Turn) -> dict[str, Any]:
 def search(asked: argparse.Namespace, turn: Turn) -> tuple[Sweep, list[Score]]:
     """Every cell of the grid with one seed and one domain left out: trained, resumed or read back; nothing is tested."""
     sweep = Sweep(Settings(**settings(asked, turn)), ["hfedf"], GRID, Path(asked.out) / f"{turn[1]}-seed{turn[0]}")
-    one = sweep.searched[0]
-    Searcher(sweep.data_of_search(), sweep).search(one)
-    sweep.write()
+    (one,) = sweep.search()
     return sweep, one.scores
 
 
