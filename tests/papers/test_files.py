@@ -20,7 +20,7 @@ from polyfed.papers.listing import IN_PART, READY, experiment_rows, state_of
 from polyfed.papers.published import Published, read_cell
 from polyfed.settings import Settings
 from polyfed.studies.analyse.kinds import KINDS as KINDS_OF_ANALYSES
-from polyfed.studies.compare.recipes.checks import Findings, check_data, check_texts
+from polyfed.studies.compare.recipes.checks import text_problems
 
 ITEMS = {
     "fedwon": ("1 2 3 4 11 12 13 14 15 16 17 18 19 20 21 22", "1 3 4 5 6 10 11 12 13 14"),
@@ -240,13 +240,8 @@ def test_every_setting_and_text_is_sound_without_data(name: str) -> None:
                 for column in part.columns:
                     if not column.of and not column.mean and "method" in {**part.settings, **row.settings, **column.settings}:
                         parse(settings_of(item, part, row, column, form).method)
-        texts = {run.settings.data for run in planned_runs(cells_of(item, form), form).values()}
-        for text in texts:
-            check_data(text)
         for run in planned_runs(cells_of(item, form), form).values():
-            found = Findings({"data"})
-            check_texts(run.settings, found)
-            assert not found.problems, (name, run.settings, found.problems)
+            assert not (problems := text_problems(run.settings)), (name, run.settings, problems)
 
 
 def test_the_reduced_form_is_smaller_and_has_runs_wherever_the_full_form_has() -> None:

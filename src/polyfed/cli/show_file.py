@@ -30,8 +30,7 @@ def file_names() -> list[str]:
 def file_called(name: str) -> ShownFile | None:
     """The recipe or experiment that a name stands for; also a recipe of the user's own, by its path."""
     from polyfed.papers.files import item_names
-    from polyfed.studies.compare.recipes import shipped_names
-    from polyfed.studies.compare.recipes.grids import SUFFIX
+    from polyfed.studies.compare.recipes import SUFFIX, shipped_names
 
     if name.endswith(SUFFIX) and Path(name).is_file():
         return ShownFile(RECIPES, name)
@@ -56,7 +55,7 @@ def print_file(shown: ShownFile, as_json: bool, view: View) -> None:
 
 def recipe_json(name: str) -> dict[str, Any]:
     """All that a recipe says."""
-    from polyfed.studies.compare.recipes import command_of, read
+    from polyfed.studies.compare.recipes import read
 
     recipe = read(name)
     return {
@@ -65,7 +64,7 @@ def recipe_json(name: str) -> dict[str, Any]:
         "about": dict(recipe.about),
         "settings": dict(recipe.values),
         "methods": {text: dict(own) for text, own in recipe.methods.items()},
-        "command": command_of(recipe.text),
+        "command": recipe.command,
     }
 
 
