@@ -13,7 +13,7 @@ from typing import Any
 
 from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.papers.analyses import kinds_by_run
-from polyfed.papers.budget import core_seconds
+from polyfed.papers.costs import core_seconds
 from polyfed.papers.files import read_item
 from polyfed.papers.grid import Form, cells_of, planned_runs
 from polyfed.papers.ledger import identity_of

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from polyfed.papers.budget import core_hours
 from polyfed.papers.claims import (
     NOT_COMPARABLE,
     NOT_RUN,
@@ -25,6 +24,7 @@ from polyfed.papers.claims import (
     published_orders,
     status_of,
 )
+from polyfed.papers.costs import core_hours
 from polyfed.papers.files import FORMS, PaperItem, item_names, read_item
 from polyfed.papers.grid import Form, cells_of, planned_runs
 from polyfed.papers.ledger import LAST_ONLY, Ledger

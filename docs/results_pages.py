@@ -19,8 +19,8 @@ from polyfed.papers.figures import pictures, standalone
 from polyfed.papers.files import FORMS, UNITS, Part, item_names, read_item
 from polyfed.papers.grid import Form, folder_of, sources_of
 from polyfed.papers.ledger import FINISHED, Ledger, Record
+from polyfed.papers.page import LEGEND, Footnotes, parts_of, shown_table
 from polyfed.papers.reproduction import Outcome, Reproduction, Trained, from_ledger
-from polyfed.papers.tables import LEGEND, Footnotes, parts_of, shown_table
 from polyfed.runs.folder.folder_names import data_slug, slug
 from polyfed.runs.result import accuracy_table
 from polyfed.studies.report.charts import Series, line_chart, ticks

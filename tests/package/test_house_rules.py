@@ -30,7 +30,7 @@ KNOWN = {
     "studies/doctor/advice.py": ["fedavg", "fedbn", "fedwon", "fixbn", "gperxan", "perxan"],  # what the doctor recommends
     "studies/doctor/examine.py": ["fedavg"],  # what it is compared with
     "studies/doctor/measures.py": ["fedavg"],  # what clients warm up with
-    "papers/budget.py": ["fedbn"],  # a split that a paper describes
+    "papers/costs.py": ["fedbn"],  # a split that a paper describes
     "data/fedbn_lists.py": ["fedbn"],  # a split that a paper describes
     "studies/analyse/gradient_inversion.py": ["fedavg", "fedwon"],  # what is compared
 }

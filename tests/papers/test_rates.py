@@ -42,19 +42,21 @@ def test_experiments_do_not_depend_on_defaults_that_data_sets_declare() -> None:
                 assert not unset, (name, source.row.name, unset)
 
 
-@pytest.mark.parametrize("name", item_names())
-def test_every_row_that_runs_says_where_its_rate_comes_from(name: str) -> None:
-    still_open = set()
-    for cell in cells_of(read_item(name), Form(planned=True)):
-        for source in [] if cell.why_not else sources_of(cell, Form(planned=True)):
-            kind, _, why = source.row.chosen.partition(":")
-            if kind == OPEN:
-                assert why.strip(), (source.key, "an open rate needs a reason")
-                assert any(note.startswith("learning rate not printed; not yet chosen on validation data") for note in source.notes)
-                still_open.add(cell.row.name)
-            elif kind != PAPER:
-                assert source.settings is not None and source.settings.lr == read_log(source.row.chosen)["chosen"], source.key
-    assert still_open == OPEN_ROWS.get(name, set())
+def test_every_row_that_runs_says_where_its_rate_comes_from() -> None:
+    for name in item_names():
+        still_open = set()
+        for cell in cells_of(read_item(name), Form(planned=True)):
+            for source in [] if cell.why_not else sources_of(cell, Form(planned=True)):
+                kind, _, why = source.row.chosen.partition(":")
+                if kind == OPEN:
+                    assert why.strip(), (source.key, "an open rate needs a reason")
+                    assert any(
+                        note.startswith("learning rate not printed; not yet chosen on validation data") for note in source.notes
+                    )
+                    still_open.add(cell.row.name)
+                elif kind != PAPER:
+                    assert source.settings is not None and source.settings.lr == read_log(source.row.chosen)["chosen"], source.key
+        assert still_open == OPEN_ROWS.get(name, set()), name
 
 
 def test_a_search_on_digits_mini_writes_a_log_without_test_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

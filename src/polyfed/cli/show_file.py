@@ -70,8 +70,8 @@ def recipe_json(name: str) -> dict[str, Any]:
 
 def experiment_json(name: str) -> dict[str, Any]:
     """What an experiment claims, what it needs, and what it costs."""
+    from polyfed.papers.costs import experiment_row
     from polyfed.papers.files import read_item
-    from polyfed.papers.listing import experiment_row
 
     item = read_item(name)
     parts = [
@@ -106,7 +106,7 @@ def _print_recipe(found: dict[str, Any], view: View) -> None:
 def _print_experiment(found: dict[str, Any], view: View) -> None:
     from rich.markup import escape
 
-    from polyfed.papers.listing import here_words
+    from polyfed.papers.costs import here_words
 
     out = console()
     out.print(f"[bold]{escape(found['name'])}[/bold] [dim]experiment[/dim]\n")

@@ -8,6 +8,7 @@ settings; the last one wins. ``chosen`` says where the learning rate of a file, 
 from __future__ import annotations
 
 import functools
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.errors import SettingError, nearest, same_name
-from polyfed.papers.published import Published, read_cells
 from polyfed.settings import setting_names, with_tuples
 
 SHIPPED = Path(__file__).parent / "shipped"
@@ -48,6 +48,61 @@ PAPER, OPEN = "paper", "open"
 """Where a learning rate comes from: printed in the paper; not printed and not chosen yet (``open: why``); else the log of a search."""
 UNITS: Mapping[str, tuple[float, int]] = {"percent": (100.0, 1), "fraction": (1.0, 2), "number": (1.0, 4)}
 """What a score between 0 and 1 is multiplied by, and how many digits are written; a number is written as it is."""
+
+
+_NUMBER = r"[+-]?\d+(?:\.\d+)?"
+_TOKEN = re.compile(rf"(?P<about>≈)?(?P<value>{_NUMBER})(?:±(?P<spread>{_NUMBER}|\?))?")
+_NOT_AVAILABLE, _NO_CELL = "n/a", "-"
+
+
+@dataclass(frozen=True)
+class Published:
+    """One published cell.
+
+    Attributes:
+        text: as the experiment file has it.
+        value: the number; None where it is only drawn, unreadable, or where the paper has no such cell.
+        spread: its standard deviation, where it was printed.
+        recomputed: whether the number was lost in the text of the paper and follows from others.
+    """
+
+    text: str
+    value: float | None = None
+    spread: float | None = None
+    recomputed: bool = False
+
+    @property
+    def exists(self) -> bool:
+        """Whether the paper has a cell here at all."""
+        return self.text != _NO_CELL
+
+    def __str__(self) -> str:
+        return self.text.replace("±", " ± ").replace(" ± ?", "")
+
+
+def read_cell(text: str) -> Published:
+    """Read one cell.
+
+    >>> read_cell("96.2±0.2").value, read_cell("67.0±?").spread, read_cell("≈61.2").recomputed, read_cell("n/a").value
+    (96.2, None, True, None)
+    """
+    if text in (_NOT_AVAILABLE, _NO_CELL):
+        return Published(text)
+    found = _TOKEN.fullmatch(text)
+    if found is None:
+        raise SettingError(
+            f"Cannot read the published cell {text!r}. Write 96.2, 96.2±0.2, ≈96.2, n/a (not available) or - (none)."
+        )
+    spread = None if found["spread"] in (None, "?") else float(found["spread"])
+    return Published(text, float(found["value"]), spread, found["about"] is not None)
+
+
+def _read_cells(text: str, columns: int, where: str) -> tuple[Published, ...]:
+    """Read the cells of a row, apart by blanks; nothing written: none is available."""
+    words = text.split() or [_NOT_AVAILABLE] * columns
+    if len(words) != columns:
+        raise SettingError(f"{where}: {len(words)} published cells for {columns} columns.")
+    return tuple(map(read_cell, words))
 
 
 @dataclass(frozen=True)
@@ -300,7 +355,7 @@ def _rows(where: str, written: Mapping[str, Any], document: Mapping[str, Any], b
         _refuse(f"{where}, row {name}", settings, setting_names())
         inherited = before is not None and "published" not in given and len(before.published) == columns
         published = (
-            before.published if inherited and before else read_cells(str(given.get("published", "")), columns, f"{where}, {name}")
+            before.published if inherited and before else _read_cells(str(given.get("published", "")), columns, f"{where}, {name}")
         )
         sources = (given, method, written, {"chosen": before.chosen} if before else {}, document)
         chosen = next((str(each["chosen"]) for each in sources if each.get("chosen")), "")

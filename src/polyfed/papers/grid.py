@@ -12,8 +12,7 @@ from typing import Any
 
 from polyfed.core.method import parse
 from polyfed.errors import SettingError, nearest
-from polyfed.papers.files import FORMS, OF_FORM, OPEN, PAPER, Column, PaperItem, Part, Row, read_item
-from polyfed.papers.published import Published
+from polyfed.papers.files import FORMS, OF_FORM, OPEN, PAPER, Column, PaperItem, Part, Published, Row, read_item
 from polyfed.runs.folder.folder_names import data_slug, slug
 from polyfed.settings import FACTS, Settings, setting_names
 from polyfed.studies.compare.recipes import layered

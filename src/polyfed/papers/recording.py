@@ -16,9 +16,9 @@ import numpy as np
 from polyfed.core.evaluation import Row
 from polyfed.core.metrics import MEASURES
 from polyfed.errors import NotFinite, TooFewReplies
+from polyfed.papers.analyses import record_analysis
 from polyfed.papers.grid import folder_of
 from polyfed.papers.ledger import DEFAULTS, DIVERGED, FINISHED, Record, identity_of, packed_bits, recorded_settings
-from polyfed.papers.recorded_analyses import record_analysis
 from polyfed.runs.callbacks.callback import Callback, Callbacks
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.lock import once_free

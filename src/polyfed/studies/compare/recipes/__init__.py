@@ -78,7 +78,7 @@ def shipped_names() -> list[str]:
 
 @functools.cache
 def _shipped() -> Mapping[str, Recipe]:
-    found = {}
+    found: dict[str, Recipe] = {}
     for file in sorted(SHIPPED.rglob(f"*{SUFFIX}")):
         text = file.read_text(encoding="utf-8")
         document = tomllib.loads(text)
