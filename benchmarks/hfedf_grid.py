@@ -1,8 +1,8 @@
 """hFedF on PACS: start of the heads x server optimizer, chosen on validation images of the source domains only.
 
-python benchmarks/hfedf_grid.py DATA_ROOT [--out DIR] [--rounds 60] [--targets photo sketch] [--estimate] [--test]
+python benchmarks/hfedf_grid.py DATA_ROOT [--out DIR] [--rounds 60] [--seeds 1] [--targets photo sketch] [--estimate] [--test]
 
-Every cell trains with seed 0 and each target held out, then the best two with seed 1. Every trial is a run folder; give the same command
+Every cell trains with seed 0 (or several seeds) and each target held out, then the best two with one seed more. Every trial is a run folder; give the same command
 again to resume. Test data cannot be read. grid.json has the validation score of each run and, for each round, the spread of clients'
 models; grid.md is the table. --test then scores the chosen cell, the default hFedF and FedAvg on the held-out domain.
 """
@@ -143,7 +143,7 @@ def estimated(asked: argparse.Namespace) -> str:
         values = settings(asked, (0, target))
         data, model = values.pop("data"), values.pop("model")
         each[target] = estimate_run(data, "hfedf", model, **values).cpu_seconds
-    count = len(CELLS) + BEST
+    count = len(CELLS) * asked.seeds + BEST
     runs = ", ".join(f"{seconds / 60:.0f} core-minutes without {target}" for target, seconds in each.items())
     hours = count * sum(each.values()) / 3600
     return f"{count * len(each)} runs of {asked.rounds} rounds ({runs} each): {hours:.1f} core-hours."
@@ -170,6 +170,9 @@ def main() -> None:
     parser.add_argument("root")
     parser.add_argument("--out", default="runs/hfedf-grid")
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="seeds of every cell; the best two get one more (default: %(default)s)"
+    )
     parser.add_argument("--targets", nargs="+", default=["photo", "sketch"])
     parser.add_argument("--estimate", action="store_true", help="train nothing: print what the grid would cost")
     parser.add_argument("--test", action="store_true", help="after the grid: test what it chose")
@@ -179,18 +182,20 @@ def main() -> None:
         return
     found: Found = {cell: {} for cell in CELLS}
     cells = list(CELLS)
-    for seed in (0, 1):
+    seeds = range(asked.seeds + 1)
+    for seed in seeds:
         for target in asked.targets:
             for cell, one in scored(search(asked, (seed, target), cells), cells).items():
                 found[cell][seed, target] = one
         write(asked, found)
         print(f"seed {seed}:\n{table(found)}", flush=True)
-        cells = list(ranked({cell: found[cell] for cell in cells}))[:BEST]
-        if not cells:
+        best = list(ranked({cell: found[cell] for cell in cells}))[:BEST]
+        if not best:
             raise SystemExit("Every cell diverged.")
+        cells = best if seed + 1 >= asked.seeds else cells
     print(f"Chosen on source validation: {cells[0]}: {CELLS[cells[0]]}")
     if asked.test:
-        rows = tested(asked, [(seed, target) for seed in (0, 1) for target in asked.targets], cells[0])
+        rows = tested(asked, [(seed, target) for seed in seeds for target in asked.targets], cells[0])
         (Path(asked.out) / "tests.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
 
 

@@ -12,7 +12,7 @@ from helpers.paths import BENCHMARKS
 from helpers.scripts import loaded
 from polyfed.core.method import parse
 
-TINY = {"data": "digits-mini(per_domain=40)", "model": "small_cnn", "unseen_part": "test", "batch_size": 40, "lr": 0.05}
+TINY = {"data": "digits-mini(per_domain=20)", "model": "small_cnn(width=4)", "unseen_part": "test", "batch_size": 40, "lr": 0.05}
 
 
 def test_the_cells_are_those_of_the_issue() -> None:
