@@ -27,7 +27,7 @@ KNOWN = {
     "core/joint_scoring.py": ["topk"],  # torch's function
     "studies/report/costs.py": ["fedavg"],  # what costs are set beside
     "models/fedwon.py": ["fedwon"],  # a start of weights that a paper describes
-    "studies/doctor/advice.py": ["fedavg", "fedbn", "fedwon", "fixbn", "gperxan", "perxan"],  # what the doctor recommends
+    "studies/doctor/findings.py": ["fedavg", "fedbn", "fedwon", "fixbn", "gperxan", "perxan"],  # what the doctor recommends
     "studies/doctor/examine.py": ["fedavg"],  # what it is compared with
     "studies/doctor/measures.py": ["fedavg"],  # what clients warm up with
     "papers/costs.py": ["fedbn"],  # a split that a paper describes
