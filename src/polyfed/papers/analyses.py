@@ -30,12 +30,12 @@ from polyfed.studies.analyse.opened_run import OpenedRun
 from polyfed.studies.analyse.rounds import Drift, Noted
 from polyfed.studies.analyse.score_grid import GridRun
 
-NORM_STATISTICS = "norm-statistics"
-DRAWN_CHANNELS = 64
+_NORM_STATISTICS = "norm-statistics"
+_DRAWN_CHANNELS = 64
 """Channels of a layer that a figure draws (``drawings.channel_curves``)."""
 DIGITS = 4
-OF_DISTANCE = ("source", "layer", "one", "other", "shift")
-TYPES = {each.__name__: each for each in (Confidence, GradientBias, EntrySpread, Drift, Noted, GridRun)}
+_OF_DISTANCE = ("source", "layer", "one", "other", "shift")
+_TYPES = {each.__name__: each for each in (Confidence, GradientBias, EntrySpread, Drift, Noted, GridRun)}
 """What analyses measure of a run and a record can hold. Feature maps and t-SNE show images, so records have only their numbers."""
 TYPE, PAIRS = "type", "pairs"
 
@@ -136,7 +136,7 @@ def record_analysis(result: Result, kind: str) -> dict[str, Any]:
 
 
 def _drawn(kind: str, found: Analysis, measured: Any) -> Any:
-    if kind == NORM_STATISTICS:
+    if kind == _NORM_STATISTICS:
         return _statistics_as_plain(found, measured)
     try:
         return as_plain(measured)
@@ -145,10 +145,10 @@ def _drawn(kind: str, found: Analysis, measured: Any) -> Any:
 
 
 def _statistics_as_plain(found: Analysis, measured: tuple[NormStatistics, NormStatistics]) -> dict[str, Any]:
-    distances = [[_short(row[name]) for name in OF_DISTANCE] for row in found.tables["distances"]]
+    distances = [[_short(row[name]) for name in _OF_DISTANCE] for row in found.tables["distances"]]
     channels = {
         owner: {
-            layer: [[_short(float(v)) for v in values[:DRAWN_CHANNELS]] for values in (each.mean, each.variance)]
+            layer: [[_short(float(v)) for v in values[:_DRAWN_CHANNELS]] for values in (each.mean, each.variance)]
             for layer, each in layers.items()
         }
         for owner, layers in measured[1].by_owner.items()
@@ -176,9 +176,9 @@ def presented(kind: str, by_label: Mapping[str, Mapping[str, Any]]) -> tuple[Ana
 
 def _tables_and_figures(kind: str, found: Mapping[str, Mapping[str, Any]]) -> tuple[Mapping[str, Rows], Mapping[str, Any]]:
     """What can be drawn from records; nothing of feature maps and of maps of images."""
-    if kind == NORM_STATISTICS:
+    if kind == _NORM_STATISTICS:
         return _of_statistics(found)
-    drawn = {label: from_plain(one["drawn"]) for label, one in found.items() if one.get("drawn") is not None}
+    drawn = {label: _from_plain(one["drawn"]) for label, one in found.items() if one.get("drawn") is not None}
     if not drawn:
         return {}, {}
     again = KINDS[kind].present(KINDS[kind], kind, drawn)
@@ -187,7 +187,7 @@ def _tables_and_figures(kind: str, found: Mapping[str, Mapping[str, Any]]) -> tu
 
 def _of_statistics(found: Mapping[str, Mapping[str, Any]]) -> tuple[Mapping[str, Rows], Mapping[str, Any]]:
     distances = [
-        {"run": label, **dict(zip(OF_DISTANCE, row, strict=True))}
+        {"run": label, **dict(zip(_OF_DISTANCE, row, strict=True))}
         for label, one in found.items()
         for row in one["drawn"]["distances"]
     ]
@@ -213,8 +213,8 @@ def _short(value: Any) -> Any:
 
 
 def as_plain(value: Any) -> Any:
-    """Measured values as JSON has them; mappings as pairs if their keys are numbers. Other types than ``TYPES`` are a TypeError."""
-    if type(value).__name__ in TYPES and isinstance(value, TYPES[type(value).__name__]):
+    """Measured values as JSON has them; mappings as pairs if their keys are numbers. Other types than ``_TYPES`` are a TypeError."""
+    if type(value).__name__ in _TYPES and isinstance(value, _TYPES[type(value).__name__]):
         fields = {item.name: as_plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
         return {TYPE: type(value).__name__, **fields}
     if isinstance(value, Mapping):
@@ -228,17 +228,17 @@ def as_plain(value: Any) -> Any:
     raise TypeError(f"A record cannot hold {type(value).__name__}.")
 
 
-def from_plain(value: Any) -> Any:
+def _from_plain(value: Any) -> Any:
     """What ``as_plain`` was given; tuples come back as lists."""
     if isinstance(value, list):
-        return [from_plain(each) for each in value]
+        return [_from_plain(each) for each in value]
     if not isinstance(value, dict):
         return value
     kind = value.get(TYPE)
     if kind == PAIRS:
-        return {key: from_plain(each) for key, each in value[PAIRS]}
+        return {key: _from_plain(each) for key, each in value[PAIRS]}
     if kind is None:
-        return {key: from_plain(each) for key, each in value.items()}
-    if kind not in TYPES:
+        return {key: _from_plain(each) for key, each in value.items()}
+    if kind not in _TYPES:
         raise RunFolderError(f"A record holds values of the unknown type {kind!r}. Restore the file from a backup.")
-    return TYPES[kind](**{key: from_plain(each) for key, each in value.items() if key != TYPE})
+    return _TYPES[kind](**{key: _from_plain(each) for key, each in value.items() if key != TYPE})

@@ -166,13 +166,11 @@ def estimate_item(item: PaperItem, form: Form, root: str | None, notify: Callabl
 
 
 def experiment_rows(root: str | None = None, out: str | Path = FOLDER) -> list[dict[str, Any]]:
-    """A row for each experiment."""
     here: dict[str, bool] = {}
     return [_row(read_item(name), root, Path(out), here) for name in item_names()]
 
 
 def experiment_row(name: str) -> dict[str, Any]:
-    """The row of one experiment."""
     return _row(read_item(name), None, Path(FOLDER), {})
 
 
@@ -211,7 +209,6 @@ def here_words(row: dict[str, Any]) -> str:
 
 
 def _data_name(text: str) -> str:
-    """The name of a data set, without its options."""
     return read_call(text).name.replace("_", "-")
 
 

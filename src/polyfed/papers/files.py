@@ -22,27 +22,27 @@ SHIPPED = Path(__file__).parent / "shipped"
 SUFFIX = ".toml"
 FORMS = ("full", "laptop", "reduced")
 """The paper's setting; the largest one whose runs cost about half a core-hour; one that takes minutes and decides nothing."""
-SMALLER = FORMS[1:]
-SENTENCES = ("title", "paper", "item", "claim", "measure", "note", "missing", "figure", "x")
-KEYS = (*SENTENCES, "seeds", "settings", "methods", "chosen", *SMALLER, "orders", "part")
-OF_PART = (
+_SMALLER = FORMS[1:]
+_SENTENCES = ("title", "paper", "item", "claim", "measure", "note", "missing", "figure", "x")
+KEYS = (*_SENTENCES, "seeds", "settings", "methods", "chosen", *_SMALLER, "orders", "part")
+_OF_PART = (
     "name",
     "like",
     "settings",
     "columns",
     "rows",
     "chosen",
-    *SMALLER,
+    *_SMALLER,
     "missing",
     "differs",
     "score",
     "unit",
     "analysis",
 )
-OF_METHOD = ("chosen", *SMALLER)
-OF_ROW = ("published", "missing", "like", *OF_METHOD)
-OF_COLUMN = ("name", "read", "mean", "over", "of", "column", "x", "number", "minus")
-OF_ANALYSIS = ("kind", "figures")
+_OF_METHOD = ("chosen", *_SMALLER)
+_OF_ROW = ("published", "missing", "like", *_OF_METHOD)
+_OF_COLUMN = ("name", "read", "mean", "over", "of", "column", "x", "number", "minus")
+_OF_ANALYSIS = ("kind", "figures")
 OF_FORM = ("seeds", "columns", "rows", "targets")
 PAPER, OPEN = "paper", "open"
 """Where a learning rate comes from: printed in the paper; not printed and not chosen yet (``open: why``); else the log of a search."""
@@ -73,7 +73,6 @@ class Published:
 
     @property
     def exists(self) -> bool:
-        """Whether the paper has a cell here at all."""
         return self.text != _NO_CELL
 
     def __str__(self) -> str:
@@ -214,7 +213,6 @@ class PaperItem:
 
     @property
     def is_figure(self) -> bool:
-        """Whether the paper draws it."""
         return self.item.startswith("Figure")
 
 
@@ -232,7 +230,6 @@ def _place(name: str) -> tuple[str, bool, int, str]:
 
 @functools.cache
 def read_item(name: str) -> PaperItem:
-    """Read an experiment by its name."""
     known = same_name(name, item_names())
     if known is None:
         raise SettingError(
@@ -242,13 +239,12 @@ def read_item(name: str) -> PaperItem:
 
 
 def item_from(name: str, text: str) -> PaperItem:
-    """An experiment from the text of its file."""
     document = tomllib.loads(text)
     _refuse(name, document, KEYS)
     document["methods"] = _methods(name, document.get("methods", {}))
     parts = [_part(f"{name}, part {number}", each, document) for number, each in enumerate(document.get("part", ()), 1)]
-    sentences = {key: str(document.get(key, "")) for key in SENTENCES}
-    forms = {form: with_tuples(document[form]) for form in SMALLER if form in document}
+    sentences = {key: str(document.get(key, "")) for key in _SENTENCES}
+    forms = {form: with_tuples(document[form]) for form in _SMALLER if form in document}
     for form, changes in forms.items():
         _refuse(f"{name}, {form}", changes, (*OF_FORM, *setting_names()))
     return PaperItem(
@@ -273,12 +269,12 @@ def _methods(name: str, written: Any) -> dict[str, Any]:
         other = tomllib.loads((SHIPPED / f"{written}{SUFFIX}").read_text(encoding="utf-8"))
         return _methods(written, other.get("methods", {}))
     for row, settings in written.items():
-        _refuse(f"{name}, methods, {row}", settings, (*OF_METHOD, *setting_names()))
+        _refuse(f"{name}, methods, {row}", settings, (*_OF_METHOD, *setting_names()))
     return dict(written)
 
 
 def _part(where: str, written: Mapping[str, Any], document: Mapping[str, Any]) -> Part:
-    _refuse(where, written, OF_PART)
+    _refuse(where, written, _OF_PART)
     base = _liked(written["like"]) if "like" in written else None
     columns = tuple(map(_column, written["columns"])) if "columns" in written else base.columns if base else ()
     own = {**with_tuples(document.get("settings", {})), **with_tuples(written.get("settings", {}))}
@@ -291,7 +287,7 @@ def _part(where: str, written: Mapping[str, Any], document: Mapping[str, Any]) -
         columns=columns,
         rows=rows,
         forms={
-            form: _form_of(form, base, document, written) for form in SMALLER if form in written or (base and form in base.forms)
+            form: _form_of(form, base, document, written) for form in _SMALLER if form in written or (base and form in base.forms)
         },
         missing=str(written.get("missing", base.missing if base else "")),
         differs={**(base.differs if base else {}), **({"all": differs} if isinstance(differs, str) else differs)},
@@ -302,7 +298,7 @@ def _part(where: str, written: Mapping[str, Any], document: Mapping[str, Any]) -
 
 
 def _analysis(where: str, written: Mapping[str, Any]) -> AskedAnalysis:
-    _refuse(f"{where}, analysis", written, OF_ANALYSIS)
+    _refuse(f"{where}, analysis", written, _OF_ANALYSIS)
     return AskedAnalysis(str(written["kind"]), tuple(written["figures"]))
 
 
@@ -325,7 +321,7 @@ def _liked(text: str) -> Part:
 def _column(written: Any) -> Column:
     if isinstance(written, str):
         return Column(written, written)
-    settings = with_tuples({key: value for key, value in written.items() if key not in OF_COLUMN})
+    settings = with_tuples({key: value for key, value in written.items() if key not in _OF_COLUMN})
     _refuse(f"column {written.get('name')}", settings, setting_names())
     return Column(
         str(written["name"]),
@@ -361,7 +357,7 @@ def _rows(where: str, written: Mapping[str, Any], document: Mapping[str, Any], b
         chosen = next((str(each["chosen"]) for each in sources if each.get("chosen")), "")
         forms = {
             **(before.forms if before else {}),
-            **{form: with_tuples({**method, **given}[form]) for form in SMALLER if form in {**method, **given}},
+            **{form: with_tuples({**method, **given}[form]) for form in _SMALLER if form in {**method, **given}},
         }
         for form, changes in forms.items():
             _refuse(f"{where}, row {name}, {form}", changes, setting_names())
@@ -370,4 +366,4 @@ def _rows(where: str, written: Mapping[str, Any], document: Mapping[str, Any], b
 
 
 def _settings_in(written: Mapping[str, Any]) -> dict[str, Any]:
-    return with_tuples({key: each for key, each in written.items() if key not in OF_ROW})
+    return with_tuples({key: each for key, each in written.items() if key not in _OF_ROW})

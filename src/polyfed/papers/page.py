@@ -37,7 +37,6 @@ class Footnotes:
         return ",".join(self.marks.setdefault(sentence, letters(len(self.marks))) for sentence in sentences)
 
     def lines(self) -> list[str]:
-        """Every sentence after its mark."""
         return [f"{mark}) {sentence}." for sentence, mark in self.marks.items()]
 
 
@@ -79,16 +78,15 @@ def parts_of(found: Reproduction) -> Iterator[tuple[Part, Sequence[Outcome]]]:
 
 
 def shown_table(part: Part, outcomes: Sequence[Outcome], footnotes: Footnotes) -> ShownTable:
-    """One part as text."""
     table = ShownTable(part.name, ["method", *(column.name for column in part.columns)])
     width = len(part.columns)
     for number, row in enumerate(part.rows):
         cells = outcomes[number * width : (number + 1) * width]
-        table.lines.append([row.name, *(cell_words(one, footnotes) for one in cells)])
+        table.lines.append([row.name, *(_cell_words(one, footnotes) for one in cells)])
     return table
 
 
-def cell_words(one: Outcome, footnotes: Footnotes) -> str:
+def _cell_words(one: Outcome, footnotes: Footnotes) -> str:
     """A cell: published, ours, difference, and the marks of what differs."""
     if not one.cell.published.exists:
         return "–"
@@ -199,7 +197,7 @@ def _runs(found: Reproduction) -> list[list[str]]:
 def _markdown(kind: str, content: Any) -> str:
     if kind == "table":
         head, lines = content
-        return "\n".join([markdown_line(head), "|" + "---|" * len(head), *map(markdown_line, lines)])
+        return "\n".join([_markdown_line(head), "|" + "---|" * len(head), *map(_markdown_line, lines)])
     if kind == "items":
         return "\n".join(f"* {each}" for each in content)
     if kind == "picture":
@@ -208,8 +206,7 @@ def _markdown(kind: str, content: Any) -> str:
     return {"title": "# {}", "heading": "## {}", "paragraph": "{}", "command": "`{}`"}[kind].format(content)
 
 
-def markdown_line(cells: Sequence[str]) -> str:
-    """A line of a table in Markdown."""
+def _markdown_line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

@@ -44,12 +44,10 @@ class Trained:
 
     @property
     def seed(self) -> int:
-        """Its seed."""
         return self.record.seed
 
     @property
     def digest(self) -> str:
-        """The digest of its final state."""
         return self.record.digest
 
     @cached_property
@@ -59,12 +57,10 @@ class Trained:
 
     @cached_property
     def by_round(self) -> dict[int, list[Row]]:
-        """The test scores of every scored round."""
         return self.record.rows_by_round()
 
     @property
     def made_with(self) -> dict[str, str]:
-        """Versions, machine and commit."""
         return {**self.record.versions, "machine": self.record.machine, "commit": self.record.commit}
 
 
@@ -88,7 +84,6 @@ class Outcome:
 
     @property
     def mean(self) -> float | None:
-        """Over seeds."""
         return statistics.fmean(self.values.values()) if self.values else None
 
     @property
@@ -226,7 +221,7 @@ def _conclude(made: Reproduction, cells: Sequence[Cell], states: Mapping[str, st
         if part.analysis is not None:
             own = [cell for cell in cells if cell.part.name == part.name]
             made.analyses[part.name] = recorded_part(part, own, records)
-    made.outcomes = [outcome_of(cell, made, states) for cell in cells]
+    made.outcomes = [_outcome_of(cell, made, states) for cell in cells]
 
 
 def data_problems(runs: Mapping[str, PlannedRun]) -> dict[str, str]:
@@ -277,7 +272,7 @@ def _train(run: PlannedRun, folder: Path, kinds: Sequence[str], callback: Callba
     return found
 
 
-def outcome_of(cell: Cell, made: Reproduction, states: Mapping[str, str]) -> Outcome:
+def _outcome_of(cell: Cell, made: Reproduction, states: Mapping[str, str]) -> Outcome:
     """A cell with our number, or why there is none."""
     if cell.column.minus and not cell.why_not:
         return _difference(cell, made, states)
@@ -327,7 +322,7 @@ def _difference(cell: Cell, made: Reproduction, states: Mapping[str, str]) -> Ou
         )
     own = dataclasses.replace(cell, column=dataclasses.replace(cell.column, minus=""))
     theirs = dataclasses.replace(own, row=other, settings=settings_of(cell.item, cell.part, other, cell.column, made.form))
-    high, low = outcome_of(own, made, states), outcome_of(theirs, made, states)
+    high, low = _outcome_of(own, made, states), _outcome_of(theirs, made, states)
     if not high.values or not low.values:
         return Outcome(cell, {}, high.state or low.state)
     both = {seed: value - low.values[seed] for seed, value in high.values.items() if seed in low.values}

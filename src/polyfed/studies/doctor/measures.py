@@ -195,7 +195,6 @@ def _shift_of_clients(found: NormStatistics) -> dict[str, float]:
 
 
 def _shift_of_layers(found: NormStatistics) -> dict[str, float]:
-    """The mean distance between two clients, layer by layer."""
     layers: dict[str, list[float]] = {}
     for one in _between_clients(found):
         layers.setdefault(one.layer, []).append(one.shift)

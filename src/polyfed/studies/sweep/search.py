@@ -176,7 +176,6 @@ class Sweep:
         return data
 
     def next_run(self, words: str) -> Callbacks:
-        """Return the callbacks of the next run."""
         self.begun += 1
         return Callbacks(self.callbacks, words, self.begun - 1, self.total)
 
@@ -310,7 +309,6 @@ class Sweep:
         }
 
     def write(self) -> None:
-        """Write sweep.json."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(self.folder / FILE, json.dumps(self.document(), indent=1, allow_nan=False) + "\n")

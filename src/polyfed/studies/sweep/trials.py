@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from polyfed.studies.sweep.search import Sweep
 
 LONGEST_NAME = 60
-STOPPABLE = "-stoppable"
+_STOPPABLE = "-stoppable"
 """What ends the names of runs that may be stopped early: they are not taken for whole ones."""
 VALIDATION = "validation"
 
@@ -92,7 +92,6 @@ class Searched:
 
     @property
     def rounds(self) -> int:
-        """The rounds of training that its trials took."""
         return sum(score.rounds for score in self.scores)
 
 
@@ -146,7 +145,7 @@ class Searcher:
         experiment = Experiment(trial_settings(settings), self.data)
         experiment.head_by(sweep.headline)
         name = name_of(experiment.settings, values, self.data.source, sweep.chosen_by(settings, sweep.halving))
-        trial = Trial(values, experiment.settings, sweep.folder / "trials" / (name + STOPPABLE * sweep.halving))
+        trial = Trial(values, experiment.settings, sweep.folder / "trials" / (name + _STOPPABLE * sweep.halving))
         for notice in experiment.notices:
             sweep.message(notice)
         halving = [_Rungs(asked, trial.folder, sweep.metric)] if sweep.halving else []

@@ -72,7 +72,6 @@ class Recipe:
 
 
 def shipped_names() -> list[str]:
-    """The names of the recipes inside the package."""
     return sorted(_shipped())
 
 
@@ -93,7 +92,6 @@ def _shipped() -> Mapping[str, Recipe]:
 
 
 def in_grid(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The recipes of a grid by their names."""
     axes = document[_GRID]
     found = {}
     for chosen in itertools.product(*(axis.items() for axis in axes.values())):
@@ -143,7 +141,6 @@ def _content(file: str) -> bytes:
 
 
 def _shipped_name(text: str) -> str:
-    """The name of a shipped recipe, as it is spelled."""
     found = same_name(text, shipped_names())
     if found is not None:
         return found
@@ -264,7 +261,6 @@ def _method_problems(methods: Any) -> Iterable[tuple[str, str]]:
 
 
 def _line_of(text: str, key: str) -> int | None:
-    """The line in which a key is set."""
     for number, line in enumerate(text.splitlines(), 1):
         if re.match(rf"""\s*(\[\s*)?["']?{re.escape(key)}["']?\s*[=.\]]""", line):
             return number
