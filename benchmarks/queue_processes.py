@@ -22,7 +22,6 @@ from queue_list import Expanded, Job, expand, read_list
 
 from polyfed.errors import PolyfedError, RunFolderError, SettingError
 from polyfed.papers.ledger import DIVERGED, FINISHED, Ledger, read_record, require_portable, write_record
-from polyfed.papers.rates import log_problems
 from polyfed.papers.recording import train_recorded
 from polyfed.runs.callbacks.callback import Callback, RunState
 from polyfed.runs.folder.atomic_write import write_atomically
@@ -356,6 +355,8 @@ def import_ledger(results: Results, to: Path) -> list[str]:
 
 def import_rates(results: Results, to: Path) -> list[str]:
     """Copy the logs of rate searches into the repository; one that is there must be the same."""
+    from choose_rate import log_problems  # loads Optuna, which processes that train do not need
+
     names = []
     for path in sorted(results.path.glob(f"{RATES}/*.json")):
         text = path.read_text(encoding="utf-8")

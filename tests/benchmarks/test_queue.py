@@ -19,7 +19,6 @@ from helpers.records import made_record
 from helpers.scripts import loaded
 from polyfed.errors import RunFolderError, SettingError
 from polyfed.papers.ledger import Ledger, loose_identity, read_record, recorded_settings
-from polyfed.papers.rates import KEYS
 from polyfed.papers.recording import train_recorded
 
 SCRIPT = ROOT / "benchmarks" / "queue"
@@ -89,6 +88,7 @@ RATE = {
     "lr_from": "rates/rate.json",
 }
 SEARCH = {"name": "rate", "command": "{python} benchmarks/choose_rate.py fedstein/table-1 --log {results}/rates/rate.json"}
+KEYS = loaded(ROOT / "benchmarks" / "choose_rate.py").KEYS
 LOG = dict.fromkeys(KEYS, "") | {"grid": [0.01, 0.03], "validation": {"0.01": 0.5, "0.03": 0.7}, "failed": {}, "chosen": 0.03}
 
 

@@ -150,8 +150,8 @@ class Row:
         settings: of its runs.
         published: what the paper has in each column.
         missing: what is missing to run it; empty if nothing is.
-        chosen: where its learning rate comes from: ``paper``, ``open: why``, or the log of a search on validation data, a file in this
-            package.
+        chosen: where its learning rate comes from: ``paper``, ``open: why``, or the log of a search on validation data, a file in
+            docs/results.
         forms: what each smaller form changes for this row only.
     """
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyfed.core.data_types import DataSet
 from polyfed.core.evaluation import Row
@@ -24,9 +24,6 @@ from polyfed.runs.callbacks.callback import Callback, Callbacks
 from polyfed.runs.callbacks.progress import default_callbacks
 from polyfed.runs.result import Result, accuracy_table
 from polyfed.studies.compare.compare import ComparedRuns
-
-if TYPE_CHECKING:
-    pass
 
 FOLDER = "runs/reproduce"
 NO_DATA, NOT_RUN, FAILED, NOT_MEASURED = "no data", "not run", "failed", "not measured"
