@@ -43,11 +43,7 @@ class Picture:
 
 def pictures(found: Reproduction, only: Part | None = None) -> Iterator[Picture]:
     """Every picture that has something to show; ``only``: those of one part."""
-    before = 0
-    for part in found.item.parts:
-        count = len(part.rows) * len(part.columns)
-        outcomes = found.outcomes[before : before + count]
-        before += count
+    for part, outcomes in found.parts():
         if only is not None and part is not only:
             continue
         if part.analysis is not None:

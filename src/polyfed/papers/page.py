@@ -62,19 +62,10 @@ class ShownTable:
 def shown_tables(found: Reproduction, footnotes: Footnotes) -> list[ShownTable]:
     """A table for each part of which something is asked for: published, ours and the difference in each cell."""
     tables = []
-    for part, outcomes in parts_of(found):
+    for part, outcomes in found.parts():
         if any(one.state != NOT_ASKED and one.cell.published.exists for one in outcomes):
             tables.append(shown_table(part, outcomes, footnotes))
     return tables
-
-
-def parts_of(found: Reproduction) -> Iterator[tuple[Part, Sequence[Outcome]]]:
-    """Every part with its cells, row by row."""
-    before = 0
-    for part in found.item.parts:
-        count = len(part.rows) * len(part.columns)
-        yield part, found.outcomes[before : before + count]
-        before += count
 
 
 def shown_table(part: Part, outcomes: Sequence[Outcome], footnotes: Footnotes) -> ShownTable:

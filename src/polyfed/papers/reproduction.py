@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from polyfed.core.data_types import DataSet
 from polyfed.core.evaluation import Row
 from polyfed.errors import DataError, PolyfedError, SettingError, UnknownName, nearest
 from polyfed.papers.analyses import PartAnalysis, analyse_part, kinds_by_run, recorded_part
-from polyfed.papers.files import UNITS, PaperItem
+from polyfed.papers.files import UNITS, PaperItem, Part
 from polyfed.papers.grid import Cell, Form, PlannedRun, cells_of, planned_runs, settings_of, sources_of
 from polyfed.papers.ledger import DIVERGED, FINISHED, Ledger, Record, marks_of, write_record
 from polyfed.papers.recording import record_of
@@ -121,8 +121,15 @@ class Reproduction:
         """The page in Markdown; the one in HTML lies beside it."""
         return self.folder / f"{self.item.name}{'' if self.form.is_full else f'-{self.form.name}'}.md"
 
+    def parts(self) -> Iterator[tuple[Part, list[Outcome]]]:
+        """Every part with its cells, row by row."""
+        before = 0
+        for part in self.item.parts:
+            count = len(part.rows) * len(part.columns)
+            yield part, self.outcomes[before : before + count]
+            before += count
+
     def as_json(self) -> dict[str, Any]:
-        """Everything as JSON."""
         return {
             "experiment": self.item.name,
             "form": self.form.name,
