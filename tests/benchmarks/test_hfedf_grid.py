@@ -36,6 +36,7 @@ def test_cells_are_compared_over_the_turns_that_all_of_them_had() -> None:
     assert lines[2].startswith("| b | 60.0 | 65.0 | 62.5 | 0.250 | 2 |") and lines[4].startswith("| c | 99.0 | diverged | diverged")
 
 
+@pytest.mark.slow
 def test_a_grid_chooses_then_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     grid = loaded(BENCHMARKS / "hfedf_grid.py")
     monkeypatch.setattr(grid, "SETTINGS", TINY)

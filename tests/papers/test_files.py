@@ -17,7 +17,7 @@ from polyfed.papers.claims import published_orders
 from polyfed.papers.costs import IN_PART, READY, experiment_rows, state_of
 from polyfed.papers.figures import KINDS
 from polyfed.papers.files import FORMS, SHIPPED, PaperItem, Published, item_from, item_names, read_cell, read_item
-from polyfed.papers.grid import Form, cells_of, planned_runs, settings_of
+from polyfed.papers.grid import Form, canonical, cells_of, planned_runs, settings_of
 from polyfed.settings import Settings
 from polyfed.studies.analyse.kinds import KINDS as KINDS_OF_ANALYSES
 from polyfed.studies.compare.recipes.checks import text_problems
@@ -243,7 +243,7 @@ def test_every_setting_and_text_is_sound_without_data() -> None:
                 for row in part.rows:
                     for column in part.columns:
                         if not column.of and not column.mean and "method" in {**part.settings, **row.settings, **column.settings}:
-                            parse(settings_of(item, part, row, column, form).method)
+                            canonical(settings_of(item, part, row, column, form).method)
             for run in planned_runs(cells_of(item, form), form).values():
                 texts = tuple(
                     getattr(run.settings, key) for key in ("data", "model", "method", "partition", "loss", "backend", "load")

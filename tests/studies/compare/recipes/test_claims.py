@@ -50,9 +50,13 @@ def test_the_claims_can_fail() -> None:
 
 
 def test_what_recipes_claim_of_their_models_is_true() -> None:
+    checked = set()
     for name in shipped_names():
         recipe = read(name)
-        if found := claims(recipe.title, str(recipe.about.get("note", ""))):
+        found = claims(recipe.title, str(recipe.about.get("note", "")))
+        same = (*(recipe.values.get(key) for key in ("data", "model", "method")), *found)
+        if found and same not in checked:
+            checked.add(same)
             torch.manual_seed(0)
             model = model_of(name)
             false = [words for words, check in found.items() if not check(model)]
