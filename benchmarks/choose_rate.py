@@ -4,32 +4,55 @@ python benchmarks/choose_rate.py fedstein/table-1 --part Digits-Five --row FedSt
 python benchmarks/choose_rate.py fedstein/table-1 --part Office-Caltech-10 --row FedStein --root DATA --log NAME.json
 
 Every rate trains once, with one seed and one thread, on the row's settings. Test data cannot be read. Each trial is a run folder in
---out: give the same command again to resume. Copy the log to src/polyfed/papers/searches and name it in the row:
-chosen = "searches/NAME.json".
+--out: give the same command again to resume. Copy the log to docs/results/rates (benchmarks/queue import does) and name it in the row:
+chosen = "rates/NAME.json".
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.papers.files import FORMS, PaperItem, Part, Row, read_item
 from polyfed.papers.grid import Form, settings_of
-from polyfed.papers.rates import log_problems
 from polyfed.runs.folder.atomic_write import write_atomically
 from polyfed.runs.folder.run_folder import versions
 from polyfed.settings import Settings, read_change
-from polyfed.studies.sweep.search import Searcher, Sweep
+from polyfed.studies.sweep.search import Sweep
 from polyfed.studies.sweep.space import Axis
 from polyfed.studies.sweep.trials import edges
 from polyfed.text import read_call, write_call
 
 GRID = (0.001, 0.003, 0.01, 0.03, 0.1)
+KEYS = (
+    "experiment",
+    "part",
+    "row",
+    "form",
+    "method",
+    "data",
+    "source",
+    "changes",
+    "grid",
+    "rounds",
+    "seed",
+    "chosen_by",
+    "validation",
+    "failed",
+    "chosen",
+    "at_the_edge",
+    "command",
+    "commit",
+    "versions",
+)
+"""What a log contains, and nothing else: there is no place for a test score."""
 
 
 def asked_for(words: list[str] | None = None) -> argparse.Namespace:
@@ -88,8 +111,7 @@ def search(asked: argparse.Namespace) -> dict[str, Any]:
     item = read_item(asked.experiment)
     settings, grid = trial_settings(asked, item), tuple(float(rate) for rate in asked.lr.split(","))
     sweep = Sweep(settings, [settings.method], [Axis("lr", grid)], asked.out)
-    (one,) = sweep.searched
-    Searcher(sweep.data_of_search(), sweep).search(one)
+    (one,) = sweep.search()
     if one.chosen is None:
         raise PolyfedError(one.problem)
     scores = {f"{score.trial.values['lr']:g}": score for score in one.scores}
@@ -117,6 +139,23 @@ def search(asked: argparse.Namespace) -> dict[str, Any]:
         "commit": made_with.pop("commit", ""),
         "versions": made_with,
     }
+
+
+def log_problems(document: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with a log: keys, candidate rates, validation scores, and the chosen rate."""
+    problems = [f"The entry {key!r} does not belong in the log of a search." for key in document if key not in KEYS]
+    problems += [f"The entry {key!r} is missing." for key in KEYS if key not in document]
+    if problems:
+        return problems
+    grid, scores, failed = document["grid"], document["validation"], document["failed"]
+    tried = sorted(float(rate) for rate in (*scores, *failed))
+    if len(set(grid)) < 2 or tried != sorted(map(float, grid)):
+        problems.append("Every one of two or more rates needs a validation score or the reason of its failure.")
+    if not scores or not all(isinstance(score, float) and math.isfinite(score) for score in scores.values()):
+        problems.append("Validation scores are finite numbers.")
+    elif float(document["chosen"]) != float(max(scores, key=lambda rate: scores[rate])):
+        problems.append(f"The chosen rate {document['chosen']} does not have the best validation score.")
+    return problems
 
 
 def main(words: list[str] | None = None) -> None:

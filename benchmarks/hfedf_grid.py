@@ -1,19 +1,19 @@
-"""hFedF on PACS: which start of the heads, epsilon of Adam and rate of the trunk, chosen on images of the source domains only.
+"""hFedF on PACS: start of the heads x server optimizer, chosen on validation images of the source domains only.
 
-python benchmarks/hfedf_grid.py DATA_ROOT [--out DIR] [--rounds 30] [--seeds 3] [--targets photo sketch] [--estimate] [--test]
+python benchmarks/hfedf_grid.py DATA_ROOT [--out DIR] [--rounds 60] [--seeds 1] [--targets photo sketch] [--estimate] [--test]
 
-Every trial is a run folder that holds the spread of clients' models by round; a stopped grid goes on where it was. Trials get data whose
-tests cannot be read. All cells have their turn with one seed before the next seed begins, so a grid that is cut short compares like with
-like. --test trains nothing but FedAvg: it tests what was chosen, the start with the model's own values, and FedAvg on the unseen domain.
+Every cell trains with seed 0 (or several seeds) and each target held out, then the best two with one seed more. Every trial is a run folder; give the same command
+again to resume. Test data cannot be read. grid.json has the validation score of each run and, for each round, the spread of clients'
+models; grid.md is the table. --test then scores the chosen cell, the default hFedF and FedAvg on the held-out domain.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,15 +21,22 @@ import polyfed
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.settings import Settings
 from polyfed.studies.compare.estimate import estimate_run
-from polyfed.studies.sweep.search import Searcher, Sweep
+from polyfed.studies.sweep.search import Sweep
 from polyfed.studies.sweep.space import Axis
-from polyfed.studies.sweep.trials import Score, values_words
 
-GRID = (
-    Axis("hfedf.head_init", ("default", "initial")),
-    Axis("hfedf.server_eps", (1e-8, 1e-4, 1e-3)),
-    Axis("hfedf.trunk_rate", (1.0, 0.1)),
-)
+HEAD_INITS = ("default", "initial")
+SERVER_OPTIMIZERS: Mapping[str, str] = {
+    "Adam 1e-3": "server_lr=0.001",
+    "Adam 1e-3, epsilon 1e-3": "server_lr=0.001, server_eps=0.001",
+    "SGD 0.65, frozen trunk": 'server_optimizer="sgd", server_lr=0.65, server_momentum=0.0, trunk_rate=0.0',
+}
+"""Without momentum, SGD at 0.65 moves a generated weight by about the clients' mean update: 0.65 by the bias, the rest through z."""
+CELLS: Mapping[str, str] = {
+    f"{init} heads, {name}": f'hfedf(head_init="{init}", {options})'
+    for init in HEAD_INITS
+    for name, options in SERVER_OPTIMIZERS.items()
+}
+DEFAULT = "initial heads, Adam 1e-3"
 SETTINGS: Mapping[str, Any] = {
     "data": 'pacs(size=32, augment="domainbed", normalise="imagenet")',
     "model": "hfedf_cnn",
@@ -41,14 +48,24 @@ SETTINGS: Mapping[str, Any] = {
     "local_epochs": 2,
     "layout": "channels_last",
 }
-"""Those of hfedf/table-11, one domain a client; images lie in memory as it is fastest."""
+"""Those of hfedf/table-11, one domain per client; images lie in memory as it is fastest."""
+BEST = 2
+"""Cells that get a second seed."""
 
-BEFORE = {"hfedf.head_init": "initial", "hfedf.server_eps": 1e-8, "hfedf.trunk_rate": 1.0}
 Turn: TypeAlias = tuple[int, str]
-"""A seed and the domain that is left out."""
+"""A seed and the domain that is held out."""
 
-Found: TypeAlias = dict[str, dict[Turn, float]]
-"""Accuracy on source validation, by cell and turn."""
+
+@dataclass(frozen=True)
+class Scored:
+    """One run on source validation data: its score (None if it diverged), and by round how far clients' weights lie apart, relative to their size."""
+
+    validation: float | None
+    spread: list[float]
+
+
+Found: TypeAlias = dict[str, dict[Turn, Scored]]
+"""Runs by cell and turn."""
 
 
 def settings(asked: argparse.Namespace, turn: Turn) -> dict[str, Any]:
@@ -56,69 +73,95 @@ def settings(asked: argparse.Namespace, turn: Turn) -> dict[str, Any]:
     return {**SETTINGS, "rounds": asked.rounds, "root": asked.root, "seed": seed, "unseen": (target,)}
 
 
-def search(asked: argparse.Namespace, turn: Turn) -> tuple[Sweep, list[Score]]:
-    """Every cell of the grid with one seed and one domain left out: trained, resumed or read back; nothing is tested."""
-    sweep = Sweep(Settings(**settings(asked, turn)), ["hfedf"], GRID, Path(asked.out) / f"{turn[1]}-seed{turn[0]}")
-    one = sweep.searched[0]
-    Searcher(sweep.data_of_search(), sweep).search(one)
-    sweep.write()
-    return sweep, one.scores
+def search(asked: argparse.Namespace, turn: Turn, cells: Sequence[str]) -> Sweep:
+    """Train, resume or read back these cells with one seed and one domain held out; nothing is tested."""
+    own = settings(asked, turn)
+    sweep = Sweep(
+        Settings(**own), [CELLS[cell] for cell in cells], [Axis("lr", (own["lr"],))], Path(asked.out) / f"{turn[1]}-seed{turn[0]}"
+    )
+    sweep.search()
+    return sweep
 
 
-def relative_spread(score: Score) -> float:
-    """How far clients' weights lie apart after the last round, as a share of their size."""
-    lines = [line for line in RunFolder(score.trial.folder).metrics() if line["view"] == "spread" and line["kind"] == "weight"]
-    return float(lines[-1]["relative"])
+def scored(sweep: Sweep, cells: Sequence[str]) -> dict[str, Scored]:
+    runs = {}
+    for cell, one in zip(cells, sweep.searched, strict=True):
+        if not one.scores:
+            raise SystemExit(f"{cell} cannot be run: {one.problem}")
+        lines = RunFolder(one.scores[0].trial.folder).metrics()
+        spread = [float(line["relative"]) for line in lines if line["view"] == "spread" and line["kind"] == "weight"]
+        runs[cell] = Scored(one.scores[0].validation, spread)
+    return runs
 
 
-def mean_validation(found: Found) -> dict[str, float]:
-    """The mean of each cell over the turns that every cell has had, the best first."""
-    common = set.intersection(*(set(by_turn) for by_turn in found.values()))
-    means = {cell: statistics.fmean(by_turn[turn] for turn in common) for cell, by_turn in found.items()}
+def ranked(found: Found) -> dict[str, float]:
+    """Return the mean validation score of each cell over the turns that all of them had, the best first; cells that diverged are left out."""
+    common = set.intersection(*(set(runs) for runs in found.values()))
+    means = {
+        cell: statistics.fmean(values)
+        for cell, runs in found.items()
+        if None not in (values := [runs[turn].validation for turn in sorted(common)])
+    }
     return dict(sorted(means.items(), key=lambda item: -item[1]))
 
 
-def table(found: Found, spreads: Found) -> str:
-    """The grid in Markdown, the best cell first; deviations are over seeds."""
-    turns = sorted({turn for by_turn in found.values() for turn in by_turn})
-    targets = sorted({target for _, target in turns})
-    heads = [f"without {target}" for target in targets]
-    lines = ["| " + " | ".join(["cell", *heads, "mean", "spread of weights", "turns"]) + " |", "|" + "---|" * (len(heads) + 4)]
-    for cell, mean in mean_validation(found).items():
-        by_target = [[100 * value for (_, target), value in found[cell].items() if target == each] for each in targets]
-        words = [f"{statistics.fmean(v):.1f}" + (f" ± {statistics.stdev(v):.1f}" if len(v) > 1 else "") for v in by_target]
-        apart = statistics.fmean(spreads[cell].values())
-        lines.append("| " + " | ".join([cell, *words, f"{100 * mean:.1f}", f"{apart:.3f}", str(len(found[cell]))]) + " |")
+def table(found: Found) -> str:
+    """The grid in Markdown, the best cell first; deviations are over seeds, the spread of weights is that of the last round."""
+    targets = sorted({target for runs in found.values() for _, target in runs})
+    heads = ["cell", *(f"without {target}" for target in targets), "mean", "spread of weights", "runs"]
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    means = ranked(found)
+    for cell in [*means, *(cell for cell in found if cell not in means)]:
+        words = []
+        for target in targets:
+            values = [
+                100 * one.validation for (_, each), one in found[cell].items() if each == target and one.validation is not None
+            ]
+            deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+            words.append(f"{statistics.fmean(values):.1f}{deviation}" if values else "diverged")
+        mean = f"{100 * means[cell]:.1f}" if cell in means else "diverged"
+        spreads = [one.spread[-1] for one in found[cell].values() if one.spread]
+        apart = f"{statistics.fmean(spreads):.3f}" if spreads else "-"
+        lines.append("| " + " | ".join([cell, *words, mean, apart, str(len(found[cell]))]) + " |")
     return "\n".join(lines)
 
 
-def estimated(asked: argparse.Namespace, turns: list[Turn]) -> str:
+def write(asked: argparse.Namespace, found: Found) -> None:
+    runs = [
+        {"cell": cell, "method": CELLS[cell], "seed": seed, "target": target, "validation": one.validation, "spread": one.spread}
+        for cell, many in found.items()
+        for (seed, target), one in many.items()
+    ]
+    (Path(asked.out) / "grid.json").write_text(json.dumps(runs, indent=1), encoding="utf-8")
+    (Path(asked.out) / "grid.md").write_text(table(found) + "\n", encoding="utf-8")
+
+
+def estimated(asked: argparse.Namespace) -> str:
     """Core-hours of the whole grid, from one measured run of each target."""
-    cells = len(list(itertools.product(*(axis.values for axis in GRID))))
     each = {}
-    for turn in turns:
-        if turn[1] not in each:
-            values = settings(asked, turn)
-            data, model = values.pop("data"), values.pop("model")
-            each[turn[1]] = estimate_run(data, "hfedf", model, **values).cpu_seconds
-    hours = sum(cells * each[target] for _, target in turns) / 3600
+    for target in asked.targets:
+        values = settings(asked, (0, target))
+        data, model = values.pop("data"), values.pop("model")
+        each[target] = estimate_run(data, "hfedf", model, **values).cpu_seconds
+    count = len(CELLS) * asked.seeds + BEST
     runs = ", ".join(f"{seconds / 60:.0f} core-minutes without {target}" for target, seconds in each.items())
-    return f"{cells * len(turns)} runs of {asked.rounds} rounds ({runs} each): {hours:.1f} core-hours."
+    hours = count * sum(each.values()) / 3600
+    return f"{count * len(each)} runs of {asked.rounds} rounds ({runs} each): {hours:.1f} core-hours."
 
 
-def tested(asked: argparse.Namespace, turns: list[Turn], chosen: str) -> list[dict[str, Any]]:
-    """Accuracy on the unseen domain of the chosen cell, of the cell that was the default before, and of FedAvg."""
+def tested(asked: argparse.Namespace, turns: Sequence[Turn], chosen: str) -> list[dict[str, Any]]:
+    """Accuracy on the held-out domain of the chosen cell, of the default and of FedAvg."""
     rows = []
+    cells = list(dict.fromkeys((chosen, DEFAULT)))
     for turn in turns:
-        sweep, scores = search(asked, turn)
-        by_cell = {values_words(score.trial.values): score for score in scores}
-        for cell in dict.fromkeys((chosen, values_words(BEFORE))):
-            result = sweep.final(by_cell[cell].trial, turn[0], sweep.next_run(cell))
+        sweep = search(asked, turn, cells)
+        for cell, one in zip(cells, sweep.searched, strict=True):
+            result = sweep.final(one.scores[0].trial, turn[0], sweep.next_run(cell))
             rows.append({"method": result.experiment.settings.method, "turn": turn, **result.accuracy, "digest": result.digest})
         values = settings(asked, turn)
         result = polyfed.run(values.pop("data"), "fedavg", out=Path(asked.out) / "fedavg" / f"{turn[1]}-seed{turn[0]}", **values)
         rows.append({"method": "fedavg", "turn": turn, **result.accuracy, "digest": result.digest})
-        print(json.dumps(rows[-3:]), flush=True)
+        print(json.dumps(rows[-len(cells) - 1 :]), flush=True)
     return rows
 
 
@@ -126,30 +169,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("root")
     parser.add_argument("--out", default="runs/hfedf-grid")
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="seeds of every cell; the best two get one more (default: %(default)s)"
+    )
     parser.add_argument("--targets", nargs="+", default=["photo", "sketch"])
-    parser.add_argument("--estimate", action="store_true", help="train nothing: say what the grid would cost")
+    parser.add_argument("--estimate", action="store_true", help="train nothing: print what the grid would cost")
     parser.add_argument("--test", action="store_true", help="after the grid: test what it chose")
     asked = parser.parse_args()
-    turns = [(seed, target) for seed in range(asked.seeds) for target in asked.targets]
     if asked.estimate:
-        print(estimated(asked, turns))
+        print(estimated(asked))
         return
-    found: Found = {}
-    spreads: Found = {}
-    for turn in turns:
-        for score in search(asked, turn)[1]:
-            if score.validation is not None:
-                cell = values_words(score.trial.values)
-                found.setdefault(cell, {})[turn] = score.validation
-                spreads.setdefault(cell, {})[turn] = relative_spread(score)
-        (Path(asked.out) / "grid.md").write_text(table(found, spreads) + "\n", encoding="utf-8")
-        print(f"seed {turn[0]}, without {turn[1]}:\n{table(found, spreads)}", flush=True)
-    chosen = next(iter(mean_validation(found)))
-    print(f"Chosen on source validation: {chosen}.")
+    found: Found = {cell: {} for cell in CELLS}
+    cells = list(CELLS)
+    seeds = range(asked.seeds + 1)
+    for seed in seeds:
+        for target in asked.targets:
+            for cell, one in scored(search(asked, (seed, target), cells), cells).items():
+                found[cell][seed, target] = one
+        write(asked, found)
+        print(f"seed {seed}:\n{table(found)}", flush=True)
+        best = list(ranked({cell: found[cell] for cell in cells}))[:BEST]
+        if not best:
+            raise SystemExit("Every cell diverged.")
+        cells = best if seed + 1 >= asked.seeds else cells
+    print(f"Chosen on source validation: {cells[0]}: {CELLS[cells[0]]}")
     if asked.test:
-        rows = tested(asked, turns, chosen)
+        rows = tested(asked, [(seed, target) for seed in seeds for target in asked.targets], cells[0])
         (Path(asked.out) / "tests.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.papers.analyses import kinds_by_run
-from polyfed.papers.budget import core_seconds
+from polyfed.papers.costs import core_seconds
 from polyfed.papers.files import read_item
 from polyfed.papers.grid import Form, cells_of, planned_runs
 from polyfed.papers.ledger import identity_of
@@ -34,6 +34,7 @@ class Job:
         analyses: kinds of analyses that its record needs.
         command: the words of a command.
         seconds: estimated core-seconds; None if unknown.
+        has_log: the log of a rate search that the command would write exists.
     """
 
     key: str
@@ -42,6 +43,7 @@ class Job:
     analyses: tuple[str, ...] = ()
     command: str = ""
     seconds: float | None = None
+    has_log: bool = False
 
     @property
     def identity(self) -> str:
@@ -88,20 +90,20 @@ def _many(value: Any) -> tuple[str, ...]:
     return () if value is None else (value,) if isinstance(value, str) else tuple(value)
 
 
-def expand(entries: Sequence[Mapping[str, Any]], root: str, results: Path = Path()) -> Expanded:
+def expand(entries: Sequence[Mapping[str, Any]], root: str, log_folders: Sequence[Path] = ()) -> Expanded:
     """The jobs of a list. A run that several entries name is one job, at its first place, with the analyses of all of them.
 
     Args:
         entries: of the list.
         root: the folder of the data.
-        results: the folder that ``lr_from`` is relative to.
+        log_folders: folders that ``lr_from`` is relative to; the first one that has the log counts.
     """
     found = Expanded()
     places: dict[str, int] = {}
     for entry in entries:
         name = name_of(entry)
         try:
-            jobs = _jobs(entry, name, root, results)
+            jobs = _jobs(entry, name, root, log_folders)
         except PolyfedError as error:
             found.problems[name] = str(error)
             continue
@@ -116,15 +118,32 @@ def expand(entries: Sequence[Mapping[str, Any]], root: str, results: Path = Path
     return found
 
 
-def _jobs(entry: Mapping[str, Any], name: str, root: str, results: Path) -> list[Job]:
+def _found_log(name: str, folders: Sequence[Path]) -> Path | None:
+    return next((folder / name for folder in folders if name and (folder / name).is_file()), None)
+
+
+def _written_log(command: str) -> str:
+    """The log of a rate search that a command writes, relative to the results; empty if it writes none.
+
+    >>> _written_log("{python} benchmarks/choose_rate.py fedstein/table-1 --log {results}/rates/fedstein.json")
+    'rates/fedstein.json'
+    """
+    _, _, after = command.partition(" --log {results}/")
+    return after.split()[0] if after else ""
+
+
+def _jobs(entry: Mapping[str, Any], name: str, root: str, log_folders: Sequence[Path]) -> list[Job]:
     hours = entry.get("hours")
     if "command" in entry:
-        return [Job(f"command-{slug(name)}", name, command=str(entry["command"]), seconds=None if hours is None else 3600 * hours)]
+        command = str(entry["command"])
+        has_log = _found_log(_written_log(command), log_folders) is not None
+        seconds = None if hours is None else 3600 * hours
+        return [Job(f"command-{slug(name)}", name, command=command, seconds=seconds, has_log=has_log)]
     seeds = entry.get("seeds")
     changes = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.get("set", {}).items()}
     if "lr_from" in entry:
-        log = results / entry["lr_from"]
-        if not log.is_file():
+        log = _found_log(entry["lr_from"], log_folders)
+        if log is None:
             raise SettingError(f"It waits for {entry['lr_from']}, the log of a rate search.")
         changes["lr"] = json.loads(log.read_text(encoding="utf-8"))["chosen"]
     form = Form(

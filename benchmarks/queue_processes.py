@@ -20,16 +20,17 @@ from typing import Any
 
 from queue_list import Expanded, Job, expand, read_list
 
-from polyfed.errors import PolyfedError, SettingError
-from polyfed.papers.ledger import DIVERGED, FINISHED, Ledger, read_record, write_record
+from polyfed.errors import PolyfedError, RunFolderError, SettingError
+from polyfed.papers.ledger import DIVERGED, FINISHED, Ledger, read_record, require_portable, write_record
 from polyfed.papers.recording import train_recorded
 from polyfed.runs.callbacks.callback import Callback, RunState
 from polyfed.runs.folder.atomic_write import write_atomically
 from polyfed.runs.result import Result
 from polyfed.settings import Settings
 
-PUBLISHED = Path("docs") / "results" / "runs"
-"""The repository's ledger: what it holds counts as finished."""
+PUBLISHED = Path("docs") / "results"
+"""The repository's results: runs and logs of rate searches in it count as finished."""
+RATES = "rates"
 MOST_KILLS = 3
 """Processes of one run that may be killed from outside before the queue skips it."""
 WAIT = 2.0
@@ -84,7 +85,7 @@ def outcome(job: Job, results: Results, known: Ledger) -> str:
     """How a job ended: finished, diverged or failed; empty if it has to run."""
     state = results.read_state(job.key)
     if job.settings is None:
-        return str(state.get("outcome", ""))
+        return FINISHED if job.has_log else str(state.get("outcome", ""))
     record = known.exact(job.settings).get(job.settings.seed)
     if record is not None and (record.state == DIVERGED or set(job.analyses) <= set(record.analyses)):
         return record.state
@@ -170,18 +171,19 @@ class Queue:
 
     def look(self) -> None:
         """Read the list again if it or the log of a rate search changed, and the ledger if it grew."""
-        changed = tuple(path.stat().st_mtime for path in (self.listed, *sorted(self.results.path.glob("rates/*.json"))))
+        published = self.script.parent.parent / PUBLISHED
+        changed = tuple(path.stat().st_mtime for path in (self.listed, *sorted(self.results.path.glob(f"{RATES}/*.json"))))
         if changed != self.read_at:
             self.read_at = changed
             try:
-                self.expanded = expand(read_list(self.listed), self.root, self.results.path)
+                self.expanded = expand(read_list(self.listed), self.root, (published, self.results.path))
             except (tomllib.TOMLDecodeError, SettingError) as error:
                 if not self.expanded.jobs:
                     raise
                 print(f"{self.listed} cannot be read, so the list stays as it was: {error}", flush=True)
             for name, problem in self.expanded.problems.items():
                 print(f"{name}: {problem}", flush=True)
-        folders = (self.script.parent.parent / PUBLISHED, self.results.ledger)
+        folders = (published / "runs", self.results.ledger)
         files = {path.name: path for folder in folders for path in sorted(folder.glob("*.json"))}
         if files != self.files:
             self.files, self.known = files, Ledger(map(read_record, files.values()))
@@ -349,3 +351,25 @@ def forget_failures(results: Results) -> None:
 def import_ledger(results: Results, to: Path) -> list[str]:
     """Copy records into the repository's ledger; one that is there must have the same digest."""
     return [write_record(to, read_record(path)).name for path in sorted(results.ledger.glob("*.json"))]
+
+
+def import_rates(results: Results, to: Path) -> list[str]:
+    """Copy the logs of rate searches into the repository; one that is there must be the same."""
+    from choose_rate import log_problems  # loads Optuna, which processes that train do not need
+
+    names = []
+    for path in sorted(results.path.glob(f"{RATES}/*.json")):
+        text = path.read_text(encoding="utf-8")
+        log = json.loads(text)
+        if problems := log_problems(log):
+            raise RunFolderError(f"{path}: {' '.join(problems)}")
+        require_portable(log, path.name)
+        copy = to / path.name
+        if copy.exists() and json.loads(copy.read_text(encoding="utf-8")) != log:
+            raise RunFolderError(
+                f"{path.name} is in the repository with another content. Find out which is right and remove the other."
+            )
+        to.mkdir(parents=True, exist_ok=True)
+        write_atomically(copy, text)
+        names.append(path.name)
+    return names

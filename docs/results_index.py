@@ -15,7 +15,6 @@ from types import ModuleType
 
 from method_tables import table
 
-from polyfed.papers.budget import core_hours
 from polyfed.papers.claims import (
     NOT_COMPARABLE,
     NOT_RUN,
@@ -27,6 +26,7 @@ from polyfed.papers.claims import (
     published_orders,
     status_of,
 )
+from polyfed.papers.costs import core_hours
 from polyfed.papers.files import FORMS, PaperItem, item_names, read_item
 from polyfed.papers.grid import Form, cells_of, planned_runs
 from polyfed.papers.ledger import LAST_ONLY, Ledger

@@ -21,8 +21,8 @@ from polyfed.papers.figures import pictures, standalone
 from polyfed.papers.files import FORMS, UNITS, Part, item_names, read_item
 from polyfed.papers.grid import Form, folder_of, sources_of
 from polyfed.papers.ledger import FINISHED, Ledger, Record
+from polyfed.papers.page import LEGEND, Footnotes, shown_table
 from polyfed.papers.reproduction import Outcome, Reproduction, Trained, from_ledger
-from polyfed.papers.tables import LEGEND, Footnotes, parts_of, shown_table
 from polyfed.runs.folder.paths import data_slug, slug
 from polyfed.runs.result import accuracy_table
 from polyfed.studies.report.charts import Series, line_chart, ticks
@@ -54,7 +54,6 @@ class Explanations:
 
     @classmethod
     def read(cls, path: Path = PAGES / "explanations.toml") -> Explanations:
-        """The file of the repository."""
         document = tomllib.loads(path.read_text(encoding="utf-8"))
         return cls(document.get("cells", {}), document.get("not_comparable", {}))
 
@@ -74,25 +73,21 @@ class Section:
 
     @property
     def title(self) -> str:
-        """Its heading."""
         item, form = self.found.item, self.found.form
         words = [item.name, self.part.name, "" if form.is_full else f"{form.name} form"]
         return ", ".join(filter(None, words))
 
     @property
     def stem(self) -> str:
-        """The start of its pictures' names."""
         return slug(self.title.lower())
 
     @property
     def data(self) -> str:
-        """The data set of its runs."""
         run = next(one for one in self.outcomes if one.values or one.diverged)
         settings = next(each.settings for each in sources_of(run.cell, self.found.form) if each.settings is not None)
         return data_slug(settings.data)
 
     def files(self) -> frozenset[str]:
-        """The records behind it."""
         return frozenset(run.record.file for one in self.outcomes for run in self.trained(one))
 
     def trained(self, outcome: Outcome) -> list[Trained]:
@@ -123,7 +118,7 @@ def sections(found: Sequence[Reproduction]) -> list[Section]:
     """Every part with a number, in the order of experiments and forms; a smaller form that adds no run is left out."""
     shown, seen = [], set()
     for one in found:
-        for part, outcomes in parts_of(one):
+        for part, outcomes in one.parts():
             mine = Section(one, part, outcomes).files()
             key = (one.item.name, part.name, mine)
             if any(each.values or each.diverged for each in outcomes) and (not mine or key not in seen):
@@ -181,7 +176,6 @@ Explained = Mapping[tuple[frozenset[str], str], str]
 
 
 def explained(many: Sequence[Section], explanations: Explanations) -> Explained:
-    """The sentences of all sections."""
     found = {}
     for section in many:
         for one in section.outcomes:

@@ -147,21 +147,21 @@ def sweep(
     with warnings.catch_warnings():
         # Optuna loads tqdm, which asks for widgets in a notebook; no bar of it is shown.
         warnings.filterwarnings("ignore", "IProgress not found")
-        from polyfed.studies.sweep.run_sweep import run_sweep
+        from polyfed.studies.sweep.search import run_sweep
 
     return run_sweep(
         data,
         methods,
         search or {},
         model,
+        out,
+        settings,
         trials=trials,
         sampler=sampler,
         halving=halving,
         seeds=seeds,
         hold_out=hold_out,
-        out=out,
         callbacks=callbacks,
-        **settings,
     )
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -35,30 +34,6 @@ def benchmarks_are_importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 def load(name: str) -> ModuleType:
     return importlib.import_module(name)
-
-
-def test_the_works_are_those_of_the_issue() -> None:
-    works = load("works")
-    a, b, c, d = (works.WORKS[letter] for letter in "abcd")
-    assert (a.clients, a.a_round, a.samples, a.batch) == (100, 10, 72, 4)
-    assert (b.clients, b.a_round, b.samples, b.batch) == (5, 5, 743, 32)
-    assert (c.clients, c.a_round, c.samples, c.batch) == (1000, 100, 37, 2)
-    assert (d.clients, d.a_round, d.samples, d.batch, d.size) == (4, 4, 256, 32, 64)
-    count = sum(parameter.numel() for parameter in works.build_model(a).parameters())
-    assert 110_000 < count < 120_000
-
-
-@pytest.mark.parametrize("letter", ["a", "b", "c", "d", "e1"])
-def test_a_tiny_work_builds_and_its_loop_changes_the_model(letter: str) -> None:
-    works = load("works")
-    work = works.chosen(letter, quick=True)
-    clients, model = works.federation(work).clients, works.build_model(work)
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-    average = works.hand_written_round(
-        model, state, clients[: work.a_round], lambda client: works.batch_positions(len(client.train), work.batch)
-    )
-    assert average.keys() == state.keys()
-    assert any(not torch.equal(average[name], state[name]) for name in state)
 
 
 @pytest.mark.parametrize("letter", ["a", "c", "d"])
@@ -115,12 +90,6 @@ def plain_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
-def test_an_unknown_setting_means_cannot_take_part() -> None:
-    side, turns, works = load("side_polyfed"), load("turns"), load("works")
-    with pytest.raises(turns.CannotTakePart, match="no setting 'teleport'"):
-        side.settings_for(works.chosen("a", quick=True), 1, teleport="on")
-
-
 def test_the_ordinary_path_is_not_reported_as_a_fast_one() -> None:
     side, turns, works = load("side_polyfed"), load("turns"), load("works")
     work = works.chosen("a", quick=True)
@@ -129,22 +98,6 @@ def test_the_ordinary_path_is_not_reported_as_a_fast_one() -> None:
     for options in ({"backend": "fused"}, {"workers": "2"}):
         with pytest.raises(turns.CannotTakePart):
             side.require_own_path(experiment, options)
-
-
-def test_a_tree_of_processes_is_found_measured_and_stopped() -> None:
-    processes = load("processes")
-    inner = "import time; time.sleep(60)"
-    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
-    with subprocess.Popen([sys.executable, "-c", outer]) as parent:
-        try:
-            deadline = time.monotonic() + 20
-            while len(processes.tree(parent.pid)) < 2 and time.monotonic() < deadline:
-                time.sleep(0.05)
-            members = processes.tree(parent.pid)
-            assert members[0] == parent.pid and len(members) == 2
-            assert processes.resident_bytes(members) > processes.resident_bytes([parent.pid]) > 0
-        finally:
-            processes.signal_all(processes.tree(parent.pid), processes.signal.SIGKILL)
 
 
 def record(turns: list[float], first: float = 10.0, memory: int = 2**30) -> dict[str, Any]:
@@ -202,114 +155,3 @@ def test_the_text_has_the_figures_and_the_verdicts() -> None:
     )
     assert rows["no growth over 200 rounds (second half, by a line: less than 0.5 MB)"].endswith("| +9.54 MB | **not reached** |")
     assert "missing: not yet" in rows["polyfed, fused"]
-
-
-def test_the_text_is_rebuilt_from_the_data_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, results = load("write_results"), load("results")
-    data, text = tmp_path / "results.json", tmp_path / "results.md"
-    for letter, facts in example()["speed"].items():
-        results.put(data, "speed", letter, facts, ["bench_speed.py"])
-    monkeypatch.setattr(sys, "argv", ["write_results.py", "--data", str(data), "--out", str(text)])
-    write.main()
-    assert text.read_text() == write.document(json.loads(data.read_text()))
-    assert "## (a) A" in text.read_text()
-
-
-class Event:
-    """An operator as torch's profiler tells it."""
-
-    def __init__(self, name: str, microseconds: float, parent: Event | None = None) -> None:
-        self.name, self.self_cpu_time_total, self.cpu_parent = name, microseconds, parent
-
-
-def test_operators_count_with_what_they_are_part_of() -> None:
-    module = load("profile_round")
-    step = Event("Optimizer.step#SGD.step", 50_000)
-    backward = Event("autograd::engine::evaluate_function: ConvolutionBackward0", 0)
-    events = [
-        step,
-        Event("aten::add_", 50_000, step),
-        backward,
-        Event("aten::convolution_backward", 300_000, backward),
-        Event("aten::empty", 100_000, backward),
-        Event("aten::native_batch_norm", 200_000),
-        Event("aten::addmm", 60_000),
-        Event("aten::max_pool2d", 40_000),
-        Event("aten::copy_", 100_000),
-    ]
-    shares = module.by_operator(events, 1.0)
-    assert shares == pytest.approx(
-        {
-            "the optimizer": 0.1,
-            "convolution": 0.4,
-            "batch norm": 0.2,
-            "linear layers": 0.06,
-            "pooling, activation and loss": 0.04,
-            module.OTHER: 0.1,
-            module.PYTHON: 0.1,
-        }
-    )
-    owners = dict.fromkeys((module.WAITING, module.TORCH, module.REST), 0.0) | {module.POLYFED: 0.04, module.TORCH_PYTHON: 0.06}
-    watch = module.Watch(2, operators=True)
-    watch.seconds["plain"], watch.own = 3.0, 2.0
-    text = module.words("Work (a), polyfed", watch, shares, owners)
-    assert text.startswith(
-        "Work (a), polyfed: 1.50 s a round, 1.00 s of processor time. The network's arithmetic takes 70% of the time, the optimizer 10%."
-    )
-    assert "By kind: 40% convolution, 20% batch norm" in text and "at most 4.0% polyfed's own" in text
-
-
-def test_a_function_of_python_counts_for_whoever_called_it() -> None:
-    module = load("profile_round")
-    ours, theirs = ((sys.modules[kind.__module__].__file__, 1, "f") for kind in (Experiment, torch.nn.Module))
-    statistics = type("Statistics", (), {})()
-    statistics.stats = {
-        ours: (1, 1, 1.0, 9.0, {}),
-        theirs: (1, 1, 2.0, 2.0, {ours: (1, 1, 2.0, 2.0)}),
-        ("~", 0, "<built-in method torch.conv2d>"): (1, 1, 4.0, 4.0, {theirs: (1, 1, 4.0, 4.0)}),
-        ("~", 0, "<built-in method builtins.len>"): (2, 2, 1.0, 1.0, {ours: (1, 1, 0.75, 0.75), theirs: (1, 1, 0.25, 0.25)}),
-        ("~", 0, "<method 'poll' of 'select.poll' objects>"): (1, 1, 2.0, 2.0, {ours: (1, 1, 2.0, 2.0)}),
-    }
-    wanted = {module.WAITING: 0.2, module.TORCH: 0.4, module.POLYFED: 0.175, module.TORCH_PYTHON: 0.225, module.REST: 0.0}
-    assert module.by_owner(statistics) == pytest.approx(wanted)
-
-
-def test_profiles_say_what_they_found_and_the_page_quotes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, write = load("profile_round"), load("write_results")
-    only = "a-polyfed,a-fused,a-workers"
-    # what is found with the command's allocator settings is not at stake here, and they would stay for all other tests
-    monkeypatch.setattr(module, "keep_freed_pages", lambda: None)
-    monkeypatch.setattr(sys, "argv", ["profile_round.py", "--quick", "--only", only, "--out", str(tmp_path)])
-    threads = torch.get_num_threads()
-    try:
-        module.main()
-    finally:
-        torch.set_num_threads(threads)
-    monkeypatch.setattr(write, "PROFILES", tmp_path)
-    page = write.document(example())
-    for name in only.split(","):
-        origin, said, *tables = (tmp_path / f"{name}.txt").read_text().split("\n\n")
-        assert origin.startswith(f"benchmarks/profile_round.py --quick --only {only}, commit ")
-        assert str(tmp_path) not in origin
-        assert f"[{name}.txt](profiles/{name}.txt): {said} `{origin}`" in page
-        shares = [float(line.split("%")[0]) for line in tables[0].splitlines()]
-        assert sum(shares) == pytest.approx(100, abs=0.5)
-        assert "waits for its workers" in said if name == "a-workers" else "% convolution" in said
-
-
-def test_every_profile_of_the_issue_is_taken_and_its_steps_are_whole() -> None:
-    module, works = load("profile_round"), load("works")
-    wanted = {"a-polyfed", "b-polyfed", "c-polyfed", "d-polyfed", "a-fused", "c-fused", "a-workers"}
-    assert {case.name for case in module.CASES} == wanted
-    for case in module.CASES:
-        cut, whole = case.work(quick=False), works.chosen(case.letter)
-        assert (cut.model, cut.batch, cut.size) == (whole.model, whole.batch, whole.size)
-        assert cut.samples % cut.batch == 0 or cut.samples == whole.samples
-
-
-def test_the_page_says_why_turns_have_several_rounds() -> None:
-    data = example()
-    data["speed"]["a"]["rounds_a_turn"] = 8
-    text = load("write_results").document(data)
-    assert "(SIGSTOP)" in text
-    assert "so short turns suffer; that is why a turn of (a) has 8 rounds, of which the mean counts." in text

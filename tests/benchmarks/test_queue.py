@@ -17,7 +17,7 @@ import pytest
 from helpers.paths import ROOT
 from helpers.records import made_record
 from helpers.scripts import loaded
-from polyfed.errors import SettingError
+from polyfed.errors import RunFolderError, SettingError
 from polyfed.papers.ledger import Ledger, loose_identity, read_record, recorded_settings
 from polyfed.papers.recording import train_recorded
 
@@ -80,19 +80,51 @@ def test_a_diverged_run_does_not_run_again_for_its_analyses(lists: ModuleType, t
     assert job.analyses and processes.outcome(job, processes.Results(tmp_path), Ledger([record])) == "diverged"
 
 
+RATE = {
+    "experiment": "fedstein/table-1",
+    "only": ["FedStein"],
+    "columns": ["Digits-Five"],
+    "seeds": [0, 1],
+    "lr_from": "rates/rate.json",
+}
+SEARCH = {"name": "rate", "command": "{python} benchmarks/choose_rate.py fedstein/table-1 --log {results}/rates/rate.json"}
+KEYS = loaded(ROOT / "benchmarks" / "choose_rate.py").KEYS
+LOG = dict.fromkeys(KEYS, "") | {"grid": [0.01, 0.03], "validation": {"0.01": 0.5, "0.03": 0.7}, "failed": {}, "chosen": 0.03}
+
+
 def test_an_entry_waits_for_its_learning_rate(lists: ModuleType, tmp_path: Path) -> None:
-    entry = {
-        "experiment": "fedstein/table-1",
-        "only": ["FedStein"],
-        "columns": ["Digits-Five"],
-        "seeds": [0, 1],
-        "lr_from": "rate.json",
-    }
-    before = lists.expand([entry], "DATA", tmp_path)
-    assert not before.jobs and "waits for rate.json" in next(iter(before.problems.values()))
-    (tmp_path / "rate.json").write_text(json.dumps({"chosen": 0.03}))
-    after = lists.expand([entry], "DATA", tmp_path)
-    assert [(job.settings.seed, job.settings.lr) for job in after.jobs] == [(0, 0.03), (1, 0.03)] and not after.problems
+    folders = (tmp_path / "published", tmp_path / "results")
+    before = lists.expand([SEARCH, RATE], "DATA", folders)
+    assert [job.has_log for job in before.jobs] == [False] and "waits for rates/rate.json" in next(iter(before.problems.values()))
+    for folder, rate in zip(reversed(folders), (0.01, 0.03), strict=True):  # that of the repository counts
+        (folder / "rates").mkdir(parents=True)
+        (folder / "rates" / "rate.json").write_text(json.dumps({"chosen": rate}))
+        after = lists.expand([RATE], "DATA", folders)
+        assert [(job.settings.seed, job.settings.lr) for job in after.jobs] == [(0, rate), (1, rate)] and not after.problems
+
+
+def test_logs_of_rate_searches_are_imported_and_their_search_does_not_run_again(lists: ModuleType, tmp_path: Path) -> None:
+    processes = loaded(ROOT / "benchmarks" / "queue_processes.py")
+    results, published = processes.Results(tmp_path / "results"), tmp_path / "published"
+    log = results.path / "rates" / "rate.json"
+    log.parent.mkdir(parents=True)
+    log.write_text(json.dumps(LOG))
+    assert (
+        processes.import_rates(results, published / "rates")
+        == processes.import_rates(results, published / "rates")
+        == ["rate.json"]
+    )
+    log.unlink()  # the machine is lost
+    search, *runs = lists.expand([SEARCH, RATE], "DATA", (published, results.path)).jobs
+    assert processes.outcome(search, results, Ledger([])) == "finished" and [job.settings.lr for job in runs] == [0.03, 0.03]
+    for change, words in (
+        ({"chosen": 0.01}, "best validation score"),
+        ({"commit": "other"}, "another content"),
+        ({"source": "/home/me/x"}, "folder of this machine"),
+    ):
+        log.write_text(json.dumps({**LOG, **change}))
+        with pytest.raises(RunFolderError, match=words):
+            processes.import_rates(results, published / "rates")
 
 
 def test_runs_that_entries_share_are_one_job_and_problems_are_named(lists: ModuleType, tmp_path: Path) -> None:

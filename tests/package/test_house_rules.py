@@ -27,10 +27,10 @@ KNOWN = {
     "core/joint_scoring.py": ["topk"],  # torch's function
     "studies/report/costs.py": ["fedavg"],  # what costs are set beside
     "models/paper_networks.py": ["fedwon"],  # a start of weights that a paper describes
-    "studies/doctor/advice.py": ["fedavg", "fedbn", "fedwon", "fixbn", "gperxan", "perxan"],  # what the doctor recommends
+    "studies/doctor/findings.py": ["fedavg", "fedbn", "fedwon", "fixbn", "gperxan", "perxan"],  # what the doctor recommends
     "studies/doctor/examine.py": ["fedavg"],  # what it is compared with
     "studies/doctor/measures.py": ["fedavg"],  # what clients warm up with
-    "papers/budget.py": ["fedbn"],  # a split that a paper describes
+    "papers/costs.py": ["fedbn"],  # a split that a paper describes
     "data/formats/fedbn_lists.py": ["fedbn"],  # a split that a paper describes
     "studies/analyse/gradient_inversion.py": ["fedavg", "fedwon"],  # what is compared
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import tomllib
 from collections import Counter
@@ -13,14 +14,13 @@ from helpers.paths import ROOT
 from polyfed.core.method import parse
 from polyfed.errors import SettingError
 from polyfed.papers.claims import published_orders
+from polyfed.papers.costs import IN_PART, READY, experiment_rows, state_of
 from polyfed.papers.figures import KINDS
-from polyfed.papers.files import FORMS, SHIPPED, PaperItem, Part, item_from, item_names, read_item
-from polyfed.papers.grid import Form, cells_of, planned_runs, settings_of
-from polyfed.papers.listing import IN_PART, READY, experiment_rows, state_of
-from polyfed.papers.published import Published, read_cell
+from polyfed.papers.files import FORMS, SHIPPED, PaperItem, Published, item_from, item_names, read_cell, read_item
+from polyfed.papers.grid import Form, canonical, cells_of, planned_runs, settings_of
 from polyfed.settings import Settings
 from polyfed.studies.analyse.kinds import KINDS as KINDS_OF_ANALYSES
-from polyfed.studies.compare.recipes.checks import Findings, check_data, check_texts
+from polyfed.studies.compare.recipes.checks import text_problems
 
 ITEMS = {
     "fedwon": ("1 2 3 4 11 12 13 14 15 16 17 18 19 20 21 22", "1 3 4 5 6 10 11 12 13 14"),
@@ -82,54 +82,57 @@ def test_all_items_of_the_five_papers_are_there() -> None:
     }
 
 
-@pytest.mark.parametrize("name", item_names())
-def test_a_file_says_what_it_is(name: str) -> None:
-    item = read_item(name)
-    paper, _, rest = name.partition("/")
-    assert item.paper.lower() == paper and item.item.lower().replace(" ", "-") == rest
-    assert item.title and item.claim.endswith(".") and item.measure.endswith(".") and item.parts
-    assert item.is_figure == bool(item.figure) and item.figure in ("", *KINDS)
-    assert (SHIPPED / f"{name}.toml").read_text().startswith(f"# polyfed reproduce {name}")
-    assert "reduced" in item.forms, "every experiment has a reduced form"
-    document = tomllib.loads((SHIPPED / f"{name}.toml").read_text())
-    for part, written in zip(item.parts, document["part"], strict=True):
-        names = [row.name for row in part.rows]
-        columns = [column.name for column in part.columns]
-        assert names and columns and len(set(columns)) == len(columns)
-        differs = written.get("differs", {})
-        assert isinstance(differs, str) or set(differs) <= {"all", *names, *columns}, (part.name, differs)
+def test_a_file_says_what_it_is() -> None:
+    for name in item_names():
+        item = read_item(name)
+        paper, _, rest = name.partition("/")
+        assert item.paper.lower() == paper and item.item.lower().replace(" ", "-") == rest
+        assert item.title and item.claim.endswith(".") and item.measure.endswith(".") and item.parts, name
+        assert item.is_figure == bool(item.figure) and item.figure in ("", *KINDS), name
+        assert (SHIPPED / f"{name}.toml").read_text().startswith(f"# polyfed reproduce {name}")
+        assert "reduced" in item.forms, f"{name} has no reduced form"
+        document = tomllib.loads((SHIPPED / f"{name}.toml").read_text())
+        for part, written in zip(item.parts, document["part"], strict=True):
+            names = [row.name for row in part.rows]
+            columns = [column.name for column in part.columns]
+            assert names and columns and len(set(columns)) == len(columns), (name, part.name)
+            differs = written.get("differs", {})
+            assert isinstance(differs, str) or set(differs) <= {"all", *names, *columns}, (part.name, differs)
 
 
-@pytest.mark.parametrize("name", sorted({place[0] for place in TABLE}))
-def test_published_numbers_equal_the_separately_typed_ones(name: str) -> None:
-    files = in_files(name)
-    seen = set()
-    for place, cell in TABLE.items():
-        if place[0] != name:
-            continue
-        where, published = files[place]
-        seen.add(where)
-        if cell == LOST:
-            assert published.recomputed or published.spread is None, (where, published)
-        else:
-            wanted = read_cell(cell)
-            assert (published.value, published.spread, published.recomputed) == (wanted.value, wanted.spread, False), where
-            assert published.exists == wanted.exists
-    rest = {where: cell for where, cell in files.values() if where not in seen and cell.value is not None}
-    assert not rest, f"not in {TYPED.name}: {rest}"
+def test_published_numbers_equal_the_separately_typed_ones() -> None:
+    for name in sorted({place[0] for place in TABLE}):
+        files = in_files(name)
+        seen = set()
+        for place, cell in TABLE.items():
+            if place[0] != name:
+                continue
+            where, published = files[place]
+            seen.add(where)
+            if cell == LOST:
+                assert published.recomputed or published.spread is None, (where, published)
+            else:
+                wanted = read_cell(cell)
+                assert (published.value, published.spread, published.recomputed) == (wanted.value, wanted.spread, False), where
+                assert published.exists == wanted.exists
+        rest = {where: cell for where, cell in files.values() if where not in seen and cell.value is not None}
+        assert not rest, f"not in {TYPED.name}: {rest}"
 
 
-@pytest.mark.parametrize("name", sorted(set(item_names()) - {place[0] for place in TABLE}))
-def test_figures_repeat_only_numbers_that_tables_have(name: str) -> None:
-    paper = name.partition("/")[0]
-    known = {cell.partition("±")[0] for place, cell in TABLE.items() if place[0].startswith(paper)} | recomputed(paper)
-    for where, cell in in_files(name).values():
-        assert cell.value is None or cell.text.partition("±")[0].lstrip("≈") in known, (where, cell)
+def test_figures_repeat_only_numbers_that_tables_have() -> None:
+    for name in sorted(set(item_names()) - {place[0] for place in TABLE}):
+        paper = name.partition("/")[0]
+        known = known_numbers(paper)
+        for where, cell in in_files(name).values():
+            assert cell.value is None or cell.text.partition("±")[0].lstrip("≈") in known, (where, cell)
 
 
-def recomputed(paper: str) -> set[str]:
+@functools.cache
+def known_numbers(paper: str) -> set[str]:
+    """The numbers of a paper's tables, with those that were recomputed."""
     cells = [cell for place in TABLE if place[0].startswith(paper) for _, cell in in_files(place[0]).values()]
-    return {cell.text.lstrip("≈").partition("±")[0] for cell in cells if cell.recomputed}
+    recomputed = {cell.text.lstrip("≈").partition("±")[0] for cell in cells if cell.recomputed}
+    return {cell.partition("±")[0] for place, cell in TABLE.items() if place[0].startswith(paper)} | recomputed
 
 
 def test_recomputed_cells_follow_from_the_others() -> None:
@@ -162,10 +165,10 @@ def is_within(numbers: list[str], line: list[str]) -> bool:
     return all(number in rest for number in numbers)
 
 
-@pytest.mark.parametrize("name", item_names())
-def test_orders_that_a_claim_names_are_those_of_the_published_numbers(name: str) -> None:
-    for checked in published_orders(read_item(name)):
-        assert checked.holds is not False, str(checked)
+def test_orders_that_a_claim_names_are_those_of_the_published_numbers() -> None:
+    for name in item_names():
+        for checked in published_orders(read_item(name)):
+            assert checked.holds is not False, str(checked)
 
 
 def test_most_claims_are_checked_by_an_order() -> None:
@@ -231,22 +234,22 @@ def test_a_laptop_table_of_a_file_or_a_part_changes_what_it_names() -> None:
     assert [cell.seeds for cell in cells_of(item, Form())] == [5, 5]
 
 
-@pytest.mark.parametrize("name", item_names())
-def test_every_setting_and_text_is_sound_without_data(name: str) -> None:
-    item = read_item(name)
-    for form in map(Form, FORMS):
-        for part in item.parts:
-            for row in part.rows:
-                for column in part.columns:
-                    if not column.of and not column.mean and "method" in {**part.settings, **row.settings, **column.settings}:
-                        parse(settings_of(item, part, row, column, form).method)
-        texts = {run.settings.data for run in planned_runs(cells_of(item, form), form).values()}
-        for text in texts:
-            check_data(text)
-        for run in planned_runs(cells_of(item, form), form).values():
-            found = Findings({"data"})
-            check_texts(run.settings, found)
-            assert not found.problems, (name, run.settings, found.problems)
+def test_every_setting_and_text_is_sound_without_data() -> None:
+    checked = set()
+    for name in item_names():
+        item = read_item(name)
+        for form in map(Form, FORMS):
+            for part in item.parts:
+                for row in part.rows:
+                    for column in part.columns:
+                        if not column.of and not column.mean and "method" in {**part.settings, **row.settings, **column.settings}:
+                            canonical(settings_of(item, part, row, column, form).method)
+            for run in planned_runs(cells_of(item, form), form).values():
+                texts = tuple(
+                    getattr(run.settings, key) for key in ("data", "model", "method", "partition", "loss", "backend", "load")
+                )
+                assert texts in checked or not (problems := text_problems(run.settings)), (name, run.settings, problems)
+                checked.add(texts)
 
 
 def test_the_reduced_form_is_smaller_and_has_runs_wherever_the_full_form_has() -> None:
@@ -268,11 +271,11 @@ def test_nothing_waits_for_polyfed() -> None:
 ANALYSED = [(name, part) for name in item_names() for part in read_item(name).parts if part.analysis is not None]
 
 
-@pytest.mark.parametrize(("name", "part"), ANALYSED, ids=[f"{name} {part.name}".strip() for name, part in ANALYSED])
-def test_an_analysis_is_one_that_there_is_and_its_columns_read_its_numbers(name: str, part: Part) -> None:
-    assert part.analysis is not None and part.analysis.kind in KINDS_OF_ANALYSES and part.analysis.figures
-    assert all(column.number for column in part.columns), "a score under the name of an analysis would be mislabelled"
-    assert read_item(name).figure, "an analysis is a figure of the paper"
+def test_an_analysis_is_one_that_there_is_and_its_columns_read_its_numbers() -> None:
+    for name, part in ANALYSED:
+        assert part.analysis is not None and part.analysis.kind in KINDS_OF_ANALYSES and part.analysis.figures, name
+        assert all(column.number for column in part.columns), f"{name}: a score under the name of an analysis would be mislabelled"
+        assert read_item(name).figure, f"{name}: an analysis is a figure of the paper"
 
 
 def test_only_analyses_have_numbers_and_rows_that_are_subtracted_exist() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
-from polyfed.papers.budget import core_hours, core_seconds, max_core_hours
 from polyfed.papers.claims import orders_of
+from polyfed.papers.costs import core_hours, core_seconds, max_core_hours
 from polyfed.papers.files import item_names, read_item
 from polyfed.papers.grid import Cell, Form, cells_of, planned_runs, sources_of
 from polyfed.settings import Settings
@@ -23,35 +25,39 @@ def by_place(name: str) -> dict[tuple[str, str, str], Cell]:
     return dict(zip(places, cells_of(item, LAPTOP), strict=True))
 
 
-@pytest.mark.parametrize("name", item_names())
-def test_every_experiment_has_a_laptop_form_that_fits_half_a_core_hour(name: str) -> None:
-    item = read_item(name)
-    assert "laptop" in item.forms or all("laptop" in part.forms for part in item.parts)
-    runs = planned_runs(cells_of(item, LAPTOP), LAPTOP)
-    assert runs
-    for run in runs.values():
-        seconds = core_seconds(run.settings)
-        assert seconds is not None and seconds / 60 <= LONGER.get(name, MINUTES), (run.words, run.settings)
+@functools.cache
+def full_settings(name: str) -> dict[tuple[str, str, str, str], Settings | None]:
+    return {each.key: each.settings for each in cells_of(read_item(name), Form())}
 
 
-@pytest.mark.parametrize("name", item_names())
-def test_the_laptop_form_has_three_seeds_and_the_cells_that_the_claim_names(name: str) -> None:
-    cells = by_place(name)
-    for cell in cells.values():
-        if cell.settings is not None and not cell.why_not:
-            assert cell.seeds == (2 if cell.item.name.startswith(TWO_SEEDS) else 3), cell.key
-    for order in orders_of(read_item(name)):
-        for row in (order.high, order.low):
-            cell = cells[order.part, row, order.column]
-            assert not cell.why_not and sources_of(cell, LAPTOP), (order.text, row, cell.why_not)
+def test_every_experiment_has_a_laptop_form_that_fits_half_a_core_hour() -> None:
+    for name in item_names():
+        item = read_item(name)
+        assert "laptop" in item.forms or all("laptop" in part.forms for part in item.parts), name
+        runs = planned_runs(cells_of(item, LAPTOP), LAPTOP)
+        assert runs, name
+        for run in runs.values():
+            seconds = core_seconds(run.settings)
+            assert seconds is not None and seconds / 60 <= LONGER.get(name, MINUTES), (run.words, run.settings)
 
 
-@pytest.mark.parametrize("name", item_names())
-def test_every_cell_of_the_laptop_form_says_what_differs_from_the_full_one(name: str) -> None:
-    for cell in by_place(name).values():
-        full = {each.key: each.settings for each in cells_of(cell.item, Form())}
-        if cell.settings is not None and not cell.why_not and cell.settings != full[cell.key]:
-            assert any(note.startswith("laptop: ") and "(paper: " in note for note in cell.notes), (cell.key, cell.notes)
+def test_the_laptop_form_has_three_seeds_and_the_cells_that_the_claim_names() -> None:
+    for name in item_names():
+        cells = by_place(name)
+        for cell in cells.values():
+            if cell.settings is not None and not cell.why_not:
+                assert cell.seeds == (2 if cell.item.name.startswith(TWO_SEEDS) else 3), cell.key
+        for order in orders_of(read_item(name)):
+            for row in (order.high, order.low):
+                cell = cells[order.part, row, order.column]
+                assert not cell.why_not and sources_of(cell, LAPTOP), (order.text, row, cell.why_not)
+
+
+def test_every_cell_of_the_laptop_form_says_what_differs_from_the_full_one() -> None:
+    for name in item_names():
+        for cell in by_place(name).values():
+            if cell.settings is not None and not cell.why_not and cell.settings != full_settings(cell.item.name)[cell.key]:
+                assert any(note.startswith("laptop: ") and "(paper: " in note for note in cell.notes), (cell.key, cell.notes)
 
 
 def test_what_the_evidence_queue_runs_is_as_agreed() -> None:

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from helpers.paths import BENCHMARKS
+from helpers.paths import BENCHMARKS, DOCS
 from helpers.scripts import loaded
 from polyfed.errors import SettingError
-from polyfed.papers import files, rates
+from polyfed.papers import files
 from polyfed.papers.files import OPEN, PAPER, item_from, item_names, read_item
 from polyfed.papers.grid import Form, cells_of, sources_of
-from polyfed.papers.rates import is_log, log_problems, read_log
 from polyfed.setting_facts import Unset
 
+search = loaded(BENCHMARKS / "choose_rate.py")
 OPEN_ROWS = {
     "fedstein/table-1": {"FedStein"},
     "fedstein/table-3": {"FedStein"},
@@ -42,23 +42,26 @@ def test_experiments_do_not_depend_on_defaults_that_data_sets_declare() -> None:
                 assert not unset, (name, source.row.name, unset)
 
 
-@pytest.mark.parametrize("name", item_names())
-def test_every_row_that_runs_says_where_its_rate_comes_from(name: str) -> None:
-    still_open = set()
-    for cell in cells_of(read_item(name), Form(planned=True)):
-        for source in [] if cell.why_not else sources_of(cell, Form(planned=True)):
-            kind, _, why = source.row.chosen.partition(":")
-            if kind == OPEN:
-                assert why.strip(), (source.key, "an open rate needs a reason")
-                assert any(note.startswith("learning rate not printed; not yet chosen on validation data") for note in source.notes)
-                still_open.add(cell.row.name)
-            elif kind != PAPER:
-                assert source.settings is not None and source.settings.lr == read_log(source.row.chosen)["chosen"], source.key
-    assert still_open == OPEN_ROWS.get(name, set())
+def test_every_row_that_runs_says_where_its_rate_comes_from() -> None:
+    for name in item_names():
+        still_open = set()
+        for cell in cells_of(read_item(name), Form(planned=True)):
+            for source in [] if cell.why_not else sources_of(cell, Form(planned=True)):
+                kind, _, why = source.row.chosen.partition(":")
+                if kind == OPEN:
+                    assert why.strip(), (source.key, "an open rate needs a reason")
+                    assert any(
+                        note.startswith("learning rate not printed; not yet chosen on validation data") for note in source.notes
+                    )
+                    still_open.add(cell.row.name)
+                elif kind != PAPER:
+                    log = json.loads((DOCS / "results" / source.row.chosen).read_text())
+                    assert not search.log_problems(log), source.key
+                    assert source.settings is not None and source.settings.lr == log["chosen"], source.key
+        assert still_open == OPEN_ROWS.get(name, set()), name
 
 
 def test_a_search_on_digits_mini_writes_a_log_without_test_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    search = loaded(BENCHMARKS / "choose_rate.py")
     shipped = tmp_path / "shipped" / "tiny"
     shipped.mkdir(parents=True)
     (shipped / "table-1.toml").write_text(TINY)
@@ -86,7 +89,7 @@ def test_a_search_on_digits_mini_writes_a_log_without_test_scores(tmp_path: Path
             search.main([*words[:2], "FedBM", *words[3:]])
     finally:
         read_item.cache_clear()
-    assert log_problems(log) == [] and log["chosen"] == 0.05 and set(log["validation"]) == {"0.001", "0.05"}
+    assert search.log_problems(log) == [] and log["chosen"] == 0.05 and set(log["validation"]) == {"0.001", "0.05"}
     assert (log["seed"], log["rounds"], log["row"]) == (0, 4, "FedBN") and str(tmp_path) not in json.dumps(log)
     lines = [json.loads(line) for file in before for line in file.read_text().splitlines()]
     assert "validation" in {line["view"] for line in lines} and not {"seen", "unseen"} & {line["view"] for line in lines}
@@ -111,10 +114,10 @@ FedAvg = { method = "fedavg" }
 FedBN = { method = "fedbn", chosen = "open: searched" }
 [[part]]
 columns = [{ name = "avg", read = "mean" }]
-rows = { FedAvg = "n/a", FedBN = "n/a", "FedBN again" = { like = "FedBN", chosen = "searches/none.json", published = "n/a" } }
+rows = { FedAvg = "n/a", FedBN = "n/a", "FedBN again" = { like = "FedBN", chosen = "rates/none.json", published = "n/a" } }
 """
 
-LOG = dict.fromkeys(rates.KEYS, "") | {
+LOG = dict.fromkeys(search.KEYS, "") | {
     "grid": [0.01, 0.1, 1.0],
     "validation": {"0.01": 0.5, "0.1": 0.7},
     "failed": {"1": "the loss is not finite"},
@@ -124,37 +127,24 @@ LOG = dict.fromkeys(rates.KEYS, "") | {
 
 def test_a_row_a_method_a_part_and_a_file_may_say_it_and_the_nearest_wins() -> None:
     fedavg, fedbn, again = item_from("tiny/table-1", TINY).parts[0].rows
-    assert (fedavg.chosen, fedbn.chosen, again.chosen) == ("paper", "open: searched", "searches/none.json")
+    assert (fedavg.chosen, fedbn.chosen, again.chosen) == ("paper", "open: searched", "rates/none.json")
     notes = [cell.notes[0] if cell.notes else "" for cell in cells_of(item_from("tiny/table-1", TINY), Form())]
     assert notes[1] == "learning rate not printed; not yet chosen on validation data: 0.05 (searched)"
-    assert notes[2] == "learning rate not printed; 0.05 was chosen on validation data (searches/none.json)"
+    assert notes[2] == "learning rate not printed; 0.05 was chosen on validation data (rates/none.json)"
     assert "mean of the last 2 rounds" in notes[0]
-    assert not is_log("paper") and not is_log("open: why") and is_log("searches/none.json")
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
+def test_a_log_has_candidate_rates_with_validation_scores_and_nothing_else() -> None:
+    assert search.log_problems(LOG) == []
+    for change, problem in (
         ({"test": {"0.1": 0.9}}, "'test' does not belong"),
         ({"accuracy": 0.9}, "'accuracy' does not belong"),
         ({"chosen": 0.01}, "does not have the best validation score"),
         ({"validation": {"0.1": 0.7}}, "two or more rates"),
         ({"validation": {"0.01": float("nan"), "0.1": 0.7}}, "finite"),
         ({"grid": [0.1], "validation": {"0.1": 0.7}, "failed": {}}, "two or more rates"),
-    ],
-)
-def test_a_log_has_candidate_rates_with_validation_scores_and_nothing_else(change: dict[str, object], problem: str) -> None:
-    assert log_problems(LOG) == []
-    assert any(problem in each for each in log_problems({**LOG, **change}))
-    assert any("'grid' is missing" in each for each in log_problems({key: value for key, value in LOG.items() if key != "grid"}))
-
-
-def test_a_named_log_must_exist_and_be_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates, "FOLDER", tmp_path)
-    with pytest.raises(SettingError, match=r"There is no log searches/none\.json"):
-        read_log("searches/none.json")
-    (tmp_path / "log.json").write_text(json.dumps(LOG))
-    assert read_log("log.json")["chosen"] == 0.1
-    (tmp_path / "log.json").write_text(json.dumps({**LOG, "test": 0.9}))
-    with pytest.raises(SettingError, match=r"log\.json: The entry 'test'"):
-        read_log("log.json")
+    ):
+        assert any(problem in each for each in search.log_problems({**LOG, **change})), problem
+    assert any(
+        "'grid' is missing" in each for each in search.log_problems({key: value for key, value in LOG.items() if key != "grid"})
+    )

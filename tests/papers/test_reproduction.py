@@ -12,9 +12,8 @@ from polyfed.errors import SettingError
 from polyfed.papers import files
 from polyfed.papers.files import item_from
 from polyfed.papers.grid import Form, PlannedRun, cells_of, planned_runs
-from polyfed.papers.page import problem_sentences, write_page
+from polyfed.papers.page import Footnotes, problem_sentences, shown_tables, write_page
 from polyfed.papers.reproduction import FAILED, NO_DATA, Outcome, Reproduction, data_problems, reproduce_item
-from polyfed.papers.tables import Footnotes, shown_tables
 from polyfed.runs.callbacks.callback import Callback, RunState
 from polyfed.settings import Settings
 

@@ -51,10 +51,7 @@ def needs_flower() -> None:
 
 def refuse_what_cannot_run(settings: Settings, recipe: str) -> None:
     """Say now what server and nodes would only say when they start."""
-    from polyfed.studies.compare.recipes.checks import Findings, check_texts, check_together
+    from polyfed.studies.compare.recipes.checks import problems_of
 
-    found = Findings()
-    check_texts(settings, found)
-    check_together(settings, found)
-    if found.problems:
-        raise SettingError(f"{recipe}: {' '.join(found.problems)}")
+    if problems := problems_of(settings):
+        raise SettingError(f"{recipe}: {' '.join(problems)}")

@@ -86,7 +86,7 @@ def _list_experiments(root: str | None, as_json: bool, view: View) -> None:
     from rich.markup import escape
 
     with busy("Looking", as_json):
-        from polyfed.papers.listing import experiment_rows, here_words
+        from polyfed.papers.costs import experiment_rows, here_words
 
         rows = experiment_rows(root)
     if as_json:

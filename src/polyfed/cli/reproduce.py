@@ -126,8 +126,7 @@ def print_reproduction(found: Reproduction, view: View) -> None:
     """The paper's tables with ours, what differs, and where the page is."""
     from rich.markup import escape
 
-    from polyfed.papers.page import analysis_sentences, sentences, verdicts
-    from polyfed.papers.tables import LEGEND, Footnotes, shown_tables
+    from polyfed.papers.page import LEGEND, Footnotes, analysis_sentences, sentences, shown_tables, verdicts
 
     out, footnotes = console(), Footnotes()
     out.print(f"[bold]{escape(found.item.paper)}, {escape(found.item.item)}: {escape(found.item.title)}[/bold]")
@@ -156,7 +155,7 @@ def groups_by_importance(head: Sequence[str]) -> list[list[str]]:
 def _estimate_all(form: Form, as_json: bool, quiet: bool, view: View) -> None:
     """What all experiments would cost, by measured speeds of their networks."""
     with busy("Looking", quiet):
-        from polyfed.papers.budget import core_hours, max_core_hours
+        from polyfed.papers.costs import core_hours, max_core_hours
         from polyfed.papers.files import item_names, read_item
         from polyfed.papers.grid import cells_of, planned_runs
 
@@ -186,7 +185,7 @@ def _estimate_one(experiment: str, form: Form, root: str | None, as_json: bool, 
     """What one experiment would cost: measured on its data where they are here, else by the speed of its networks."""
     rows: list[dict[str, Any]] = []
     with status("Preparing data", quiet) as shown_status:
-        from polyfed.papers.estimates import estimate_item
+        from polyfed.papers.costs import estimate_item
         from polyfed.papers.files import read_item
 
         for one in estimate_item(read_item(experiment), form, root, shown_status.update if shown_status else lambda text: None):

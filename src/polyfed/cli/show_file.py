@@ -30,8 +30,7 @@ def file_names() -> list[str]:
 def file_called(name: str) -> ShownFile | None:
     """The recipe or experiment that a name stands for; also a recipe of the user's own, by its path."""
     from polyfed.papers.files import item_names
-    from polyfed.studies.compare.recipes import shipped_names
-    from polyfed.studies.compare.recipes.grids import SUFFIX
+    from polyfed.studies.compare.recipes import SUFFIX, shipped_names
 
     if name.endswith(SUFFIX) and Path(name).is_file():
         return ShownFile(RECIPES, name)
@@ -56,7 +55,7 @@ def print_file(shown: ShownFile, as_json: bool, view: View) -> None:
 
 def recipe_json(name: str) -> dict[str, Any]:
     """All that a recipe says."""
-    from polyfed.studies.compare.recipes import command_of, read
+    from polyfed.studies.compare.recipes import read
 
     recipe = read(name)
     return {
@@ -65,14 +64,14 @@ def recipe_json(name: str) -> dict[str, Any]:
         "about": dict(recipe.about),
         "settings": dict(recipe.values),
         "methods": {text: dict(own) for text, own in recipe.methods.items()},
-        "command": command_of(recipe.text),
+        "command": recipe.command,
     }
 
 
 def experiment_json(name: str) -> dict[str, Any]:
     """What an experiment claims, what it needs, and what it costs."""
+    from polyfed.papers.costs import experiment_row
     from polyfed.papers.files import read_item
-    from polyfed.papers.listing import experiment_row
 
     item = read_item(name)
     parts = [
@@ -107,7 +106,7 @@ def _print_recipe(found: dict[str, Any], view: View) -> None:
 def _print_experiment(found: dict[str, Any], view: View) -> None:
     from rich.markup import escape
 
-    from polyfed.papers.listing import here_words
+    from polyfed.papers.costs import here_words
 
     out = console()
     out.print(f"[bold]{escape(found['name'])}[/bold] [dim]experiment[/dim]\n")

@@ -1,19 +1,44 @@
-"""Figures that look into trained models: the analysis that a part of an experiment names, on the part's finished runs."""
+"""Figures that look into trained models: the analysis that a part of an experiment names, on run folders or on records.
+
+Records hold the numbers that figures draw, as plain values, and the same figures are drawn from them.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from polyfed.errors import SettingError, nearest
+import torch
+
+from polyfed.errors import PolyfedError, RunFolderError, SettingError, nearest
 from polyfed.papers.files import PaperItem, Part
 from polyfed.papers.grid import Cell, folder_of
 from polyfed.papers.ledger import Record
-from polyfed.papers.recorded_analyses import presented
+from polyfed.runs.result import Result
+from polyfed.studies.analyse import drawings
 from polyfed.studies.analyse.analyse import analyse_runs
-from polyfed.studies.analyse.kinds import Analysis
+from polyfed.studies.analyse.confidence import Confidence
+from polyfed.studies.analyse.gradient_bias import GradientBias
+from polyfed.studies.analyse.kinds import KINDS, Analysis
+from polyfed.studies.analyse.local_models import EntrySpread
+from polyfed.studies.analyse.norm_statistics import NormStatistics, Statistics
+from polyfed.studies.analyse.opened_run import OpenedRun
+from polyfed.studies.analyse.presentations import Rows
+from polyfed.studies.analyse.rounds import Drift, Noted
+from polyfed.studies.analyse.score_grid import GridRun
+
+_NORM_STATISTICS = "norm-statistics"
+_DRAWN_CHANNELS = 64
+"""Channels of a layer that a figure draws (``drawings.channel_curves``)."""
+DIGITS = 4
+_OF_DISTANCE = ("source", "layer", "one", "other", "shift")
+_TYPES = {each.__name__: each for each in (Confidence, GradientBias, EntrySpread, Drift, Noted, GridRun)}
+"""What analyses measure of a run and a record can hold. Feature maps and t-SNE show images, so records have only their numbers."""
+TYPE, PAIRS = "type", "pairs"
 
 Finished = Mapping[str, Mapping[int, Path]]
 """Run folders by the name of their planned runs, and by seed."""
@@ -97,3 +122,124 @@ def analyse_part(
     runs = {label: finished[folder][seed] for (folder, seed), label in labels.items()}
     made = analyse_runs(runs, [part.analysis.kind], {} if root is None else {"root": root}, notify)
     return PartAnalysis(next(iter(made), None), labels, [f"{one.run}: {one.reason}" for one in made.skipped])
+
+
+def record_analysis(result: Result, kind: str) -> dict[str, Any]:
+    """What an analysis finds in one run: title, sentence, numbers, and what its figures draw; for a run it does not fit, the reason."""
+    opened = OpenedRun(result, "run")
+    try:
+        measured = KINDS[kind].measure(opened)
+        found = KINDS[kind].present(kind, {"run": measured})
+    except PolyfedError as error:
+        return {"reason": str(error)}
+    numbers = {name: float(f"{by_run['run']:.7g}") for name, by_run in found.numbers.items()}
+    return {"title": found.title, "sentence": found.sentence, "numbers": numbers, "drawn": _drawn(kind, found, measured)}
+
+
+def _drawn(kind: str, found: Analysis, measured: Any) -> Any:
+    if kind == _NORM_STATISTICS:
+        return _statistics_as_plain(found, measured)
+    try:
+        return as_plain(measured)
+    except TypeError:  # holds images or maps of them
+        return None
+
+
+def _statistics_as_plain(found: Analysis, measured: tuple[NormStatistics, NormStatistics]) -> dict[str, Any]:
+    distances = [[_short(row[name]) for name in _OF_DISTANCE] for row in found.tables["distances"]]
+    channels = {
+        owner: {
+            layer: [[_short(float(v)) for v in values[:_DRAWN_CHANNELS]] for values in (each.mean, each.variance)]
+            for layer, each in layers.items()
+        }
+        for owner, layers in measured[1].by_owner.items()
+    }
+    return {"distances": distances, "channels": channels}
+
+
+def presented(kind: str, by_label: Mapping[str, Mapping[str, Any]]) -> tuple[Analysis | None, list[str]]:
+    """The analysis of some recorded runs by their labels, with its figures; and the reason for each run it does not fit."""
+    skipped = [f"{label}: {one['reason']}" for label, one in by_label.items() if "reason" in one]
+    found = {label: one for label, one in by_label.items() if "reason" not in one}
+    if not found:
+        return None, skipped
+    first = next(iter(found.values()))
+    numbers = {name: {label: float(one["numbers"][name]) for label, one in found.items()} for name in first["numbers"]}
+    sentences = [str(one["sentence"]) for one in found.values()]
+    sentence = (
+        sentences[0]
+        if len(found) == 1
+        else " ".join(f"{label}: {text[0].lower()}{text[1:]}" for label, text in zip(found, sentences, strict=True))
+    )
+    tables, figures = _tables_and_figures(kind, found)
+    return Analysis(kind, str(first["title"]), sentence, tables, figures, numbers), skipped
+
+
+def _tables_and_figures(kind: str, found: Mapping[str, Mapping[str, Any]]) -> tuple[Mapping[str, Rows], Mapping[str, Any]]:
+    """What can be drawn from records; nothing of feature maps and of maps of images."""
+    if kind == _NORM_STATISTICS:
+        return _of_statistics(found)
+    drawn = {label: _from_plain(one["drawn"]) for label, one in found.items() if one.get("drawn") is not None}
+    if not drawn:
+        return {}, {}
+    again = KINDS[kind].present(kind, drawn)
+    return again.tables, again.figures
+
+
+def _of_statistics(found: Mapping[str, Mapping[str, Any]]) -> tuple[Mapping[str, Rows], Mapping[str, Any]]:
+    distances = [
+        {"run": label, **dict(zip(_OF_DISTANCE, row, strict=True))}
+        for label, one in found.items()
+        for row in one["drawn"]["distances"]
+    ]
+    label, one = next(iter(found.items()))
+    statistics = NormStatistics(
+        "trained",
+        {
+            owner: {layer: Statistics(torch.tensor(mean), torch.tensor(variance)) for layer, (mean, variance) in layers.items()}
+            for owner, layers in one["drawn"]["channels"].items()
+        },
+    )
+    figures = {
+        "distance": drawings.distance_lines(distances),
+        "channels": drawings.channel_curves(statistics, label, statistics.layers[-2:]),
+        "channels of all layers": drawings.channel_curves(statistics, label, statistics.layers),
+    }
+    return {"distances": distances}, figures
+
+
+def _short(value: Any) -> Any:
+    """A number with the digits that a figure can show."""
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def as_plain(value: Any) -> Any:
+    """Measured values as JSON has them; mappings as pairs if their keys are numbers. Other types than ``_TYPES`` are a TypeError."""
+    if type(value).__name__ in _TYPES and isinstance(value, _TYPES[type(value).__name__]):
+        fields = {item.name: as_plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+        return {TYPE: type(value).__name__, **fields}
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {key: as_plain(each) for key, each in value.items()}
+        return {TYPE: PAIRS, PAIRS: [[key, as_plain(each)] for key, each in value.items()]}
+    if isinstance(value, str | bool | int | float | None):
+        return _short(value)
+    if isinstance(value, Sequence):
+        return [as_plain(each) for each in value]
+    raise TypeError(f"A record cannot hold {type(value).__name__}.")
+
+
+def _from_plain(value: Any) -> Any:
+    """What ``as_plain`` was given; tuples come back as lists."""
+    if isinstance(value, list):
+        return [_from_plain(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    kind = value.get(TYPE)
+    if kind == PAIRS:
+        return {key: _from_plain(each) for key, each in value[PAIRS]}
+    if kind is None:
+        return {key: _from_plain(each) for key, each in value.items()}
+    if kind not in _TYPES:
+        raise RunFolderError(f"A record holds values of the unknown type {kind!r}. Restore the file from a backup.")
+    return _TYPES[kind](**{key: _from_plain(each) for key, each in value.items() if key != TYPE})

@@ -18,18 +18,18 @@ from polyfed.papers.ledger import LAST_ONLY
 from polyfed.papers.reproduction import MADE, Outcome, Reproduction, Trained
 from polyfed.studies.report.paired_tests import mcnemar
 
-ORDER = re.compile(r"(?:(?P<part>.+), )?(?P<column>[^:]+): (?P<high>.+) > (?P<low>.+)")
+_ORDER = re.compile(r"(?:(?P<part>.+), )?(?P<column>[^:]+): (?P<high>.+) > (?P<low>.+)")
 CONFIRMED, NOT_CONFIRMED, UNDECIDED = "confirmed", "not confirmed", "cannot be distinguished"
 ONE_SEED, NOT_COMPARABLE, NOT_RUN, REDUCED_ONLY = "one seed only", "not comparable", "not run", "reduced form only"
 STATUSES = (NOT_CONFIRMED, UNDECIDED, ONE_SEED, NOT_COMPARABLE, CONFIRMED, REDUCED_ONLY, NOT_RUN)
 """All statuses. A claim with several orders has the first of these that one of its orders has."""
-SIGNIFICANT = 0.05
-ENOUGH_SEEDS = 3
+_SIGNIFICANT = 0.05
+_ENOUGH_SEEDS = 3
 """With fewer shared seeds, a t-test over seeds has no power; test images must decide then."""
 APART = 2
 """With two seeds, the mean difference must be larger than this many deviations of the difference over seeds."""
-ROUNDING = 1e-6
-UNLIKE = ("bfloat16", LAST_ONLY)
+_ROUNDING = 1e-6
+_UNLIKE = ("bfloat16", LAST_ONLY)
 """Marks that both cells of an order must share."""
 
 
@@ -99,7 +99,7 @@ class JudgedOrder:
     def p_seeds(self) -> float | None:
         """Of the paired t-test over seeds, two-sided; None with fewer than three pairs, or if all differences are equal."""
         values = list(self.differences.values())
-        if len(values) < ENOUGH_SEEDS or statistics.stdev(values) < ROUNDING:
+        if len(values) < _ENOUGH_SEEDS or statistics.stdev(values) < _ROUNDING:
             return None
         return float(ttest_1samp(values, 0.0).pvalue)
 
@@ -123,7 +123,7 @@ class JudgedOrder:
         if others or sign == 0:
             return UNDECIDED
         diverged = len(self.signs) - len(self.differences)
-        images_decide = self.images is None or (self._images_agree(sign) and self.images.p_value < SIGNIFICANT)
+        images_decide = self.images is None or (self._images_agree(sign) and self.images.p_value < _SIGNIFICANT)
         if diverged < 2 and not (self._seeds_decide() and images_decide):
             return UNDECIDED
         return CONFIRMED if sign > 0 else NOT_CONFIRMED
@@ -131,13 +131,13 @@ class JudgedOrder:
     def _seeds_decide(self) -> bool:
         """Three seeds or more: the t-test is significant. Two: the mean is larger than two deviations, and there is a test over images."""
         values = list(self.differences.values())
-        if len(values) >= ENOUGH_SEEDS:
-            return self.p_seeds is not None and self.p_seeds < SIGNIFICANT
+        if len(values) >= _ENOUGH_SEEDS:
+            return self.p_seeds is not None and self.p_seeds < _SIGNIFICANT
         return len(values) == 2 and self.images is not None and abs(statistics.fmean(values)) > APART * statistics.stdev(values)
 
     @staticmethod
     def _marks(one: Outcome) -> set[str]:
-        return {note for note in one.notes if note in UNLIKE}
+        return {note for note in one.notes if note in _UNLIKE}
 
     def _images_agree(self, sign: int) -> bool:
         assert self.images is not None
@@ -187,7 +187,7 @@ def orders_of(item: PaperItem) -> list[Order]:
 
 
 def _order(item: PaperItem, text: str) -> Order:
-    found = ORDER.fullmatch(text)
+    found = _ORDER.fullmatch(text)
     if found is None:
         raise SettingError(f"{item.name}: cannot read the order {text!r}. Write: part, column: ROW > OTHER.")
     parts = [part for part in item.parts if part.name == (found["part"] or part.name)]

@@ -18,15 +18,15 @@ from polyfed.studies.report.charts import COLOURS, Bar, Series, bars, heat_map, 
 
 CURVES, LINES, BARS, HEAT_MAP, ANALYSIS = KINDS = ("curves", "lines", "bars", "heat map", "analysis")
 DOTS_PER_INCH = 110
-PALETTE = ("#0072b2", "#d55e00", "#00855f", "#b4518d", "#8a6d00", "#3a9bd9", "#3d3d3d", "#8c3b2e")
+_PALETTE = ("#0072b2", "#d55e00", "#00855f", "#b4518d", "#8a6d00", "#3a9bd9", "#3d3d3d", "#8c3b2e")
 STYLE = (
     "text{fill:#5b6570;font:11px system-ui,sans-serif}.label{fill:#1c2024}.grid{stroke:#dde1e6;fill:none}.axis{stroke:#5b6570;fill:none}"
     ".line{fill:none;stroke:var(--c);stroke-width:2}.band{fill:var(--c);opacity:.16}.mark,.fill{fill:var(--c);stroke:var(--c)}"
-    ".whisker{stroke:#1c2024;fill:none}" + "".join(f".s{number}{{--c:{colour}}}" for number, colour in enumerate(PALETTE))
+    ".whisker{stroke:#1c2024;fill:none}" + "".join(f".s{number}{{--c:{colour}}}" for number, colour in enumerate(_PALETTE))
 )
 
 
-Chart = tuple[str, Markup, list[tuple[str, Markup]]]
+_Chart = tuple[str, Markup, list[tuple[str, Markup]]]
 """A title, a picture in SVG and its legend."""
 
 
@@ -43,11 +43,7 @@ class Picture:
 
 def pictures(found: Reproduction, only: Part | None = None) -> Iterator[Picture]:
     """Every picture that has something to show; ``only``: those of one part."""
-    before = 0
-    for part in found.item.parts:
-        count = len(part.rows) * len(part.columns)
-        outcomes = found.outcomes[before : before + count]
-        before += count
+    for part, outcomes in found.parts():
         if only is not None and part is not only:
             continue
         if part.analysis is not None:
@@ -57,7 +53,7 @@ def pictures(found: Reproduction, only: Part | None = None) -> Iterator[Picture]
             yield Picture(title, svg, standalone(svg).encode(), ".svg", legend)
 
 
-def _charts(found: Reproduction, part: Part, outcomes: Sequence[Outcome]) -> Iterator[Chart]:
+def _charts(found: Reproduction, part: Part, outcomes: Sequence[Outcome]) -> Iterator[_Chart]:
     kind = found.item.figure
     if kind == CURVES:
         yield from _curves(found, part, outcomes)
@@ -83,7 +79,6 @@ def _analysed(found: Reproduction, part: Part, asked: AskedAnalysis) -> Iterator
 
 
 def standalone(svg: Markup) -> str:
-    """A picture as a file of its own."""
     return (
         str(svg)
         .replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" style="background:#fff" ', 1)
@@ -99,7 +94,7 @@ def _title(part: Part, column: str = "") -> str:
     return ", ".join(filter(None, (part.name, column)))
 
 
-def _curves(found: Reproduction, part: Part, outcomes: Sequence[Outcome]) -> Iterator[Chart]:
+def _curves(found: Reproduction, part: Part, outcomes: Sequence[Outcome]) -> Iterator[_Chart]:
     """Scores over rounds, a chart for each column."""
     for place, column in enumerate(part.columns):
         series = []
@@ -115,7 +110,7 @@ def _curves(found: Reproduction, part: Part, outcomes: Sequence[Outcome]) -> Ite
         yield from _chart(part, column.name, series, "round")
 
 
-def _lines(found: Reproduction, part: Part, outcomes: Sequence[Outcome]) -> Iterator[Chart]:
+def _lines(found: Reproduction, part: Part, outcomes: Sequence[Outcome]) -> Iterator[_Chart]:
     """Scores over the columns, a line for each row."""
     width = len(part.columns)
     series = []
@@ -126,7 +121,7 @@ def _lines(found: Reproduction, part: Part, outcomes: Sequence[Outcome]) -> Iter
     yield from _chart(part, "", series, found.item.x or "column")
 
 
-def _chart(part: Part, column: str, series: Sequence[Series], x: str) -> Iterator[Chart]:
+def _chart(part: Part, column: str, series: Sequence[Series], x: str) -> Iterator[_Chart]:
     points = [point for one in series for point in one.points]
     if points:
         xs, ys = [place for place, _ in points], [value for _, value in points]
@@ -138,7 +133,7 @@ def _chart(part: Part, column: str, series: Sequence[Series], x: str) -> Iterato
         yield title, svg, _legend(part)
 
 
-def _bars(part: Part, outcomes: Sequence[Outcome]) -> Iterator[Chart]:
+def _bars(part: Part, outcomes: Sequence[Outcome]) -> Iterator[_Chart]:
     """A bar for each row, a chart for each column."""
     width = len(part.columns)
     for place, column in enumerate(part.columns):
@@ -154,7 +149,7 @@ def _bars(part: Part, outcomes: Sequence[Outcome]) -> Iterator[Chart]:
             yield title, bars(rows, title, end, lambda value: f"{value:g}"), []
 
 
-def _heat_map(part: Part, outcomes: Sequence[Outcome]) -> Iterator[Chart]:
+def _heat_map(part: Part, outcomes: Sequence[Outcome]) -> Iterator[_Chart]:
     width = len(part.columns)
     values = [[one.mean for one in outcomes[number * width : (number + 1) * width]] for number in range(len(part.rows))]
     if any(value is not None for line in values for value in line):

@@ -8,6 +8,7 @@ settings; the last one wins. ``chosen`` says where the learning rate of a file, 
 from __future__ import annotations
 
 import functools
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,39 +16,92 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.errors import SettingError, nearest, same_name
-from polyfed.papers.published import Published, read_cells
 from polyfed.settings import setting_names, with_tuples
 
 SHIPPED = Path(__file__).parent / "shipped"
 SUFFIX = ".toml"
 FORMS = ("full", "laptop", "reduced")
 """The paper's setting; the largest one whose runs cost about half a core-hour; one that takes minutes and decides nothing."""
-SMALLER = FORMS[1:]
-SENTENCES = ("title", "paper", "item", "claim", "measure", "note", "missing", "figure", "x")
-KEYS = (*SENTENCES, "seeds", "settings", "methods", "chosen", *SMALLER, "orders", "part")
-OF_PART = (
+_SMALLER = FORMS[1:]
+_SENTENCES = ("title", "paper", "item", "claim", "measure", "note", "missing", "figure", "x")
+KEYS = (*_SENTENCES, "seeds", "settings", "methods", "chosen", *_SMALLER, "orders", "part")
+_OF_PART = (
     "name",
     "like",
     "settings",
     "columns",
     "rows",
     "chosen",
-    *SMALLER,
+    *_SMALLER,
     "missing",
     "differs",
     "score",
     "unit",
     "analysis",
 )
-OF_METHOD = ("chosen", *SMALLER)
-OF_ROW = ("published", "missing", "like", *OF_METHOD)
-OF_COLUMN = ("name", "read", "mean", "over", "of", "column", "x", "number", "minus")
-OF_ANALYSIS = ("kind", "figures")
+_OF_METHOD = ("chosen", *_SMALLER)
+_OF_ROW = ("published", "missing", "like", *_OF_METHOD)
+_OF_COLUMN = ("name", "read", "mean", "over", "of", "column", "x", "number", "minus")
+_OF_ANALYSIS = ("kind", "figures")
 OF_FORM = ("seeds", "columns", "rows", "targets")
 PAPER, OPEN = "paper", "open"
 """Where a learning rate comes from: printed in the paper; not printed and not chosen yet (``open: why``); else the log of a search."""
 UNITS: Mapping[str, tuple[float, int]] = {"percent": (100.0, 1), "fraction": (1.0, 2), "number": (1.0, 4)}
 """What a score between 0 and 1 is multiplied by, and how many digits are written; a number is written as it is."""
+
+
+_NUMBER = r"[+-]?\d+(?:\.\d+)?"
+_TOKEN = re.compile(rf"(?P<about>≈)?(?P<value>{_NUMBER})(?:±(?P<spread>{_NUMBER}|\?))?")
+_NOT_AVAILABLE, _NO_CELL = "n/a", "-"
+
+
+@dataclass(frozen=True)
+class Published:
+    """One published cell.
+
+    Attributes:
+        text: as the experiment file has it.
+        value: the number; None where it is only drawn, unreadable, or where the paper has no such cell.
+        spread: its standard deviation, where it was printed.
+        recomputed: whether the number was lost in the text of the paper and follows from others.
+    """
+
+    text: str
+    value: float | None = None
+    spread: float | None = None
+    recomputed: bool = False
+
+    @property
+    def exists(self) -> bool:
+        return self.text != _NO_CELL
+
+    def __str__(self) -> str:
+        return self.text.replace("±", " ± ").replace(" ± ?", "")
+
+
+def read_cell(text: str) -> Published:
+    """Read one cell.
+
+    >>> read_cell("96.2±0.2").value, read_cell("67.0±?").spread, read_cell("≈61.2").recomputed, read_cell("n/a").value
+    (96.2, None, True, None)
+    """
+    if text in (_NOT_AVAILABLE, _NO_CELL):
+        return Published(text)
+    found = _TOKEN.fullmatch(text)
+    if found is None:
+        raise SettingError(
+            f"Cannot read the published cell {text!r}. Write 96.2, 96.2±0.2, ≈96.2, n/a (not available) or - (none)."
+        )
+    spread = None if found["spread"] in (None, "?") else float(found["spread"])
+    return Published(text, float(found["value"]), spread, found["about"] is not None)
+
+
+def _read_cells(text: str, columns: int, where: str) -> tuple[Published, ...]:
+    """Read the cells of a row, apart by blanks; nothing written: none is available."""
+    words = text.split() or [_NOT_AVAILABLE] * columns
+    if len(words) != columns:
+        raise SettingError(f"{where}: {len(words)} published cells for {columns} columns.")
+    return tuple(map(read_cell, words))
 
 
 @dataclass(frozen=True)
@@ -96,8 +150,8 @@ class Row:
         settings: of its runs.
         published: what the paper has in each column.
         missing: what is missing to run it; empty if nothing is.
-        chosen: where its learning rate comes from: ``paper``, ``open: why``, or the log of a search on validation data, a file in this
-            package.
+        chosen: where its learning rate comes from: ``paper``, ``open: why``, or the log of a search on validation data, a file in
+            docs/results.
         forms: what each smaller form changes for this row only.
     """
 
@@ -159,7 +213,6 @@ class PaperItem:
 
     @property
     def is_figure(self) -> bool:
-        """Whether the paper draws it."""
         return self.item.startswith("Figure")
 
 
@@ -177,7 +230,6 @@ def _place(name: str) -> tuple[str, bool, int, str]:
 
 @functools.cache
 def read_item(name: str) -> PaperItem:
-    """Read an experiment by its name."""
     known = same_name(name, item_names())
     if known is None:
         raise SettingError(
@@ -187,13 +239,12 @@ def read_item(name: str) -> PaperItem:
 
 
 def item_from(name: str, text: str) -> PaperItem:
-    """An experiment from the text of its file."""
     document = tomllib.loads(text)
     _refuse(name, document, KEYS)
     document["methods"] = _methods(name, document.get("methods", {}))
     parts = [_part(f"{name}, part {number}", each, document) for number, each in enumerate(document.get("part", ()), 1)]
-    sentences = {key: str(document.get(key, "")) for key in SENTENCES}
-    forms = {form: with_tuples(document[form]) for form in SMALLER if form in document}
+    sentences = {key: str(document.get(key, "")) for key in _SENTENCES}
+    forms = {form: with_tuples(document[form]) for form in _SMALLER if form in document}
     for form, changes in forms.items():
         _refuse(f"{name}, {form}", changes, (*OF_FORM, *setting_names()))
     return PaperItem(
@@ -218,12 +269,12 @@ def _methods(name: str, written: Any) -> dict[str, Any]:
         other = tomllib.loads((SHIPPED / f"{written}{SUFFIX}").read_text(encoding="utf-8"))
         return _methods(written, other.get("methods", {}))
     for row, settings in written.items():
-        _refuse(f"{name}, methods, {row}", settings, (*OF_METHOD, *setting_names()))
+        _refuse(f"{name}, methods, {row}", settings, (*_OF_METHOD, *setting_names()))
     return dict(written)
 
 
 def _part(where: str, written: Mapping[str, Any], document: Mapping[str, Any]) -> Part:
-    _refuse(where, written, OF_PART)
+    _refuse(where, written, _OF_PART)
     base = _liked(written["like"]) if "like" in written else None
     columns = tuple(map(_column, written["columns"])) if "columns" in written else base.columns if base else ()
     own = {**with_tuples(document.get("settings", {})), **with_tuples(written.get("settings", {}))}
@@ -236,7 +287,7 @@ def _part(where: str, written: Mapping[str, Any], document: Mapping[str, Any]) -
         columns=columns,
         rows=rows,
         forms={
-            form: _form_of(form, base, document, written) for form in SMALLER if form in written or (base and form in base.forms)
+            form: _form_of(form, base, document, written) for form in _SMALLER if form in written or (base and form in base.forms)
         },
         missing=str(written.get("missing", base.missing if base else "")),
         differs={**(base.differs if base else {}), **({"all": differs} if isinstance(differs, str) else differs)},
@@ -247,7 +298,7 @@ def _part(where: str, written: Mapping[str, Any], document: Mapping[str, Any]) -
 
 
 def _analysis(where: str, written: Mapping[str, Any]) -> AskedAnalysis:
-    _refuse(f"{where}, analysis", written, OF_ANALYSIS)
+    _refuse(f"{where}, analysis", written, _OF_ANALYSIS)
     return AskedAnalysis(str(written["kind"]), tuple(written["figures"]))
 
 
@@ -270,7 +321,7 @@ def _liked(text: str) -> Part:
 def _column(written: Any) -> Column:
     if isinstance(written, str):
         return Column(written, written)
-    settings = with_tuples({key: value for key, value in written.items() if key not in OF_COLUMN})
+    settings = with_tuples({key: value for key, value in written.items() if key not in _OF_COLUMN})
     _refuse(f"column {written.get('name')}", settings, setting_names())
     return Column(
         str(written["name"]),
@@ -300,13 +351,13 @@ def _rows(where: str, written: Mapping[str, Any], document: Mapping[str, Any], b
         _refuse(f"{where}, row {name}", settings, setting_names())
         inherited = before is not None and "published" not in given and len(before.published) == columns
         published = (
-            before.published if inherited and before else read_cells(str(given.get("published", "")), columns, f"{where}, {name}")
+            before.published if inherited and before else _read_cells(str(given.get("published", "")), columns, f"{where}, {name}")
         )
         sources = (given, method, written, {"chosen": before.chosen} if before else {}, document)
         chosen = next((str(each["chosen"]) for each in sources if each.get("chosen")), "")
         forms = {
             **(before.forms if before else {}),
-            **{form: with_tuples({**method, **given}[form]) for form in SMALLER if form in {**method, **given}},
+            **{form: with_tuples({**method, **given}[form]) for form in _SMALLER if form in {**method, **given}},
         }
         for form, changes in forms.items():
             _refuse(f"{where}, row {name}, {form}", changes, setting_names())
@@ -315,4 +366,4 @@ def _rows(where: str, written: Mapping[str, Any], document: Mapping[str, Any], b
 
 
 def _settings_in(written: Mapping[str, Any]) -> dict[str, Any]:
-    return with_tuples({key: each for key, each in written.items() if key not in OF_ROW})
+    return with_tuples({key: each for key, each in written.items() if key not in _OF_ROW})

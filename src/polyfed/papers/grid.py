@@ -12,8 +12,7 @@ from typing import Any
 
 from polyfed.core.method import parse
 from polyfed.errors import SettingError, nearest
-from polyfed.papers.files import FORMS, OF_FORM, OPEN, PAPER, Column, PaperItem, Part, Row, read_item
-from polyfed.papers.published import Published
+from polyfed.papers.files import FORMS, OF_FORM, OPEN, PAPER, Column, PaperItem, Part, Published, Row, read_item
 from polyfed.runs.folder.paths import data_slug, slug
 from polyfed.settings import FACTS, Settings, setting_names
 from polyfed.studies.compare.recipes import layered
@@ -46,7 +45,6 @@ class Form:
 
     @property
     def is_full(self) -> bool:
-        """Return True if it is the paper's setting."""
         return self.name == FORMS[0]
 
     @property
@@ -89,18 +87,17 @@ class Cell:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What tells it apart from all others."""
         return self.item.name, self.part.name, self.row.name, self.column.name
 
 
 def cells_of(item: PaperItem, form: Form) -> list[Cell]:
     """Every cell of an experiment, row by row."""
-    check_only(item, form.only)
-    check_columns(item, form.columns)
+    _check_only(item, form.only)
+    _check_columns(item, form.columns)
     return [cell for part in item.parts for row in part.rows for cell in _cells_of_row(item, part, row, form)]
 
 
-def check_only(item: PaperItem, only: Sequence[str]) -> None:
+def _check_only(item: PaperItem, only: Sequence[str]) -> None:
     """Refuse the name of a method that the experiment does not have."""
     rows = [row for part in item.parts for row in part.rows]
     known = dict.fromkeys(name for row in rows for name in (row.name, str(row.settings.get("method", ""))) if name)
@@ -109,7 +106,7 @@ def check_only(item: PaperItem, only: Sequence[str]) -> None:
             raise SettingError(f"{item.name} has no method {name!r}. {nearest(name, list(known))}")
 
 
-def check_columns(item: PaperItem, columns: Sequence[str]) -> None:
+def _check_columns(item: PaperItem, columns: Sequence[str]) -> None:
     """Refuse a name that is neither of a column nor of a part of the experiment."""
     known = list(
         dict.fromkeys([*(column.name for part in item.parts for column in part.columns), *(part.name for part in item.parts)])
@@ -177,7 +174,6 @@ def _left_out(row: Row, column: Column, smaller: Mapping[str, Any]) -> bool:
 
 
 def _full(part: Part, row: Row, column: Column) -> dict[str, Any]:
-    """The settings of a cell in the paper's form."""
     return layered(part.settings, row.settings, column.settings)
 
 
@@ -205,7 +201,6 @@ def _reduction(item: PaperItem, part: Part, row: Row, full: Mapping[str, Any], f
 
 
 def _changes(item: PaperItem, part: Part, row: Row, column: Column, form: Form) -> list[str]:
-    """What the form and the user changed, in words."""
     full = _full(part, row, column)
     notes = []
     for words, changes in (
@@ -306,7 +301,6 @@ class PlannedRun:
 
     @property
     def folder(self) -> str:
-        """The name of the folder that holds them."""
         return folder_of(self.settings)
 
 

@@ -28,13 +28,13 @@ from polyfed.settings import FACTS, Settings
 
 FORMAT = 1
 FINISHED, DIVERGED = STATES = ("finished", "diverged")
-ALWAYS = ("data", "model", "rounds", "lr", "optimizer", "batch_size", "local_epochs", "selection")
+_ALWAYS = ("data", "model", "rounds", "lr", "optimizer", "batch_size", "local_epochs", "selection")
 """Settings that every record has, so that a new default does not change what it means."""
 VARIANT = ("amp", "layout", "backend")
 """Settings that change rounding, not the experiment: a cell shows such runs with a mark."""
 LAST, MEAN_LAST = "last", "mean_last"
 LAST_ONLY = "last round only"
-MACHINE_PATH = re.compile(r"(?<![\w.:/])(?:~|/(?:home|work|tmp|root|Users|mnt|media|data|opt|var|srv))/")
+_MACHINE_PATH = re.compile(r"(?<![\w.:/])(?:~|/(?:home|work|tmp|root|Users|mnt|media|data|opt|var|srv))/")
 DEFAULTS: Mapping[str, Any] = {name: facts.default for name, facts in FACTS.items()}
 
 
@@ -46,7 +46,7 @@ class Record:
         identity: the name of its settings, without the seed.
         seed: the seed.
         state: finished or diverged.
-        settings: settings that are not defaults, and those of ``ALWAYS``; no folder of the machine.
+        settings: settings that are not defaults, and those of ``_ALWAYS``; no folder of the machine.
         method: the method with every option.
         command: the command that repeats the run; the folder of the data is DATA.
         commit: the commit that trained it.
@@ -92,7 +92,6 @@ class Record:
 
     @property
     def file(self) -> str:
-        """The name of its file."""
         return f"{self.identity}-seed{self.seed}.json"
 
     @functools.cached_property
@@ -102,7 +101,6 @@ class Record:
 
     @property
     def selection(self) -> str:
-        """Which round counts."""
         return str(self.settings["selection"])
 
     def rows(self) -> list[Row]:
@@ -110,14 +108,13 @@ class Record:
         return [_row(one) for one in self.scores]
 
     def rows_by_round(self) -> dict[int, list[Row]]:
-        """The test scores of every scored round."""
         rounds = self.by_round.get("rounds", ())
         many = self.by_round.get("scores", ())
         return {number: [_row(one, place) for one in many] for place, number in enumerate(rounds)}
 
     def is_right(self) -> dict[tuple[str, str, str], np.ndarray]:
         """Whether each test image was classified correctly, by view, client and domain."""
-        return {(one["view"], one["client"], one["domain"]): unpacked_bits(one["bits"], one["count"]) for one in self.right}
+        return {(one["view"], one["client"], one["domain"]): _unpacked_bits(one["bits"], one["count"]) for one in self.right}
 
     def as_json(self) -> dict[str, Any]:
         """The record as plain values; empty ones are left out."""
@@ -151,12 +148,12 @@ def _row(one: Mapping[str, Any], place: int | None = None) -> Row:
 
 
 def recorded_settings(settings: Settings) -> dict[str, Any]:
-    """The settings that a record keeps: those that are not defaults, and those of ``ALWAYS``; lists for tuples."""
+    """The settings that a record keeps: those that are not defaults, and those of ``_ALWAYS``; lists for tuples."""
     written = settings.to_dict()
     return {
         name: written.get(name)
         for name in FACTS
-        if name not in NOT_IN_NAME and name != "method" and (name in ALWAYS or getattr(settings, name) != DEFAULTS[name])
+        if name not in NOT_IN_NAME and name != "method" and (name in _ALWAYS or getattr(settings, name) != DEFAULTS[name])
     }
 
 
@@ -195,14 +192,13 @@ def marks_of(record: Record, wanted: Settings) -> tuple[str, ...]:
 def packed_bits(right: np.ndarray) -> str:
     """Booleans as text: eight to a byte, base64.
 
-    >>> packed_bits(np.array([True, False, True])), unpacked_bits("oA==", 3).tolist()
+    >>> packed_bits(np.array([True, False, True])), _unpacked_bits("oA==", 3).tolist()
     ('oA==', [True, False, True])
     """
     return base64.b64encode(np.packbits(right.astype(bool)).tobytes()).decode()
 
 
-def unpacked_bits(text: str, count: int) -> np.ndarray:
-    """The booleans that ``packed_bits`` wrote."""
+def _unpacked_bits(text: str, count: int) -> np.ndarray:
     bits: np.ndarray = np.unpackbits(np.frombuffer(base64.b64decode(text), dtype=np.uint8), count=count).astype(bool)
     return bits
 
@@ -265,7 +261,7 @@ def _require_curves(record: Record, refuse: Any) -> None:
 
 def require_portable(document: Any, where: str) -> None:
     """Refuse a record that names a folder of a machine."""
-    if found := MACHINE_PATH.search(json.dumps(document)):
+    if found := _MACHINE_PATH.search(json.dumps(document)):
         text = json.dumps(document)[found.start() : found.start() + 60]
         raise RunFolderError(
             f"{where} names a folder of this machine ({text}...). Records must not: write DATA or a relative path."

@@ -3,26 +3,92 @@
 from __future__ import annotations
 
 import shlex
+import string
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup, escape
 
 from polyfed.papers.claims import judged_orders
-from polyfed.papers.figures import STYLE, pictures
-from polyfed.papers.files import PaperItem
-from polyfed.papers.grid import Form
-from polyfed.papers.reproduction import Reproduction
-from polyfed.papers.tables import LEGEND, Footnotes, ShownTable, shown_tables
+from polyfed.papers.figures import STYLE, Picture, pictures
+from polyfed.papers.files import UNITS, PaperItem, Part
+from polyfed.papers.grid import NOT_ASKED, Form
+from polyfed.papers.reproduction import Outcome, Reproduction
 from polyfed.runs.folder.atomic_write import write_atomically
 
-HTML_STYLE = (
+LEGEND = "Each cell: published / ours (ours minus published), then the marks of what differs from the paper. n/a: not available as a number."
+_HTML_STYLE = (
     "body{max-width:70rem;margin:2rem auto;padding:0 1rem;font:16px/1.5 system-ui,sans-serif;color:#1c2024;background:#fff}"
     "table{border-collapse:collapse;font-size:.9rem}th,td{padding:.3rem .6rem;border-bottom:1px solid #dde1e6;text-align:left}"
     "figure{display:inline-block;width:22rem;max-width:100%;margin:.5rem 1rem .5rem 0}figure.png{width:auto;display:block}img,svg{max-width:100%}pre{overflow-x:auto}p{overflow-wrap:anywhere}pre,code{font-size:.86rem}.scroll{overflow-x:auto}.swatch{vertical-align:middle}"
 )
 
 
-def command_of(item: PaperItem, form: Form) -> str:
+class Footnotes:
+    """Gives every sentence a mark, the same each time."""
+
+    def __init__(self) -> None:
+        self.marks: dict[str, str] = {}
+
+    def mark(self, sentences: Sequence[str]) -> str:
+        """The marks of sentences: a, b, ..., z, aa, ab, ..."""
+        return ",".join(self.marks.setdefault(sentence, letters(len(self.marks))) for sentence in sentences)
+
+    def lines(self) -> list[str]:
+        return [f"{mark}) {sentence}." for sentence, mark in self.marks.items()]
+
+
+def letters(number: int) -> str:
+    """The number as letters.
+
+    >>> letters(0), letters(25), letters(26)
+    ('a', 'z', 'aa')
+    """
+    first, last = divmod(number, 26)
+    return ("" if first == 0 else letters(first - 1)) + string.ascii_lowercase[last]
+
+
+@dataclass
+class ShownTable:
+    """One part as text: a head, and lines of cells."""
+
+    name: str
+    head: list[str]
+    lines: list[list[str]] = field(default_factory=list)
+
+
+def shown_tables(found: Reproduction, footnotes: Footnotes) -> list[ShownTable]:
+    """A table for each part of which something is asked for: published, ours and the difference in each cell."""
+    tables = []
+    for part, outcomes in found.parts():
+        if any(one.state != NOT_ASKED and one.cell.published.exists for one in outcomes):
+            tables.append(shown_table(part, outcomes, footnotes))
+    return tables
+
+
+def shown_table(part: Part, outcomes: Sequence[Outcome], footnotes: Footnotes) -> ShownTable:
+    table = ShownTable(part.name, ["method", *(column.name for column in part.columns)])
+    width = len(part.columns)
+    for number, row in enumerate(part.rows):
+        cells = outcomes[number * width : (number + 1) * width]
+        table.lines.append([row.name, *(_cell_words(one, footnotes) for one in cells)])
+    return table
+
+
+def _cell_words(one: Outcome, footnotes: Footnotes) -> str:
+    """A cell: published, ours, difference, and the marks of what differs."""
+    if not one.cell.published.exists:
+        return "–"
+    marks = footnotes.mark(one.notes)
+    difference = one.difference
+    digits = UNITS[one.cell.part.unit][1]
+    words = f"{one.cell.published} / {one.words()}" + ("" if difference is None else f" ({difference:+.{digits}f})")
+    return f"{words} {marks}" if marks else words
+
+
+def _command_of(item: PaperItem, form: Form) -> str:
     """The command that makes this page again; the folder of the data is the reader's own."""
     words = ["polyfed", "reproduce", item.name, *([] if form.is_full else ["--form", form.name])]
     words += [word for name in form.only for word in ("--only", name)]
@@ -39,19 +105,9 @@ def write_page(found: Reproduction) -> Path:
     drawn = {f"{page.stem}-{number}{one.suffix}": one for number, one in enumerate(pictures(found), 1)}
     for name, one in drawn.items():
         write_atomically(page.parent / name, one.file)
-    footnotes = Footnotes()
-    tables = shown_tables(found, footnotes)
-    write_atomically(page, _markdown(found, tables, footnotes, [(name, one.title) for name, one in drawn.items()]).encode())
-    charts = [
-        Markup('<figure class="{}"><figcaption>{}</figcaption>{}{}</figure>').format(
-            one.suffix.strip("."),
-            one.title,
-            one.html,
-            Markup("").join(Markup("<div>{} {}</div>").format(sample, name) for name, sample in one.legend),
-        )
-        for one in drawn.values()
-    ]
-    write_atomically(page.with_suffix(".html"), _html(found, tables, footnotes, Markup("").join(charts)).encode())
+    blocks = list(_blocks(found, drawn))
+    write_atomically(page, ("\n\n".join(_markdown(kind, content) for kind, content in blocks) + "\n").encode())
+    write_atomically(page.with_suffix(".html"), _html(blocks).encode())
     return page
 
 
@@ -90,66 +146,87 @@ def analysis_sentences(found: Reproduction) -> list[str]:
     return told
 
 
-def _markdown(found: Reproduction, tables: list[ShownTable], footnotes: Footnotes, drawn: list[tuple[str, str]]) -> str:
-    item = found.item
-    lines = [f"# {item.paper}, {item.item}: {item.title}", "", *(f"{each}\n" for each in sentences(found)), LEGEND, ""]
-    for table in tables:
-        lines += [f"## {table.name}", ""] if table.name else []
-        lines += [_line(table.head), "|" + "---|" * len(table.head), *(_line(cells) for cells in table.lines), ""]
-    lines += [*(f"{each}\n" for each in footnotes.lines())]
-    lines += [*(f"{each}\n" for each in analysis_sentences(found))]
-    lines += ["## Orders that the claim names", "", *(f"* {each}" for each in verdicts(found)), ""] if item.orders else []
-    lines += [line for name, title in drawn for line in (f"![{title}]({name})", "")]
-    lines += ["## Command, runs, versions", "", f"`{command_of(item, found.form)}`", ""]
-    lines += [_line(("run", "seed", "digest", "made with")), "|---|---|---|---|", *map(_line, _runs(found)), ""]
-    lines += [f"* {sentence}" for sentence in problem_sentences(found)]
-    return "\n".join(lines).rstrip() + "\n"
+_Block = tuple[str, Any]
+"""A kind (title, heading, paragraph, table, items, picture or command) and its content."""
 
 
-def _line(cells: tuple[str, ...] | list[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def _blocks(found: Reproduction, drawn: dict[str, Picture]) -> Iterator[_Block]:
+    """The content of a page, one block after the other."""
+    item, footnotes = found.item, Footnotes()
+    yield "title", f"{item.paper}, {item.item}: {item.title}"
+    for sentence in [*sentences(found), LEGEND]:
+        yield "paragraph", sentence
+    for table in shown_tables(found, footnotes):
+        if table.name:
+            yield "heading", table.name
+        yield "table", (table.head, table.lines)
+    for sentence in [*footnotes.lines(), *analysis_sentences(found)]:
+        yield "paragraph", sentence
+    if item.orders:
+        yield "heading", "Orders that the claim names"
+        yield "items", verdicts(found)
+    for name, one in drawn.items():
+        yield "picture", (name, one)
+    yield "heading", "Command, runs, versions"
+    yield "command", _command_of(item, found.form)
+    yield "table", (["run", "seed", "digest", "made with"], _runs(found))
+    if problems := problem_sentences(found):
+        yield "items", problems
 
 
-def _runs(found: Reproduction) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
+def _runs(found: Reproduction) -> list[list[str]]:
+    rows: list[list[str]] = []
     for name, runs in found.trained.items():
         for one in runs:
             made = ", ".join(f"{key} {value}" for key, value in one.made_with.items() if isinstance(value, str))
             rows.append(
-                (f"{found.runs[name].words} (`{found.runs[name].settings.method}`)", str(one.seed), f"`{one.digest[:16]}`", made)
+                [f"{found.runs[name].words} (`{found.runs[name].settings.method}`)", str(one.seed), f"`{one.digest[:16]}`", made]
             )
     return rows
 
 
-def _html(found: Reproduction, tables: list[ShownTable], footnotes: Footnotes, charts: Markup) -> str:
-    item = found.item
-    title = f"{item.paper}, {item.item}: {item.title}"
-    body = [Markup("<h1>{}</h1>").format(title), *(Markup("<p>{}</p>").format(each) for each in [*sentences(found), LEGEND])]
-    for table in tables:
-        body.append(Markup("<h2>{}</h2>").format(table.name) if table.name else Markup(""))
-        body.append(_html_table(table.head, table.lines))
-    body += [Markup("<p>{}</p>").format(each) for each in [*footnotes.lines(), *analysis_sentences(found)]]
-    body += (
-        [Markup("<h2>Orders that the claim names</h2>"), *(Markup("<p>{}</p>").format(each) for each in verdicts(found))]
-        if item.orders
-        else []
-    )
-    body += [charts, Markup("<h2>Command, runs, versions</h2><pre>{}</pre>").format(command_of(item, found.form))]
-    body.append(
-        _html_table(["run", "seed", "digest", "made with"], [[cell.replace("`", "") for cell in row] for row in _runs(found)])
-    )
-    body += [Markup("<p>{}</p>").format(sentence) for sentence in problem_sentences(found)]
+def _markdown(kind: str, content: Any) -> str:
+    if kind == "table":
+        head, lines = content
+        return "\n".join([_markdown_line(head), "|" + "---|" * len(head), *map(_markdown_line, lines)])
+    if kind == "items":
+        return "\n".join(f"* {each}" for each in content)
+    if kind == "picture":
+        name, one = content
+        return f"![{one.title}]({name})"
+    return {"title": "# {}", "heading": "## {}", "paragraph": "{}", "command": "`{}`"}[kind].format(content)
+
+
+def _markdown_line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _html(blocks: Sequence[_Block]) -> str:
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    title, body = blocks[0][1], Markup("").join(_html_block(kind, content) for kind, content in blocks)
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><meta http-equiv="Content-Security-Policy" content="{policy}">'
-        f"<title>{escape(title)}</title><style>{HTML_STYLE}{STYLE}</style></head><body>{Markup('').join(body)}</body></html>\n"
+        f"<title>{escape(title)}</title><style>{_HTML_STYLE}{STYLE}</style></head><body>{body}</body></html>\n"
     )
 
 
-def _html_table(head: list[str], lines: list[list[str]]) -> Markup:
-    def row(cells: list[str], tag: str) -> Markup:
-        return Markup("<tr>{}</tr>").format(Markup("").join(Markup(f"<{tag}>{{}}</{tag}>").format(cell) for cell in cells))
+def _html_block(kind: str, content: Any) -> Markup:
+    if kind == "table":
+        head, lines = content
+        plain = [[cell.replace("`", "") for cell in line] for line in lines]
+        rows = [_html_row(head, "th"), *(_html_row(line, "td") for line in plain)]
+        return Markup('<div class="scroll"><table>{}</table></div>').format(Markup("").join(rows))
+    if kind == "items":
+        return Markup("").join(Markup("<p>{}</p>").format(each) for each in content)
+    if kind == "picture":
+        _, one = content
+        legend = Markup("").join(Markup("<div>{} {}</div>").format(sample, name) for name, sample in one.legend)
+        return Markup('<figure class="{}"><figcaption>{}</figcaption>{}{}</figure>').format(
+            one.suffix.strip("."), one.title, one.html, legend
+        )
+    tag = {"title": "h1", "heading": "h2", "paragraph": "p", "command": "pre"}[kind]
+    return Markup(f"<{tag}>{{}}</{tag}>").format(content)
 
-    return Markup('<div class="scroll"><table>{}{}</table></div>').format(
-        row(head, "th"), Markup("").join(row(line, "td") for line in lines)
-    )
+
+def _html_row(cells: Sequence[str], tag: str) -> Markup:
+    return Markup("<tr>{}</tr>").format(Markup("").join(Markup(f"<{tag}>{{}}</{tag}>").format(cell) for cell in cells))

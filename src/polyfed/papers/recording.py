@@ -16,9 +16,9 @@ import numpy as np
 from polyfed.core.evaluation import Row
 from polyfed.core.metrics import MEASURES
 from polyfed.errors import NotFinite, TooFewReplies
+from polyfed.papers.analyses import record_analysis
 from polyfed.papers.grid import folder_of
 from polyfed.papers.ledger import DEFAULTS, DIVERGED, FINISHED, Record, identity_of, packed_bits, recorded_settings
-from polyfed.papers.recorded_analyses import record_analysis
 from polyfed.runs.callbacks.callback import Callback, Callbacks
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.lock import once_free
@@ -32,10 +32,10 @@ from polyfed.settings import Settings
 from polyfed.studies.compare.compare import ComparedRuns
 from polyfed.studies.report.commands import options
 
-NOT_REPEATED = ("data", "method", "seed", "root", "workers", "checkpoint_every", "metric")
-OF_VERSIONS = ("machine", "commit")
-ROUND = re.compile(r"(?:in round|Round) (\d+)")
-BY_ROUND = ("accuracy", "balanced_accuracy", "mean_iou")
+_NOT_REPEATED = ("data", "method", "seed", "root", "workers", "checkpoint_every", "metric")
+_OF_VERSIONS = ("machine", "commit")
+_ROUND = re.compile(r"(?:in round|Round) (\d+)")
+_BY_ROUND = ("accuracy", "balanced_accuracy", "mean_iou")
 """Measures whose curves a record has: those that experiments report. Balanced accuracy is left out if it equals accuracy."""
 
 
@@ -107,10 +107,10 @@ def record_of(result: Result, settings: Settings, analyses: Iterable[str] = ()) 
         selected_round=chosen[-1] if chosen else rounds,
         last_rounds=averaged,
         scores=scores_of(result.rows),
-        by_round=curves_of_tests(lines),
+        by_round=_curves_of_tests(lines),
         validation=validation_curve(lines),
-        right=right_of(result),
-        data=packed_files(result.experiment.federation.source),
+        right=_right_of(result),
+        data=_packed_files(result.experiment.federation.source),
         analyses={kind: record_analysis(result, kind) for kind in dict.fromkeys(analyses)},
     )
 
@@ -118,7 +118,7 @@ def record_of(result: Result, settings: Settings, analyses: Iterable[str] = ()) 
 def diverged(settings: Settings, folder: RunFolder, error: str) -> Record:
     """The record of a run that ended in NaN: how far it came, and why it ended."""
     lines = folder.metrics()
-    found = ROUND.search(error)
+    found = _ROUND.search(error)
     reached = int(found[1]) if found else max((int(line["round"]) for line in lines), default=0)
     cost = {"cpu_seconds": 0.0, "seconds": 0.0, "bytes_up": 0, "bytes_down": 0}
     full = str(folder.document().get("method", {}).get("all_options", settings.method))
@@ -128,7 +128,7 @@ def diverged(settings: Settings, folder: RunFolder, error: str) -> Record:
         digest="",
         cost=cost,
         rounds=reached,
-        by_round=curves_of_tests(lines),
+        by_round=_curves_of_tests(lines),
         validation=validation_curve(lines),
         error=error,
     )
@@ -145,7 +145,7 @@ def _identified(settings: Settings, folder: RunFolder, method: str) -> dict[str,
         "method": method,
         "command": command_of(settings),
         "commit": str(made_with.get("commit", "")),
-        "versions": {name: str(value) for name, value in made_with.items() if name not in OF_VERSIONS},
+        "versions": {name: str(value) for name, value in made_with.items() if name not in _OF_VERSIONS},
         "machine": str(made_with.get("machine", "")),
     }
 
@@ -155,7 +155,7 @@ def command_of(settings: Settings) -> str:
     values = {**DEFAULTS, **settings.to_dict()}
     words = ["polyfed", "run", settings.data, "--method", settings.method]
     given = [name for name in ("lr", "optimizer", "batch_size") if not isinstance(getattr(settings, name), Unset)]
-    rest = [*options(values, DEFAULTS, NOT_REPEATED, given), "--seed", str(settings.seed), "--root", "DATA"]
+    rest = [*options(values, DEFAULTS, _NOT_REPEATED, given), "--seed", str(settings.seed), "--root", "DATA"]
     return shlex.join([*words, *rest])
 
 
@@ -172,7 +172,7 @@ def scores_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return found
 
 
-def curves_of_tests(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _curves_of_tests(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The test scores of every scored round, as lists over the rounds that scored all domains; nothing if there are none."""
     rows = scored_rounds(lines)
     if not rows:
@@ -184,7 +184,7 @@ def curves_of_tests(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for (view, domain), first in places.items():
         curves = {
             name: [round(float(found[view, domain].get(name, math.nan)), 4) for found in whole.values()]
-            for name in BY_ROUND
+            for name in _BY_ROUND
             if all(name in found[view, domain] for found in whole.values())
         }
         scores.append({"view": view, "domain": domain, "count": first["count"], **_distinct(curves)})
@@ -198,7 +198,7 @@ def validation_curve(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if line["view"] == "validation":
             by_round.setdefault(int(line["round"]), []).append(line)
     by_round = dict(sorted(by_round.items()))
-    measures = [name for name in BY_ROUND if by_round and all(name in line for many in by_round.values() for line in many)]
+    measures = [name for name in _BY_ROUND if by_round and all(name in line for many in by_round.values() for line in many)]
     curves = {
         name: [round(statistics.fmean(float(line[name]) for line in many), 4) for many in by_round.values()] for name in measures
     }
@@ -210,7 +210,7 @@ def _distinct(curves: Mapping[str, list[float]]) -> dict[str, list[float]]:
     return {name: values for name, values in curves.items() if name == "accuracy" or values != curves.get("accuracy")}
 
 
-def right_of(result: Result) -> list[dict[str, Any]]:
+def _right_of(result: Result) -> list[dict[str, Any]]:
     """Which test images were classified correctly, packed; nothing for tasks whose labels are not classes."""
     found = []
     for (view, client, domain), one in sorted(result.answers.items()):
@@ -222,12 +222,12 @@ def right_of(result: Result) -> list[dict[str, Any]]:
     return found
 
 
-def packed_files(source: str) -> str:
+def _packed_files(source: str) -> str:
     """The packed files that data came from, which are smaller than the published ones; empty for others.
 
     >>> (
-    ...     packed_files("packed vlcs_mini96.tar (187 images), stratified 70/30: LabelMe 53/12/12"),
-    ...     packed_files("folder PACS/: photo 1/1/1"),
+    ...     _packed_files("packed vlcs_mini96.tar (187 images), stratified 70/30: LabelMe 53/12/12"),
+    ...     _packed_files("folder PACS/: photo 1/1/1"),
     ... )
     ('packed vlcs_mini96.tar (187 images)', '')
     """

@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyfed.core.data_types import DataSet
 from polyfed.core.evaluation import Row
 from polyfed.errors import DataError, PolyfedError, SettingError, UnknownName, nearest
 from polyfed.papers.analyses import PartAnalysis, analyse_part, kinds_by_run, recorded_part
-from polyfed.papers.files import UNITS, PaperItem
+from polyfed.papers.files import UNITS, PaperItem, Part
 from polyfed.papers.grid import Cell, Form, PlannedRun, cells_of, planned_runs, settings_of, sources_of
 from polyfed.papers.ledger import DIVERGED, FINISHED, Ledger, Record, marks_of, write_record
 from polyfed.papers.recording import record_of
@@ -24,9 +24,6 @@ from polyfed.runs.callbacks.callback import Callback, Callbacks
 from polyfed.runs.callbacks.progress import default_callbacks
 from polyfed.runs.result import Result, accuracy_table
 from polyfed.studies.compare.compare import ComparedRuns
-
-if TYPE_CHECKING:
-    pass
 
 FOLDER = "runs/reproduce"
 NO_DATA, NOT_RUN, FAILED, NOT_MEASURED = "no data", "not run", "failed", "not measured"
@@ -44,12 +41,10 @@ class Trained:
 
     @property
     def seed(self) -> int:
-        """Its seed."""
         return self.record.seed
 
     @property
     def digest(self) -> str:
-        """The digest of its final state."""
         return self.record.digest
 
     @cached_property
@@ -59,12 +54,10 @@ class Trained:
 
     @cached_property
     def by_round(self) -> dict[int, list[Row]]:
-        """The test scores of every scored round."""
         return self.record.rows_by_round()
 
     @property
     def made_with(self) -> dict[str, str]:
-        """Versions, machine and commit."""
         return {**self.record.versions, "machine": self.record.machine, "commit": self.record.commit}
 
 
@@ -88,7 +81,6 @@ class Outcome:
 
     @property
     def mean(self) -> float | None:
-        """Over seeds."""
         return statistics.fmean(self.values.values()) if self.values else None
 
     @property
@@ -129,8 +121,15 @@ class Reproduction:
         """The page in Markdown; the one in HTML lies beside it."""
         return self.folder / f"{self.item.name}{'' if self.form.is_full else f'-{self.form.name}'}.md"
 
+    def parts(self) -> Iterator[tuple[Part, list[Outcome]]]:
+        """Every part with its cells, row by row."""
+        before = 0
+        for part in self.item.parts:
+            count = len(part.rows) * len(part.columns)
+            yield part, self.outcomes[before : before + count]
+            before += count
+
     def as_json(self) -> dict[str, Any]:
-        """Everything as JSON."""
         return {
             "experiment": self.item.name,
             "form": self.form.name,
@@ -226,7 +225,7 @@ def _conclude(made: Reproduction, cells: Sequence[Cell], states: Mapping[str, st
         if part.analysis is not None:
             own = [cell for cell in cells if cell.part.name == part.name]
             made.analyses[part.name] = recorded_part(part, own, records)
-    made.outcomes = [outcome_of(cell, made, states) for cell in cells]
+    made.outcomes = [_outcome_of(cell, made, states) for cell in cells]
 
 
 def data_problems(runs: Mapping[str, PlannedRun]) -> dict[str, str]:
@@ -277,7 +276,7 @@ def _train(run: PlannedRun, folder: Path, kinds: Sequence[str], callback: Callba
     return found
 
 
-def outcome_of(cell: Cell, made: Reproduction, states: Mapping[str, str]) -> Outcome:
+def _outcome_of(cell: Cell, made: Reproduction, states: Mapping[str, str]) -> Outcome:
     """A cell with our number, or why there is none."""
     if cell.column.minus and not cell.why_not:
         return _difference(cell, made, states)
@@ -327,7 +326,7 @@ def _difference(cell: Cell, made: Reproduction, states: Mapping[str, str]) -> Ou
         )
     own = dataclasses.replace(cell, column=dataclasses.replace(cell.column, minus=""))
     theirs = dataclasses.replace(own, row=other, settings=settings_of(cell.item, cell.part, other, cell.column, made.form))
-    high, low = outcome_of(own, made, states), outcome_of(theirs, made, states)
+    high, low = _outcome_of(own, made, states), _outcome_of(theirs, made, states)
     if not high.values or not low.values:
         return Outcome(cell, {}, high.state or low.state)
     both = {seed: value - low.values[seed] for seed, value in high.values.items() if seed in low.values}

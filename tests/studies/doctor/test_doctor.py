@@ -15,12 +15,17 @@ from helpers.handwriting import federation, handwriting
 from helpers.scenes import squares
 from polyfed.core.method import parse
 from polyfed.settings import Settings
-from polyfed.studies.doctor.advice import FINE, advise
 from polyfed.studies.doctor.examine import Diagnosis
-from polyfed.studies.doctor.findings import Finding, findings
-from polyfed.studies.doctor.known import KNOWN
-from polyfed.studies.doctor.measures import Measures, class_distance, label_skew, shuffled_in_classes, smallest_batch
-from polyfed.studies.doctor.patient import drawn, shuffled
+from polyfed.studies.doctor.findings import FINE, KNOWN, Finding, advise, findings
+from polyfed.studies.doctor.measures import (
+    Measures,
+    class_distance,
+    drawn,
+    label_skew,
+    shuffled,
+    shuffled_in_classes,
+    smallest_batch,
+)
 
 MODEL = "small_cnn(width=8)"
 

@@ -18,10 +18,10 @@ from polyfed.settings import FACTS, Settings, read_change, require_names, with_c
 from polyfed.text import apart, outside_brackets
 from polyfed.trust import NOTHING, Trust
 
-Given: TypeAlias = "str | Method | tuple[str | Method, Mapping[str, Any]]"
-Methods: TypeAlias = "Given | Sequence[Given] | Mapping[str, Mapping[str, Any]]"
+_Given: TypeAlias = "str | Method | tuple[str | Method, Mapping[str, Any]]"
+Methods: TypeAlias = "_Given | Sequence[_Given] | Mapping[str, Mapping[str, Any]]"
 
-WITH = re.compile(r"\bwith\b")
+_WITH = re.compile(r"\bwith\b")
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,9 @@ class Candidate:
 
     @property
     def method(self) -> Method:
-        """The method."""
         return parse(self.text) if self.value is None else self.value
 
     def settings(self, common: Settings) -> Settings:
-        """The settings of its runs."""
         return with_changes(common, {**self.own, "method": self.text})
 
 
@@ -117,7 +115,7 @@ def read_candidate(text: str, own: Mapping[str, Any] | None = None) -> Candidate
     >>> read_candidate("fedwon with lr=0.2").own
     {'lr': 0.2}
     """
-    method, *written = WITH.split(text, 1)
+    method, *written = _WITH.split(text, 1)
     pieces = apart(written[0]) if written else []
     if written and not pieces:
         raise SettingError(f"{text!r} says no setting after 'with'. Write, for example: {method.strip()} with lr=0.1")

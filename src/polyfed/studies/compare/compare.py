@@ -38,9 +38,9 @@ from polyfed.studies.compare.candidates import Candidate, candidates
 SEEN, LEAVE_ONE_OUT = PROTOCOLS = ("seen", "leave-one-out")
 LEAVE_ONE_OUT_DEFAULTS: Mapping[str, Any] = {"unseen_part": "all"}
 """Nobody trains on the domain that is left out, so all its images can be tested, as the papers do."""
-NOT_COMPARED: Mapping[str, Any] = {"checkpoint_every": "60s", "workers": "1", "metric": AUTO}
+_NOT_COMPARED: Mapping[str, Any] = {"checkpoint_every": "60s", "workers": "1", "metric": AUTO}
 """Settings that change nothing in a result."""
-SECONDS_TO_START = 30.0
+_SECONDS_TO_START = 30.0
 
 Read = TypeVar("Read")
 
@@ -65,12 +65,10 @@ class ComparisonRun:
 
     @property
     def name(self) -> str:
-        """The name of its run folder."""
         return f"{slug(self.method)}-seed{self.seed}" + (f"-without-{slug(self.left_out)}" if self.left_out else "")
 
     @property
     def words(self) -> str:
-        """What it is, for people."""
         return f"{self.method}, seed {self.seed}" + (f", without {self.left_out}" if self.left_out else "")
 
 
@@ -105,7 +103,7 @@ class ComparedRuns:
         """
         tracked_by(track)
         self.track = track
-        check_protocol(settings, seeds, protocol)
+        _check_protocol(settings, seeds, protocol)
         self.settings, self.protocol = settings, protocol
         self.callbacks = default_callbacks(callbacks)
         self.message = Callbacks(self.callbacks).message
@@ -114,7 +112,7 @@ class ComparedRuns:
         self.seeds = tuple(range(settings.seed, settings.seed + seeds))
         self.methods = candidates(methods, settings.load, settings.trust)
         self.given = [] if data is None or isinstance(data, str | Path) else ["data"]
-        self.data = data_for(settings.data if data is None else data, settings, protocol)
+        self.data = _data_for(settings.data if data is None else data, settings, protocol)
         if model is None:
             self.settings = with_one_model(settings, self.data.default_model, [one.method for one in self.methods.values()])
             needing = [label for label, one in self.methods.items() if one.method.facts.batch_norm]
@@ -230,21 +228,21 @@ class ComparedRuns:
             folder = RunFolder(self.folder / (run.name if number == 1 else f"{run.name}-{number}"))
             if not folder.path.exists():
                 return folder, False
-            wait_for_start(folder.path)
+            _wait_for_start(folder.path)
             if (folder.path / "run.toml").is_file() and holds_run(folder, experiment):
                 return folder, True
             number += 1
         return None, False
 
 
-def wait_for_start(folder: Path) -> None:
+def _wait_for_start(folder: Path) -> None:
     """Another process that has just made a folder says in a moment which run is in it."""
-    end = time.monotonic() + SECONDS_TO_START
+    end = time.monotonic() + _SECONDS_TO_START
     while not (folder / "run.toml").exists() and is_held(folder) and time.monotonic() < end:
         time.sleep(0.02)
 
 
-def check_protocol(settings: Settings, seeds: int, protocol: str) -> None:
+def _check_protocol(settings: Settings, seeds: int, protocol: str) -> None:
     """Refuse a number of seeds or a protocol that cannot be followed."""
     require_count("seeds", seeds)
     if protocol not in PROTOCOLS:
@@ -260,7 +258,7 @@ def settings_for(data: Any, model: Any, protocol: str, values: Mapping[str, Any]
     return settings_given(data, model, {**(LEAVE_ONE_OUT_DEFAULTS if protocol == LEAVE_ONE_OUT else {}), **values})
 
 
-def data_for(data: Any, settings: Settings, protocol: str) -> DataSet | Federation:
+def _data_for(data: Any, settings: Settings, protocol: str) -> DataSet | Federation:
     """The data of all runs; a federation that was made already can be compared on, but leaves no domain out."""
     if not isinstance(data, Federation):
         return build_data_set(data, settings)
@@ -282,7 +280,7 @@ def holds_run(folder: RunFolder, experiment: Experiment) -> bool:
     if {"method", "model"} & {*experiment.given, *folder.document().get("given_in_python", ())}:
         return False
     settings = (folder.settings(), anchored(experiment.settings, experiment.given))
-    one, other = (dataclasses.replace(each, **NOT_COMPARED) for each in settings)
+    one, other = (dataclasses.replace(each, **_NOT_COMPARED) for each in settings)
     if experiment.settings.needs_validation:
         found = recorded_headline(folder.document())
         chosen_by = experiment.federation.task.main_measure if found is None else found.measure

@@ -40,7 +40,7 @@ SHORT, LEAST_LONG, MOST_LONG = 2, 4, 64
 """Batches of every client: in the short measurement, and in the long one at least and at most."""
 SHORT_TEST, LONG_TEST = 1, 3
 """Batches of the largest test set; the others are cut by the same share."""
-LEAST_SCORED = 2
+_LEAST_SCORED = 2
 """Statistics cannot be estimated from one example."""
 SECONDS = 20.0
 
@@ -53,7 +53,6 @@ class Line:
     each: float
 
     def at(self, amount: float) -> float:
-        """Seconds for this amount."""
         return self.fixed + self.each * amount
 
     @classmethod
@@ -161,7 +160,7 @@ class Estimator:
     def measure(self, settled: Settings, federation: Federation, batches: int, test_batches: int) -> Measurement:
         """Train two rounds and score once, on a number of batches of every client."""
         settings = shorter(settled, batches)
-        largest = max(map(len, scored_examples(federation)), default=1)
+        largest = max(map(len, _scored_examples(federation)), default=1)
         share = min(1.0, test_batches * settings.test_batch_size / largest)
         gc.collect()  # a hypernetwork of the measurement before would count as memory that is taken
         give_back()
@@ -175,11 +174,11 @@ class Estimator:
         asked = meter.asked[ROUNDS]
         taking_part = tuple(client for client in experiment.federation.clients if client.id in asked)
         return Measurement(
-            examples=examples_in(experiment.federation),
+            examples=_examples_in(experiment.federation),
             setup=meter.seconds[0],
             rounds=tuple(meter.seconds[1:]),
             asked=len(asked),
-            trained=trained_by_a_client(settings, dataclasses.replace(cut, clients=taking_part)),
+            trained=_trained_by_a_client(settings, dataclasses.replace(cut, clients=taking_part)),
             share_scored=share,
             scoring=meter.scoring("test"),
             validating=meter.scoring("validation") if settings.selection == BEST_VALIDATION else 0.0,
@@ -190,7 +189,6 @@ class Estimator:
         )
 
     def estimate(self, federation: Federation) -> Estimate:
-        """What a run on these data would cost."""
         federation = self.population_of(federation)
         settings = rounds_from_budget(self.settings, federation)
         every, validated = settings.evaluate_every, settings.needs_validation
@@ -204,8 +202,8 @@ class Estimator:
             method=str(self.method),
             rounds=settings.rounds,
             # Where steps are compiled, that happens in the first round.
-            once=setup.at(examples_in(federation)) + max(0.0, short.rounds[0] - short.rounds[-1]),
-            round=clients * training.at(trained_by_a_client(settings, federation)),
+            once=setup.at(_examples_in(federation)) + max(0.0, short.rounds[0] - short.rounds[-1]),
+            round=clients * training.at(_trained_by_a_client(settings, federation)),
             scorings=validated + max(1 - validated, turns(settings.rounds, 0 if validated else every, settings.scored_at_end)),
             scoring=scoring.at(1),
             validations=turns(settings.rounds, every or 1) if validated else 0,
@@ -220,20 +218,17 @@ class Estimator:
 
 
 def turns(rounds: int, every: int, at_end: int = 0) -> int:
-    """How many rounds are scored."""
     return sum(is_turn(number, rounds, every, at_end) for number in range(1, rounds + 1))
 
 
-def examples_in(federation: Federation) -> int:
-    """Training examples of all clients."""
+def _examples_in(federation: Federation) -> int:
     return sum(len(client.train) for client in federation.clients)
 
 
-def trained_by_a_client(settings: Settings, federation: Federation) -> float:
-    """Examples an average client trains on in a round."""
+def _trained_by_a_client(settings: Settings, federation: Federation) -> float:
     if settings.local_steps is not None:
         return settings.local_steps * settings.batch_size
-    return settings.local_epochs * examples_in(federation) / len(federation.clients)
+    return settings.local_epochs * _examples_in(federation) / len(federation.clients)
 
 
 def shorter(settings: Settings, batches: int) -> Settings:
@@ -261,31 +256,26 @@ class LoopMeter:
         self.last = self.clock()
 
     def ask(self, ask: Ask) -> Replies:
-        """Pass an ask on."""
         if ask.purpose == TRAINING:
             self.asked.setdefault(ask.round, set()).update(ask.payloads)
         return self.forward(ask)
 
     def mark(self, server: Server) -> None:
-        """After the setup, and after each round."""
         now = self.clock()
         self.seconds.append(now - self.last)
         self.bytes.append({way: self.experiment.costs.total(way) for way in ("up", "down")})
         self.last = now
 
     def scoring(self, split: str) -> float:
-        """Score once; how long it took."""
         start = self.clock()
         self.experiment.evaluate(split)
         return self.clock() - start
 
     def travelled(self, way: str) -> int:
-        """Bytes of the last round."""
         return self.bytes[-1][way] - self.bytes[-2][way]
 
 
-def scored_examples(federation: Federation) -> list[Examples]:
-    """All that models are scored on."""
+def _scored_examples(federation: Federation) -> list[Examples]:
     tests = [examples for parts in federation.tests().values() for examples in parts]
     return [*tests, *federation.unseen.values(), *(c.validation for c in federation.clients if c.validation is not None)]
 
@@ -296,7 +286,7 @@ def shortened(federation: Federation, most: int, share: float) -> Federation:
 
     def part(examples: Examples) -> Examples:
         if id(examples) not in done:
-            done[id(examples)] = spread(examples, max(LEAST_SCORED, math.ceil(share * len(examples))))
+            done[id(examples)] = spread(examples, max(_LEAST_SCORED, math.ceil(share * len(examples))))
         return done[id(examples)]
 
     clients = tuple(
@@ -336,7 +326,6 @@ class MethodEstimate:
 
     @property
     def cpu_seconds(self) -> float:
-        """Of all runs."""
         return sum(run.cpu_seconds for run in self.runs)
 
 

@@ -15,13 +15,11 @@ from polyfed.runs.experiment import settings_given
 from polyfed.runs.training_defaults import with_declared
 from polyfed.settings import FACTS, Settings
 from polyfed.studies.compare.estimate import Estimate, Estimator
-from polyfed.studies.doctor.advice import Advice, advise
-from polyfed.studies.doctor.findings import Finding, findings, left_out
-from polyfed.studies.doctor.measures import Measures, Notify, measured
-from polyfed.studies.doctor.patient import drawn, untested
+from polyfed.studies.doctor.findings import Advice, Finding, advise, findings, left_out
+from polyfed.studies.doctor.measures import Measures, Notify, drawn, measured, untested
 from polyfed.studies.report.words import json_values
 
-SECONDS_TO_ESTIMATE = 3.0
+_SECONDS_TO_ESTIMATE = 3.0
 
 
 @dataclass(frozen=True, repr=False)
@@ -117,24 +115,23 @@ def examine(data: Any, model: Any = None, notify: Notify | None = None, **values
     notify("Measuring what a run would cost")
     found = findings(measures)
     advice = advise({one.name: one for one in found})
-    cost = cost_of(advice.method, federation, named, settings)
-    return Diagnosis(settings.data, advice, found, measures, cost, command_for(settings, advice), time.process_time() - begun)
+    cost = _cost_of(advice.method, federation, named, settings)
+    return Diagnosis(settings.data, advice, found, measures, cost, _command_for(settings, advice), time.process_time() - begun)
 
 
-def cost_of(method: str, federation: Any, model: Any, settings: Settings) -> Estimate | None:
+def _cost_of(method: str, federation: Any, model: Any, settings: Settings) -> Estimate | None:
     """What training with a method would cost, from a few batches of a few clients; scoring is left out, since tests are out of reach."""
     few = drawn(federation, settings.seed)
     plain = dataclasses.replace(
         settings, partition="domain", unseen=(), unseen_part="test", few_shot=0, root=None, selection="last", clients_per_round=None
     )
     try:
-        measure = Estimator(plain, few, method, model, SECONDS_TO_ESTIMATE)
-        return measure.estimate(federation)
+        return Estimator(plain, few, method, model, _SECONDS_TO_ESTIMATE).estimate(federation)
     except PolyfedError:
         return None
 
 
-def command_for(settings: Settings, advice: Advice) -> str:
+def _command_for(settings: Settings, advice: Advice) -> str:
     """The command that compares the recommended method with the next one and fedavg."""
     methods = "; ".join(dict.fromkeys([advice.method, advice.runner_up, "fedavg"]))
     words = ["polyfed", "sweep", settings.data, "--methods", methods, "--lr", "0.01,0.03,0.1,0.3"]

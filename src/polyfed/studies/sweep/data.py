@@ -45,7 +45,6 @@ class ForbiddenExamples:
 
 
 def without_tests(data: DataSet) -> DataSet:
-    """The data set with every test set out of reach."""
     return replace(data, domains=tuple(replace(d, test=ForbiddenExamples(d.name, len(d.test))) for d in data.domains))
 
 

@@ -12,33 +12,31 @@ import functools
 import json
 import math
 import shutil
-import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from polyfed.core.conversation import EVALUATION
-from polyfed.core.data_types import DataSet
+from polyfed.core.data_types import DataSet, Federation
 from polyfed.core.metrics import MEASURES
-from polyfed.core.tasks.known import value_by
 from polyfed.core.tasks.task import Headline
-from polyfed.errors import ClientFailure, PolyfedError, RunFolderError, SettingError, TooFewReplies
+from polyfed.errors import PolyfedError, RunFolderError, SettingError, nearest
 from polyfed.runs.assemble import build_data_set, build_federation
-from polyfed.runs.callbacks.callback import Callback, Callbacks, RunState
+from polyfed.runs.callbacks.callback import Callback, Callbacks
 from polyfed.runs.callbacks.progress import default_callbacks
 from polyfed.runs.callbacks.training_metrics import OF_TRAINING
-from polyfed.runs.experiment import Experiment
+from polyfed.runs.experiment import Experiment, settings_given
 from polyfed.runs.folder.atomic_write import write_atomically
 from polyfed.runs.folder.checkpoint import Checkpoints
 from polyfed.runs.folder.lock import once_free
-from polyfed.runs.folder.paths import Reopening
+from polyfed.runs.folder.paths import Reopening, data_slug
 from polyfed.runs.folder.run_folder import RunFolder, versions
 from polyfed.runs.headline import headline
 from polyfed.runs.lifecycle import facts_of, resume, train_run
 from polyfed.runs.result import Result
 from polyfed.runs.training_defaults import with_one_model
-from polyfed.setting_facts import MOST_RUNS, require_count
+from polyfed.setting_facts import require_count
 from polyfed.settings import Settings
 from polyfed.studies.compare.candidates import Candidate, candidates
 from polyfed.studies.report.comparison import require_pandas, row_json
@@ -47,15 +45,53 @@ from polyfed.studies.report.run_set import MethodRow
 from polyfed.studies.report.sections import trial_rows
 from polyfed.studies.report.words import json_values, percent
 from polyfed.studies.sweep.data import ReadTooSoon, need_validation, trial_settings, with_validation, without_tests
-from polyfed.studies.sweep.proposals import SAMPLERS, NoCombinationLeft, Proposals, check_sampler, open_store, rungs
-from polyfed.studies.sweep.space import Axis, Values, applied, axes_of_method, check_axes, grid, trials_of_each
-from polyfed.studies.sweep.trials import Score, Searched, Trial, edges, name_of, score_json, values_words
+from polyfed.studies.sweep.proposals import SAMPLERS
+from polyfed.studies.sweep.space import Axis, check_axes, trials_of_each
+from polyfed.studies.sweep.trials import Searched, Searcher, Trial, edges, name_of, score_json, values_words
+from polyfed.trust import code_in
 
 FORMAT = 1
 FILE = "sweep.json"
-VALIDATION = "validation"
-STOPPABLE = "-stoppable"
-"""What ends the names of runs that may be stopped early: they are not taken for whole ones."""
+
+
+def run_sweep(
+    data: Any,
+    methods: Any,
+    search: Mapping[str, Sequence[Any]],
+    model: Any,
+    out: str | Path | None,
+    values: Mapping[str, Any],
+    **options: Any,
+) -> Sweep:
+    """Do what ``polyfed.sweep`` does: ``values`` are settings, ``options`` those of ``Sweep``."""
+    if "method" in values:
+        raise SettingError("A search takes methods=[...], not method=.")
+    if model is not None and not isinstance(model, str):
+        raise SettingError(
+            "A search finds its trials again by their settings, so the model is named: model='resnet20', or 'module.path:function'."
+        )
+    if isinstance(data, Federation):
+        raise SettingError(
+            "A search deals the data itself, with every test set out of reach, and a federation is dealt already. "
+            "Give the data set it was made from (a name, a folder, a DataSet or {domain: (train, test)})."
+        )
+    for name, tried in search.items():
+        if isinstance(tried, str) or not isinstance(tried, Sequence):
+            raise SettingError(f"search takes a list of values for {name}, such as [0.01, 0.1], found {tried!r}.")
+    settings = settings_given(data, model, values)
+    models = [each for each in search.get("model", ()) if isinstance(each, str)]
+    trust = settings.trust.adding(code for each in models for code in code_in(model=each))
+    settings = dataclasses.replace(settings, trust=trust)
+    found = Sweep(
+        settings,
+        methods,
+        [Axis(name, tuple(tried)) for name, tried in search.items()],
+        Path("runs") / f"sweep-{data_slug(settings.data)}" if out is None else out,
+        data=None if isinstance(data, str | Path) else build_data_set(data, settings),
+        **options,
+    )
+    found.run()
+    return found
 
 
 class Sweep:
@@ -93,9 +129,14 @@ class Sweep:
         """
         require_count("seeds", seeds)
         found = list(candidates(methods, settings.load, settings.trust).values())
-        require_texts(found)
+        for one in found:
+            if one.value is not None:
+                raise SettingError(
+                    f"A search finds its trials again by their settings, so methods are given as texts: {one.text!r}."
+                )
         check_axes(axes, found, settings)
-        check_sampler(sampler)
+        if sampler not in SAMPLERS:
+            raise SettingError(f"sampler cannot be {sampler!r}. {nearest(sampler, SAMPLERS)}")
         self.settings, self.axes, self.folder = settings, list(axes), Path(folder)
         self.is_grid, self.sampler, self.halving = trials is None, sampler, halving
         self.seeds = [settings.seed + step for step in range(seeds)]
@@ -113,18 +154,22 @@ class Sweep:
 
     def run(self) -> list[Searched]:
         """Search, choose, then test."""
-        searcher = Searcher(self.data_of_search(), self)
-        for one in self.searched:
-            searcher.search(one)
-            self.write()
-        for one in self.searched:
+        for one in self.search():
             if one.chosen is not None:
-                self.test(one)
+                self._test(one)
             self.write()
         return self.searched
 
-    def data_of_search(self) -> DataSet:
-        """Return what trials see: no test set can be read. Its training labels choose the metric of the search."""
+    def search(self) -> list[Searched]:
+        """Search and choose; no test set can be read."""
+        searcher = Searcher(self._data_of_search(), self)
+        for one in self.searched:
+            searcher.search(one)
+            self.write()
+        return self.searched
+
+    def _data_of_search(self) -> DataSet:
+        """Return what trials see. Its training labels choose the metric of the search."""
         data = without_tests(self.whole)
         if self.hold_out is not None:
             data = with_validation(data, self.hold_out, self.settings.seed, self.settings.unseen)
@@ -134,11 +179,10 @@ class Sweep:
         return data
 
     def next_run(self, words: str) -> Callbacks:
-        """Return the callbacks of the next run."""
         self.begun += 1
         return Callbacks(self.callbacks, words, self.begun - 1, self.total)
 
-    def test(self, one: Searched) -> None:
+    def _test(self, one: Searched) -> None:
         """Train the chosen setting once per seed, and test it."""
         assert one.chosen is not None
         for seed in self.seeds:
@@ -166,7 +210,7 @@ class Sweep:
         if (folder.path / "run.toml").exists():
             return resume(folder.path, self.whole, Reopening(trusted=settings.trust), [heard_by])
         if seed == trial.settings.seed and self.hold_out is None and not trial.settings.evaluate_every:
-            return taken_over(trial, experiment, folder)
+            return _taken_over(trial, experiment, folder)
         return train_run(experiment, folder, [heard_by])
 
     def document(self) -> dict[str, Any]:
@@ -182,7 +226,7 @@ class Sweep:
             "hold_out": self.hold_out,
             "trials_per_method": self.trials,
             "final_seeds": self.seeds,
-            "methods": [self.method_json(one) for one in self.searched],
+            "methods": [self._method_json(one) for one in self.searched],
             "made_with": versions(),
         }
 
@@ -254,8 +298,7 @@ class Sweep:
                 lines.append(f"{one.method}: {values}, test mean {percent(row.mean.value, row.mean.error)} %")
         return "\n".join(lines)
 
-    def method_json(self, one: Searched) -> dict[str, Any]:
-        """One method as JSON."""
+    def _method_json(self, one: Searched) -> dict[str, Any]:
         return {
             "method": one.method,
             "rounds": one.rounds,
@@ -270,7 +313,6 @@ class Sweep:
         }
 
     def write(self) -> None:
-        """Write sweep.json."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(self.folder / FILE, json.dumps(self.document(), indent=1, allow_nan=False) + "\n")
@@ -278,120 +320,7 @@ class Sweep:
             raise RunFolderError(f"Cannot write to {self.folder}: {error.strerror or error}. Choose another --out.") from error
 
 
-class Searcher:
-    """Trains and validates trials, on data whose tests cannot be read."""
-
-    def __init__(self, data: DataSet, sweep: Sweep) -> None:
-        self.data, self.sweep, self.settings, self.halving = data, sweep, sweep.settings, sweep.halving
-        self.folder, self.message, self.write = sweep.folder / "trials", sweep.message, sweep.write
-        self.store = open_store(sweep.folder)
-
-    def proposals(self, one: Searched) -> Proposals:
-        """What is tried for a method."""
-        sweep, axes = self.sweep, axes_of_method(self.sweep.axes, one.candidate.text)
-        about = [sweep.settings.to_dict(), self.data.source, sweep.is_grid, sweep.halving]
-        about += [sweep.metric] if sweep.metric != self.data.task.main_measure else []
-        start = grid(axes) if sweep.is_grid else []
-        return Proposals(sweep.folder, self.store, one.method, axes, start, sweep.sampler, sweep.settings.seed, about)
-
-    def search(self, one: Searched) -> None:
-        """Score every trial of a method and choose the best; the first of equals."""
-        proposals = self.proposals(one)
-        while self.has_budget(one):
-            number = len(one.scores)
-            try:
-                values = proposals.values(number)
-            except NoCombinationLeft:
-                if not (self.halving and one.scores):
-                    raise
-                break  # the rounds that stopped trials have saved find nothing more to try
-            words = f"{one.method}, {values_words(values)}"
-            heard_by = self.sweep.next_run(words)
-            try:
-                score = self.score(
-                    one.candidate, values, heard_by, Rungs(proposals, number, self.sweep.metric) if self.halving else None
-                )
-            except (ReadTooSoon, RunFolderError):
-                raise
-            except PolyfedError as error:
-                one.problem = str(error)
-                return
-            one.scores.append(score)
-            proposals.tell(number, score.validation, score.stopped is not None)
-            if score.validation is None:
-                self.message(f"{words}: {score.problem}")
-            self.write()
-        worked = [score for score in one.scores if score.can_be_chosen]
-        if worked:
-            one.chosen = max(worked, key=lambda score: score.validation or 0.0)
-        else:
-            one.problem = f"No setting could be trained. {one.scores[0].problem}"
-
-    def has_budget(self, one: Searched) -> bool:
-        """Whether a method has a trial left: one of its number, or the rounds for one more where trials are stopped early."""
-        if not self.halving or not one.scores:
-            return len(one.scores) < self.sweep.trials
-        whole = one.scores[0].trial.settings.rounds
-        return one.rounds + whole <= self.sweep.trials * whole and len(one.scores) < MOST_RUNS
-
-    def score(self, method: Candidate, values: Values, heard_by: Callbacks, rungs: Rungs | None = None) -> Score:
-        """One trial: read back, resumed or trained. A trial whose training fails is remembered as failed."""
-        settings = applied(method.settings(self.settings), method.text, values)
-        experiment = Experiment(trial_settings(settings), self.data)
-        experiment.head_by(self.sweep.headline)
-        chosen_by = self.sweep.chosen_by(settings, rungs is not None)
-        name = name_of(experiment.settings, values, self.data.source, chosen_by) + (STOPPABLE if rungs else "")
-        trial = Trial(values, experiment.settings, self.folder / name)
-        for notice in experiment.notices:
-            self.message(notice)
-        failure = trial.folder / "failed.json"
-        if failure.exists():
-            return Score(trial, None, problem=json.loads(failure.read_text())["problem"])
-        try:
-            result = once_free(lambda: self.trained(trial, experiment, [heard_by, *([rungs] if rungs else [])]), self.message)
-        except (ClientFailure, TooFewReplies) as error:
-            failure.write_text(json.dumps({"problem": str(error)}))
-            return Score(trial, None, problem=str(error))
-        heard_by.end_reused(result)
-        clients = {row.client: value_by(self.sweep.metric, row.numbers, row.client) for row in result.rows}
-        reached = result.experiment.server.round
-        stopped = reached if reached < result.experiment.server.rounds else None
-        return Score(trial, statistics.fmean(clients.values()), clients, stopped=stopped)
-
-    def trained(self, trial: Trial, experiment: Experiment, callbacks: Sequence[Callback]) -> Result:
-        """The trial's run, scored on validation data."""
-        if (trial.folder / "run.toml").exists():
-            return resume(trial.folder, self.data, Reopening(trusted=trial.settings.trust), callbacks, VALIDATION)
-        return train_run(experiment, RunFolder(trial.folder), callbacks, VALIDATION)
-
-
-class Rungs(Callback):
-    """Stops the run of a trial at a rung of successive halving where it is behind the trials before it."""
-
-    def __init__(self, proposals: Proposals, number: int, measure: str) -> None:
-        self.proposals, self.number, self.measure = proposals, number, measure
-
-    def begin(self, run: RunState) -> bool | None:
-        return self.after_round(run)  # it may have been stopped at a rung before it was judged
-
-    def after_round(self, run: RunState) -> bool | None:
-        found = rungs(run.rounds)
-        if run.round not in found:
-            return None
-        rung = found.index(run.round)
-        scores = [value_by(self.measure, row.numbers, row.client) for row in run.score(VALIDATION)]
-        self.proposals.report(self.number, rung, statistics.fmean(scores))
-        return self.proposals.is_behind(self.number, rung)
-
-
-def require_texts(found: Sequence[Candidate]) -> None:
-    """Refuse methods that their text does not stand for: their trials could not be found again."""
-    for one in found:
-        if one.value is not None:
-            raise SettingError(f"A search finds its trials again by their settings, so methods are given as texts: {one.text!r}.")
-
-
-def taken_over(trial: Trial, experiment: Experiment, folder: RunFolder) -> Result:
+def _taken_over(trial: Trial, experiment: Experiment, folder: RunFolder) -> Result:
     """The end of a trial as a run of its own, tested: training it again would give the same bits."""
     snapshot, _ = RunFolder(trial.folder).read()
     if snapshot is None:

@@ -36,7 +36,6 @@ class Axis:
 
     @property
     def option(self) -> str:
-        """The option or setting."""
         return self.name.rpartition(".")[2]
 
     @property
@@ -97,7 +96,6 @@ def with_option(method: Method, part: str, option: str, value: Any) -> Method:
 
 
 def applied(settings: Settings, text: str, values: Values) -> Settings:
-    """The settings of one trial."""
     method = parse(text)
     for name, value in values.items():
         part, dot, option = name.partition(".")
@@ -126,7 +124,7 @@ def trials_of_each(texts: Sequence[str], axes: Sequence[Axis], trials: int | Non
     count = max(len(grid(axes_of_method(axes, text))) for text in texts) if trials is None else trials
     for text in texts:
         own = axes_of_method(axes, text)
-        possible = math.prod(rates_between(axis) if axis.is_range else len(dict.fromkeys(axis.values)) for axis in own)
+        possible = math.prod(_rates_between(axis) if axis.is_range else len(dict.fromkeys(axis.values)) for axis in own)
         if possible < count:
             farther = any(axis.is_range for axis in own)
             advice = (
@@ -160,10 +158,10 @@ def rounded_rate(axis: Axis, rate: float) -> float:
     return float(min(max(float(f"{rate:.{DIGITS}g}"), low), high))
 
 
-def rates_between(axis: Axis) -> int:
+def _rates_between(axis: Axis) -> int:
     """How many different learning rates can be proposed.
 
-    >>> rates_between(Axis("lr", (0.1, 0.101))), rates_between(Axis("lr", (0.1, 1.0)))
+    >>> _rates_between(Axis("lr", (0.1, 0.101))), _rates_between(Axis("lr", (0.1, 1.0)))
     (2, 901)
     """
     low, high = (_place(bound) for bound in (min(axis.values), max(axis.values)))

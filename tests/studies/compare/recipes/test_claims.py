@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
 import torch
 from torch import nn
 
@@ -50,12 +49,15 @@ def test_the_claims_can_fail() -> None:
     assert standardises(only_weights) and keeps_batch_norm(only_weights) and not has_group_norm(only_weights)
 
 
-@pytest.mark.parametrize("name", shipped_names())
-def test_what_a_recipe_claims_of_its_model_is_true(name: str) -> None:
-    torch.manual_seed(0)
-    recipe = read(name)
-    found = claims(recipe.title, str(recipe.about.get("note", "")))
-    if found:
-        model = model_of(name)
-        false = [words for words, check in found.items() if not check(model)]
-        assert not false, f"{name} claims {false}, and its model is {model}"
+def test_what_recipes_claim_of_their_models_is_true() -> None:
+    checked = set()
+    for name in shipped_names():
+        recipe = read(name)
+        found = claims(recipe.title, str(recipe.about.get("note", "")))
+        same = (*(recipe.values.get(key) for key in ("data", "model", "method")), *found)
+        if found and same not in checked:
+            checked.add(same)
+            torch.manual_seed(0)
+            model = model_of(name)
+            false = [words for words, check in found.items() if not check(model)]
+            assert not false, f"{name} claims {false}, and its model is {model}"
