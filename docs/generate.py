@@ -21,15 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import polyfed
-from polyfed.cli.commands import GROUPS
+from polyfed.cli.commands import all_groups, imported
 from polyfed.cli.completion import NAMES
-from polyfed.cli.lazy import imported
-from polyfed.cli.show import GIVEN_BY_RUN
 from polyfed.core.slots import SLOTS
 from polyfed.settings import FACTS
 from polyfed.studies.report import method_tables
-from polyfed.studies.report.catalogue import registry_of, written
-from polyfed.studies.report.docstrings import first_sentence
+from polyfed.studies.report.catalogue import GIVEN_BY_RUN, first_sentence, registry_of, written
 from polyfed.studies.report.kinds import EXPERIMENTS, KINDS, RECIPES
 from polyfed.studies.report.method_tables import table
 from polyfed.text import write_option
@@ -154,7 +151,7 @@ def commands_reference() -> str:
     """Every command with its usage, arguments, options and example."""
     return "\n\n".join(
         f"## {title}\n\n" + "\n\n".join(command_text(f"polyfed {entry.name}", imported(entry)) for entry in group)
-        for title, group in GROUPS.items()
+        for title, group in all_groups().items()
     )
 
 

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from polyfed.errors import TextError
 
@@ -87,6 +87,18 @@ def apart(text: str, sign: str = ",") -> list[str]:
         else:
             pieces[-1] += letter
     return [piece.strip() for piece in pieces if piece.strip()]
+
+
+def literal_or_text(text: str) -> Any:
+    """Return the value that a literal stands for; anything else is text.
+
+    >>> literal_or_text("0.5"), literal_or_text("cosine")
+    (0.5, 'cosine')
+    """
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
 
 
 def _underscored(text: str) -> str:

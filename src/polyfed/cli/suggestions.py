@@ -3,11 +3,33 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
-from polyfed.cli.commands import SYNONYMS, entries
-
+SYNONYMS = {
+    "train": "run",
+    "fit": "run",
+    "start": "run",
+    "benchmark": "compare",
+    "list": "ls",
+    "methods": "ls",
+    "models": "ls",
+    "test": "evaluate",
+    "eval": "evaluate",
+    "score": "evaluate",
+    "infer": "predict",
+    "classify": "predict",
+    "search": "sweep",
+    "diagnose": "doctor",
+    "tune": "sweep",
+    "continue": "resume",
+    "restart": "resume",
+    "describe": "show",
+    "hash": "digest",
+    "server": "serve",
+    "client": "join",
+}
+"""What commands are called elsewhere."""
 OPTION_SYNONYMS = {
     "learning-rate": "lr",
     "epochs": "local-epochs",
@@ -51,21 +73,20 @@ ALSO_ARGUMENTS = {"data": "DATA", "dataset": "DATA", "run": "RUN"}
 TWO_METHODS = 'Separate methods with ; and put them in quotes: --methods "fedavg; fedbn".'
 
 
-def command_suggestion(typed: str) -> str:
-    """What to type instead of an unknown command.
+def command_suggestion(typed: str, known: Collection[str]) -> str:
+    """Return what to type instead of an unknown command.
 
-    >>> command_suggestion("tain"), command_suggestion("rnu"), command_suggestion("xyzzy")
-    ('To train, use polyfed run.', 'Did you mean run?', 'polyfed --help lists all.')
+    >>> [command_suggestion(typed, ["run", "compare"]) for typed in ("tain", "rnu", "xyzzy")]
+    ['To train, use polyfed run.', 'Did you mean run?', 'polyfed --help lists all.']
     """
-    word = _plain(typed)
-    found = _closest(word, [*entries(), *SYNONYMS])
+    found = _closest(_plain(typed), [*known, *SYNONYMS])
     if found is None:
         return "polyfed --help lists all."
-    return f"Did you mean {found}?" if found in entries() else f"To {found}, use polyfed {SYNONYMS[found]}."
+    return f"Did you mean {found}?" if found in known else f"To {found}, use polyfed {SYNONYMS[found]}."
 
 
 def option_suggestion(typed: str, ctx: Any) -> str:
-    """What to type instead of an unknown option of the command that was called."""
+    """Return what to type instead of an unknown option of the command that was called."""
     params = ctx.command.get_params(ctx)
     known = [option[2:] for param in params for option in (*param.opts, *param.secondary_opts) if option.startswith("--")]
     word = _plain(typed)
@@ -78,7 +99,7 @@ def option_suggestion(typed: str, ctx: Any) -> str:
 
 
 def extra_argument_suggestion(ctx: Any) -> str:
-    """What to do about more arguments than the command takes: perhaps they are methods."""
+    """Return what to do about more arguments than the command takes: perhaps they are methods."""
     if any(param.name == "methods" for param in ctx.command.params):
         return TWO_METHODS
     return f"It takes {' '.join(_arguments(ctx)) or 'no arguments'}; put a text with spaces in quotes."
