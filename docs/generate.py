@@ -187,7 +187,7 @@ def python_interface() -> str:
     for name in polyfed.__all__:
         found = getattr(polyfed, name)
         homes.setdefault(
-            "Functions" if found.__module__ == "polyfed.api" else "Classes, and what methods of your own use", []
+            "Functions" if found.__module__.startswith("polyfed.api") else "Classes, and what methods of your own use", []
         ).append(f"::: {found.__module__}.{name}")
     return "\n\n".join(f"## {title}\n\n" + "\n\n".join(sorted(names)) for title, names in sorted(homes.items(), reverse=True))
 
