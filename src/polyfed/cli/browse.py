@@ -9,7 +9,7 @@ import click
 from polyfed.cli.completion import complete_any, complete_kind
 from polyfed.cli.options import argument, command, flag, shared
 from polyfed.cli.output import View, console, print_footnotes, print_json, print_line, say, status
-from polyfed.cli.tables import emit, print_pairs, print_table
+from polyfed.cli.tables import emit, print_pairs, print_table, styled
 from polyfed.core.code_gate import allow, code_in
 from polyfed.errors import same_name
 from polyfed.settings import read_change
@@ -159,15 +159,9 @@ def show(
     if as_json:
         print_json(found)
     else:
-        console().print(f"[bold]{_escaped(found['name'])}[/bold] [dim]{found['kind']}[/dim]\n")
+        console().print(styled(found["name"], "bold"), styled(f"{found['kind']}\n", "dim"))
         printed = {"recipe": _print_recipe, "experiment": _print_experiment}.get(found["kind"], _print_thing)
         (_print_privacy if privacy else printed)(found, View(wide))
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
 
 
 def _print_thing(found: Mapping[str, Any], view: View) -> None:

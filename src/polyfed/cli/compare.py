@@ -61,7 +61,6 @@ FIRST = ("methods", "seeds", "protocol", "rounds", "lr", "batch_size", "local_ep
 @settings_except("data", "method")
 def compare(
     methods: str | None,
-    data: str | None,
     seeds: int,
     protocol: str,
     out: str | None,
@@ -82,7 +81,7 @@ def compare(
 
     listen(quiet)
     view = View(wide, explain)
-    chosen = chosen_values(data, values, changes, recipe, trust)
+    chosen = chosen_values(values, recipe, changes, trust)
     chosen.pop("method", None)  # a recipe's own, in whose place the methods are compared
     compared = compared_methods(methods, recipe)
     if costs:

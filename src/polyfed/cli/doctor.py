@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from polyfed import api
 from polyfed.cli.guard import stoppable
 from polyfed.cli.options import chosen_values, command, settings_except, shared
-from polyfed.cli.output import View, console, listen, print_footnotes, print_json, say, status
+from polyfed.cli.output import View, console, listen, print_footnotes, print_json, print_line, say, status
 from polyfed.cli.tables import print_table, styled
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 @shared("data", "recipe", "set", "trust", "wide", "explain", "json", "quiet")
 @settings_except("data", "method")
 def doctor(
-    data: str | None,
     recipe: str | None,
     changes: Sequence[str],
     trust: bool,
@@ -38,7 +37,7 @@ def doctor(
 ) -> None:
     """Look at a few steps of every client, and say whether batch norm will hurt and what to use instead; no test image is read."""
     listen(quiet)
-    chosen = chosen_values(data, values, changes, recipe, trust)
+    chosen = chosen_values(values, recipe, changes, trust)
     chosen.pop("method", None)  # no method is trained
     with status("Reading data", quiet) as shown, stoppable("nothing was written."):
         found = api.doctor(**chosen, notify=shown.update if shown else None)
@@ -67,12 +66,13 @@ def _print(found: Diagnosis, view: View) -> None:
     print_footnotes("times chance: next to the same images dealt at random.", meanings, view)
     for name, why in found.left_out.items():
         say(f"{name} is left out: {why}.")
-    out, advice = console(), found.advice
-    out.print(f"\n[bold]{escape(advice.verdict)}[/bold]: use [bold]{escape(advice.method)}[/bold], or {escape(advice.runner_up)}.")
+    advice = found.advice
+    words = f"[bold]{escape(advice.verdict)}[/bold]: use [bold]{escape(advice.method)}[/bold], or {escape(advice.runner_up)}."
+    console().print(f"\n{words}")
     for reason in (*advice.reasons, found.cost_words):
         say(f"- {reason}")
     say("Compare them, with rates chosen on validation data:")
-    out.print(found.command, soft_wrap=True, markup=False)
+    print_line(found.command)
 
 
 def _cells(one: Finding) -> list[Cell]:

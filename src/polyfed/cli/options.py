@@ -18,7 +18,6 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 Decorator = Callable[[Decorated], Decorated]
 
 METAVARS = {int: "N", float: "NUMBER", str: "TEXT", list[str]: "TEXT"}
-LOAD_HELP = "File of methods of your own; may be repeated."
 DEVICE_HELP = "Where models are computed on this machine: cpu, cuda, mps or auto."
 
 
@@ -60,7 +59,7 @@ SHARED: Mapping[str, Decorator[Any]] = {
         help='Methods, apart by semicolons, settings of their own after "with": "fedavg; fedwon with lr=0.2". Default: the methods of the recipe.',
         shell_complete=complete("methods", "+;"),
     ),
-    "load": several("--load", metavar="FILE", help=LOAD_HELP),
+    "load": several("--load", metavar="FILE", help="File of methods of your own; may be repeated."),
     "data root": click.option(
         "--root",
         metavar="DIR",
@@ -135,21 +134,24 @@ def _setting_option(name: str) -> Decorator[Any]:
 
 
 def chosen_values(
-    data: str | None,
-    values: Mapping[str, Any],
-    changes: Iterable[str] | None = None,
-    recipe: str | None = None,
-    trust: bool = False,
+    values: Mapping[str, Any], recipe: str | None = None, changes: Iterable[str] = (), trust: bool = False
 ) -> dict[str, Any]:
-    """Return the settings that a user chose, as the functions of ``api.py`` take them: a recipe's, then options, then ``--set``."""
-    given = {name: value for name, value in {**values, "data": data}.items() if value not in (None, ())}
+    """Return the settings that a user chose, as the functions of ``api.py`` take them.
+
+    Args:
+        values: Those given as arguments and options; None or () if one was not given. They win over the recipe's.
+        recipe: A recipe that has others.
+        changes: Those of ``--set``, which win over all.
+        trust: Run the code that the recipe names.
+    """
+    given = {name: value for name, value in values.items() if value not in (None, ())}
     if trust and recipe is None:
         raise SettingError("--trust is about the code that a recipe names, and no --recipe was given. Leave it out.")
     written: Mapping[str, Any] = {}
     if recipe is not None:
         written = read(recipe).values
         name_code(recipe, written, trust)
-    changed = dict(read_change(text) for text in changes or ())
+    changed = dict(map(read_change, changes))
     chosen = layered(written, given, changed)
     if "data" not in chosen:
         raise SettingError("Name the data to train on: a data set (polyfed ls data) or a folder root/<domain>/<class>/*.")
@@ -160,9 +162,11 @@ def chosen_values(
     return chosen
 
 
-def chosen_settings(*chosen: Any, **how: Any) -> Settings:
+def chosen_settings(
+    data: str | None, values: Mapping[str, Any], changes: Iterable[str] | None, recipe: str, trust: bool = False
+) -> Settings:
     """Return ``chosen_values`` as one value."""
-    return with_changes(Settings(), chosen_values(*chosen, **how))
+    return with_changes(Settings(), chosen_values({**values, "data": data}, recipe, changes or (), trust))
 
 
 def compared_methods(methods: str | None, recipe: str | None) -> Any:

@@ -9,7 +9,7 @@ import click
 
 from polyfed import api
 from polyfed.cli.guard import stoppable
-from polyfed.cli.options import chosen_settings, chosen_values, command, settings_except, shared
+from polyfed.cli.options import chosen_values, command, settings_except, shared
 from polyfed.cli.output import (
     FITTED,
     View,
@@ -23,6 +23,7 @@ from polyfed.cli.output import (
     reason_in_short,
 )
 from polyfed.cli.tables import print_table
+from polyfed.settings import Settings, with_changes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +45,6 @@ ERROR_MEANING = "± is the standard error from the size of the test"
 @shared("recipe", "set", "trust", "track", "estimate", "wide", "explain", "json", "quiet")
 @settings_except("data")
 def run(
-    data: str | None,
     out: str | None,
     recipe: str | None,
     changes: Sequence[str],
@@ -59,17 +59,17 @@ def run(
 ) -> None:
     """Train a federation, score it, and write a run folder."""
     listen(quiet)
+    chosen = chosen_values(values, recipe, changes, trust)
     if estimate:
         from polyfed.cli.estimating import print_estimate
         from polyfed.studies.compare.compare import ComparisonRun
 
-        settings = chosen_settings(data, values, changes, recipe, trust)
+        settings = with_changes(Settings(), chosen)
         one = ComparisonRun(settings.method, settings.seed, None, settings)
         print_estimate([one], settings.data, as_json, quiet, View(wide, explain))
         return
     from polyfed.runs.folder.folder_names import default_folder
 
-    chosen = chosen_values(data, values, changes, recipe, trust)
     with progress_bar(quiet) as bar, stoppable(lambda: _go_on(bar)):
         result = api.run(**chosen, out=out if out is not None else default_folder, callbacks=[bar], track=track, progress=False)
     report(result, as_json, quiet, View(wide, explain))

@@ -3,70 +3,54 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-SYNONYMS = {
-    "train": "run",
-    "fit": "run",
-    "start": "run",
-    "benchmark": "compare",
-    "list": "ls",
-    "methods": "ls",
-    "models": "ls",
-    "test": "evaluate",
-    "eval": "evaluate",
-    "score": "evaluate",
-    "infer": "predict",
-    "classify": "predict",
-    "search": "sweep",
-    "diagnose": "doctor",
-    "tune": "sweep",
-    "continue": "resume",
-    "restart": "resume",
-    "describe": "show",
-    "hash": "digest",
-    "server": "serve",
-    "client": "join",
-}
+
+def _by_word(names: Mapping[str, str]) -> dict[str, str]:
+    return {word: name for name, words in names.items() for word in words.split()}
+
+
+SYNONYMS = _by_word(
+    {
+        "run": "train fit start",
+        "compare": "benchmark",
+        "ls": "list methods models",
+        "evaluate": "test eval score",
+        "predict": "infer classify",
+        "sweep": "search tune",
+        "doctor": "diagnose",
+        "resume": "continue restart",
+        "show": "describe",
+        "digest": "hash",
+        "serve": "server",
+        "join": "client",
+    }
+)
 """What commands are called elsewhere."""
-OPTION_SYNONYMS = {
-    "learning-rate": "lr",
-    "epochs": "local-epochs",
-    "local-epoch": "local-epochs",
-    "num-rounds": "rounds",
-    "iterations": "rounds",
-    "batch": "batch-size",
-    "batchsize": "batch-size",
-    "algorithm": "method",
-    "strategy": "method",
-    "algorithms": "methods",
-    "network": "model",
-    "architecture": "model",
-    "arch": "model",
-    "backbone": "model",
-    "output": "out",
-    "folder": "out",
-    "config": "recipe",
-    "gpu": "device",
-    "cuda": "device",
-    "processes": "workers",
-    "jobs": "workers",
-    "fraction-fit": "clients-per-round",
-    "participation": "clients-per-round",
-    "sample": "clients-per-round",
-    "target": "unseen",
-    "held-out": "unseen",
-    "test-domain": "unseen",
-    "data-dir": "root",
-    "data-root": "root",
-    "pretrained": "init",
-    "weights-file": "init",
-    "random-seed": "seed",
-    "wd": "weight-decay",
-    "scheduler": "schedule",
-    "silent": "quiet",
-}
+OPTION_SYNONYMS = _by_word(
+    {
+        "lr": "learning-rate",
+        "local-epochs": "epochs local-epoch",
+        "rounds": "num-rounds iterations",
+        "batch-size": "batch batchsize",
+        "method": "algorithm strategy",
+        "methods": "algorithms",
+        "model": "network architecture arch backbone",
+        "out": "output folder",
+        "recipe": "config",
+        "device": "gpu cuda",
+        "workers": "processes jobs",
+        "clients-per-round": "fraction-fit participation sample",
+        "unseen": "target held-out test-domain",
+        "root": "data-dir data-root",
+        "init": "pretrained weights-file",
+        "seed": "random-seed",
+        "weight-decay": "wd",
+        "schedule": "scheduler",
+        "quiet": "silent",
+    }
+)
 """What options are called elsewhere."""
 ALSO_ARGUMENTS = {"data": "DATA", "dataset": "DATA", "run": "RUN"}
 """What is no option here, but an argument."""

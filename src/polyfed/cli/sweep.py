@@ -65,7 +65,6 @@ VALIDATION = "validation: the mean over clients of the accuracy on source-valida
 @settings_except("data", "method", "lr")
 def sweep(
     methods: str | None,
-    data: str | None,
     lr: str | None,
     set_grid: Sequence[str],
     trials: int | None,
@@ -85,7 +84,7 @@ def sweep(
 ) -> None:
     """Search settings of each method on validation data only, with equal budgets, then test what was chosen."""
     listen(quiet)
-    chosen = chosen_values(data, values, changes, recipe, trust)
+    chosen = chosen_values(values, recipe, changes, trust)
     chosen.pop("method", None)  # a recipe's own, in whose place the methods are searched
     search = _search_of(lr, set_grid)
     with progress_bar(quiet) as bar, stoppable("the same command goes on from here; finished trials are kept."):
