@@ -9,7 +9,6 @@ import click
 
 from polyfed.cli.output import console
 from polyfed.errors import nearest
-from polyfed.settings import FACTS
 
 GROUPS = ("Data", "Model and method", "Training", "Clients", "Evaluation", "Speed", "Output")
 """Groups of options, in the order of help. A setting has its group in its facts; other options have one by ``OWN``, or are "Output"."""
@@ -26,6 +25,8 @@ def group_of(name: str) -> str:
     >>> group_of("lr"), group_of("as_json")
     ('Training', 'Output')
     """
+    from polyfed.settings import FACTS
+
     return FACTS[name].group if name in FACTS else OWN.get(name, "Output")
 
 
