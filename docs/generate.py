@@ -24,14 +24,11 @@ import method_tables
 from method_tables import table
 
 import polyfed
-from polyfed.cli.commands import GROUPS
+from polyfed.cli.commands import all_groups, imported
 from polyfed.cli.completion import NAMES
-from polyfed.cli.lazy import imported
-from polyfed.cli.show import GIVEN_BY_RUN
 from polyfed.core.slots import SLOTS
 from polyfed.settings import FACTS
-from polyfed.studies.report.catalogue import registry_of, written
-from polyfed.studies.report.docstrings import first_sentence
+from polyfed.studies.report.catalogue import GIVEN_BY_RUN, first_sentence, registry_of, written
 from polyfed.studies.report.kinds import EXPERIMENTS, KINDS, RECIPES
 from polyfed.text import write_option
 
@@ -155,7 +152,7 @@ def commands_reference() -> str:
     """Every command with its usage, arguments, options and example."""
     return "\n\n".join(
         f"## {title}\n\n" + "\n\n".join(command_text(f"polyfed {entry.name}", imported(entry)) for entry in group)
-        for title, group in GROUPS.items()
+        for title, group in all_groups().items()
     )
 
 
@@ -191,7 +188,7 @@ def python_interface() -> str:
     for name in polyfed.__all__:
         found = getattr(polyfed, name)
         homes.setdefault(
-            "Functions" if found.__module__ == "polyfed.api" else "Classes, and what methods of your own use", []
+            "Functions" if found.__module__.startswith("polyfed.api") else "Classes, and what methods of your own use", []
         ).append(f"::: {found.__module__}.{name}")
     return "\n\n".join(f"## {title}\n\n" + "\n\n".join(sorted(names)) for title, names in sorted(homes.items(), reverse=True))
 

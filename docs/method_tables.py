@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 from polyfed.core.method import Facts, Method, methods, parse
 from polyfed.core.registry import Recorded
 from polyfed.methods.hfedf import JointRound
-from polyfed.studies.report.catalogue import sampled_words
-from polyfed.studies.report.docstrings import first_sentence, options_of
+from polyfed.studies.report.catalogue import first_sentence, options_of, sampled_words
 from polyfed.text import read_sum, write_option
 
 Link: TypeAlias = Callable[[str], str]

@@ -9,9 +9,9 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from polyfed.errors import TextError
 
@@ -57,36 +57,52 @@ def read_call(text: str) -> Call:
     return _call(_parse(read), read, text)
 
 
+def _signs(text: str) -> Iterator[tuple[int, str, bool]]:
+    """Yield the place of each sign, the sign, and whether it is outside of brackets and quotes."""
+    depth, quote = 0, ""
+    for place, sign in enumerate(text):
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "'\"":
+            quote = sign
+        depth += 0 if quote else (sign in "([") - (sign in ")]")
+        yield place, sign, depth == 0 and not quote
+
+
 def outside_brackets(text: str) -> str:
-    """What of a text stands in no brackets.
+    """Return what of a text is in no brackets and no quotes.
 
     >>> outside_brackets("a(at=(1, 2), b=3), c")
     'a, c'
     """
-    depth, made = 0, []
-    for sign in text:
-        depth -= sign in ")]"
-        made.append(sign if depth <= 0 and sign not in "()[]" else "")
-        depth += sign in "(["
-    return "".join(made)
+    return "".join(sign for _, sign, outside in _signs(text) if outside and sign not in "()[]'\"")
 
 
-def apart(text: str, sign: str = ",") -> list[str]:
-    """Pieces between commas that are in no brackets and no quotes.
+def apart(text: str, separator: str = ",") -> list[str]:
+    """Return the pieces between commas that are in no brackets and no quotes.
 
     >>> apart("constant, steps(at=(0.5, 0.75)), cosine")
     ['constant', 'steps(at=(0.5, 0.75))', 'cosine']
     """
-    pieces, depth, quote = [""], 0, ""
-    for letter in text:
-        if letter in "\"'":
-            quote = "" if letter == quote else quote or letter
-        depth += 0 if quote else (letter in "([") - (letter in ")]")
-        if letter == sign and depth == 0 and not quote:
+    pieces = [""]
+    for _, sign, outside in _signs(text):
+        if outside and sign == separator:
             pieces.append("")
         else:
-            pieces[-1] += letter
+            pieces[-1] += sign
     return [piece.strip() for piece in pieces if piece.strip()]
+
+
+def literal_or_text(text: str) -> Any:
+    """Return the value that a literal stands for; anything else is text.
+
+    >>> literal_or_text("0.5"), literal_or_text("cosine")
+    (0.5, 'cosine')
+    """
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
 
 
 def _underscored(text: str) -> str:
@@ -95,16 +111,10 @@ def _underscored(text: str) -> str:
     >>> _underscored("fed-avg + group-norm(groups=-2)")
     'fed_avg + group_norm(groups=-2)'
     """
-    depth, quote, made = 0, "", []
-    for place, sign in enumerate(text):
-        if quote:
-            quote = "" if sign == quote else quote
-        elif sign in "'\"":
-            quote = sign
-        depth += 0 if quote else (sign in "([") - (sign in ")]")
-        joins = sign == "-" and depth == 0 and not quote and re.match(r"\w-\w", text[max(place - 1, 0) : place + 2])
-        made.append("_" if joins else sign)
-    return "".join(made)
+    return "".join(
+        "_" if outside and sign == "-" and re.match(r"\w-\w", text[max(place - 1, 0) : place + 2]) else sign
+        for place, sign, outside in _signs(text)
+    )
 
 
 def write_call(name: str, options: Mapping[str, Option]) -> str:

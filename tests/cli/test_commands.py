@@ -16,26 +16,6 @@ from PIL import Image
 from helpers.command_line import SHORT, STOPPER, Command, picture, says
 from helpers.paths import SOURCE
 from polyfed.cli.main import app
-from polyfed.settings import setting_names
-
-
-def test_help_needs_no_torch_and_shows_an_example() -> None:
-    script = """
-import sys
-from polyfed.cli.main import app
-for command in ([], ["run"], ["compare"], ["evaluate"], ["predict"], ["resume"], ["digest"], ["ls"], ["show"], ["data", "check"]):
-    try:
-        app([*command, "--help"], prog_name="polyfed")
-    except SystemExit as end:
-        assert not end.code, command
-heavy = {"torch", "numpy", "sklearn", "matplotlib", "torchvision", "safetensors"} & set(sys.modules)
-assert not heavy, heavy
-"""
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "200"}
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("Example") == 9
-    assert "A data set, or a folder root/<domain>/<class>/*." in ended.stdout
 
 
 def test_module_runs_as_a_command() -> None:
@@ -43,12 +23,6 @@ def test_module_runs_as_a_command() -> None:
     ended = subprocess.run([sys.executable, "-m", "polyfed", "run"], capture_output=True, text=True, env=environment, check=False)
     assert ended.returncode == 2
     assert ended.stderr.startswith("polyfed: Name the data")
-
-
-def test_run_has_an_option_for_every_setting(polyfed: Command) -> None:
-    shown = polyfed("run", "--help-all").out
-    for name in setting_names():
-        assert name == "data" or f"--{name.replace('_', '-')}" in shown
 
 
 def test_run_prints_tables_and_json(polyfed: Command, images: Path) -> None:

@@ -9,20 +9,19 @@ import sys
 
 import pytest
 
-from helpers.command_line import Command, command_group, says
+from helpers.command_line import Command, says
 from helpers.paths import SOURCE
-from polyfed.cli.commands import GROUPS as COMMAND_GROUPS
-from polyfed.cli.commands import SYNONYMS, entries
-from polyfed.cli.lazy import imported
-from polyfed.cli.option_groups import GROUPS
-from polyfed.cli.suggestions import OPTION_SYNONYMS
+from polyfed.cli.commands import Entry, all_groups, entries, imported
+from polyfed.cli.help import GROUPS
+from polyfed.cli.main import app
+from polyfed.cli.suggestions import OPTION_SYNONYMS, SYNONYMS
 from polyfed.settings import FACTS
 
 MANY = ("run", "compare", "sweep")
 
 
 def options_shown(text: str) -> list[str]:
-    return re.findall(r"^│ (?:\*  |   )?(--[a-z-]+)", text, re.MULTILINE)
+    return re.findall(r"^│ (--[a-z-]+)", text, re.MULTILINE)
 
 
 def every_command() -> list[tuple[str, ...]]:
@@ -36,25 +35,22 @@ def every_command() -> list[tuple[str, ...]]:
 def test_help_lists_every_command_in_its_group_on_one_line(polyfed: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     shown = polyfed("--help").out
-    for group, listed in COMMAND_GROUPS.items():
+    for group, listed in all_groups().items():
         panel = shown[shown.index(f"─ {group} ─") :]
-        for entry in listed:
+        for entry in filter(lambda entry: entry.is_available, listed):
             assert re.search(rf"^│ {entry.name} +{re.escape(entry.line)} +│$", panel, re.MULTILINE), entry.name
     assert max(map(len, shown.splitlines())) == 80
     assert polyfed().out == shown
 
 
-@pytest.mark.parametrize("command", every_command(), ids=" ".join)
-def test_every_command_has_help_with_an_example_and_without_types_of_python(polyfed: Command, command: tuple[str, ...]) -> None:
-    for flag in ("--help", "--help-all") if command[0] in MANY else ("--help",):
-        shown = polyfed(*command, flag)
-        assert shown.code == 0 and "Example" in shown.out
-        assert not re.search(r"<bool>|BOOLEAN|<class '|None", shown.out)
-
-
-@pytest.mark.parametrize("command", MANY)
-def test_twelve_options_come_first(polyfed: Command, command: str) -> None:
-    assert len(options_shown(polyfed(command, "--help").out)) == 12 + len(("--help-all", "--help"))
+def test_every_command_has_help_with_an_example_and_without_types_of_python(polyfed: Command) -> None:
+    for command in every_command():
+        for flag in ("--help", "--help-all") if command[0] in MANY else ("--help",):
+            shown = polyfed(*command, flag)
+            assert shown.code == 0 and "Example" in shown.out, command
+            assert not re.search(r"<bool>|BOOLEAN|<class '|None|Sentinel|…", shown.out), command
+            if flag == "--help" and command[0] in MANY:
+                assert len(options_shown(shown.out)) == 12 + len(("--help-all", "--help")), command
 
 
 def test_help_all_has_every_setting_in_its_group(polyfed: Command) -> None:
@@ -69,14 +65,14 @@ def test_help_all_has_every_setting_in_its_group(polyfed: Command) -> None:
 
 
 def test_every_synonym_stands_for_something() -> None:
-    assert set(SYNONYMS.values()) <= set(entries()) and not set(SYNONYMS) & set(entries())
+    names = {entry.name for group in all_groups().values() for entry in group}
+    assert set(SYNONYMS.values()) <= names and not set(SYNONYMS) & names
     known = {option for name in entries() for param in imported(entries()[name]).params for option in param.opts}
     assert {f"--{ours}" for ours in OPTION_SYNONYMS.values()} <= known
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
+def test_what_was_meant_is_suggested(polyfed: Command) -> None:
+    for words, sentence in (
         (["tain"], "There is no command 'tain'. To train, use polyfed run."),
         (["train"], "There is no command 'train'. To train, use polyfed run."),
         (["rnu"], "There is no command 'rnu'. Did you mean run?"),
@@ -97,13 +93,15 @@ def test_every_synonym_stands_for_something() -> None:
             '--methods "fedavg; fedbn". See polyfed compare --help.',
         ),
         (["ls", "methods", "all"], "Got unexpected extra argument (all). It takes [KIND]; put a text with spaces in quotes. See polyfed ls --help."),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)  # fmt: skip
-def test_what_was_meant_is_suggested(polyfed: Command, words: list[str], sentence: str) -> None:
-    ended = polyfed(*words)
-    says(ended)
-    assert ended.err == f"polyfed: {sentence}\n"
+    ):  # fmt: skip
+        ended = polyfed(*words)
+        says(ended)
+        assert ended.err == f"polyfed: {sentence}\n"
+
+
+def test_a_group_without_a_command_shows_its_help(polyfed: Command) -> None:
+    ended = polyfed("data")
+    assert ended.code == 2 and ended.out == polyfed("data", "--help").out and ended.err == ""
 
 
 def test_ls_without_a_kind_lists_the_kinds(polyfed: Command) -> None:
@@ -119,20 +117,47 @@ def test_ls_without_a_kind_lists_the_kinds(polyfed: Command) -> None:
 def test_help_imports_neither_torch_nor_any_command() -> None:
     script = """
 import sys
-from polyfed.cli.main import app
-try:
-    app(["--help"], prog_name="polyfed")
-except SystemExit as end:
-    assert not end.code
 from polyfed.cli.commands import entries
-heavy = {"torch", "numpy", "typer.rich_utils", "rich.markdown"} | {f"polyfed.cli.{entry.home.split(':')[0]}" for entry in entries().values()}
+from polyfed.cli.main import app
+
+def call(*words):
+    try:
+        app([*words, "--help"], prog_name="polyfed")
+    except SystemExit as end:
+        assert not end.code, words
+
+call()
+commands = {entry.home.split(':')[0] for entry in entries().values()}
+heavy = {"torch", "numpy", "rich.markdown", "typer"} | commands
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
+for name in ("run", "compare", "evaluate", "predict", "resume", "digest", "ls", "show"):
+    call(name)
+call("data", "check")
+call("deploy", "init")
+heavy = {"torch", "numpy", "sklearn", "matplotlib", "torchvision", "safetensors", "flwr", "cryptography"} & set(sys.modules)
+assert not heavy, heavy
 """
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "200"}
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
     assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("Example") == 10
+    assert "A data set, or a folder root/<domain>/<class>/*." in ended.stdout
+
+
+def test_a_command_whose_package_is_missing_is_not_listed_and_names_the_extra(
+    polyfed: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = {entry.name: entry for entry in all_groups()["Deploy"]}
+    assert listed["serve"] == Entry(
+        "serve", "polyfed.cli.serve:serve", "Serve a recipe to nodes on other machines.", "flwr", "polyfed[flower]"
+    )
+    monkeypatch.setattr("polyfed.cli.commands.find_spec", lambda name: None)
+    assert list(entries())[-1] == "audit" and not re.search("serve|join|nodes|deploy", polyfed("--help").out)
+    for words in (["serve", "demo"], ["nodes", "list"], ["deploy", "--help"]):
+        says(polyfed(*words), f"polyfed {words[0]} needs flwr. Install it with: pip install 'polyfed[flower]'")
+    says(polyfed("serv"), "There is no command 'serv'.")
 
 
 def test_the_group_knows_commands_by_name() -> None:
-    assert command_group().list_commands(None)[:2] == ["run", "compare"]
-    assert command_group().get_command(None, "nothing") is None
+    assert app.list_commands(None)[:2] == ["run", "compare"]
+    assert app.get_command(None, "nothing") is None

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from helpers.command_line import SHORT, Command, says
 from polyfed.cli.completion import names_of
-from polyfed.cli.show_file import file_names
 from polyfed.core.method import parse
 from polyfed.data.registry import data_sets
 from polyfed.errors import plain_name
 from polyfed.models import models
+from polyfed.papers.files import item_names
 from polyfed.studies.compare.candidates import read_one
+from polyfed.studies.compare.recipes import shipped_names
 from polyfed.studies.report.kinds import KINDS
 
 
-@pytest.mark.parametrize(
-    ("registry", "written", "name"),
-    [
+def test_spelling_does_not_matter() -> None:
+    for registry, written, name in (
         (data_sets, "cifar-10", "cifar10"),
         (data_sets, "CIFAR10", "cifar10"),
         (data_sets, "office-caltech-10", "office_caltech10"),
@@ -28,42 +26,29 @@ from polyfed.studies.report.kinds import KINDS
         (data_sets, "Digits-Mini", "digits_mini"),
         (models, "ResNet-20", "resnet20"),
         (models, "small-cnn", "small_cnn"),
-    ],
-)
-def test_spelling_does_not_matter(registry: object, written: str, name: str) -> None:
-    assert registry.find(written).name == name  # type: ignore[attr-defined]
-    assert written in registry  # type: ignore[operator]
+    ):
+        assert registry.find(written).name == name and written in registry
+    for written, method in (
+        ("FedBN", "fedbn"),
+        ("Fed-Avg + Group-Norm(groups=2)", "fedavg + group_norm(groups=2)"),
+        ("FedBN + AGC(clip=1.28)", "fedbn + agc(clip=1.28)"),
+    ):
+        assert str(parse(written)) == str(parse(method)) and parse(written) == parse(method)
 
 
-@pytest.mark.parametrize(
-    ("written", "method"),
-    [("FedBN", "fedbn"), ("Fed-Avg + Group-Norm(groups=2)", "fedavg + group_norm(groups=2)"), ("FedBN + AGC(clip=1.28)", "fedbn + agc(clip=1.28)")],
-)  # fmt: skip
-def test_spelling_of_methods_does_not_matter(written: str, method: str) -> None:
-    assert str(parse(written)) == str(parse(method)) and parse(written) == parse(method)
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
+def test_messages_keep_the_spelling(polyfed: Command) -> None:
+    for words, sentence in (
         (["run", "Ciffar-10"], "There is no data set called 'Ciffar-10'. Did you mean cifar10? A folder root/<domain>/<class>/* works too."),
         (["run", "digits-mini", "--method", "Fed-BNN"], "There is no method called 'Fed-BNN'. Did you mean fedbn?"),
-        (
-            ["run", "digits-mini", "--model", "mynet"],
-            "A function of your own is written module.path:function, such as my_models:net.",
-        ),
+        (["run", "digits-mini", "--model", "mynet"], "A function of your own is written module.path:function, such as my_models:net."),
         (["compare", "digits-mini", "--methods", "fedavg, fedbn"], "Cannot read 'fedavg, fedbn' as one method. Separate methods with ; such as \"fedavg; fedbn\"."),
         (["compare", "digits-mini", "--methods", "fedavg fedbn"], "Cannot read 'fedavg fedbn' as one method. Separate methods with ; such as \"fedavg; fedbn\"."),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)  # fmt: skip
-def test_messages_keep_the_spelling(polyfed: Command, words: list[str], sentence: str) -> None:
-    says(polyfed(*words), sentence)
+    ):  # fmt: skip
+        says(polyfed(*words), sentence)
 
 
-@pytest.mark.parametrize(
-    ("written", "kind", "name"),
-    [
+def test_show_finds_every_kind_in_any_spelling(polyfed: Command) -> None:
+    for written, kind, name in (
         ("cifar-10", "data set", "cifar10"),
         ("office-caltech-10", "data set", "office-caltech10"),
         ("PACS", "data set", "pacs"),
@@ -73,12 +58,10 @@ def test_messages_keep_the_spelling(polyfed: Command, words: list[str], sentence
         ("Demo", "recipe", "demo"),
         ("Digits_Five/30_rounds_fedbn", "recipe", "digits-five/30-rounds-fedbn"),
         ("FedWon/Table_1", "experiment", "fedwon/table-1"),
-    ],
-)
-def test_show_finds_every_kind_in_any_spelling(polyfed: Command, written: str, kind: str, name: str) -> None:
-    found = polyfed("show", written, "--json").json
-    assert (found["kind"], found["name"]) == (kind, name)
-    assert f"{name} {kind}" in polyfed("show", written).out
+    ):
+        found = polyfed("show", written, "--json").json
+        assert (found["kind"], found["name"]) == (kind, name)
+        assert f"{name} {kind}" in polyfed("show", written).out
 
 
 def test_show_says_all_of_a_recipe_and_of_an_experiment(polyfed: Command) -> None:
@@ -103,7 +86,7 @@ def test_show_keeps_the_spelling_of_what_it_does_not_know(polyfed: Command) -> N
 
 def test_recipes_and_experiments_are_named_like_nothing_else() -> None:
     others = {plain_name(name) for kind in KINDS for name in names_of(kind)}
-    assert not others & {plain_name(name) for name in file_names()}
+    assert not others & {plain_name(name) for name in [*shipped_names(), *item_names()]}
 
 
 def test_commas_inside_brackets_are_no_separators() -> None:

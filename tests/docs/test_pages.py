@@ -22,6 +22,7 @@ import pytest
 from helpers.paths import DOCS, EXAMPLES, ROOT, SOURCE
 from helpers.scripts import loaded
 from polyfed.cli.completion import NAMES
+from polyfed.cli.main import app
 from polyfed.core.load_methods import load_file
 from polyfed.core.method import Method, methods
 from polyfed.studies.compare.candidates import candidates
@@ -259,19 +260,10 @@ def commands_of(page: Path) -> list[str]:
     return [line.strip().removeprefix("$ ") for line in lines if re.match(r"\s*(\$ )?polyfed(\s|$)", line)]
 
 
-@functools.cache
-def command_tree() -> Any:
-    import typer.main
-
-    from polyfed.cli.main import app
-
-    return typer.main.get_command(app)
-
-
 def parsed(line: str) -> dict[str, Any]:
     """The parameters that a command line would give its command; nothing is run."""
     words = list(itertools.takewhile(lambda word: word != ">", shlex.split(line, comments=True)))[1:]
-    command, path = command_tree(), ["polyfed"]
+    command, path = app, ["polyfed"]
     while words and hasattr(command, "list_commands"):
         found = command.get_command(None, words[0])
         assert words[0].startswith("-") or found is not None, f"there is no command {words[0]!r} in: {line}"

@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from helpers.paths import DOCS
 from polyfed.cli.main import app
@@ -133,14 +133,14 @@ def test_a_run_without_settings_says_how_to_make_the_folder() -> None:
 
 # ------------------------------------------------------------------------------------------------------- without Flower
 def test_without_flower_one_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyfed.cli.deploy.find_spec", lambda name: None)
+    monkeypatch.setattr("polyfed.cli.commands.find_spec", lambda name: None)
     code, said = run("deploy", "init", str(tmp_path / "new"), "--recipe", "demo")
     assert code == 2 and said.endswith("Install it with: pip install 'polyfed[flower]'") and not (tmp_path / "new").exists()
 
 
 def test_help_of_the_command_imports_nothing_heavy() -> None:
     script = (
-        "import sys; from typer.testing import CliRunner; from polyfed.cli.main import app; "
+        "import sys; from click.testing import CliRunner; from polyfed.cli.main import app; "
         "assert CliRunner().invoke(app, ['deploy', 'init', '--help']).exit_code == 0; "
         "print([name for name in ('torch', 'flwr', 'cryptography') if name in sys.modules])"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import subprocess
@@ -14,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer.main
 from PIL import Image
 
 from polyfed.cli.guard import OWN_FAULT
@@ -41,12 +39,6 @@ class Ended:
 Command = Callable[..., Ended]
 
 
-@functools.cache
-def command_group() -> Any:
-    """The command line, put together once: typer does it at every call, which takes a tenth of a second."""
-    return typer.main.get_command(app)
-
-
 @pytest.fixture
 def polyfed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
     """Run a command in this process, in a folder of its own; methods it loads are forgotten."""
@@ -59,7 +51,7 @@ def polyfed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     def command(*args: str | Path) -> Ended:
         capsys.readouterr()
         with pytest.raises(SystemExit) as end:
-            command_group().main([str(arg) for arg in args], prog_name="polyfed")
+            app.main([str(arg) for arg in args], prog_name="polyfed")
         printed = capsys.readouterr()
         assert OWN_FAULT not in printed.err, printed.err
         return Ended(int(end.value.code or 0), printed.out, printed.err)

@@ -192,5 +192,5 @@ def test_resume_open_run_and_report_are_the_commands(polyfed: Command) -> None:
 def test_every_door_is_public_and_documented() -> None:
     for name in ("run", "compare", "sweep", "estimate", "resume", "open_run", "report"):
         door = getattr(pf, name)
-        assert name in pf.__all__ and door.__module__ == "polyfed.api"
+        assert name in pf.__all__ and door.__module__.startswith("polyfed.api")
         assert all(f"\n    {part}:" in door.__doc__ for part in ("Args", "Returns", "Example"))

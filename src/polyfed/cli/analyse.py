@@ -2,65 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Any
 
-import typer
+import click
 
-from polyfed.cli.options import Device, Json, LoadElsewhere, ModelAgain, Quiet, Trust
-from polyfed.cli.output import busy, console, print_json, table, warn
+from polyfed import api
+from polyfed.cli.options import REOPENED, argument, command, flag, several, shared
+from polyfed.cli.output import print_json, print_line, status, warn
+from polyfed.cli.tables import print_table
+from polyfed.errors import SettingError
 
-EXAMPLE = (
-    "Examples:\n\npolyfed analyse runs/digits-mini-fedavg-seed0 runs/digits-mini-fedbn-seed0\n\n"
-    "polyfed analyse runs/digits-mini-fedbn-seed0 --kind tsne --kind confidence -o why/"
+
+@command(
+    "analyse",
+    "polyfed analyse runs/digits-mini-fedavg-seed0 runs/digits-mini-fedbn-seed0",
+    "polyfed analyse runs/digits-mini-fedbn-seed0 --kind tsne --kind confidence -o why/",
 )
-
-
+@argument("runs", "RUN...", "Run folders, or folders that hold run folders.", nargs=-1)
+@several("--kind", metavar="NAME", help="One kind of analysis; may be repeated. Default: all.")
+@click.option("--out", "-o", metavar="DIR", default="analysis", help="Folder of the pictures, tables and numbers.")
+@click.option("--figures", metavar="FORM", default="png", help="Form of the pictures: png, svg or pdf.")
+@flag("--kinds", help="Say what kinds there are, and end.")
+@click.option("--root", metavar="DIR", help="Folder of the runs' own data, if they moved.")
+@shared(*REOPENED, "json", "quiet")
 def analyse(
-    runs: Annotated[
-        list[str] | None, typer.Argument(metavar="RUN...", help="Run folders, or folders that hold run folders.")
-    ] = None,
-    kind: Annotated[
-        list[str] | None, typer.Option("--kind", metavar="NAME", help="One kind of analysis; may be repeated. Default: all.")
-    ] = None,
-    out: Annotated[
-        str, typer.Option("--out", "-o", metavar="DIR", help="Folder of the pictures, tables and numbers.")
-    ] = "analysis",
-    figures: Annotated[str, typer.Option("--figures", metavar="FORM", help="Form of the pictures: png, svg or pdf.")] = "png",
-    kinds: Annotated[bool, typer.Option("--kinds", help="Say what kinds there are, and end.")] = False,
-    root: Annotated[str | None, typer.Option("--root", metavar="DIR", help="Folder of the runs' own data, if they moved.")] = None,
-    device: Device = None,
-    load: LoadElsewhere = None,
-    model: ModelAgain = None,
-    trust: Trust = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    runs: tuple[str, ...], kind: tuple[str, ...], out: str, figures: str, kinds: bool, as_json: bool, quiet: bool, **how: Any
 ) -> None:
     """Look into trained runs: statistics, features, gradients, confidence. The runs stay as they are; some analyses need their data."""
-    from polyfed.api import analyse as analyse_runs
-    from polyfed.errors import SettingError
     from polyfed.studies.analyse.kinds import KINDS
     from polyfed.studies.report.exports import write_analyses
 
     if kinds:
-        shown = table(("kind", "what it shows", "needs the data"))
-        for name, known in KINDS.items():
-            shown.add_row(name, known.what, "yes" if known.needs_data else "no")
-        console().print(shown)
+        rows = [(name, known.what, "yes" if known.needs_data else "no") for name, known in KINDS.items()]
+        print_table("", ("kind", "what it shows", "needs the data"), rows)
         return
     if not runs:
         raise SettingError(
             "Name at least one run folder: polyfed analyse RUN... (polyfed analyse --kinds says what kinds there are)."
         )
-    with busy("Looking into the runs", quiet):
-        found = analyse_runs(
-            runs, kind or (), root=root, device=device or "auto", load=load or None, model=model, trust=trust, notify=warn
-        )
+    with status("Looking into the runs", quiet):
+        found = api.analyse(runs, kind, notify=warn, **how)
         written = write_analyses(found, out, figures)
     if not quiet:
         for one in found:
-            console().print(f"{one.kind}: {one.sentence}", soft_wrap=True, markup=False)
+            print_line(f"{one.kind}: {one.sentence}")
         for left in found.skipped:
-            console().print(f"{left.kind} does not apply to {left.run}: {left.reason}", soft_wrap=True, markup=False)
-        console().print(f"{len(written)} files in {out}", soft_wrap=True, markup=False)
+            print_line(f"{left.kind} does not apply to {left.run}: {left.reason}")
+        print_line(f"{len(written)} files in {out}")
     if as_json:
         print_json({"out": out, "files": [path.name for path in written], **found.as_json()})

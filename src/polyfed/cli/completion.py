@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
+import click
+
+from polyfed.errors import SettingError
 from polyfed.studies.report.kinds import LISTS
 
 NAMES = Path(__file__).with_name("names.json")
-Complete = Callable[[str], list[str]]
+Complete = Callable[[click.Context, click.Parameter, str], list[Any]]
 
 
 @functools.cache
 def names_of(kind: str) -> list[str]:
-    """All names of a kind that polyfed ships."""
+    """Return all names of a kind that polyfed ships."""
     found: list[str] = json.loads(NAMES.read_text(encoding="utf-8"))[kind]
     return found
 
 
 def completions(incomplete: str, names: Iterable[str], joined_by: str = "") -> list[str]:
-    """The texts that a text may become: its last name is completed, what stands before stays.
+    """Return the texts that a text may become: its last name is completed, what is before stays.
 
     >>> completions("fedbn + fedp", ["fedavg", "fedprox"], "+")
     ['fedbn + fedprox']
@@ -33,21 +38,17 @@ def completions(incomplete: str, names: Iterable[str], joined_by: str = "") -> l
 
 
 def complete(kind: str, joined_by: str = "") -> Complete:
-    """A function for typer that completes names of a kind."""
-
-    def completed(incomplete: str) -> list[str]:
-        return completions(incomplete, names_of(kind), joined_by)
-
-    return completed
+    """Return a function for click that completes names of a kind."""
+    return lambda _context, _param, incomplete: completions(incomplete, names_of(kind), joined_by)
 
 
-def complete_any(incomplete: str) -> list[str]:
-    """Everything that ``polyfed show`` knows."""
+def complete_any(_context: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
+    """Complete everything that ``polyfed show`` knows."""
     return completions(incomplete, dict.fromkeys(name for kind in LISTS for name in names_of(kind)))
 
 
-def complete_kind(incomplete: str) -> list[str]:
-    """The kinds that ``polyfed ls`` lists."""
+def complete_kind(_context: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
+    """Complete the kinds that ``polyfed ls`` lists."""
     return completions(incomplete, LISTS)
 
 
@@ -58,3 +59,32 @@ OF_SETTINGS: dict[str, Complete] = {
     "loss": complete("losses"),
 }
 """Settings whose values are names."""
+
+
+def completion_script(app: click.Command) -> tuple[str, str]:
+    """Return the name of the current shell, and what it must run to complete the words of polyfed."""
+    from click.shell_completion import get_completion_class
+
+    shell = Path(os.environ.get("SHELL", "")).name
+    made = get_completion_class(shell)
+    if made is None:
+        raise SettingError(f"There is no completion for the shell {shell!r} (SHELL). There is for bash, zsh and fish.")
+    return shell, made(app, {}, "polyfed", "_POLYFED_COMPLETE").source()
+
+
+def install(app: click.Command) -> str:
+    """Write the completion of the current shell where the shell reads it, and return what was done."""
+    shell, script = completion_script(app)
+    home = Path.home()
+    file, startup, line = {
+        "bash": (home / ".bash_completions/polyfed.sh", home / ".bashrc", f"source '{home / '.bash_completions/polyfed.sh'}'"),
+        "zsh": (home / ".zfunc/_polyfed", home / ".zshrc", "fpath+=~/.zfunc; autoload -Uz compinit; compinit"),
+        "fish": (home / ".config/fish/completions/polyfed.fish", None, ""),
+    }[shell]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(script, encoding="utf-8")
+    if startup is not None:
+        before = startup.read_text(encoding="utf-8") if startup.is_file() else ""
+        if line not in before:
+            startup.write_text(f"{before}\n{line}\n", encoding="utf-8")
+    return f"{shell} completion installed in {file}\nCompletion will take effect once you restart the terminal"

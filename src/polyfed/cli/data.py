@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from polyfed.cli.completion import complete
 from polyfed.cli.guard import BAD_INPUT
-from polyfed.cli.options import Json
-from polyfed.cli.output import busy, console, print_json, print_table, table
-from polyfed.cli.visible import visible
+from polyfed.cli.help import Group
+from polyfed.cli.options import argument, example_text, shared
+from polyfed.cli.output import console, print_json, status, visible
+from polyfed.cli.tables import emit, print_table
 from polyfed.errors import DataError
 
 if TYPE_CHECKING:
@@ -24,51 +25,44 @@ if TYPE_CHECKING:
     from polyfed.data.check import CheckResult
     from polyfed.data.store.download import RemoteFile
 
-EXAMPLE = (
-    "Examples:\n\npolyfed data check ./my_images --sheet sheet.png\n\npolyfed data check digits-five --root ~/data/digits-five"
-)
 
-data_app = typer.Typer(help="Look after the files of data sets.", no_args_is_help=True)
+@click.group("data", cls=Group)
+def data() -> None:
+    """Look after the files of data sets."""
 
 
-@data_app.command("ls", epilog="Example: polyfed data ls")
-def ls(as_json: Json = False) -> None:
+@data.command("ls", epilog=example_text("polyfed data ls"))
+@shared("json")
+def ls(as_json: bool) -> None:
     """List data sets that are read from files: how they are had, and on what terms."""
     from polyfed.data.registry import data_sets
 
     found = [declared for name in data_sets.names() if (declared := data_sets.find(name).extra.get("declaration")) is not None]
     rows = [
-        {
-            "name": declared.name.replace("_", "-"),
-            "get": get_words(declared.files),
-            "page": declared.page,
-            "terms": declared.terms,
-        }
-        for declared in found
+        {"name": one.name.replace("_", "-"), "get": _get_words(one.files), "page": one.page, "terms": one.terms} for one in found
     ]
-    if as_json:
-        print_json({"data_sets": rows})
-        return
-    shown = table(("data set", "polyfed data get", "page", "terms"), later=[["page"], ["terms"]])
-    for row in rows:
-        shown.add_row(*row.values())
-    print_table("data sets that are read from files", shown)
+    emit(
+        rows,
+        {"data set": "name", "polyfed data get": "get", "page": "page", "terms": "terms"},
+        {"data_sets": rows} if as_json else None,
+        "data sets that are read from files",
+        later=[["page"], ["terms"]],
+    )
 
 
-def get_words(files: Sequence[RemoteFile]) -> str:
-    """How many files can be downloaded, and how large they are at most."""
+def _get_words(files: Sequence[RemoteFile]) -> str:
+    """Return how many files can be downloaded, and how large they are at most."""
     if not files:
         return "by hand"
     most = sum(file.most_bytes for file in files)
     return f"{len(files)} file{'s' if len(files) != 1 else ''}, at most {most / 10**6:,.0f} MB"
 
 
-@data_app.command("get", epilog="Example: polyfed data get cifar10 --root ~/data")
-def get(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A data set (polyfed data ls).", autocompletion=complete("data"))],
-    root: Annotated[Path, typer.Option("--root", metavar="DIR", help="Folder for its files.")],
-    as_json: Json = False,
-) -> None:
+@data.command("get", epilog=example_text("polyfed data get cifar10 --root ~/data"))
+@argument("name", "NAME", "A data set (polyfed data ls).", shell_complete=complete("data"))
+@click.option("--root", metavar="DIR", type=Path, required=True, help="Folder for its files.")
+@shared("json")
+def get(name: str, root: Path, as_json: bool) -> None:
     """Download the files of a data set, with checksums; what came before goes on. Some must be had by hand: then the page is named."""
     from polyfed.data.declaration import Declaration
     from polyfed.data.registry import data_sets
@@ -80,19 +74,18 @@ def get(
     by_hand = f"{declared.title}: {declared.page}. Terms: {declared.terms}. It is read from: {'; '.join(declared.layouts)}."
     if not declared.files:
         raise DataError(f"{declared.title} must be had by hand. {by_hand}")
-    with download_bar(as_json) as progress:
+    with _download_bar(as_json) as progress:
         fetched = downloaded(declared.files, root.expanduser(), progress)
     if as_json:
-        print_json(
-            {"name": declared.name, "root": str(root), "downloaded": fetched, "terms": declared.terms, "page": declared.page}
-        )
+        about = {"terms": declared.terms, "page": declared.page}
+        print_json({"name": declared.name, "root": str(root), "downloaded": fetched, **about})
     else:
         print(f"{len(fetched)} of {len(declared.files)} files downloaded to {root}, the others were there. {by_hand}")
 
 
 @contextmanager
-def download_bar(quiet: bool) -> Iterator[Callable[[str, int, int | None], None]]:
-    """A bar for the file that comes in, where there is a terminal."""
+def _download_bar(quiet: bool) -> Iterator[Callable[[str, int, int | None], None]]:
+    """Show a bar for the file that is downloaded, if there is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield lambda name, there, whole: None
         return
@@ -110,15 +103,14 @@ def download_bar(quiet: bool) -> Iterator[Callable[[str, int, int | None], None]
         yield show
 
 
-@data_app.command("pack", epilog="Example: polyfed data pack ~/data/PACS --size 96 --out PACS.tar")
-def pack(
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A folder or archive of images.")],
-    size: Annotated[int, typer.Option("--size", help="Side of the images in the archive.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The new .tar file.")],
-    as_json: Json = False,
-) -> None:
+@data.command("pack", epilog=example_text("polyfed data pack ~/data/PACS --size 96 --out PACS.tar"))
+@argument("source", "SOURCE", "A folder or archive of images.", type=Path)
+@click.option("--size", type=int, required=True, help="Side of the images in the archive.")
+@click.option("--out", metavar="FILE", type=Path, required=True, help="The new .tar file.")
+@shared("json")
+def pack(source: Path, size: int, out: Path, as_json: bool) -> None:
     """Pack images into one tar of small ones under the same names; it is read wherever an archive of the same folders is."""
-    with busy("Packing", as_json):
+    with status("Packing", as_json):
         from polyfed.data.formats.pack import pack as packed
 
         made = packed(source.expanduser(), size, out)
@@ -128,29 +120,28 @@ def pack(
         print(f"{out}: {made.images:,} images, {made.others:,} other files, {made.bytes:,} bytes, sha256 {made.sha256}.")
 
 
-@data_app.command("check", epilog=EXAMPLE)
-def check(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="DATA", help="A folder or table of images, or a data set (polyfed ls data).", autocompletion=complete("data")
-        ),
-    ],
-    root: Annotated[str | None, typer.Option("--root", metavar="DIR", help="Folder that holds a data set's files.")] = None,
-    sheet: Annotated[Path | None, typer.Option("--sheet", metavar="FILE", help="Contact sheet of own images, as .png.")] = None,
-    as_json: Json = False,
-) -> None:
+@data.command(
+    "check",
+    epilog=example_text(
+        "polyfed data check ./my_images --sheet sheet.png", "polyfed data check digits-five --root ~/data/digits-five"
+    ),
+)
+@argument("name", "DATA", "A folder or table of images, or a data set (polyfed ls data).", shell_complete=complete("data"))
+@click.option("--root", metavar="DIR", help="Folder that holds a data set's files.")
+@click.option("--sheet", metavar="FILE", type=Path, help="Contact sheet of own images, as .png.")
+@shared("json")
+def check(name: str, root: str | None, sheet: Path | None, as_json: bool) -> None:
     """Look through images: counts, sizes, damage, masks that do not fit, images that are there twice. Every image is decoded.
 
     The files of a data set are compared with what is known of it.
     """
-    with busy("Reading every image", as_json):
+    with status("Reading every image", as_json):
         from polyfed.data.check import check as checked
 
         found = checked(name, root, sheet)
     (_print_json if as_json else _print_tables)(found, sheet)
     if not found.ok:
-        raise typer.Exit(BAD_INPUT)
+        raise click.exceptions.Exit(BAD_INPUT)
 
 
 def _print_json(found: CheckResult, sheet: Path | None) -> None:
@@ -165,21 +156,27 @@ def _print_json(found: CheckResult, sheet: Path | None) -> None:
 
 
 def _print_tables(found: CheckResult, sheet: Path | None) -> None:
-    splits = list(dict.fromkeys(split for by in found.counts.values() for split in by))
-    layouts = found.layouts
-    shown = table(("domain", *splits, "pixels") if layouts is None else ("domain", "layout", *splits), splits)
-    for domain, by in found.counts.items():
-        counts = [f"{sum(by.get(split, ())):,}" for split in splits]
-        if layouts is None:
-            shown.add_row(domain, *counts, found.sizes.get(domain, ""))
-        else:
-            shown.add_row(domain, layouts.get(domain, ""), *counts)
-    print_table(f"images of {found.name}", shown)
-    if layouts is None:
-        classes = table(("class", *found.counts), list(found.counts))
-        for place, label in enumerate(found.classes):
-            classes.add_row(label, *(f"{by[place]:,}" for by in found.by_class.values()))
-        print_table("images by class", classes)
+    if found.layouts is not None:
+        _print_counts(found.name, found.counts, layout=found.layouts)
+    else:
+        _print_counts(found.name, found.counts, pixels=found.sizes)
+        domains = list(found.counts)
+        classes = [(label, *(f"{by[at]:,}" for by in found.by_class.values())) for at, label in enumerate(found.classes)]
+        print_table("images by class", ("class", *domains), classes, numbers=domains)
         print(f"Kinds of files: {', '.join(f'{kind} {count:,}' for kind, count in found.modes.items())}.")
-    for sentence in (*found.notes, *found.problems, *([f"Contact sheet: {sheet}."] if sheet else []), found.summary()):
+    _print_sentences(*found.notes, *found.problems, *([f"Contact sheet: {sheet}."] if sheet else []), found.summary())
+
+
+def _print_counts(name: str, counts: Mapping[str, Mapping[str, Any]], **about: Mapping[str, str]) -> None:
+    """Print the images of each domain and split, with something about each domain."""
+    splits = list(dict.fromkeys(split for by in counts.values() for split in by))
+    rows = [
+        (domain, *(words.get(domain, "") for words in about.values()), *(f"{sum(by.get(split, ())):,}" for split in splits))
+        for domain, by in counts.items()
+    ]
+    print_table(f"images of {name}", ("domain", *about, *splits), rows, numbers=splits)
+
+
+def _print_sentences(*sentences: str) -> None:
+    for sentence in sentences:
         print(visible(sentence))

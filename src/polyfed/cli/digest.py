@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from polyfed.cli.options import Json
-from polyfed.cli.output import print_json
-from polyfed.cli.run import RunFolderPath
-
-EXAMPLE = "Example: polyfed digest runs/digits-mini-fedbn-seed0"
+from polyfed.cli.options import command, shared
+from polyfed.cli.output import print_json, warn
 
 
-def digest(path: RunFolderPath, as_json: Json = False) -> None:
+@command("digest", "polyfed digest runs/digits-mini-fedbn-seed0")
+@shared("run", "json")
+def digest(path: str, as_json: bool) -> None:
     """Print one hash over the state of the server and all clients; equal runs have equal hashes."""
-    from polyfed.cli.output import warn
     from polyfed.runs.folder.checkpoint import digest as digest_of
     from polyfed.runs.reopen import read_snapshot
 

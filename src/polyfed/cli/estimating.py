@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from polyfed.cli.guard import BAD_INPUT
-from polyfed.cli.output import View, console, print_footnotes, print_json, print_table, status, table, warn
+from polyfed.cli.output import View, console, print_footnotes, print_json, say, status, warn
+from polyfed.cli.tables import print_table
 
 if TYPE_CHECKING:
     from polyfed.settings import Settings
@@ -38,37 +39,30 @@ def print_estimate(runs: Sequence[ComparisonRun], data: Any, as_json: bool, quie
                 warn(f"{one.method} cannot be run: {one.problem}")
         for notice in dict.fromkeys(notice for one in found for notice in one.notices):
             warn(notice)
-        show(found, settings, view)
+        _print(found, settings, view)
     if as_json:
-        print_json(estimates_json(found, settings))
+        print_json(_as_json(found, settings))
     if any(one.problem for one in found):
-        raise typer.Exit(BAD_INPUT)
+        raise click.exceptions.Exit(BAD_INPUT)
 
 
-def show(estimates: Sequence[MethodEstimate], settings: Settings, view: View) -> None:
-    """The table, and what everything would cost together."""
-    from rich.markup import escape
-
-    shown = table(COLUMNS, COLUMNS[1:], LATER)
-    for estimate in estimates:
-        shown.add_row(escape(estimate.method), *(cells(estimate) if estimate.runs else ["-"] * (len(COLUMNS) - 1)))
-    print_table(f"{settings.data}: what it would cost", shown, view)
-    out = console()
-    out.print(f"[bold]{escape(sum_words(estimates))}[/bold]")
-    for estimate in estimates:
-        later = estimate.runs[0].later if estimate.runs else ()
+def _print(estimates: Sequence[MethodEstimate], settings: Settings, view: View) -> None:
+    """Print the table, and what everything would cost together."""
+    rows = [(one.method, *(_cells(one) if one.runs else ["-"] * (len(COLUMNS) - 1))) for one in estimates]
+    print_table(f"{settings.data}: what it would cost", COLUMNS, rows, view, COLUMNS[1:], LATER)
+    console().print(_sum_words(estimates), style="bold", markup=False)
+    for one in estimates:
+        later = one.runs[0].later if one.runs else ()
         if later:
             starts = " and ".join(map(str, later))
-            out.print(
-                f"{escape(estimate.method)}: other entries travel from round {starts} on; only rounds before that were measured."
-            )
+            say(f"{one.method}: other entries travel from round {starts} on; only rounds before that were measured.")
     if settings.backend == "flower":
-        out.print("With Flower, exchanging messages comes on top: benchmarks/flower.md has what that takes.")
+        say("With Flower, exchanging messages comes on top: benchmarks/flower.md has what that takes.")
     print_footnotes("Processor time of this machine.", [NOTE], view)
 
 
-def cells(estimate: MethodEstimate) -> list[str]:
-    """The numbers of a method, means over its runs."""
+def _cells(estimate: MethodEstimate) -> list[str]:
+    """Return the numbers of a method, means over its runs."""
     runs = estimate.runs
     once, a_round, scoring = (fmean(getattr(run, name) for run in runs) for name in ("once", "round", "scoring"))
     first = runs[0]
@@ -86,8 +80,8 @@ def cells(estimate: MethodEstimate) -> list[str]:
     ]
 
 
-def sum_words(estimates: Sequence[MethodEstimate]) -> str:
-    """What all runs cost together, and how long they take on the clock."""
+def _sum_words(estimates: Sequence[MethodEstimate]) -> str:
+    """Return what all runs cost together, and how long they take on the clock."""
     from polyfed.studies.report.words import byte_words
 
     runs = sum(len(estimate.runs) for estimate in estimates)
@@ -100,7 +94,7 @@ def sum_words(estimates: Sequence[MethodEstimate]) -> str:
 
 
 def time_words(seconds: float, kind: str = "") -> str:
-    """Seconds in the unit people would choose.
+    """Return seconds in the unit people would choose.
 
     >>> time_words(42), time_words(2520, "core-"), time_words(9000)
     ('42 seconds', '42 core-minutes', '2.5 hours')
@@ -110,8 +104,7 @@ def time_words(seconds: float, kind: str = "") -> str:
     return f"{seconds / 60:.0f} {kind}minutes" if seconds < 6000 else f"{seconds / 3600:.1f} {kind}hours"
 
 
-def estimates_json(estimates: Sequence[MethodEstimate], settings: Settings) -> dict[str, Any]:
-    """Everything as JSON."""
+def _as_json(estimates: Sequence[MethodEstimate], settings: Settings) -> dict[str, Any]:
     methods = [
         {
             "method": estimate.method,
@@ -122,9 +115,4 @@ def estimates_json(estimates: Sequence[MethodEstimate], settings: Settings) -> d
         for estimate in estimates
     ]
     seconds = sum(estimate.cpu_seconds for estimate in estimates)
-    return {
-        "data": settings.data,
-        "core_hours": seconds / 3600,
-        "methods": methods,
-        "note": NOTE,
-    }
+    return {"data": settings.data, "core_hours": seconds / 3600, "methods": methods, "note": NOTE}

@@ -2,70 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from polyfed.api import evaluate as evaluate_run
-from polyfed.cli.options import Device, Explain, Json, LoadElsewhere, ModelAgain, Quiet, Trust, Wide
-from polyfed.cli.output import View, busy, console, listen, print_json, print_table, table, warn
-from polyfed.cli.run import RunFolderPath, print_scores
+from polyfed import api
+from polyfed.cli.options import REOPENED, argument, command, shared
+from polyfed.cli.output import View, console, listen, print_json, status, warn
+from polyfed.cli.run import print_scores
+from polyfed.cli.tables import print_table
 from polyfed.settings import FACTS
 
 if TYPE_CHECKING:
     from polyfed.runs.evaluate import Evaluation
 
-EXAMPLE = (
-    "Examples:\n\npolyfed evaluate runs/digits-mini-fedbn-seed0 --newcomer all\n\n"
-    "polyfed evaluate runs/digits-mini-fedbn-seed0 my_digits/ --newcomer re-estimated"
+
+@command(
+    "evaluate",
+    "polyfed evaluate runs/digits-mini-fedbn-seed0 --newcomer all",
+    "polyfed evaluate runs/digits-mini-fedbn-seed0 my_digits/ --newcomer re-estimated",
 )
-
-
-def evaluate(
-    path: RunFolderPath,
-    data: Annotated[
-        str | None,
-        typer.Argument(metavar="[DATA]", help="Other data; domains the run does not know are unseen.", show_default=False),
-    ] = None,
-    newcomer: Annotated[
-        str | None,
-        typer.Option("--newcomer", help=f"Local layers of the newcomer: {', '.join(FACTS['newcomer'].choices)}, or all."),
-    ] = None,
-    split: Annotated[str, typer.Option("--split", help="Images that seen clients are scored on: test or validation.")] = "test",
-    part: Annotated[
-        str | None, typer.Option("--part", help="Images of other DATA's new domains that are scored: test (default), or all.")
-    ] = None,
-    root: Annotated[
-        str | None,
-        typer.Option(
-            "--root", metavar="DIR", help="Folder of the files of DATA; without DATA, of the run's own data, if they moved."
-        ),
-    ] = None,
-    device: Device = None,
-    load: LoadElsewhere = None,
-    model: ModelAgain = None,
-    trust: Trust = False,
-    wide: Wide = False,
-    explain: Explain = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+@shared("run")
+@argument("data", "[DATA]", "Other data; domains the run does not know are unseen.", required=False)
+@click.option("--newcomer", help=f"Local layers of the newcomer: {', '.join(FACTS['newcomer'].choices)}, or all.")
+@click.option("--split", default="test", help="Images that seen clients are scored on: test or validation.")
+@click.option("--part", help="Images of other DATA's new domains that are scored: test (default), or all.")
+@click.option("--root", metavar="DIR", help="Folder of the files of DATA; without DATA, of the run's own data, if they moved.")
+@shared(*REOPENED, "wide", "explain", "json", "quiet")
+def evaluate(path: str, data: str | None, wide: bool, explain: bool, as_json: bool, quiet: bool, **how: Any) -> None:
     """Score a run: each seen client's own model, and the newcomer model on unseen domains."""
     listen(quiet)
-    with busy("Opening the run", quiet):
-        found = evaluate_run(
-            path,
-            data,
-            newcomer=newcomer,
-            split=split,
-            part=part,
-            root=root,
-            device=device or "auto",
-            load=load or None,
-            model=model,
-            trust=trust,
-            notify=warn,
-        )
+    with status("Opening the run", quiet):
+        found = api.evaluate(path, data, notify=warn, **how)
     if not quiet:
         for notice in found.notices:
             warn(notice)
@@ -83,18 +51,16 @@ def _print(found: Evaluation, view: View) -> None:
     title = f"{summary['method']} after {rounds_words(summary['rounds'])}, on {summary['data']}"
     if len(choices) == 1:
         print_scores(summary, f"{title} (newcomer: {choices[0]})" if found.has_choice else title, view)
-    else:
-        print_scores(
-            {**summary, "scores": [s for s in summary["scores"] if s["view"] != "unseen"]}
-            if summary["accuracy"]["seen"]
-            else summary,
-            title,
-            view,
-        )
-        sizes = {row.domain: row for row in domain_rows(summary) if row.view == "unseen"}
-        if sizes:
-            shown = table(("domain", "test images", *choices), ("test images", *choices), [["test images"]])
-            for domain, row in sizes.items():
-                shown.add_row(domain, str(row.count), *(percent(summary["newcomer"][choice][domain]) for choice in choices))
-            console().print()
-            print_table(f"newcomer on unseen domains, {MEASURES[summary['metric']]} %", shown, view)
+        return
+    seen = {**summary, "scores": [score for score in summary["scores"] if score["view"] != "unseen"]}
+    print_scores(seen if summary["accuracy"]["seen"] else summary, title, view)
+    unseen = [row for row in domain_rows(summary) if row.view == "unseen"]
+    if unseen:
+        columns = ("test images", *choices)
+        rows = [
+            (row.domain, str(row.count), *(percent(summary["newcomer"][choice][row.domain]) for choice in choices))
+            for row in unseen
+        ]
+        console().print()
+        title = f"newcomer on unseen domains, {MEASURES[summary['metric']]} %"
+        print_table(title, ("domain", *columns), rows, view, columns, [["test images"]])

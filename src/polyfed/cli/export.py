@@ -2,83 +2,62 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from polyfed.api import export as export_run
-from polyfed.cli.options import Json, LoadElsewhere, ModelAgain, Quiet, Trust
-from polyfed.cli.output import busy, console, listen, print_json, print_table, table, warn
-from polyfed.cli.run import RunFolderPath
+from polyfed import api
+from polyfed.cli.options import command, flag, shared
+from polyfed.cli.output import listen, print_json, print_line, say, status, warn
+from polyfed.cli.tables import print_table
 
 if TYPE_CHECKING:
     from polyfed.runs.export import Exported
 
-EXAMPLE = (
-    "Examples:\n\npolyfed export runs/digits-mini-fedavg-seed0 --to onnx --fold -o digits.onnx\n\n"
-    "polyfed export runs/digits-mini-fedbn-seed0 --client pen --to pt2"
+
+@command(
+    "export",
+    "polyfed export runs/digits-mini-fedavg-seed0 --to onnx --fold -o digits.onnx",
+    "polyfed export runs/digits-mini-fedbn-seed0 --client pen --to pt2",
 )
-
-
-def export(
-    path: RunFolderPath,
-    to: Annotated[str, typer.Option("--to", metavar="FORM", help="onnx, pt2 (torch.export) or safetensors.")] = "onnx",
-    out: Annotated[
-        str | None, typer.Option("--out", "-o", metavar="FILE", help="The file; default: the run's name with .onnx, .pt2, ...")
-    ] = None,
-    client: Annotated[
-        str | None, typer.Option("--client", metavar="ID", help="This client's own model; default: the one model of all.")
-    ] = None,
-    newcomer: Annotated[bool, typer.Option("--newcomer", help="The model for somebody new, with local layers averaged.")] = False,
-    fold: Annotated[
-        bool, typer.Option("--fold", help="Turn standardised convolutions and batch norms into plain convolutions.")
-    ] = False,
-    load: LoadElsewhere = None,
-    model: ModelAgain = None,
-    trust: Trust = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+@shared("run")
+@click.option("--to", metavar="FORM", default="onnx", help="onnx, pt2 (torch.export) or safetensors.")
+@click.option("--out", "-o", metavar="FILE", help="The file; default: the run's name with .onnx, .pt2, ...")
+@click.option("--client", metavar="ID", help="This client's own model; default: the one model of all.")
+@flag("--newcomer", help="The model for somebody new, with local layers averaged.")
+@flag("--fold", help="Turn standardised convolutions and batch norms into plain convolutions.")
+@shared("load elsewhere", "model again", "trust", "json", "quiet")
+def export(path: str, to: str, out: str | None, as_json: bool, quiet: bool, **how: Any) -> None:
     """Write a trained model to a file that other programs run; its answers are compared with the model's first."""
     listen(quiet)
-    with busy("Exporting", quiet):
-        found = export_run(
-            path, to, out, client=client, newcomer=newcomer, fold=fold, load=load or None, model=model, trust=trust, notify=warn
-        )
+    with status("Exporting", quiet):
+        found = api.export(path, to, out, notify=warn, **how)
     if not quiet:
-        print_export(found, path)
+        _print(found)
     if as_json:
-        print_json(as_values(found, path))
+        print_json({"run": path, **_values(found)})
 
 
-def as_values(found: Exported, path: str) -> dict[str, Any]:
-    """What was written, as one JSON object."""
-    folded = None
-    if found.folded is not None:
-        folded = {"norms": found.folded.norms, "convolutions": found.folded.standardised, "left": list(found.folded.left)}
-    forms = [{"what": form.what, "bytes": form.size, "ms_per_image": 1000 * form.seconds} for form in found.forms]
+def _values(found: Exported) -> dict[str, Any]:
+    folded = found.folded
     return {
-        "run": path,
         "file": str(found.path),
         "whose": found.whose,
         "difference": found.difference,
-        "folded": folded,
-        "forms": forms,
+        "folded": folded and {"norms": folded.norms, "convolutions": folded.standardised, "left": list(folded.left)},
+        "forms": [{"what": form.what, "bytes": form.size, "ms_per_image": 1000 * form.seconds} for form in found.forms],
         "metadata": dict(found.metadata),
     }
 
 
-def print_export(found: Exported, path: str) -> None:
-    """Sizes and speeds before and after, and what was checked."""
+def _print(found: Exported) -> None:
     from polyfed.studies.report.words import byte_words
 
-    shown = table(("model", "size", "ms per image"), ("size", "ms per image"))
-    for form in found.forms:
-        shown.add_row(form.what, byte_words(form.size), f"{1000 * form.seconds:.2f}")
-    print_table(f"{found.metadata['method']}, {found.whose} model", shown)
-    out = console()
+    rows = [(form.what, byte_words(form.size), f"{1000 * form.seconds:.2f}") for form in found.forms]
+    title = f"{found.metadata['method']}, {found.whose} model"
+    print_table(title, ("model", "size", "ms per image"), rows, numbers=("size", "ms per image"))
     if found.folded is not None:
         left = f"; not folded: {', '.join(found.folded.left)}" if found.folded.left else ""
-        out.print(f"folded: {found.folded.standardised} standardised convolutions, {found.folded.norms} batch norms{left}")
-    out.print(f"logits differ by {found.difference:.1e} of the largest; times are medians of one image on one thread")
-    out.print(f"file: {found.path}", soft_wrap=True, markup=False)
+        say(f"folded: {found.folded.standardised} standardised convolutions, {found.folded.norms} batch norms{left}")
+    say(f"logits differ by {found.difference:.1e} of the largest; times are medians of one image on one thread")
+    print_line(f"file: {found.path}")

@@ -1,24 +1,21 @@
-"""Bad input gets one sentence on standard error and exit code 2, an error nobody foresaw exit code 1; a stack trace only with ``--debug``."""
+"""Bad input gets one sentence on standard error and exit code 2, an unforeseen error exit code 1; a stack trace only with ``--debug``."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import typer
-from typer.core import TyperGroup
+import click
 
-from polyfed.cli.visible import visible
-from polyfed.errors import PolyfedError, SettingError, UnknownName, nearest
+from polyfed.cli.help import Group
+from polyfed.cli.output import visible
+from polyfed.errors import PolyfedError, SettingError, UnknownName
 
 FAULT, BAD_INPUT, STOPPED = 1, 2, 130
 OWN_FAULT = "This is a fault of polyfed, please report it"
-"""What an error is called that nobody foresaw."""
-
-# typer 0.15 raises click's errors, later ones raise those of a click they carry along; both name the same parent.
-UsageError: Any = typer.BadParameter.__mro__[1]
+"""What an unforeseen error is called."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -26,45 +23,39 @@ class Stopped(KeyboardInterrupt):
 
 
 @contextmanager
-def stoppable(how_to_go_on: str) -> Iterator[None]:
-    """Say how to go on when the user stops the work inside."""
+def stoppable(how_to_go_on: str | Callable[[], str]) -> Iterator[None]:
+    """Say how to go on if the user stops the work inside; a function that returns nothing says nothing."""
     try:
         yield
     except KeyboardInterrupt as stop:
-        raise Stopped(f"stopped; {how_to_go_on}") from stop
+        words = how_to_go_on if isinstance(how_to_go_on, str) else how_to_go_on()
+        raise Stopped(f"stopped; {words}" if words else "") from stop
 
 
-class Guarded(TyperGroup):
+class Guarded(Group):
     """The group of all commands; what goes wrong in them ends here."""
 
-    def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """Read the global options."""
+    def unknown(self, typed: str) -> str:
+        """Return what to type instead of an unknown command."""
+        raise NotImplementedError
+
+    def make_context(self, info_name: str | None, args: list[str], *others: Any, **extra: Any) -> click.Context:
         with _one_sentence():
-            _refuse_nul(args)
-            return super().make_context(*args, **kwargs)
+            bad = next((word for word in args if "\0" in word), None)
+            if bad is not None:  # the system ends texts there
+                raise SettingError(f"{bad!r} holds the character NUL, which no name and no file can have.")
+            return super().make_context(info_name, args, *others, **extra)
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command; an unknown one is answered with what was probably meant."""
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing:
-            from polyfed.cli.suggestions import command_suggestion
-
-            raise UnknownName(f"There is no command {args[0]!r}. {command_suggestion(args[0])}")
+            raise UnknownName(f"There is no command {args[0]!r}. {self.unknown(args[0])}")
         return super().resolve_command(ctx, args)
 
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command."""
+    def invoke(self, ctx: click.Context) -> Any:
         if ctx.params.get("debug"):
             return super().invoke(ctx)
         with _one_sentence():
             return super().invoke(ctx)
-
-
-def _refuse_nul(args: Any) -> None:
-    """No file, name or number has the character NUL in it, and the system ends texts there."""
-    words = next((each for each in args if isinstance(each, list)), [])
-    bad = next((word for word in words if "\0" in word), None)
-    if bad is not None:
-        raise SettingError(f"{bad!r} holds the character NUL, which no name and no file can have.")
 
 
 @contextmanager
@@ -78,28 +69,28 @@ def _one_sentence() -> Iterator[None]:
     except OSError as error:
         where = f" ({error.filename})" if error.filename is not None else ""
         _end(f"The system refused: {error.strerror or error}{where}. --debug shows where.", BAD_INPUT)
-    except UsageError as error:
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.message)
+        sys.exit(BAD_INPUT)
+    except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "polyfed"
         _end(f"{_usage_sentence(error)} See {path} --help.", BAD_INPUT)
     except KeyboardInterrupt as stop:
         _end(str(stop) or "stopped.", STOPPED)
-    except (typer.Exit, typer.Abort):
+    except (click.exceptions.Exit, click.Abort):
         raise
     except Exception as error:
         _end(f"{OWN_FAULT}: {type(error).__name__}: {error}. --debug shows where.", FAULT)
 
 
-def _usage_sentence(error: Any) -> str:
-    """What is wrong with how the command was called, and what was probably meant."""
+def _usage_sentence(error: click.UsageError) -> str:
+    """Return what is wrong with how the command was called, and what was probably meant."""
     from polyfed.cli.suggestions import extra_argument_suggestion, option_suggestion
 
     sentence = error.format_message()
-    if error.ctx is not None and hasattr(error, "option_name") and not hasattr(error, "param"):
+    if error.ctx is not None and isinstance(error, click.NoSuchOption):
         suggestion = option_suggestion(error.option_name, error.ctx)
         return f"There is no option {error.option_name}.{' ' * bool(suggestion)}{suggestion}"
-    if error.ctx is not None and sentence.startswith("No such command"):
-        typed = sentence.split("'")[1]
-        return f"There is no command {typed!r}. {nearest(typed, error.ctx.command.commands)}"
     ended = sentence if sentence.endswith((".", "?")) else f"{sentence}."
     if error.ctx is not None and "unexpected extra argument" in sentence:
         return f"{ended} {extra_argument_suggestion(error.ctx)}"

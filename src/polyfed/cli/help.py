@@ -1,99 +1,152 @@
-"""Help of commands with many options: ``--help`` shows the twelve that people use first, ``--help-all`` all of them in groups."""
+"""Commands whose help is printed in panels. One with many options shows twelve first; ``--help-all`` shows all of them, in groups."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import typer
-from typer.core import TyperCommand
-from typer.main import get_command
+import click
 
-from polyfed.cli.option_groups import GROUPS, group_of
 from polyfed.cli.output import console
+from polyfed.errors import nearest
 
-HELP_ALL = "--help-all"
+GROUPS = ("Data", "Model and method", "Training", "Clients", "Evaluation", "Speed", "Output")
+"""Groups of options, in the order of help. A setting has its group in its facts; other options have one by ``OWN``, or are "Output"."""
+OWN: Mapping[str, str] = {
+    **dict.fromkeys(("methods", "recipe", "changes", "trust"), "Model and method"),
+    **dict.fromkeys(("protocol", "hold_out"), "Evaluation"),
+    **dict.fromkeys(("seeds", "set_grid", "trials", "sampler", "halving"), "Training"),
+}
 
 
-class ManyOptions(TyperCommand):
-    """A command that has more options than a person reads; ``first`` names the parameters that ``--help`` shows."""
+def group_of(name: str) -> str:
+    """Return the group of an option, by the name of its parameter.
 
-    first: tuple[str, ...] = ()
+    >>> group_of("lr"), group_of("as_json")
+    ('Training', 'Output')
+    """
+    from polyfed.settings import FACTS
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    return FACTS[name].group if name in FACTS else OWN.get(name, "Output")
+
+
+class Argument(click.Argument):
+    """An argument with help."""
+
+    def __init__(self, *args: Any, help: str = "", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.params.append(option_for_all(sum(map(is_own_option, self.params))))
+        self.help = help
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the first options."""
-        self.copy_with([param for name in self.first for param in self.params if param.name == name]).full_help(ctx, formatter)
-
-    def full_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the options that this command has."""
-        super().format_help(ctx, formatter)
-
-    def grouped(self) -> ManyOptions:
-        """The same command, all its options in groups."""
-        options: list[Any] = [copy.copy(param) for param in self.params if is_own_option(param)]
-        for option in options:
-            option.rich_help_panel = group_of(option.name)
-        return self.copy_with(sorted(options, key=lambda option: GROUPS.index(option.rich_help_panel)))
-
-    def copy_with(self, options: list[Any]) -> ManyOptions:
-        """The same command with other options; its arguments stay, and so does what prints help."""
-        made = copy.copy(self)
-        others = [param for param in self.params if not is_own_option(param)]
-        made.params = [*options, *others]
-        return made
+    def make_metavar(self, ctx: click.Context) -> str:
+        written = self.metavar or str(self.name).upper()
+        return written if self.required or written.startswith("[") else f"[{written}]"
 
 
-def option_for_all(number: int) -> Any:
-    """The option that prints all options. Typer makes it from a function: its releases differ in how an option is built by hand."""
-    asked = typer.Option(
-        False,
-        HELP_ALL,
-        is_eager=True,
-        expose_value=False,
-        callback=print_all_options,
-        show_default=False,
-        help=f"Show all {number} options, in groups.",
-    )
+class Command(click.Command):
+    """A command; ``first`` names the parameters that ``--help`` shows if it has more options than a person reads."""
 
-    def shown(help_all: bool = asked) -> None:
-        pass
+    def __init__(self, *args: Any, first: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.first = first
+        if first:
+            number = sum(isinstance(param, click.Option) for param in self.params)
+            words = f"Show all {number} options, in groups."
+            option = click.Option(
+                ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_print_all_options, help=words
+            )
+            self.params.append(option)
 
-    app = typer.Typer(add_completion=False)
-    app.command()(shown)
-    return next(param for param in get_command(app).params if HELP_ALL in param.opts)
+    def get_help(self, ctx: click.Context) -> str:
+        shown = self.get_params(ctx)
+        if self.first:
+            by_name = {param.name: param for param in shown}
+            shown = [*_arguments(shown), *(by_name[name] for name in (*self.first, "help_all", "help"))]
+        return help_text(self, ctx, {"Options": option_rows(shown, ctx)})
+
+    def help_with_all(self, ctx: click.Context) -> str:
+        """Return help with every option, in groups."""
+        panels: dict[str, list[Any]] = {title: [] for title in ("Options", *GROUPS)}
+        for param in self.get_params(ctx):
+            panels["Options" if param.name in ("help_all", "help") else group_of(str(param.name))].append(param)
+        return help_text(self, ctx, {title: option_rows(params, ctx) for title, params in panels.items()})
 
 
-def print_panels(usage: str, about: str, panels: Mapping[str, Sequence[tuple[str, str]]], epilog: str) -> None:
-    """Print the help of the group of all commands; typer's own way would cost more time than all the rest."""
+def _print_all_options(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
+    if asked and not ctx.resilient_parsing:
+        assert isinstance(ctx.command, Command)
+        click.echo(ctx.command.help_with_all(ctx))
+        ctx.exit()
+
+
+class Group(click.Group):
+    """A command that has commands."""
+
+    command_class = Command
+
+    def get_help(self, ctx: click.Context) -> str:
+        commands = [(name, " ".join((command.help or "").split("\n\n")[0].split())) for name, command in self.commands.items()]
+        return help_text(self, ctx, {"Options": option_rows(self.get_params(ctx), ctx), "Commands": commands})
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            raise click.UsageError(f"There is no command {args[0]!r}. {nearest(args[0], self.commands)}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+def _arguments(params: Sequence[click.Parameter]) -> list[Argument]:
+    return [param for param in params if isinstance(param, Argument)]
+
+
+def option_rows(params: Sequence[click.Parameter], ctx: click.Context) -> list[tuple[str, ...]]:
+    """Return the names, the value and the meaning of each option."""
+    rows: list[tuple[str, ...]] = []
+    for param in params:
+        if isinstance(param, click.Option):
+            value = "" if param.is_flag else param.make_metavar(ctx)
+            if isinstance(param.type, click.IntRange):
+                value += f" [x>={param.type.min}]"
+            notes = [f"[env var: {param.envvar}]"] if param.show_envvar else []
+            is_shown = not param.is_flag and param.show_default is not False and param.default != ""
+            if is_shown and isinstance(param.default, str | int | float):
+                notes.append(f"[default: {param.default}]")
+            notes += ["[required]"] if param.required else []
+            rows.append((", ".join([*param.opts, *param.secondary_opts]), value, " ".join([param.help or "", *notes])))
+    return rows
+
+
+def help_text(command: click.Command, ctx: click.Context, panels: Mapping[str, Sequence[tuple[str, ...]]]) -> str:
+    """Return help: usage, what the command does, its arguments, the panels that are not empty, and its examples."""
     from rich import box
+    from rich.padding import Padding
     from rich.panel import Panel
     from rich.table import Table
+    from rich.text import Text
 
+    arguments = [
+        (param.make_metavar(ctx), f"{param.help} [required]" if param.required else param.help)
+        for param in _arguments(command.params)
+    ]
+    filled = {title: rows for title, rows in {"Arguments": arguments, **panels}.items() if rows}
+    # The names of commands and options are one column in all panels.
+    widest = max(len(row[0]) for rows in filled.values() for row in rows) if isinstance(command, Group) else None
     out = console()
-    out.print(f"\n {usage}\n\n {about}\n", markup=False)
-    widest = max(len(name) for title, rows in panels.items() for name, _ in rows)
-    for title, rows in panels.items():
-        shown = Table(box=None, show_header=False, expand=True, pad_edge=False, padding=(0, 2, 0, 0))
-        shown.add_column(style="bold cyan", no_wrap=True, width=widest)
-        shown.add_column(ratio=1)
-        for row in rows:
-            shown.add_row(*row)
-        out.print(Panel(shown, title=title, title_align="left", border_style="dim", box=box.ROUNDED))
-    out.print(f"\n {epilog}\n", markup=False)
+    with out.capture() as captured:
+        out.print()
+        for text in (command.get_usage(ctx), *_paragraphs(command.help)):
+            out.print(Padding(Text(text), (0, 1, 1, 1)))
+        for title, rows in filled.items():
+            shown = Table(box=None, show_header=False, expand=True, pad_edge=False, padding=(0, 2, 0, 0))
+            shown.add_column(style="bold cyan", no_wrap=True, width=widest)
+            if len(rows[0]) == 3:
+                shown.add_column(no_wrap=True)
+            shown.add_column(ratio=1)
+            for row in rows:
+                shown.add_row(*map(Text, row))
+            out.print(Panel(shown, title=title, title_align="left", border_style="dim", box=box.ROUNDED))
+        for place, text in enumerate(_paragraphs(command.epilog)):
+            out.print(Padding(Text(text), (place == 0, 1, 0, 1)))
+    return captured.get().rstrip("\n") + "\n"
 
 
-def is_own_option(param: Any) -> bool:
-    """Whether a parameter is an option of the command, and not one that prints help."""
-    return param.param_type_name == "option" and HELP_ALL not in param.opts
-
-
-def print_all_options(ctx: Any, param: Any, asked: bool) -> None:
-    """Print help with every option, and end."""
-    if asked and not ctx.resilient_parsing:
-        ctx.command.grouped().full_help(ctx, ctx.make_formatter())
-        ctx.exit()
+def _paragraphs(text: str | None) -> list[str]:
+    return [" ".join(paragraph.split()) for paragraph in (text or "").split("\n\n") if paragraph.strip()]

@@ -8,30 +8,25 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from polyfed.cli.options import Json
-from polyfed.cli.output import print_json, print_table, table
+from polyfed.cli.options import command, shared
+from polyfed.cli.output import print_json
+from polyfed.cli.tables import print_pairs
 
-EXAMPLE = "Example: polyfed info --json"
-PACKAGES = ("polyfed", "torch", "torchvision", "numpy", "typer", "click", "rich", "flwr", "timm", "onnxruntime")
-ABSENT = "not installed"
+PACKAGES = ("polyfed", "torch", "torchvision", "numpy", "click", "rich", "flwr", "timm", "onnxruntime")
 
 
-def info(as_json: Json = False) -> None:
+@command("info", "polyfed info --json")
+@shared("json")
+def info(as_json: bool) -> None:
     """Print versions, cores, devices and folders; put it into a bug report. Nothing is sent anywhere."""
-    found = facts()
+    found = _facts()
     if as_json:
         print_json(found)
-        return
-    shown = table(("what", "found"))
-    for name, value in found.items():
-        rows = value.items() if isinstance(value, dict) else [(name, value)]
-        for what, each in rows:
-            shown.add_row(str(what), str(each))
-    print_table("", shown)
+    else:
+        print_pairs("", found.pop("versions") | found)
 
 
-def facts() -> dict[str, Any]:
-    """What a bug report needs to say of a machine."""
+def _facts() -> dict[str, Any]:
     import torch
 
     from polyfed.data.store.cache import cache_folder
@@ -39,7 +34,7 @@ def facts() -> dict[str, Any]:
     devices = ["cpu", *(f"cuda:{place} ({torch.cuda.get_device_name(place)})" for place in range(torch.cuda.device_count()))]
     devices += ["mps"] if torch.backends.mps.is_available() else []
     return {
-        "versions": {name: installed(name) for name in PACKAGES},
+        "versions": {name: _installed(name) for name in PACKAGES},
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": platform.platform(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -49,9 +44,8 @@ def facts() -> dict[str, Any]:
     }
 
 
-def installed(package: str) -> str:
-    """The version of a package, or that it is not there."""
+def _installed(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        return ABSENT
+        return "not installed"

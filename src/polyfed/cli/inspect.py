@@ -2,50 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from polyfed.cli.options import Json
-from polyfed.cli.output import console, print_json, print_table, table
-from polyfed.cli.run import RunFolderPath
+from polyfed.cli.options import command, shared
+from polyfed.cli.output import console, print_json
+from polyfed.cli.tables import print_table
 from polyfed.studies.report.words import byte_words
 
-EXAMPLE = "Example: polyfed inspect runs/digits-mini-fedbn-seed0"
 
-
-def inspect(path: RunFolderPath, as_json: Json = False) -> None:
+@command("inspect", "polyfed inspect runs/digits-mini-fedbn-seed0")
+@shared("run", "json")
+def inspect(path: str, as_json: bool) -> None:
     """Show what a run folder contains, and what code it names, without running any of it."""
     from polyfed.runs.folder.inspection import inspected
 
     found = inspected(path)
     if as_json:
         print_json(found)
-    else:
-        _print(found)
-
-
-def _print(found: dict[str, Any]) -> None:
-    about = table(("what", "found"))
-    for name in ("run", "written by", "method", "data", "given in Python", "checkpoint", "metrics"):
-        about.add_row(name, plain(found[name.replace(" ", "_").lower()]))
-    for sentence in found["code"] or ["none"]:
-        about.add_row("code it names", plain(sentence))
-    for sentence in found["problems"]:
-        about.add_row("problem", plain(sentence))
-    print_table("run folder", about)
-    settings = table(("setting", "value"))
-    for name, value in found["settings"].items():
-        settings.add_row(plain(name), plain(value))
+        return
+    names = ("run", "written by", "method", "data", "given in Python", "checkpoint", "metrics")
+    about = [(name, found[name.replace(" ", "_").lower()]) for name in names]
+    about += [("code it names", sentence) for sentence in found["code"] or ["none"]]
+    about += [("problem", sentence) for sentence in found["problems"]]
+    print_table("run folder", ("what", "found"), [(name, _plain(value)) for name, value in about])
     console().print()
-    print_table("settings", settings)
-    files = table(("file", "size"), ("size",))
-    for name, size in found["files"].items():
-        files.add_row(plain(name), byte_words(size))
+    print_table("settings", ("setting", "value"), [(_plain(name), _plain(value)) for name, value in found["settings"].items()])
     console().print()
-    print_table("files", files)
+    files = [(_plain(name), byte_words(size)) for name, size in found["files"].items()]
+    print_table("files", ("file", "size"), files, numbers=("size",))
 
 
-def plain(value: object) -> str:
-    """Text of somebody else as it can be shown: neither markup nor what a terminal would obey."""
-    from rich.markup import escape
-
-    return escape("".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in str(value)))
+def _plain(value: object) -> str:
+    """Return text from a foreign file on one line, without what a terminal would obey."""
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in str(value))

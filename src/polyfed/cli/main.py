@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
 
-import typer
+import click
 
-from polyfed.cli.lazy import AllCommands
+from polyfed.cli.commands import AllCommands
 from polyfed.runs.malloc import keep_freed_pages
 
-app = typer.Typer(
-    name="polyfed",
+
+@click.group(
+    "polyfed",
     cls=AllCommands,
-    help="Multi-domain federated learning: a method is a value, and methods add up.",
-    epilog="Start with: polyfed compare digits-mini --methods 'fedavg; fedbn' --rounds 5",
-    pretty_exceptions_enable=False,
     invoke_without_command=True,
+    epilog="Start with: polyfed compare digits-mini --methods 'fedavg; fedbn' --rounds 5",
 )
-
-
-@app.callback()
-def globally(
-    context: typer.Context,
-    debug: Annotated[
-        bool, typer.Option("--debug", envvar="POLYFED_DEBUG", help="Show the stack trace of an error (POLYFED_DEBUG=1).")
-    ] = False,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
+@click.option("--debug", is_flag=True, envvar="POLYFED_DEBUG", help="Show the stack trace of an error (POLYFED_DEBUG=1).")
+@click.option("--version", is_flag=True, help="Print the version.")
+@click.option("--install-completion", is_flag=True, help="Install completion for the current shell.")
+@click.option(
+    "--show-completion",
+    is_flag=True,
+    help="Show completion for the current shell, to copy it or customize the installation.",
+)
+@click.pass_context
+def app(context: click.Context, debug: bool, version: bool, install_completion: bool, show_completion: bool) -> None:
     """Multi-domain federated learning: a method is a value, and methods add up."""
     if version:
         print(_version())
+    elif install_completion or show_completion:
+        from polyfed.cli.completion import completion_script, install
+
+        print(install(app) if install_completion else completion_script(app)[1])
     elif context.invoked_subcommand is None:
-        print(context.get_help())
+        click.echo(context.get_help())
+    else:
+        return
+    context.exit()
 
 
 def _version() -> str:

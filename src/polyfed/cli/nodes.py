@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from polyfed.cli.deploy import needs_flower
-from polyfed.cli.options import Json
+from polyfed.cli.help import Group
+from polyfed.cli.options import argument, example_text, shared
 from polyfed.cli.output import print_json
-from polyfed.cli.serve import FOLDER, ServerFolderPath
+from polyfed.cli.serve import server_folder
 
 if TYPE_CHECKING:
     from polyfed.flower.deploy.folders import ServerFolder
 
-LIST_EXAMPLE = "Example: polyfed nodes list --folder polyfed-server"
-REVOKE_EXAMPLE = "Example: polyfed nodes revoke node-2"
-RENEW_EXAMPLE = "Example: polyfed nodes renew node-2"
-
-nodes_app = typer.Typer(help="Who may come in to a server: list nodes, revoke one, or let one enrol again.", no_args_is_help=True)
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the node.")]
+node_name = argument("name", "NAME", "Name of the node.")
 
 
-def server_at(folder: str | Path) -> ServerFolder:
-    """The folder of a server; one that is none is refused."""
-    needs_flower()
+@click.group("nodes", cls=Group)
+def nodes() -> None:
+    """Who may come in to a server: list nodes, revoke one, or let one enrol again."""
+
+
+def _server_at(folder: str) -> ServerFolder:
+    """Return the folder of a server; one that is none is refused."""
     from polyfed.flower.deploy.folders import ServerFolder
 
     place = ServerFolder(Path(folder))
@@ -34,16 +33,17 @@ def server_at(folder: str | Path) -> ServerFolder:
     return place
 
 
-@nodes_app.command("list", epilog=LIST_EXAMPLE)
-def list_nodes(folder: ServerFolderPath = FOLDER, as_json: Json = False) -> None:
+@nodes.command("list", epilog=example_text("polyfed nodes list --folder polyfed-server"))
+@server_folder
+@shared("json")
+def list_nodes(folder: str, as_json: bool) -> None:
     """List nodes: invited, enrolled or revoked, when their certificates end, and when they were last seen."""
-    place = server_at(folder)
+    place = _server_at(folder)
     from polyfed.flower.serve.registry import NodeRegistry, days_left
     from polyfed.flower.serve.serve import SEEN
 
     seen_file = place.path / SEEN
     seen = json.loads(seen_file.read_text()) if seen_file.exists() else {}
-    nodes = NodeRegistry.read(place.path).nodes.values()
     rows = [
         {
             "node": node.name,
@@ -52,23 +52,24 @@ def list_nodes(folder: ServerFolderPath = FOLDER, as_json: Json = False) -> None
             "days left": days_left(node),
             "last seen": seen.get(node.name),
         }
-        for node in nodes
+        for node in NodeRegistry.read(place.path).nodes.values()
     ]
     if as_json:
         print_json({"nodes": rows})
         return
     for row in rows:
-        left = f", certificate for {row['days left']} days" if row["state"] == "enrolled" else ""
         client = f" as {row['client']}" if row["client"] else ""
-        print(
-            f"{row['node']}: {row['state']}{client}{left}, {'last seen ' + str(row['last seen']) if row['last seen'] else 'never seen'}"
-        )
+        left = f", certificate for {row['days left']} days" if row["state"] == "enrolled" else ""
+        last = f"last seen {row['last seen']}" if row["last seen"] else "never seen"
+        print(f"{row['node']}: {row['state']}{client}{left}, {last}")
 
 
-@nodes_app.command("revoke", epilog=REVOKE_EXAMPLE)
-def revoke(name: Name, folder: ServerFolderPath = FOLDER) -> None:
+@nodes.command("revoke", epilog=example_text("polyfed nodes revoke node-2"))
+@node_name
+@server_folder
+def revoke(name: str, folder: str) -> None:
     """Let a node in no more. A server that runs notices at once."""
-    place = server_at(folder)
+    place = _server_at(folder)
     from polyfed.flower.serve.registry import NodeRegistry
     from polyfed.runs.folder.audit_log import AuditLog
 
@@ -78,10 +79,12 @@ def revoke(name: Name, folder: ServerFolderPath = FOLDER) -> None:
     print(f"{name} is revoked.")
 
 
-@nodes_app.command("renew", epilog=RENEW_EXAMPLE)
-def renew(name: Name, folder: ServerFolderPath = FOLDER) -> None:
+@nodes.command("renew", epilog=example_text("polyfed nodes renew node-2"))
+@node_name
+@server_folder
+def renew(name: str, folder: str) -> None:
     """Write a new kit for a node that lost its keys or was revoked, or for one more; its old certificate counts no more."""
-    place = server_at(folder)
+    place = _server_at(folder)
     from polyfed.flower.serve.registry import NodeRegistry
     from polyfed.flower.serve.serve import invite
     from polyfed.runs.folder.audit_log import AuditLog

@@ -1,4 +1,4 @@
-"""What commands print: tables on standard output, the rest on standard error, JSON as the last line."""
+"""What commands print: results on standard output, the rest on standard error, JSON as the last line."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from polyfed.cli.fitted_table import FittedTable
-from polyfed.cli.visible import visible
 from polyfed.studies.report.words import json_values
 
 if TYPE_CHECKING:
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
     from polyfed.runs.callbacks.progress import ProgressBar
 
 WIDTH_OF_FILES = 120
-EXPLAIN = "--explain"
 
 
 @dataclass(frozen=True)
@@ -30,8 +27,8 @@ class View:
     """How much of a table is printed.
 
     Attributes:
-        wide: all columns, also where the terminal is narrower.
-        explain: what the numbers mean in full, in place of one line.
+        wide: All columns, also if the terminal is narrower.
+        explain: What the numbers mean in full, instead of one line.
     """
 
     wide: bool = False
@@ -41,12 +38,17 @@ class View:
 FITTED = View()
 
 
+def visible(text: str) -> str:
+    """Return the text with control characters, which a terminal would obey, written as escapes; also what cannot be encoded."""
+    return "".join(char if char.isprintable() or char in "\n\t " else char.encode("unicode_escape").decode() for char in text)
+
+
 def console(stderr: bool = False, width: int | None = None) -> Console:
-    """A console; one that writes to a file or pipe is wider than rich would make it."""
+    """Return a console; one that writes to a file or pipe is wider than rich would make it."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    own = None if stream.isatty() or "COLUMNS" in os.environ else WIDTH_OF_FILES
+    default = None if stream.isatty() or "COLUMNS" in os.environ else WIDTH_OF_FILES
 
     class Careful(Console):
         """Obeys no control characters that came with names of data."""
@@ -54,94 +56,68 @@ def console(stderr: bool = False, width: int | None = None) -> Console:
         def print(self, *objects: Any, **how: Any) -> None:
             super().print(*(visible(each) if isinstance(each, str) else each for each in objects), **how)
 
-    return Careful(stderr=stderr, width=width or own, highlight=False)
+    return Careful(stderr=stderr, width=width or default, highlight=False)
 
 
-def table(columns: Sequence[str], numbers: Iterable[str] = (), later: Iterable[Sequence[str]] = ()) -> FittedTable:
-    """An empty table; ``numbers`` are columns aligned to the right, ``later`` groups of columns to give up, the last first."""
-    return FittedTable(list(columns), frozenset(numbers), tuple(map(tuple, later)))
+def say(text: str) -> None:
+    """Print a sentence as it is: nothing in it is markup."""
+    console().print(text, markup=False)
 
 
-def print_table(title: str, made: FittedTable, view: View = FITTED) -> None:
-    """Print a table under its title, which may be wider than the table and says how many columns did not fit."""
-    from rich.markup import escape
+def print_line(text: str) -> None:
+    """Print a line that may be copied, such as a command or a path: it is not wrapped."""
+    console().print(text, soft_wrap=True, markup=False)
 
-    out = console()
-    width = made.printed_width(out.width, view.wide)
-    left_out = 0 if view.wide else len(made.left_out(out.width))
-    more = f"{left_out} more column{'s' * (left_out != 1)}: --wide" if left_out else ""
-    heading = f"{title} ({more})" if title and more else title or more
-    if heading:
-        out.print(f"[bold]{escape(heading)}[/bold]")
-    console(width=width).print(made.fitted(width, view.wide))
+
+def print_at_once(line: str, error: bool = False) -> None:
+    """Print a line for whoever follows the output in a file."""
+    print(visible(line), file=sys.stderr if error else sys.stdout, flush=True)
 
 
 def print_footnotes(short: str, sentences: Sequence[str], view: View, always: Sequence[str] = ()) -> None:
-    """What the numbers mean: all sentences with ``--explain``, else one line, after those that are said in any case."""
-    from rich.markup import escape
-
+    """Print what the numbers mean: all sentences with ``--explain``, else one line, after those that are printed in any case."""
     out = console()
-    if view.explain:
-        for sentence in filter(None, sentences):
-            out.print(f"[dim]{escape(sentence)}[/dim]")
-        return
-    for sentence in filter(None, always):
-        out.print(f"[dim]{escape(sentence)}[/dim]")
-    line = f"{short} More: {EXPLAIN}.".strip()
-    out.print(f"[dim]{escape(line if len(line) <= out.width else f'More: {EXPLAIN}.')}[/dim]")
+    for sentence in filter(None, sentences if view.explain else always):
+        out.print(sentence, style="dim", markup=False)
+    if not view.explain:
+        line = f"{short} More: --explain.".strip()
+        out.print(line if len(line) <= out.width else "More: --explain.", style="dim", markup=False)
 
 
 def reason_in_short(reason: str, measure: str) -> str:
-    """The first of several sentences about why another measure than accuracy heads a table: that its classes are uneven."""
+    """Return the first of several sentences about why another measure than accuracy heads a table: that its classes are uneven."""
     first, *more = reason.split(". ")
     return f"{first}." if more and measure != "accuracy" else ""
 
 
 def print_warnings(sentences: Sequence[str]) -> None:
-    """What must be read before any table: printed first, to standard output, so that it stays with the numbers."""
-    out = console()
-    for sentence in sentences:
-        out.print(f"[bold red]Warning:[/bold red] {_plain(sentence)}")
-
-
-def _plain(text: str) -> str:
+    """Print what must be read before any table; to standard output, so that it stays with the numbers."""
     from rich.markup import escape
 
-    return escape(text)
+    for sentence in sentences:
+        console().print(f"[bold red]Warning:[/bold red] {escape(sentence)}")
 
 
 def warn(text: str) -> None:
-    """Say something on standard error."""
+    """Print a warning on standard error."""
     print(f"polyfed: warning: {visible(text)}", file=sys.stderr)
 
 
-def show_progress(quiet: bool) -> bool:
-    """Whether a progress bar is welcome: there is somebody to see it."""
-    return not quiet and sys.stderr.isatty()
-
-
 def progress_bar(quiet: bool, message: bool = False) -> ProgressBar:
-    """Return a bar over runs; where there is no terminal, it prints a line for each run instead; ``message``: print messages also if quiet."""
+    """Return a bar over runs; without a terminal it prints a line for each run instead. ``message``: print messages also if quiet."""
     from polyfed.runs.callbacks.progress import ProgressBar
 
-    return ProgressBar(show_progress(quiet), report=not quiet, message=warn if message or not quiet else None)
+    return ProgressBar(not quiet and sys.stderr.isatty(), report=not quiet, message=warn if message or not quiet else None)
 
 
 @contextmanager
 def status(text: str, quiet: bool) -> Iterator[Status | None]:
-    """Show what is being done, if somebody is there to see it; the text can be changed."""
-    if not show_progress(quiet):
+    """Show what is being done, if there is a terminal; the text can be changed."""
+    if quiet or not sys.stderr.isatty():
         yield None
         return
     with console(stderr=True).status(text) as shown:
         yield shown
-
-
-@contextmanager
-def busy(text: str, quiet: bool) -> Iterator[None]:
-    """Show that something is being prepared."""
-    with status(text, quiet):
-        yield
 
 
 def print_json(tree: Any) -> None:
@@ -158,7 +134,7 @@ class _ToStandardError(logging.Handler):
 
 
 def listen(quiet: bool) -> None:
-    """Send what polyfed's logger says to standard error: warnings, and what was picked where a setting says auto."""
+    """Send what polyfed's logger says to standard error: warnings, and what was picked if a setting is auto."""
     log = logging.getLogger("polyfed")
     if not any(isinstance(handler, _ToStandardError) for handler in log.handlers):
         log.addHandler(_ToStandardError())

@@ -3,142 +3,93 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from polyfed.api import resume as go_on
+from polyfed import api
 from polyfed.cli.guard import stoppable
-from polyfed.cli.options import (
-    Changes,
-    Data,
-    Device,
-    EstimateOnly,
-    Explain,
-    Json,
-    LoadElsewhere,
-    ModelAgain,
-    Quiet,
-    Recipe,
-    Track,
-    Trust,
-    Wide,
-    chosen_settings,
-    with_settings,
-)
+from polyfed.cli.options import chosen_values, command, settings_except, shared
 from polyfed.cli.output import (
     FITTED,
     View,
-    busy,
     console,
     listen,
     print_footnotes,
     print_json,
-    print_table,
+    print_line,
     print_warnings,
     progress_bar,
     reason_in_short,
-    table,
-    warn,
 )
+from polyfed.cli.tables import print_table
+from polyfed.settings import Settings, with_changes
 
 if TYPE_CHECKING:
-    from polyfed.runs.result import Result
-    from polyfed.settings import Settings
+    from collections.abc import Sequence
 
-EXAMPLE = "Examples:\n\npolyfed run digits-mini --method fedbn --rounds 20 --unseen street\n\npolyfed run my_images/ --method 'fedbn + agc(clip=1.28)' --json"
-RESUME_EXAMPLE = "Example: polyfed resume runs/digits-mini-fedbn-seed0"
+    from polyfed.cli.tables import Row
+    from polyfed.runs.result import Result
 
 ERROR_MEANING = "± is the standard error from the size of the test"
 
-RunFolderPath = Annotated[str, typer.Argument(metavar="RUN", help="A run folder.")]
-Root = Annotated[
-    str | None,
-    typer.Option("--root", metavar="DIR", help="Folder of the run's data set, or of its images, where it lies elsewhere."),
-]
 
-
-FIRST = ("method", "rounds", "lr", "batch_size", "local_epochs", "model", "unseen", "seed", "root", "workers", "recipe", "out")
-
-
-@with_settings("data", first=FIRST)
+@command(
+    "run",
+    "polyfed run digits-mini --method fedbn --rounds 20 --unseen street",
+    "polyfed run my_images/ --method 'fedbn + agc(clip=1.28)' --json",
+    first=("method", "rounds", "lr", "batch_size", "local_epochs", "model", "unseen", "seed", "root", "workers", "recipe", "out"),
+)
+@shared("data")
+@click.option("--out", "-o", metavar="DIR", help="Run folder; default: runs/<data>-<method>-seed<seed>.")
+@shared("recipe", "set", "trust", "track", "estimate", "wide", "explain", "json", "quiet")
+@settings_except("data")
 def run(
-    values: dict[str, Any],
-    data: Data = None,
-    out: Annotated[
-        str | None, typer.Option("--out", "-o", metavar="DIR", help="Run folder; default: runs/<data>-<method>-seed<seed>.")
-    ] = None,
-    recipe: Recipe = None,
-    changes: Changes = None,
-    trust: Trust = False,
-    track: Track = None,
-    estimate: EstimateOnly = False,
-    wide: Wide = False,
-    explain: Explain = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    out: str | None,
+    recipe: str | None,
+    changes: Sequence[str],
+    trust: bool,
+    track: Sequence[str],
+    estimate: bool,
+    wide: bool,
+    explain: bool,
+    as_json: bool,
+    quiet: bool,
+    **values: Any,
 ) -> None:
     """Train a federation, score it, and write a run folder."""
     listen(quiet)
-    settings = chosen_settings(data, values, changes, recipe, trust=trust)
+    chosen = chosen_values(values, recipe, changes, trust)
     if estimate:
-        print_estimate_of(settings, as_json, quiet, View(wide, explain))
+        from polyfed.cli.estimating import print_estimate
+        from polyfed.studies.compare.compare import ComparisonRun
+
+        settings = with_changes(Settings(), chosen)
+        one = ComparisonRun(settings.method, settings.seed, None, settings)
+        print_estimate([one], settings.data, as_json, quiet, View(wide, explain))
         return
-    from polyfed.runs.folder.run_folder import RunFolder
+    from polyfed.runs.folder.paths import default_folder
 
-    if out is not None:
-        RunFolder(out).refuse_to_overwrite()
-    with busy("Preparing data and model", quiet):
-        from polyfed.runs.experiment import Experiment
-        from polyfed.runs.folder.paths import default_name, free_folder
-        from polyfed.runs.lifecycle import tracked_by, train_run
-
-        trackers = tracked_by(track or ())
-        experiment = Experiment(settings)
-    folder = Path(out) if out is not None else free_folder(Path("runs") / default_name(experiment.settings))
-    if not quiet:
-        for notice in experiment.notices:
-            warn(notice)
-    with stoppable(f"go on with: polyfed resume {folder}"), progress_bar(quiet) as bar:
-        result = train_run(experiment, RunFolder(folder), [*trackers, bar])
+    with progress_bar(quiet) as bar, stoppable(lambda: _go_on(bar)):
+        result = api.run(**chosen, out=out if out is not None else default_folder, callbacks=[bar], track=track, progress=False)
     report(result, as_json, quiet, View(wide, explain))
 
 
-def resume(
-    path: RunFolderPath,
-    root: Root = None,
-    device: Device = None,
-    load: LoadElsewhere = None,
-    model: ModelAgain = None,
-    trust: Trust = False,
-    wide: Wide = False,
-    explain: Explain = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+def _go_on(bar: Any) -> str:
+    """Return how to go on with a run; nothing if it was stopped before it had a folder."""
+    return f"go on with: polyfed resume {bar.run.path}" if hasattr(bar, "run") else ""
+
+
+@command("resume", "polyfed resume runs/digits-mini-fedbn-seed0")
+@shared("run")
+@click.option("--root", metavar="DIR", help="Folder of the run's data set, or of its images, where it lies elsewhere.")
+@shared("another device", "load elsewhere", "model again", "trust", "wide", "explain", "json", "quiet")
+def resume(path: str, wide: bool, explain: bool, as_json: bool, quiet: bool, **how: Any) -> None:
     """Go on with a run that was stopped; the end is the same as if it never had been."""
     listen(quiet)
     with stoppable(f"go on with: polyfed resume {path}"), progress_bar(quiet, message=True) as bar:
-        result = go_on(
-            path,
-            model=model,
-            load=load or None,
-            root=root,
-            device=device,
-            trust=trust,
-            progress=False,
-            callbacks=[bar],
-        )
+        result = api.resume(path, **how, progress=False, callbacks=[bar])
     report(result, as_json, quiet, View(wide, explain))
-
-
-def print_estimate_of(settings: Settings, as_json: bool, quiet: bool, view: View) -> None:
-    """What one run would cost."""
-    from polyfed.cli.estimating import print_estimate
-    from polyfed.studies.compare.compare import ComparisonRun
-
-    print_estimate([ComparisonRun(settings.method, settings.seed, None, settings)], settings.data, as_json, quiet, view)
 
 
 def report(result: Result, as_json: bool, quiet: bool, view: View) -> None:
@@ -146,18 +97,16 @@ def report(result: Result, as_json: bool, quiet: bool, view: View) -> None:
     summary = result.summary()
     if not quiet:
         print_scores(summary, view=view)
-        console().print(summary["training"], markup=False, highlight=False)
-        print_costs(summary)
-        print_privacy(summary.get("privacy"), view)
-        console().print(f"run folder: {summary['run']}", soft_wrap=True, markup=False)
+        console().print(summary["training"], markup=False)
+        _print_costs(summary)
+        _print_privacy(summary.get("privacy"), view)
+        print_line(f"run folder: {summary['run']}")
     if as_json:
         print_json({**summary, "notices": result.experiment.notices})
 
 
 def print_scores(summary: dict[str, Any], title: str | None = None, view: View = FITTED) -> None:
-    """The headline measure by domain, with the share of the most frequent class beside every accuracy; seen and unseen apart."""
-    from rich.markup import escape
-
+    """Print the headline measure by domain, with the share of the most frequent class beside every accuracy; seen and unseen apart."""
     from polyfed.core.metrics import MEASURES
     from polyfed.runs.headline import BASELINE
     from polyfed.studies.report.run_record import domain_rows
@@ -169,32 +118,30 @@ def print_scores(summary: dict[str, Any], title: str | None = None, view: View =
     has_classes = not rows or not all(math.isnan(row.majority) for row in rows)
     in_units = [] if has_classes else domain_rows(summary, "mean_absolute_error")
     beside = [*(["accuracy %"] if measure != "accuracy" else []), f"{BASELINE} %"] if has_classes else ["mean absolute error"]
-    heads = [f"{MEASURES[measure]} %", *beside, "test images"]
     several = any(row.clients > 1 for row in rows)
-    heads += ["clients"] if several else []
-    shown = table(("view", "domain", *heads), heads, [[head] for head in heads[1:]])
-    views = [row.view for row in rows]
+    heads = [f"{MEASURES[measure]} %", *beside, "test images", *(["clients"] if several else [])]
+    shown: list[Row] = []
     for place, row in enumerate(rows):
-        ends = place + 1 < len(rows) and views[place + 1] != row.view
-        begins = place == 0 or views[place - 1] != row.view
-        cells = [row.view if begins else "", escape(row.domain), percent(row.value, row.error)]
+        cells = [row.domain, percent(row.value, row.error)]
         if has_classes:
             cells += [*([percent(row.accuracy)] if measure != "accuracy" else []), percent(row.majority)]
         else:
             cells.append(f"{in_units[place].value:.4g}")
-        cells.append(str(row.count))
-        shown.add_row(*cells, *([str(row.clients)] if several else []), end_section=ends)
-    print_table(title or f"{summary['method']} on {summary['data']}, {rounds_words(summary['rounds'])}", shown, view)
+        shown += _grouped(
+            row.view, rows[place - 1].view if place else None, [*cells, str(row.count), *([str(row.clients)] if several else [])]
+        )
+    heading = title or f"{summary['method']} on {summary['data']}, {rounds_words(summary['rounds'])}"
+    print_table(heading, ("view", "domain", *heads), shown, view, heads, [[head] for head in heads[1:]])
     found = summary["headline"]
-    over = "seen" if found["seen"] else "unseen"
+    out = console()
     if rows:
-        console().print(
-            f"{MEASURES[measure]} over {over} domains: mean [bold]{percent(found['mean'])}[/bold], worst {percent(found['worst'])}, "
-            f"spread {percent(found['spread'])}"
+        out.print(
+            f"{MEASURES[measure]} over {'seen' if found['seen'] else 'unseen'} domains: mean [bold]{percent(found['mean'])}[/bold], "
+            f"worst {percent(found['worst'])}, spread {percent(found['spread'])}"
         )
     if "last_rounds" in summary:
         ends = summary["last_rounds"]
-        console().print(
+        out.print(
             f"last {len(ends['rounds'])} scored rounds: mean [bold]{percent(ends['mean'])}[/bold] ± {percent(ends['deviation'])}, "
             f"round {ends['rounds'][-1]} {percent(ends['last'])}"
         )
@@ -209,42 +156,47 @@ def print_scores(summary: dict[str, Any], title: str | None = None, view: View =
     print_footnotes(f"{ERROR_MEANING}." if rows else "", meanings, view, [reason_in_short(summary["metric_reason"], measure)])
 
 
-def print_privacy(account: dict[str, Any] | None, view: View = FITTED) -> None:
-    """What was spent of a promise of privacy, by client; where all clients spent the same, in one line."""
+def _grouped(group: str, before: str | None, cells: list[str]) -> list[Row]:
+    """Return a row that names its group if the row before has another one, below a line."""
+    if group == before:
+        return [["", *cells]]
+    return [[group, *cells]] if before is None else [None, [group, *cells]]
+
+
+def _print_privacy(account: dict[str, Any] | None, view: View) -> None:
+    """Print what was spent of a guarantee of privacy, by client; if all clients spent the same, in one line."""
     if account is None or not account["clients"]:
         return
     rows = account["clients"]
     if len({round(row["epsilon_spent"], 6) for row in rows.values()}) > 1:
-        shown = table(
+        keys = ("epsilon_spent", "epsilon", "noise_multiplier", "sample_rate")
+        print_table(
+            "privacy, by client",
             ("client", "epsilon spent", "of", "noise multiplier", "sample rate", "steps"),
+            [(name, *(f"{row[key]:.4g}" for key in keys), str(row["steps"])) for name, row in rows.items()],
+            view,
             ("epsilon spent", "of", "steps"),
             [["steps"], ["noise multiplier"], ["sample rate"]],
         )
-        for name, row in rows.items():
-            numbers = (row["epsilon_spent"], row["epsilon"], row["noise_multiplier"], row["sample_rate"])
-            shown.add_row(name, *(f"{number:.4g}" for number in numbers), str(row["steps"]))
-        print_table("privacy, by client", shown, view)
     console().print(
         f"privacy of {account['protects']}: epsilon {account['epsilon_spent']:.4g} of {account['epsilon']:g} spent at delta {account['delta']:g}; "
         f"noise at the {account['noise_at']}, from the {account['noise_from']}"
     )
 
 
-def print_costs(summary: dict[str, Any]) -> None:
-    """Bytes by class of entry, and seconds."""
+def _print_costs(summary: dict[str, Any]) -> None:
+    """Print bytes by class of entry, and seconds."""
     from polyfed.studies.report.run_record import cost_rows
     from polyfed.studies.report.words import byte_words
 
-    rows = cost_rows(summary)
-    shown = table(("for", "class of entry", "up", "down"), ("up", "down"))
-    for place, row in enumerate(rows):
-        ends = place + 1 < len(rows) and rows[place + 1].purpose != row.purpose
-        begins = place == 0 or rows[place - 1].purpose != row.purpose
-        shown.add_row(
-            row.purpose if begins else "", row.kind.replace("_", " "), byte_words(row.up), byte_words(row.down), end_section=ends
-        )
+    shown: list[Row] = []
+    before = None
+    for row in cost_rows(summary):
+        shown += _grouped(row.purpose, before, [row.kind.replace("_", " "), byte_words(row.up), byte_words(row.down)])
+        before = row.purpose
     console().print()
-    print_table("traffic, all clients and rounds together", shown)
+    columns = ("for", "class of entry", "up", "down")
+    print_table("traffic, all clients and rounds together", columns, shown, numbers=("up", "down"))
     console().print(
         f"training: {byte_words(summary['bytes_up'])} up, {byte_words(summary['bytes_down'])} down, {summary['seconds']:.1f} seconds"
     )

@@ -2,59 +2,56 @@
 
 from __future__ import annotations
 
-import ast
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from polyfed.cli.completion import complete
-from polyfed.cli.deploy import needs_flower, refuse_what_cannot_run
-from polyfed.cli.options import Changes, Trust, chosen_settings
+from polyfed.cli.deploy import runnable_settings
+from polyfed.cli.options import argument, command, flag, several, shared
+from polyfed.cli.output import print_at_once
 from polyfed.errors import SettingError
+from polyfed.text import literal_or_text
 
-EXAMPLE = "Example: polyfed serve demo --host fl.example.org --nodes 3 --set method=fedbn"
-FOLDER, PORT, LISTEN = "polyfed-server", 8443, "0.0.0.0"
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-ServerFolderPath = Annotated[str, typer.Option("--folder", metavar="DIR", help="Folder of the server.")]
+server_folder = click.option("--folder", metavar="DIR", default="polyfed-server", help="Folder of the server.")
 
 
+@command("serve", "polyfed serve demo --host fl.example.org --nodes 3 --set method=fedbn")
+@argument("recipe", "RECIPE", "Recipe by name or file (polyfed ls recipes).", shell_complete=complete("recipes"))
+@click.option("--host", metavar="NAME", required=True, help="Name or address by which nodes reach this machine.")
+@click.option("--nodes", metavar="N", type=int, required=True, help="How many nodes the run waits for; each gets a kit.")
+@shared("set")
+@server_folder
+@click.option("--port", metavar="N", type=int, default=8443, help="Port that nodes reach.")
+@click.option("--listen", metavar="ADDRESS", default="0.0.0.0", help="Address of this machine to listen on.")
+@flag("--newcomer", help="At the end, ask nodes for layers that stay local, for a newcomer's model.")
+@several("--run-config", metavar="KEY=VALUE", help="Such as patience=240 (docs/deploy.md); may be repeated.")
+@shared("trust")
+@click.option("--write-units", metavar="DIR", help="Start nothing: write a systemd unit and a compose file for this command.")
 def serve(
-    recipe: Annotated[
-        str,
-        typer.Argument(metavar="RECIPE", help="Recipe by name or file (polyfed ls recipes).", autocompletion=complete("recipes")),
-    ],
-    host: Annotated[str, typer.Option("--host", metavar="NAME", help="Name or address by which nodes reach this machine.")],
-    nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="How many nodes the run waits for; each gets a kit.")],
-    changes: Changes = None,
-    folder: ServerFolderPath = FOLDER,
-    port: Annotated[int, typer.Option("--port", metavar="N", help="Port that nodes reach.")] = PORT,
-    listen: Annotated[str, typer.Option("--listen", metavar="ADDRESS", help="Address of this machine to listen on.")] = LISTEN,
-    newcomer: Annotated[
-        bool, typer.Option("--newcomer", help="At the end, ask nodes for layers that stay local, for a newcomer's model.")
-    ] = False,
-    run_config: Annotated[
-        list[str] | None,
-        typer.Option("--run-config", metavar="KEY=VALUE", help="Such as patience=240 (docs/deploy.md); may be repeated."),
-    ] = None,
-    trust: Trust = False,
-    write_units: Annotated[
-        str | None,
-        typer.Option(
-            "--write-units", metavar="DIR", help="Start nothing: write a systemd unit and a compose file for this command."
-        ),
-    ] = None,
+    recipe: str,
+    host: str,
+    nodes: int,
+    changes: Sequence[str],
+    folder: str,
+    port: int,
+    listen: str,
+    newcomer: bool,
+    run_config: Sequence[str],
+    trust: bool,
+    write_units: str | None,
 ) -> None:
     """Serve a recipe to nodes on other machines: makes certificates and kits, waits for the nodes, trains, and ends with the run."""
-    needs_flower()
-    from polyfed.runs.training_defaults import with_declared_by_name
-
-    settings = with_declared_by_name(chosen_settings(None, {}, changes, recipe, trust=trust))
-    refuse_what_cannot_run(settings, recipe)
+    settings = runnable_settings(recipe, changes, trust)
     from polyfed.flower.serve.serve import Failed, Wanted
     from polyfed.flower.serve.serve import serve as run_server
 
-    config = dict(read_config(text) for text in run_config or ())
+    config = dict(map(_read_config, run_config))
     wanted = Wanted(settings, recipe, host, nodes, Path(folder), port, listen, newcomer, config)
     if write_units is not None:
         from polyfed.flower.deploy.units import write_server_units
@@ -63,16 +60,14 @@ def serve(
             print(file)
         return
     try:
-        raise typer.Exit(run_server(wanted, said))
+        raise click.exceptions.Exit(run_server(wanted, print_at_once))
     except Failed as error:
-        said(f"polyfed: {error}", error=True)
-        raise typer.Exit(1) from error
+        print_at_once(f"polyfed: {error}", error=True)
+        raise click.exceptions.Exit(1) from error
 
 
 def words_without(option: str) -> list[str]:
-    """The words of this command, without an option and its value."""
-    import sys
-
+    """Return the words of this command, without an option and its value."""
     words = sys.argv[1:]
     while option in words:
         at = words.index(option)
@@ -80,26 +75,13 @@ def words_without(option: str) -> list[str]:
     return [word for word in words if not word.startswith(f"{option}=")]
 
 
-def said(line: str, error: bool = False) -> None:
-    """Print a line at once, also where the output is a file."""
-    import sys
-
-    from polyfed.cli.visible import visible
-
-    print(visible(line), file=sys.stderr if error else sys.stdout, flush=True)
-
-
-def read_config(text: str) -> tuple[str, Any]:
-    """Read ``key=value`` of a run's configuration."""
+def _read_config(text: str) -> tuple[str, Any]:
+    """Read ``key=value`` of a run's configuration; Flower knows no integer where a number may have a fraction."""
     key, equals, written = text.partition("=")
-    if not equals or not key.strip():
+    name = key.strip()
+    if not equals or not name:
         raise SettingError(f"--run-config takes key=value, found {text!r}.")
     if written in ("true", "false"):
-        return key.strip(), written == "true"
-    try:
-        value = ast.literal_eval(written)
-    except (ValueError, SyntaxError):
-        value = written
-    return key.strip(), float(value) if isinstance(value, int) and not isinstance(
-        value, bool
-    ) and key.strip() != "min-nodes" else value
+        return name, written == "true"
+    value = literal_or_text(written)
+    return name, float(value) if type(value) is int and name != "min-nodes" else value

@@ -3,69 +3,74 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from polyfed.cli.commands import SYNONYMS, entries
 
-OPTION_SYNONYMS = {
-    "learning-rate": "lr",
-    "epochs": "local-epochs",
-    "local-epoch": "local-epochs",
-    "num-rounds": "rounds",
-    "iterations": "rounds",
-    "batch": "batch-size",
-    "batchsize": "batch-size",
-    "algorithm": "method",
-    "strategy": "method",
-    "algorithms": "methods",
-    "network": "model",
-    "architecture": "model",
-    "arch": "model",
-    "backbone": "model",
-    "output": "out",
-    "folder": "out",
-    "config": "recipe",
-    "gpu": "device",
-    "cuda": "device",
-    "processes": "workers",
-    "jobs": "workers",
-    "fraction-fit": "clients-per-round",
-    "participation": "clients-per-round",
-    "sample": "clients-per-round",
-    "target": "unseen",
-    "held-out": "unseen",
-    "test-domain": "unseen",
-    "data-dir": "root",
-    "data-root": "root",
-    "pretrained": "init",
-    "weights-file": "init",
-    "random-seed": "seed",
-    "wd": "weight-decay",
-    "scheduler": "schedule",
-    "silent": "quiet",
-}
+def _by_word(names: Mapping[str, str]) -> dict[str, str]:
+    return {word: name for name, words in names.items() for word in words.split()}
+
+
+SYNONYMS = _by_word(
+    {
+        "run": "train fit start",
+        "compare": "benchmark",
+        "ls": "list methods models",
+        "evaluate": "test eval score",
+        "predict": "infer classify",
+        "sweep": "search tune",
+        "doctor": "diagnose",
+        "resume": "continue restart",
+        "show": "describe",
+        "digest": "hash",
+        "serve": "server",
+        "join": "client",
+    }
+)
+"""What commands are called elsewhere."""
+OPTION_SYNONYMS = _by_word(
+    {
+        "lr": "learning-rate",
+        "local-epochs": "epochs local-epoch",
+        "rounds": "num-rounds iterations",
+        "batch-size": "batch batchsize",
+        "method": "algorithm strategy",
+        "methods": "algorithms",
+        "model": "network architecture arch backbone",
+        "out": "output folder",
+        "recipe": "config",
+        "device": "gpu cuda",
+        "workers": "processes jobs",
+        "clients-per-round": "fraction-fit participation sample",
+        "unseen": "target held-out test-domain",
+        "root": "data-dir data-root",
+        "init": "pretrained weights-file",
+        "seed": "random-seed",
+        "weight-decay": "wd",
+        "schedule": "scheduler",
+        "quiet": "silent",
+    }
+)
 """What options are called elsewhere."""
 ALSO_ARGUMENTS = {"data": "DATA", "dataset": "DATA", "run": "RUN"}
 """What is no option here, but an argument."""
 TWO_METHODS = 'Separate methods with ; and put them in quotes: --methods "fedavg; fedbn".'
 
 
-def command_suggestion(typed: str) -> str:
-    """What to type instead of an unknown command.
+def command_suggestion(typed: str, known: Collection[str]) -> str:
+    """Return what to type instead of an unknown command.
 
-    >>> command_suggestion("tain"), command_suggestion("rnu"), command_suggestion("xyzzy")
-    ('To train, use polyfed run.', 'Did you mean run?', 'polyfed --help lists all.')
+    >>> [command_suggestion(typed, ["run", "compare"]) for typed in ("tain", "rnu", "xyzzy")]
+    ['To train, use polyfed run.', 'Did you mean run?', 'polyfed --help lists all.']
     """
-    word = _plain(typed)
-    found = _closest(word, [*entries(), *SYNONYMS])
+    found = _closest(_plain(typed), [*known, *SYNONYMS])
     if found is None:
         return "polyfed --help lists all."
-    return f"Did you mean {found}?" if found in entries() else f"To {found}, use polyfed {SYNONYMS[found]}."
+    return f"Did you mean {found}?" if found in known else f"To {found}, use polyfed {SYNONYMS[found]}."
 
 
 def option_suggestion(typed: str, ctx: Any) -> str:
-    """What to type instead of an unknown option of the command that was called."""
+    """Return what to type instead of an unknown option of the command that was called."""
     params = ctx.command.get_params(ctx)
     known = [option[2:] for param in params for option in (*param.opts, *param.secondary_opts) if option.startswith("--")]
     word = _plain(typed)
@@ -78,7 +83,7 @@ def option_suggestion(typed: str, ctx: Any) -> str:
 
 
 def extra_argument_suggestion(ctx: Any) -> str:
-    """What to do about more arguments than the command takes: perhaps they are methods."""
+    """Return what to do about more arguments than the command takes: perhaps they are methods."""
     if any(param.name == "methods" for param in ctx.command.params):
         return TWO_METHODS
     return f"It takes {' '.join(_arguments(ctx)) or 'no arguments'}; put a text with spaces in quotes."

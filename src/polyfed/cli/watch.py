@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from polyfed.cli.output import console, table
+from polyfed.cli.options import argument, command, flag
+from polyfed.cli.output import console
+from polyfed.cli.tables import FittedTable
+from polyfed.errors import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Group
 
+    from polyfed.cli.tables import Row
     from polyfed.studies.report.live import LiveRun
 
-EXAMPLE = "Example: polyfed watch runs/digits-mini-fedbn-seed0"
 
-
-def watch(
-    path: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or a folder that holds run folders.")],
-    every: Annotated[float, typer.Option("--every", metavar="SECONDS", help="Seconds between two looks.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
-) -> None:
+@command("watch", "polyfed watch runs/digits-mini-fedbn-seed0")
+@argument("path", "RUN", "A run folder, or a folder that holds run folders.")
+@click.option("--every", metavar="SECONDS", type=float, default=2.0, help="Seconds between two looks.")
+@flag("--once", help="Look once, and end.")
+def watch(path: str, every: float, once: bool) -> None:
     """Show how far runs are, with a curve for each domain, until all are finished; it changes nothing in their folders."""
-    from polyfed.errors import SettingError
     from polyfed.studies.report.live import look_at, runs_in
 
     if not every > 0:
@@ -33,31 +34,30 @@ def watch(
     out = console()
     found = [look_at(run) for run in runs_in(path)]
     if once or not out.is_terminal:
-        out.print(shown(found))
+        out.print(_shown(found, out.width))
         return
     from rich.live import Live
 
-    with Live(shown(found), console=out, auto_refresh=False) as live:
+    with Live(_shown(found, out.width), console=out, auto_refresh=False) as live:
         try:
             while not found or any(run.state == "training" for run in found):
                 time.sleep(every)
                 found = [look_at(run) for run in runs_in(path)]
-                live.update(shown(found), refresh=True)
+                live.update(_shown(found, out.width), refresh=True)
         except KeyboardInterrupt:
             return
 
 
-def shown(runs: Sequence[LiveRun]) -> Group:
-    """A table with a line for each run and domain."""
+def _shown(runs: Sequence[LiveRun], width: int) -> Group:
+    """Return a table with a line for each run and domain."""
     from rich.console import Group
-    from rich.markup import escape
 
     from polyfed.core.metrics import MEASURES
     from polyfed.studies.report.live import spark
 
     several = len(runs) > 6
     measures = {MEASURES[run.measure] for run in runs} or {"accuracy"}
-    made = table(("run", "round", "state", "what", "last", "curve"), ("round", "last"))
+    shown: list[Row] = []
     for run in runs:
         rows = [
             (f"{view} {domain}", f"{100 * values[-1]:.1f}", spark(values))
@@ -65,8 +65,8 @@ def shown(runs: Sequence[LiveRun]) -> Group:
             if domain == "mean" or not several or (view, "mean") not in run.curves
         ]
         rows += [("training loss", f"{run.losses[-1]:.3f}", spark(run.losses))] if run.losses else []
-        for place, (what, last, curve) in enumerate(rows or [("nothing was written yet", "", "")]):
-            first = place == 0
-            where = (escape(run.name), f"{run.round}/{run.rounds}", run.state) if first else ("", "", "")
-            made.add_row(*where, escape(what), last, curve, end_section=place + 1 == len(rows))
-    return Group(f"{' / '.join(sorted(measures))} in %, and the training loss", made)
+        for place, cells in enumerate(rows or [("nothing was written yet", "", "")]):
+            shown.append([*((run.name, f"{run.round}/{run.rounds}", run.state) if place == 0 else ("", "", "")), *cells])
+        shown.append(None)
+    made = FittedTable(("run", "round", "state", "what", "last", "curve"), shown, ("round", "last"))
+    return Group(f"{' / '.join(sorted(measures))} in %, and the training loss", made.fitted(width))

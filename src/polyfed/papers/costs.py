@@ -170,8 +170,22 @@ def experiment_rows(root: str | None = None, out: str | Path = FOLDER) -> list[d
     return [_row(read_item(name), root, Path(out), here) for name in item_names()]
 
 
-def experiment_row(name: str) -> dict[str, Any]:
-    return _row(read_item(name), None, Path(FOLDER), {})
+def experiment_description(name: str) -> dict[str, Any]:
+    """What an experiment claims, what it needs, and what it costs."""
+    item = read_item(name)
+    return {
+        "kind": "experiment",
+        **_row(item, None, Path(FOLDER), {}),
+        "claim": item.claim,
+        "measure": item.measure,
+        "seeds": item.seeds,
+        "note": item.note,
+        "parts": [
+            {"name": part.name, "methods": [row.name for row in part.rows], "columns": [column.name for column in part.columns]}
+            for part in item.parts
+        ],
+        "command": f"polyfed reproduce {name} --root DATA",
+    }
 
 
 def _row(item: PaperItem, root: str | None, out: Path, here: dict[str, bool]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from polyfed.runs.given_objects import give, parted
 from polyfed.runs.headline import as_plain, recorded_headline
 from polyfed.runs.result import Result
 from polyfed.runs.scores import rows_at, scored_rounds
+from polyfed.settings import Settings
 
 if TYPE_CHECKING:
     from polyfed.runs.callbacks.selection import BestValidation
@@ -44,22 +45,28 @@ def run_experiment(
     data: Any,
     method: str | Method | None,
     model: str | nn.Module | Callable[..., nn.Module] | None,
-    out: str | Path | None = None,
+    out: str | Path | Callable[[Settings], Path] | None = None,
     progress: bool | None = None,
     callbacks: Sequence[Callback] = (),
     track: str | Sequence[str] = (),
     **values: Any,
 ) -> Result:
-    """What ``polyfed.run`` does."""
+    """What ``polyfed.run`` does; ``out`` may be a function that names the folder once all settings are known."""
     from polyfed.runs.callbacks.progress import ProgressBar
 
     plain, objects = parted(values)
+    if isinstance(out, str | Path):
+        RunFolder(out).refuse_to_overwrite()
+    trackers = tracked_by(track)
     experiment = Experiment(settings_given(data, model, plain), data, method, model)
     given = {"data": data, "method": method, "model": model}
     experiment.given = [name for name, value in given.items() if value is not None and not isinstance(value, str | Path)]
     give(experiment, objects)
+    folder = out(experiment.settings) if callable(out) else out
+    for notice in experiment.notices:
+        Callbacks(callbacks).message(notice)
     with ProgressBar(progress) as bar:
-        return train_run(experiment, None if out is None else RunFolder(out), [*callbacks, *tracked_by(track), bar])
+        return train_run(experiment, None if folder is None else RunFolder(folder), [*callbacks, *trackers, bar])
 
 
 def tracked_by(names: str | Sequence[str]) -> list[Callback]:

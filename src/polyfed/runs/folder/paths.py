@@ -44,6 +44,11 @@ def default_name(settings: Settings) -> str:
     return f"{data_slug(settings.data)}-{slug(settings.method)}-seed{settings.seed}"
 
 
+def default_folder(settings: Settings) -> Path:
+    """The folder of a run that was given none."""
+    return free_folder(Path("runs") / default_name(settings))
+
+
 def free_folder(wanted: Path) -> Path:
     """The folder, or the first with a number added that is free."""
     number, folder = 1, wanted

@@ -1,0 +1,13 @@
+"""The commands that Flower adds to the command line (entry point ``polyfed.commands``); nothing is imported to list them."""
+
+from __future__ import annotations
+
+GROUP = "Deploy"
+PACKAGE, INSTALL = "flwr", "polyfed[flower]"
+COMMANDS = (
+    ("serve", "polyfed.cli.serve:serve", "Serve a recipe to nodes on other machines."),
+    ("join", "polyfed.cli.join:join", "Join a server as a node, next to the data."),
+    ("nodes", "polyfed.cli.nodes:nodes", "List, revoke and renew the nodes of a server."),
+    ("deploy", "polyfed.cli.deploy:deploy", "Write an app folder for a Flower of your own."),
+)
+"""The name, the module and the command in it, and the line in ``polyfed --help``."""
