@@ -233,6 +233,12 @@ def finite(predicted: Tensor) -> Tensor:
     return predicted
 
 
+def require_probabilities(predicted: Tensor) -> None:
+    """Refuse predictions that are no probabilities."""
+    if predicted.numel() and (float(predicted.min()) < 0 or float(predicted.max()) > 1 + 1e-4):
+        raise DataError("Some predicted probabilities are outside 0 to 1. A method's predict returns probabilities, not logits.")
+
+
 def plain(found: Mapping[str, float]) -> dict[str, float]:
     """The numbers that are numbers."""
     return {name: value for name, value in found.items() if not math.isnan(value)}
