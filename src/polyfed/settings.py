@@ -302,12 +302,10 @@ class Settings:
         return cls(**with_tuples(values))
 
     def lr_at(self, round_number: int) -> float:
-        """The learning rate of a round."""
         return self.lr * schedule_factor(self.schedule, round_number, self.rounds)
 
     @property
     def optimizer_buffers(self) -> tuple[str, ...]:
-        """Names of the optimizer's buffers."""
         if self.optimizer == "sgd":
             return ("momentum_buffer",) if self.momentum else ()
         return ("step", "exp_avg", "exp_avg_sq")
@@ -372,7 +370,6 @@ def with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_changes(settings: Settings, changes: Mapping[str, Any]) -> Settings:
-    """Return the settings with some changed."""
     require_names(changes)
     return dataclasses.replace(settings, **changes)
 

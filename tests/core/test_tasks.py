@@ -16,16 +16,7 @@ import polyfed
 from polyfed.core.data_types import ArrayExamples
 from polyfed.core.losses import losses, task_loss
 from polyfed.core.metrics import MEASURES
-from polyfed.core.tasks.known import (
-    CLASSIFICATION,
-    MULTILABEL,
-    REGRESSION,
-    SEGMENTATION,
-    TASKS,
-    pooled,
-    task_of_record,
-    told_from,
-)
+from polyfed.core.tasks.known import CLASSIFICATION, MULTILABEL, REGRESSION, SEGMENTATION, TASKS, pooled, task_of_record, told_from
 from polyfed.core.tasks.segmentation import IGNORED
 from polyfed.core.tasks.task import Task
 from polyfed.errors import DataError, NotFinite, SettingError

@@ -115,7 +115,6 @@ def pooled(many: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _sum(many: Sequence[list[Any]]) -> list[Any]:
-    """Lists of one shape, added number by number."""
     return [_sum(items) if isinstance(items[0], list) else sum(items) for items in zip(*many, strict=True)]
 
 

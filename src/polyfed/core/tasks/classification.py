@@ -134,7 +134,7 @@ class Classification(Task):
         return f"accuracy {accuracy}, that class {majority}, balanced accuracy {balanced} (chance {chance})"
 
 
-class Scores:
+class Scores(TaskScores):
     """Sums over test examples from which all measures follow; batches add up.
 
     >>> scores = Scores(classes=2)
@@ -182,7 +182,6 @@ class Scores:
 
     @property
     def main(self) -> float:
-        """Accuracy: rounds and settings are chosen by it."""
         return ratio(int(self.confusion.trace()), int(self.confusion.sum()))
 
     @property

@@ -105,7 +105,7 @@ class MultiLabel(Task):
         return f"accuracy {100 * record['accuracy']:.1f} %, the more frequent answers {100 * record['majority_rate']:.1f} %"
 
 
-class LabelScores:
+class LabelScores(TaskScores):
     """Sums over test examples by label. A label is given where its probability is one half or more.
 
     >>> scores = LabelScores(labels=2)
@@ -156,14 +156,9 @@ class LabelScores:
         return ratio(sum(areas), len(areas))
 
     def results(self) -> dict[str, Any]:
-        """All measures as plain numbers, and counts by label."""
         counts = dict(zip(COUNTS, (self.having.tolist(), self.right.tolist(), self.given.tolist()), strict=True))
         sums = {"count": self.count, "exact": self.exact, **counts}
         return plain({**label_measures(sums), "auroc": self.auroc}) | sums
-
-    def answers(self) -> dict[str, Tensor]:
-        """Nothing: an example has no single answer."""
-        return {}
 
 
 def label_measures(record: Mapping[str, Any]) -> dict[str, float]:

@@ -35,25 +35,27 @@ class HasTargets(Protocol):
     def __len__(self) -> int: ...
 
 
-class TaskScores(Protocol):
-    """Sums over test examples from which all measures of a task follow; batches add up."""
+class TaskScores(abc.ABC):
+    """Sums over test examples from which all measures of a task follow; batches add up. ``in_detail``: also measures that cost more."""
+
+    in_detail: bool
 
     @property
-    def in_detail(self) -> bool:
-        """Whether measures that cost more are kept too."""
-
-    @property
+    @abc.abstractmethod
     def main(self) -> float:
         """The measure by which rounds and settings are chosen."""
 
+    @abc.abstractmethod
     def add(self, predicted: Tensor, targets: Tensor) -> None:
         """Count a batch of predictions with its targets."""
 
+    @abc.abstractmethod
     def results(self) -> dict[str, Any]:
         """All measures as plain numbers, with the sums they follow from. A mean over nothing is left out."""
 
     def answers(self) -> dict[str, Tensor]:
-        """Target, answer and confidence for each example; empty where the task has no such thing."""
+        """Target, answer and confidence for each example; empty if an example of the task has no single answer."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,6 @@ class Headline:
 
     @property
     def words(self) -> str:
-        """The measure in words."""
         return MEASURES[self.measure]
 
 
@@ -240,7 +241,6 @@ def require_probabilities(predicted: Tensor) -> None:
 
 
 def plain(found: Mapping[str, float]) -> dict[str, float]:
-    """The numbers that are numbers."""
     return {name: value for name, value in found.items() if not math.isnan(value)}
 
 
