@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, overload
 
 from polyfed.core import slots
@@ -75,29 +75,17 @@ class Facts:
 
     @classmethod
     def of_all(cls, facts: Sequence[Facts]) -> Facts:
-        """The facts of several parts together."""
-        batches = [fact.smallest_batch for fact in facts if fact.smallest_batch is not None]
-
-        def every(key: str) -> str:
-            return "; ".join(dict.fromkeys(text for fact in facts if (text := getattr(fact, key))))
-
-        return cls(
-            batch_norm=any(fact.batch_norm for fact in facts),
-            class_labels=any(fact.class_labels for fact in facts),
-            client_state=any(fact.client_state for fact in facts),
-            full_participation=any(fact.full_participation for fact in facts),
-            smallest_batch=max(batches) if batches else None,
-            data_derived_uploads=every("data_derived_uploads"),
-            granularity=max((fact.granularity for fact in facts), key=GRANULARITIES.index, default=""),
-            messages=next((fact.messages for fact in facts if fact.messages != "1"), "1"),
-            extra_work=every("extra_work"),
-            protects=next((fact.protects for fact in facts if fact.protects), ""),
-            noise_at=next((fact.noise_at for fact in facts if fact.noise_at), ""),
-            epsilon=max((fact.epsilon for fact in facts), default=0.0),
-            delta=max((fact.delta for fact in facts), default=0.0),
-            withholds_loss=any(fact.withholds_loss for fact in facts),
-            noise_from=next((fact.noise_from for fact in facts if fact.noise_from), ""),
-        )
+        """The facts of several parts together: texts side by side, the largest number, else the first that is no default."""
+        joined: dict[str, Any] = {}
+        for item in fields(cls):
+            told = [value for fact in facts if (value := getattr(fact, item.name)) != item.default]
+            if item.name in ("data_derived_uploads", "extra_work"):
+                joined[item.name] = "; ".join(dict.fromkeys(told))
+            elif item.name == "granularity":
+                joined[item.name] = max(told, key=GRANULARITIES.index, default="")
+            elif told:
+                joined[item.name] = told[0] if isinstance(told[0], str) else max(told)
+        return cls(**joined)
 
 
 @dataclass(frozen=True)
