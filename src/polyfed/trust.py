@@ -28,7 +28,6 @@ class NamedCode(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What would happen."""
         if self.setting == FILE:
             return f"run the file {self.text}"
         module, _, function = self.text.partition(":")
@@ -42,7 +41,6 @@ def names_function(model: str) -> bool:
 
 
 def code_in(load: Iterable[str] = (), model: str | None = None) -> list[NamedCode]:
-    """The code that settings name."""
     files = [NamedCode(FILE, str(Path(file).expanduser().resolve())) for file in load]
     return files + ([NamedCode(FUNCTION, model)] if model is not None and names_function(model) else [])
 

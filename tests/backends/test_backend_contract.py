@@ -66,13 +66,7 @@ def test_every_member_is_documented() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "changes"),
-    [
-        (InProcess, {}),
-        (Workers, {"workers": "2"}),
-        (Fused, {"backend": "fused"}),
-        (Debug, {"backend": "debug"}),
-        (WithoutData, {}),
-    ],
+    [(InProcess, {}), (Workers, {"workers": "2"}), (Fused, {"backend": "fused"}), (Debug, {"backend": "debug"}), (WithoutData, {})],
 )
 def test_every_backend_has_every_member(kind: type, changes: dict[str, str]) -> None:
     chosen = {"backend": without_data(at_nodes=False)} if kind is WithoutData else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -146,13 +147,19 @@ def test_a_delivery_that_takes_groups_gets_them(caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.INFO, "polyfed"):
         made.train()
     assert [record.getMessage() for record in caplog.records] == ["group a b c", "group d e"]
-    assert digest(made.snapshot()) == digest_of(experiment(0, rounds=1))
+    assert digest(made.snapshot()) == in_one_process(rounds=1)
     made.backend.close()
 
 
 def digest_of(made: Experiment) -> str:
     made.train()
     return digest(made.snapshot())
+
+
+@functools.cache
+def in_one_process(method: str = "fedavg", rounds: int = 2) -> str:
+    """The digest of a run without workers, trained once for all tests."""
+    return digest_of(experiment(0, method, rounds=rounds))
 
 
 def here() -> Any:
@@ -169,7 +176,7 @@ def test_a_killed_worker_is_replaced_and_the_bits_are_the_same(tmp_path: Path, c
             os.kill(os.getpid(), signal.SIGKILL)
 
     made = experiment(2, before(kill_once))
-    assert digest_of(made) == digest_of(experiment())
+    assert digest_of(made) == in_one_process()
     assert len(list(tmp_path.iterdir())) == 4
     assert caplog.text.count("was lost (killed by SIGKILL)") == 4
     made.backend.close()
@@ -178,7 +185,7 @@ def test_a_killed_worker_is_replaced_and_the_bits_are_the_same(tmp_path: Path, c
 def test_workers_killed_between_asks_are_replaced() -> None:
     made = experiment(2)
     made.train([lambda _: [os.kill(pid, signal.SIGKILL) for pid in pids(made)]])
-    assert digest(made.snapshot()) == digest_of(experiment())
+    assert digest(made.snapshot()) == in_one_process()
     made.backend.close()
 
 
@@ -330,7 +337,7 @@ def test_workers_end_with_their_parent(number: signal.Signals) -> None:
 
 
 def test_runs_go_on_with_another_number_of_workers(tmp_path: Path) -> None:
-    wanted = digest_of(experiment(0, "fedbn", rounds=4))
+    wanted = in_one_process("fedbn", rounds=4)
     folder = RunFolder(tmp_path / "run")
     first, saved = experiment(2, "fedbn", rounds=4, checkpoint_every="1"), []
 
@@ -367,7 +374,7 @@ def test_works_from_a_thread_and_after_torch_has_used_several() -> None:
     thread = threading.Thread(target=made.train)
     thread.start()
     thread.join()
-    assert digest(made.snapshot()) == digest_of(experiment())
+    assert digest(made.snapshot()) == in_one_process()
     assert str(made.evaluate()) == str(experiment_after(made).evaluate())
     made.backend.close()
 
@@ -480,7 +487,7 @@ def test_answers_wait_in_memory_only_up_to_a_limit(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(workers_module.Turn, "settle", watch)
     made.train()
     assert max(ready) == 2
-    assert digest(made.snapshot()) == digest_of(experiment(0, rounds=1))
+    assert digest(made.snapshot()) == in_one_process(rounds=1)
     made.backend.close()
 
 
@@ -504,7 +511,7 @@ def test_data_changed_before_the_first_ask_are_seen() -> None:
         data: ClientData = one.backend.data["a"]
         other = ClientData("b", ("b",), data.train, {"b": data.tests["a"]}, data.validation)
         one.backend.replace_data([*(held for held in one.backend.data.values() if held.id != "b"), other])
-    assert digest_of(made) == digest_of(plain) != digest_of(experiment())
+    assert digest_of(made) == digest_of(plain) != in_one_process()
     assert str(made.evaluate()) == str(plain.evaluate())
     made.backend.close()
 

@@ -254,6 +254,6 @@ def test_a_client_can_forget_everything() -> None:
     assert all(not experiment.backend.state_of(client).memory for client in ("big", "middle", BAD))
 
 
-@pytest.mark.parametrize(("share", "asked", "needed"), [(0.07, 100, 7), (0.56, 25, 14), (0.5, 3, 2), (0.0, 10, 1), (1.0, 10, 10)])
-def test_how_many_must_answer(share: float, asked: int, needed: int) -> None:
-    assert Settings(min_share=share).needed(asked) == needed
+def test_how_many_must_answer() -> None:
+    for share, asked, needed in [(0.07, 100, 7), (0.56, 25, 14), (0.5, 3, 2), (0.0, 10, 1), (1.0, 10, 10)]:
+        assert Settings(min_share=share).needed(asked) == needed

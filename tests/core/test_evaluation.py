@@ -262,9 +262,8 @@ def test_pairs_of_tensors_are_examples_too() -> None:
         from_torch({"a": Pairs(0)})
 
 
-@pytest.mark.parametrize(
-    ("values", "error", "says"),
-    [
+def test_bad_input_gets_one_clear_sentence() -> None:
+    for values, error, says in [
         ({"data": "digits-mimi"}, UnknownName, "digits-mini"),
         ({"rounds": -1}, SettingError, "rounds must be at least 1"),
         ({"lr": float("nan")}, SettingError, "lr must be a finite number, found nan"),
@@ -287,9 +286,7 @@ def test_pairs_of_tensors_are_examples_too() -> None:
         ({"model": "smal_cnn"}, UnknownName, "small_cnn"),
         ({"head": "nothing"}, ModelError, "no module called"),
         ({"init": "missing.pth"}, SettingError, "no file"),
-    ],
-)
-def test_bad_input_gets_one_clear_sentence(values: dict[str, Any], error: type[Exception], says: str) -> None:
-    given = {"data": tiny_federation(), "method": "fedavg", "model": TinyNet(), "batch_size": 4} | values
-    with pytest.raises(error, match=says):
-        polyfed.run(**given)
+    ]:
+        given = {"data": tiny_federation(), "method": "fedavg", "model": TinyNet(), "batch_size": 4} | values
+        with pytest.raises(error, match=says):
+            polyfed.run(**given)

@@ -16,9 +16,10 @@ from polyfed.core import evaluation, joint_scoring
 from polyfed.core.data_types import ArrayExamples, ClientData, Federation
 from polyfed.core.evaluation import Row
 from polyfed.core.method import Method, parse
-from polyfed.core.metrics import COUNTS, Scores, results_of_parts
+from polyfed.core.metrics import COUNTS
 from polyfed.core.scored_clients import sample_to_score
 from polyfed.core.server import ClientInfo
+from polyfed.core.tasks.classification import Scores, results_of_parts
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.result import Result
 from polyfed.settings import Settings

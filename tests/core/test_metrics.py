@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, confusion_matrix, f1_score, recall_score, roc_auc_score
 
-from polyfed.core.metrics import COUNTS, Scores, pooled, standard_error
+from polyfed.core.metrics import COUNTS, pooled, standard_error
+from polyfed.core.tasks.classification import Scores, confidence_bins
 from polyfed.core.tasks.known import CLASSIFICATION
 from polyfed.errors import DataError, NotFinite
 
@@ -65,12 +66,13 @@ def test_against_scikit_learn_and_numpy(count: int, classes: int, seed: int) -> 
     probabilities, labels = predictions(count, classes, seed)
     scores = Scores(classes)
     scores.add(probabilities, labels)
+    found = scores.results()
     answers, truth = probabilities.argmax(dim=1).numpy(), labels.numpy()
-    assert scores.accuracy == pytest.approx(accuracy_score(truth, answers))
+    assert found["accuracy"] == scores.main == pytest.approx(accuracy_score(truth, answers))
     recalls = recall_score(truth, answers, labels=np.unique(truth), average="macro", zero_division=0)
-    assert scores.balanced_accuracy == pytest.approx(recalls)
+    assert found["balanced_accuracy"] == pytest.approx(recalls)
     assert scores.confusion.tolist() == confusion_matrix(truth, answers, labels=range(classes)).tolist()
-    assert scores.calibration_error == pytest.approx(calibration_error_in_numpy(probabilities.double().numpy(), truth))
+    assert found["calibration_error"] == pytest.approx(calibration_error_in_numpy(probabilities.double().numpy(), truth))
 
 
 @given(count=st.integers(0, 40), cut=st.integers(0, 40), seed=st.integers(0, 1000))
@@ -93,9 +95,7 @@ def test_a_mean_over_nothing_is_left_out() -> None:
 
 
 def test_a_full_bin_keeps_its_upper_bound() -> None:
-    scores = Scores(2, bins=2)
-    scores.add(torch.tensor([[0.5, 0.5], [0.75, 0.25], [1.0, 0.0]]), torch.tensor([0, 0, 0]))
-    assert scores.bin_counts.tolist() == [1, 2]
+    assert confidence_bins(torch.tensor([0.5, 0.75, 1.0]), bins=2).tolist() == [0, 1, 1]
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -108,7 +108,7 @@ def test_what_does_not_fit_is_refused() -> None:
         scores.add(torch.tensor([[3.0, -2.0]]), torch.tensor([0]))
     with pytest.raises(NotFinite, match="diverged"):
         scores.add(torch.tensor([[math.nan, 0.5]]), torch.tensor([0]))
-    assert scores.count == 0
+    assert scores.results()["count"] == 0
 
 
 @pytest.mark.parametrize(("count", "classes", "seed"), [(60, 2, 3), (50, 3, 0), (400, 10, 1)])

@@ -61,19 +61,16 @@ def marked(step: Step) -> Any:
 marked.read_data = False  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("item", "said"),
-    [
+def test_a_declaration_that_nothing_reads_fails_check_method() -> None:
+    for item, said in [
         (Misspelt(), "Misspelt declares 'need_features', which a part cannot. Did you mean needs_features?"),
         (MisspeltMethod(), "MisspeltMethod declares 'chek', which a part cannot. Did you mean check?"),
         (Undocumented(), "Undocumented declares 'colour', which a part cannot."),
         (NoBase(), "NoBase must have the base class polyfed.Part, or be a function."),
         (marked, "the attribute 'read_data' of the function marked is not read."),
-    ],
-)
-def test_a_declaration_that_nothing_reads_fails_check_method(item: Any, said: str) -> None:
-    with pytest.raises(JoinError, match=re.escape(f"mine, objective: {said}")):
-        check_method(Method("mine", objective=(item,)))
+    ]:
+        with pytest.raises(JoinError, match=re.escape(f"mine, objective: {said}")):
+            check_method(Method("mine", objective=(item,)))
 
 
 def test_fields_helpers_and_constants_are_no_declarations() -> None:

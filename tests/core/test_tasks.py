@@ -16,16 +16,7 @@ import polyfed
 from polyfed.core.data_types import ArrayExamples
 from polyfed.core.losses import losses, task_loss
 from polyfed.core.metrics import MEASURES
-from polyfed.core.tasks.known import (
-    CLASSIFICATION,
-    MULTILABEL,
-    REGRESSION,
-    SEGMENTATION,
-    TASKS,
-    pooled,
-    task_of_record,
-    told_from,
-)
+from polyfed.core.tasks.known import CLASSIFICATION, MULTILABEL, REGRESSION, SEGMENTATION, TASKS, pooled, task_of_record, told_from
 from polyfed.core.tasks.segmentation import IGNORED
 from polyfed.core.tasks.task import Task
 from polyfed.errors import DataError, NotFinite, SettingError
@@ -81,9 +72,8 @@ def test_a_loss_of_another_task_is_refused() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- targets
-@pytest.mark.parametrize(
-    ("targets", "task"),
-    [
+def test_the_task_is_told_from_the_targets() -> None:
+    for targets, task in [
         (torch.tensor([0, 2]), CLASSIFICATION),
         (torch.tensor([0, 2], dtype=torch.uint8), CLASSIFICATION),
         (torch.tensor([[0, 1], [1, 1]]), MULTILABEL),
@@ -92,11 +82,9 @@ def test_a_loss_of_another_task_is_refused() -> None:
         (torch.tensor([0.5, 2.0]), REGRESSION),
         (torch.tensor([[0.5, 2.0]]), REGRESSION),
         (torch.zeros(2, 4, 4, dtype=torch.uint8), SEGMENTATION),
-    ],
-)
-def test_the_task_is_told_from_the_targets(targets: Tensor, task: Task) -> None:
-    assert told_from([targets]) is task
-    assert not task.problem(targets)
+    ]:
+        assert told_from([targets]) is task
+        assert not task.problem(targets)
 
 
 @pytest.mark.parametrize(
@@ -112,9 +100,8 @@ def test_targets_that_no_task_has_or_several_could_have_are_refused(targets: Ten
         told_from([targets])
 
 
-@pytest.mark.parametrize(
-    ("task", "targets", "problem"),
-    [
+def test_targets_of_another_kind_are_refused_with_a_sentence() -> None:
+    for task, targets, problem in [
         (CLASSIFICATION, torch.tensor([0.5]), "float32"),
         (CLASSIFICATION, torch.tensor([[1, 0]]), r"shape \(n, 2\)"),
         (CLASSIFICATION, torch.tensor([0, 3]), "label 3, and there are 3 classes"),
@@ -125,11 +112,9 @@ def test_targets_that_no_task_has_or_several_could_have_are_refused(targets: Ten
         (REGRESSION, torch.tensor([[1.0, 2.0]]), "2 numbers each, and there are 3 outputs"),
         (SEGMENTATION, torch.tensor([0, 1]), r"shape \(n,\)"),
         (SEGMENTATION, torch.full((1, 2, 2), 7), "class 7, and there are 3 classes"),
-    ],
-)
-def test_targets_of_another_kind_are_refused_with_a_sentence(task: Task, targets: Tensor, problem: str) -> None:
-    with pytest.raises(DataError, match=f"(?i)Targets of client a .*{problem}.*{task.name} takes"):
-        task.check(ArrayExamples(torch.zeros(len(targets), 3, 4, 4), targets), "client a", 3)
+    ]:
+        with pytest.raises(DataError, match=f"(?i)Targets of client a .*{problem}.*{task.name} takes"):
+            task.check(ArrayExamples(torch.zeros(len(targets), 3, 4, 4), targets), "client a", 3)
 
 
 # ---------------------------------------------------------------------------------------------------------- measures
@@ -280,12 +265,12 @@ def test_a_task_that_a_data_set_is_not_for_is_refused() -> None:
         polyfed.run("digits-mini", "fedavg", rounds=1, metric="mean_iou", out=None)
 
 
-@pytest.mark.parametrize("method", ["copa", "fedsr", "rsc", "guiding", "gperxan", 'feddg_ga(metric="accuracy")'])
-def test_methods_that_need_class_labels_are_refused_elsewhere(method: str) -> None:
-    assert polyfed.parse(method).facts.class_labels
-    with pytest.raises(SettingError, match="needs one class label for each example, and the task is regression"):
-        image_regression = {"a": (images(8), images(4))}
-        polyfed.run(image_regression, method, model="small_cnn", rounds=1, out=None)
+def test_methods_that_need_class_labels_are_refused_elsewhere() -> None:
+    for method in ["copa", "fedsr", "rsc", "guiding", "gperxan", 'feddg_ga(metric="accuracy")']:
+        assert polyfed.parse(method).facts.class_labels
+        with pytest.raises(SettingError, match="needs one class label for each example, and the task is regression"):
+            image_regression = {"a": (images(8), images(4))}
+            polyfed.run(image_regression, method, model="small_cnn", rounds=1, out=None)
 
 
 def images(count: int) -> tuple[Tensor, Tensor]:

@@ -45,9 +45,8 @@ def test_what_is_underneath_is_written_only_where_nothing_else_stands_alone() ->
     assert str(parse('fedavg(statistics="first") + fedprox')) == 'fedavg(statistics="first") + fedprox(mu=0.01)'
 
 
-@pytest.mark.parametrize(
-    ("text", "error", "says"),
-    [
+def test_wrong_texts_say_what_would_be_right() -> None:
+    for text, error, says in [
         ("fedbm", UnknownName, "fedbn"),
         ("agc(clipp=1.28)", OptionError, "clip"),
         ("agc(clip='a')", OptionError, "takes float"),
@@ -70,11 +69,9 @@ def test_what_is_underneath_is_written_only_where_nothing_else_stands_alone() ->
         ("group_norm + layer_norm", JoinError, "group_norm and layer_norm"),
         ("local + fedbn", JoinError, "local.*fedbn would be ignored"),
         ("local + momentum(keep='global')", JoinError, "ignored"),
-    ],
-)
-def test_wrong_texts_say_what_would_be_right(text: str, error: type[PolyfedError], says: str) -> None:
-    with pytest.raises(error, match=says):
-        parse(text)
+    ]:
+        with pytest.raises(error, match=says):
+            parse(text)
 
 
 @given(st.text(max_size=60))
@@ -125,13 +122,11 @@ def test_neutral_settings_are_never_ignored() -> None:
     assert str(owner + parse("fedprox(mu=0.0)").parts[0] + parse('momentum(keep="none")').parts[-1])
 
 
-@pytest.mark.parametrize(
-    "slot", ["weighting", "server_step", "round", "newcomer", "predict", "task_loss", "population", "outgoing"]
-)
-def test_two_owners_of_one_slot_are_named(slot: str) -> None:
-    one, other = (Method(name, **{slot: own_round}) for name in ("one", "other"))  # type: ignore[arg-type]
-    with pytest.raises(JoinError, match="one and other"):
-        one + other
+def test_two_owners_of_one_slot_are_named() -> None:
+    for slot in ["weighting", "server_step", "round", "newcomer", "predict", "task_loss", "population", "outgoing"]:
+        one, other = (Method(name, **{slot: own_round}) for name in ("one", "other"))  # type: ignore[arg-type]
+        with pytest.raises(JoinError, match="one and other"):
+            one + other
 
 
 def noise(step: Step) -> None:

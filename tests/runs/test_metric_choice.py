@@ -16,7 +16,7 @@ import polyfed
 from helpers.report_page import words
 from polyfed.core.data_types import ArrayExamples, ClientData, DataSet, Domain, Federation
 from polyfed.core.evaluation import Row
-from polyfed.core.metrics import Scores
+from polyfed.core.tasks.classification import Scores
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import RunFolder

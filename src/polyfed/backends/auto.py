@@ -70,7 +70,6 @@ class Auto(Fused):
         return self.why_not(ask, group, keys.pop())
 
     def copies(self, ask: Ask, group: Sequence[str]) -> list[Client]:
-        """Clients at a copy of the bench, for a few steps."""
         settings = dataclasses.replace(self.bench.settings, local_steps=STEPS)
         bench = dataclasses.replace(self.bench, model=copy.deepcopy(self.bench.model), settings=settings)
         states = {name: self.current_state(name) for name in group}

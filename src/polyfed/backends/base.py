@@ -115,14 +115,12 @@ class StagingBackend(abc.ABC):
         self.validations_of_round: Mapping[str, float] = {}
 
     def replace_data(self, clients: Collection[ClientData]) -> None:
-        """Put other data in the place of the clients' own."""
         self.data: Mapping[str, ClientData] = {client.id: client for client in clients}
         self.infos: Sequence[ClientInfo] = in_fixed_order(map(ClientInfo.of, clients))
         self.place = {info.id: place for place, info in enumerate(self.infos)}
 
     @property
     def client_states(self) -> MutableMapping[str, ClientState]:
-        """What clients keep between rounds, by their ids."""
         return self._client_states
 
     @client_states.setter
@@ -130,7 +128,6 @@ class StagingBackend(abc.ABC):
         self._client_states = ClientStore(states)
 
     def __call__(self, ask: Ask) -> Iterator[Reply]:
-        """Ask the clients; replies come lazily, in the fixed order."""
         asked = sorted((client for client in ask.payloads if client in self.place), key=self.place.__getitem__)
         for outcome in self.outcomes(ask, [client for client in asked if not self.drops_out(ask, client)]):
             reply = self.taken(ask, outcome)
@@ -173,7 +170,6 @@ class StagingBackend(abc.ABC):
         self.validations_of_round, self.validations = self.validations, {}
 
     def rollback(self) -> None:
-        """Forget what the clients kept in this round."""
         self.staged, self.losses, self.validations = self._client_states.sibling(), {}, {}
 
     def current_state(self, client: str) -> ClientState:
@@ -181,11 +177,9 @@ class StagingBackend(abc.ABC):
         return self.staged.get(client) or self.client_states.get(client) or ClientState()
 
     def state_of(self, client: str) -> ClientState:
-        """What a client keeps, as of the last committed round."""
         return self.client_states.get(client) or ClientState()
 
     def can_read(self, client: str) -> bool:
-        """Whether what this client keeps can be read here."""
         return True
 
     def retain(self, name: str, states: Mapping[str, ClientState] | None = None) -> None:  # noqa: B027 - an option, not a duty
@@ -195,7 +189,6 @@ class StagingBackend(abc.ABC):
         """Nothing to do: states are in memory."""
 
     def client_digests(self) -> dict[str, str]:
-        """A hash of what each client keeps."""
         return {client: client_digest(state) for client, state in self.client_states.items()}
 
     def close(self) -> None:  # noqa: B027 - likewise

@@ -22,13 +22,22 @@ BackendFor: TypeAlias = Callable[[Workbench, Collection[ClientData]], Backend]
 ENTRY_POINTS = "polyfed.backends"
 TRAINS = {"debug": "trains in this process, step by step", "flower": "lets Flower's nodes train"}
 """Backends that use neither worker processes nor compiled steps, and why."""
+OWN: dict[str, type[InProcess]] = {"process": InProcess, "fused": Fused, "auto": Auto, "debug": Debug}
 
 
 def backend_for(bench: Workbench, clients: Collection[ClientData]) -> Backend:
-    """The backend of a run."""
-    refuse_unused(bench.settings)
-    name = bench.settings.backend
-    return OWN[name](bench, clients) if name in OWN else registered(name)(bench, clients)
+    """Make the backend that the settings ask for, in as many processes."""
+    settings = bench.settings
+    refuse_unused(settings)
+    if settings.backend not in OWN:
+        require_known(settings.backend)
+        found: BackendFor = importlib.metadata.entry_points(group=ENTRY_POINTS)[settings.backend].load()
+        return found(bench, clients)
+    base = OWN[settings.backend]
+    if base is InProcess:
+        compiled_steps(bench)
+    count = 1 if base is Debug or settings.workers == "1" else worker_count(bench, len(clients))
+    return base(bench, clients) if count == 1 else Workers(bench, clients, base, count)
 
 
 def require_known(name: str) -> None:
@@ -40,33 +49,6 @@ def require_known(name: str) -> None:
         raise SettingError(f"backend cannot be {name!r}. {nearest(name, known)}")
 
 
-def registered(name: str) -> BackendFor:
-    """A backend that a package registers by an entry point, as polyfed's own Flower backend does."""
-    require_known(name)
-    found: BackendFor = importlib.metadata.entry_points(group=ENTRY_POINTS)[name].load()
-    return found
-
-
-def process(bench: Workbench, clients: Collection[ClientData]) -> Backend:
-    """Clients one by one, perhaps in worker processes or with compiled steps."""
-    if bench.settings.compile != "off":
-        compiled_steps(bench)
-    return on_workers(InProcess, bench, clients)
-
-
-def fused(bench: Workbench, clients: Collection[ClientData]) -> Backend:
-    """Clients stacked."""
-    return on_workers(Fused, bench, clients)
-
-
-def auto(bench: Workbench, clients: Collection[ClientData]) -> Backend:
-    """Whichever of the two is faster."""
-    return on_workers(Auto, bench, clients)
-
-
-OWN: dict[str, BackendFor] = {"process": process, "fused": fused, "auto": auto, "debug": Debug}
-
-
 def refuse_unused(settings: Settings) -> None:
     """Refuse what a backend would not use; ``auto`` leaves the choice to it."""
     unused = [f"--workers {settings.workers}"] * (settings.workers not in ("1", "auto"))
@@ -74,11 +56,3 @@ def refuse_unused(settings: Settings) -> None:
     if unused and settings.backend in TRAINS:
         how = f"--backend {settings.backend} {TRAINS[settings.backend]}"
         raise SettingError(f"{how}, so {' and '.join(unused)} would not be used. Leave it out, or use another backend.")
-
-
-def on_workers(base: type[InProcess], bench: Workbench, clients: Collection[ClientData]) -> Backend:
-    """A backend in as many processes as the settings ask for; in this one, where that is one."""
-    if bench.settings.workers == "1":
-        return base(bench, clients)
-    count = worker_count(bench, len(clients))
-    return base(bench, clients) if count == 1 else Workers(bench, clients, base, count)

@@ -19,8 +19,6 @@ FEWEST_ROWS, SMALLEST_ROW, LARGEST_CHUNK = 8, 256, 1 << 20
 
 
 class EntryPlace(NamedTuple):
-    """Where an entry lies in a row."""
-
     name: str
     dtype: torch.dtype
     shape: torch.Size
@@ -40,7 +38,6 @@ class Chunk:
 
     @property
     def is_unused(self) -> bool:
-        """Whether all rows are free."""
         return len(self.free) == self.rows
 
 
@@ -98,14 +95,12 @@ class StoredState:
         self.slab.take_back(self.chunk, self.place)
 
     def write(self, entries: Mapping[str, Tensor]) -> None:
-        """Copy the values of the entries."""
         values = self.chunk.values[self.place]
         for entry in self.slab.places:
             if entry.end > entry.start:
                 values[entry.start : entry.end].view(entry.dtype).copy_(entries[entry.name].detach().reshape(-1))
 
     def read(self) -> ClientState:
-        """The entries and the memory."""
         values = self.chunk.values[self.place]
         # A row that was shared out may be somebody else's tomorrow, so the values are copied; a chunk of one row is never used again.
         values = values if self.chunk.rows == 1 else values.clone()

@@ -94,7 +94,6 @@ class Compiled:
         log.info("Steps are not compiled: %s.", reason)
 
     def step_of_client(self, client: Client, index: int, x: Tensor, y: Tensor) -> Tensor:
-        """One step of a client that trains by itself."""
         return self.taken(client.round, lambda: self.single_of(client), lambda: client.train_on(index, x, y), index, x, y)
 
     def single_of(self, client: Client) -> Single:
@@ -104,7 +103,6 @@ class Compiled:
         return self.single
 
     def step_of_stack(self, stack: Stack, index: int, x: Tensor, y: Tensor) -> Tensor:
-        """One step of a stack."""
         return self.taken(stack.like.round, lambda: stack, lambda: stack.train_on(index, x, y), index, x, y)
 
     def taken(
@@ -220,7 +218,8 @@ class Traced:
 
         def step(*tensors: Tensor) -> Any:
             values, others, leaves, buffers, lr, images, labels = pytree.tree_unflatten(tensors, structure)
-            given = _merged(rows.leaves, leaves, plain)
+            first, second = iter(leaves), iter(plain)
+            given = [next(first) if isinstance(leaf, Tensor) else next(second) for leaf in rows.leaves]
             return self.one_step(rows, values, others, given, buffers, lr, index, images, labels)
 
         # The second pass turns changes in place into values and one copy at the end, which is what the compiler is good at.
@@ -271,7 +270,6 @@ class Traced:
             self.compiled(*[value.clone() for value in flat])
 
     def run(self, rows: Rows, index: int, x: Tensor, y: Tensor) -> Tensor:
-        """Take a step."""
         inputs = self.inputs(rows, x, y)
         with torch.no_grad():
             losses, gradients = self.compiled(*pytree.tree_leaves(inputs))
@@ -286,12 +284,6 @@ class Traced:
             rows.apply_rules(index, x, y)
         rows.optimizer.step()
         return losses  # type: ignore[no-any-return]
-
-
-def _merged(leaves: list[Any], tensors: list[Tensor], plain: list[Any]) -> list[Any]:
-    """Tensors and other things in the order of the leaves they came from."""
-    first, second = iter(tensors), iter(plain)
-    return [next(first) if isinstance(leaf, Tensor) else next(second) for leaf in leaves]
 
 
 def prepared_compiler(threads: int) -> Callable[[GraphModule], Program]:

@@ -17,8 +17,6 @@ from polyfed.errors import ClientFailure
 
 @dataclass(frozen=True)
 class Inputs:
-    """What was asked of whom when something failed."""
-
     client: str
     round: int
     what: str

@@ -106,15 +106,12 @@ class Fused(InProcess):
             yield self.ended(trainee, stack, place, total, steps)
 
     def begun(self, ask: Ask, name: str) -> Trainee:
-        """A client that has received and is about to train."""
         return Trainee(Client(self.data[name], self.bench, self.current_state(name), ask.round, ask.attempt), ask.payloads[name])
 
     def trained(self, stack: Stack) -> list[tuple[Trainee, Tensor, int]]:
-        """Take all steps of a stack."""
         return stack.train() if self.compiled is None else stack.train(functools.partial(self.compiled.step_of_stack, stack))
 
     def ended(self, trainee: Trainee, stack: Stack, place: int, total: Tensor, steps: int) -> Outcome:
-        """Let one client answer with what it has learnt."""
         name = trainee.client.id
         try:
             payload = trainee.end(*stack.row(place), total, steps)
@@ -156,12 +153,10 @@ def why_model_cannot_be_fused(bench: Workbench) -> str:
         return f"{bench.method} decides the {own.replace('_', ' ')} of each client by itself, one client after the other."
     if bench.settings.layout == "channels_last":
         return "--layout channels_last is for clients that train one by one."
-    path = next((path for path, module in bench.model.named_modules() if _drops(module)), None)
-    return "" if path is None else f"{path} is dropout, whose random numbers would be others than when clients train one by one."
-
-
-def _drops(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
+    for path, module in bench.model.named_modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            return f"{path} is dropout, whose random numbers would be others than when clients train one by one."
+    return ""
 
 
 def bytes_of_a_step(bench: Workbench, data: ClientData) -> int:
@@ -181,8 +176,6 @@ def bytes_of_a_step(bench: Workbench, data: ClientData) -> int:
 
 
 class Doubled(Preparation):
-    """Batches in double precision."""
-
     def for_testing(self, x: Tensor) -> Tensor:
         return super().for_testing(x).double()
 
@@ -210,16 +203,14 @@ def trial_bench(bench: Workbench) -> Workbench:
 
 def trial(bench: Workbench, ask: Ask, clients: Sequence[tuple[ClientData, ClientState]]) -> str:
     """Train two clients for a few steps one by one and fused, on a copy; returns why the second way cannot be used, or nothing."""
-    apart, together = (
-        [
-            (
-                Client(data, on, ClientState(*doubled((state.entries, state.memory))), ask.round, ask.attempt),
-                as_double(ask.payloads[data.id]),
-            )
-            for data, state in clients
-        ]
-        for on in (trial_bench(bench), trial_bench(bench))
-    )
+    pairs = []
+    for on in (trial_bench(bench), trial_bench(bench)):
+        states = [ClientState(*doubled((state.entries, state.memory))) for _, state in clients]
+        at_work = [Client(data, on, state, ask.round, ask.attempt) for (data, _), state in zip(clients, states, strict=True)]
+        sent = [ask.payloads[client.id] for client in at_work]
+        payloads = [Payload(doubled(dict(payload.entries)), doubled(dict(payload.extras))) for payload in sent]
+        pairs.append(list(zip(at_work, payloads, strict=True)))
+    apart, together = pairs
     wanted = [results(client, answer(client, "train", payload)) for client, payload in apart]
     try:
         stack = Stack([Trainee(client, payload) for client, payload in together])
@@ -230,11 +221,6 @@ def trial(bench: Workbench, ask: Ask, clients: Sequence[tuple[ClientData, Client
     if different is None:
         return ""
     return f"{bench.method} trains other numbers when clients are stacked ({different})."
-
-
-def as_double(payload: Payload) -> Payload:
-    """A payload in double precision."""
-    return Payload(doubled(dict(payload.entries)), doubled(dict(payload.extras)))
 
 
 def results(client: Client, payload: Payload) -> dict[str, Any]:

@@ -21,7 +21,6 @@ class InProcess(StagingBackend):
     takes_groups = False
 
     def outcomes(self, ask: Ask, clients: Sequence[str]) -> Iterator[Outcome]:
-        """What comes of the question at each of these clients, in their order."""
         if ask.together:
             for group in self.scored_together(ask, clients):
                 yield from self.scores_of(ask, group)
@@ -46,7 +45,6 @@ class InProcess(StagingBackend):
             yield self.outcome(ask, name, state) if found is None else Outcome(name, found, state)
 
     def outcome(self, ask: Ask, name: str, state: ClientState) -> Outcome:
-        """Let one client answer."""
         client = Client(self.data[name], self.bench, state, ask.round, ask.attempt)
         try:
             payload = answer(client, ask.what, ask.payloads[name])

@@ -48,7 +48,6 @@ class SharedMemory:
         self.used = 0
 
     def put(self, value: Tensor) -> Spot:
-        """Copy a tensor in."""
         if value.layout is not torch.strided:
             raise TypeError(f"Only dense tensors can be sent, found the layout {value.layout}.")
         strides = None if value.is_contiguous() else list(torch.empty_like(value, device="meta").stride())

@@ -110,7 +110,6 @@ class Modes:
         self.flags = tuple(m.training for m in self.modules), tuple(p.requires_grad for p in self.parameters)
 
     def restore(self) -> None:
-        """Set them again."""
         for module, training in zip(self.modules, self.flags[0], strict=True):
             module.training = training
         for parameter, trained in zip(self.parameters, self.flags[1], strict=True):
@@ -279,7 +278,6 @@ class Single(Rows):
         self.key = (0, Modes(self.bench.model).flags, str(self.structure), tuple(_likeness(leaf) for leaf in self.leaves))
 
     def apply_rules(self, index: int, x: Tensor, y: Tensor) -> None:
-        """Change the gradients as the method says."""
         for rule in self.bench.method.gradients:
             rule(self.client.step(index, x, y))
 
@@ -343,7 +341,6 @@ class Stack(Rows):
             totals += take(index, x, y)
 
     def row(self, place: int) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-        """The values and the optimizer's buffers of one client."""
         values = {name: rows.detach()[place] for name, rows in (*self.parameters.items(), *self.others.items())}
         buffers = {
             name: {buffer: value[place] if value.dim() else value.clone() for buffer, value in self.optimizer.state[rows].items()}

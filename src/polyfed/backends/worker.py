@@ -91,19 +91,15 @@ def forked(work: Callable[[], None]) -> int:
     parent = os.getpid()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
     try:
-        pid = _fork()
+        with warnings.catch_warnings():
+            # Python warns of threads in general: torch uses one in the child, and log locks are made again.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
         if pid == 0:
             _be_child(work, parent if dies_with_thread else None, mask)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return pid
-
-
-def _fork() -> int:
-    """Fork without Python's general warning about threads: torch uses one in the child, and log locks are made again."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
 
 
 def _be_child(work: Callable[[], None], parent: int | None, mask: set[int | signal.Signals]) -> NoReturn:
@@ -166,7 +162,6 @@ class Notes(logging.Handler):
         warnings.showwarning = self.warned
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Collect a record."""
         text = record.getMessage()
         if record.exc_info:
             text += "\n" + "".join(traceback.format_exception(*record.exc_info)).rstrip()
@@ -175,7 +170,6 @@ class Notes(logging.Handler):
     def warned(
         self, message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
     ) -> None:
-        """Collect a warning."""
         self.records.append(["warning", class_name(category), 0, str(message), filename, lineno])
 
     def taken(self) -> list[Json]:

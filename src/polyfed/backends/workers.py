@@ -46,7 +46,6 @@ class WorkerTask:
 
     @property
     def words(self) -> str:
-        """Who is at work."""
         return f"client {self.clients[0]}" + (f" and {len(self.clients) - 1} others" if len(self.clients) > 1 else "")
 
 
@@ -109,12 +108,12 @@ class Sending:
         def mark(value: Tensor) -> Mark:
             return self.mark(value, task, worker.request, own)
 
-        ask = self.ask
+        ask, clients = self.ask, []
         try:
-            clients = [
-                [client, self.payload(self.payloads[client], mark), state_tree(self.states[client], mark)]
-                for client in task.clients
-            ]
+            for client in task.clients:
+                payload, state = self.payload(self.payloads[client], mark), self.states[client]
+                keeps = bool(state.entries or state.memory)
+                clients.append([client, payload, parted((state.entries, state.memory), mark) if keeps else None])
         except TypeError as error:
             raise ClientFailure(f"Round {ask.round}, question {ask.what!r} to {task.words}: {error}") from error
         message = {
@@ -169,11 +168,6 @@ def repeated(things: Iterable[T]) -> dict[int, T]:
     return found
 
 
-def state_tree(state: ClientState, mark: Callable[[Tensor], Mark]) -> Json:
-    """What a client keeps as JSON; None where it keeps nothing."""
-    return parted((state.entries, state.memory), mark) if state.entries or state.memory else None
-
-
 class Workers(StagingBackend):
     """A number of processes with one thread each, forked when there is something to do.
 
@@ -182,7 +176,8 @@ class Workers(StagingBackend):
     """
 
     def __init__(self, bench: Workbench, clients: Collection[ClientData], base: type[InProcess], count: int) -> None:
-        refuse_where_impossible(bench)
+        if reason := why_impossible(bench):
+            raise SettingError(f"--workers {bench.settings.workers}: {reason} Use --workers 1.")
         self.inner = base(bench, clients)
         super().__init__(bench, clients)
         self.count = count
@@ -198,7 +193,6 @@ class Workers(StagingBackend):
         self.inner.replace_data(clients)
 
     def outcomes(self, ask: Ask, clients: Sequence[str]) -> Iterator[Outcome]:
-        """What comes of the question at each of these clients, in their order, while later ones are at work."""
         self.end(list(self.at_work))
         if any(worker.owner != os.getpid() for worker in self.workers):
             self.close()  # this process is a copy, and the workers are those of the original
@@ -312,7 +306,6 @@ class Turn:
             self.settle(task, self.sending.received(answer, task, worker.response))
 
     def settle(self, task: WorkerTask, bundle: Bundle) -> None:
-        """Note what came of a task."""
         self.ready[task.place] = bundle
         if bundle.error is not None:
             self.stop = min(self.stop, task.place)
@@ -352,13 +345,6 @@ def end_all(workers: list[Worker]) -> None:
         worker.kill()
     while workers:
         workers.pop().end()
-
-
-def refuse_where_impossible(bench: Workbench) -> None:
-    """Say why workers cannot be used here, if so."""
-    reason = why_impossible(bench)
-    if reason:
-        raise SettingError(f"--workers {bench.settings.workers}: {reason} Use --workers 1.")
 
 
 def why_impossible(bench: Workbench) -> str:

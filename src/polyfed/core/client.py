@@ -152,10 +152,12 @@ class Client:
         labels = train.labels if settings.sampling == "balanced" else None
         shuffled = batch_indices(len(train), settings, needs_two, self.generator, self.id, labels)
         for indices in shuffled if own is None else own(self):
+            # A batch without samples has the shape of the others before they are prepared.
+            taken = indices if len(indices) else torch.zeros(1, dtype=torch.long)
+            x, y = (sent_to(part, self.bench.device) for part in train.batch(taken))
             if not len(indices):
-                yield empty_batch(train, self.bench.device)
+                yield x[:0], y[:0]
                 continue
-            x, y = (sent_to(part, self.bench.device) for part in train.batch(indices))
             x, y = self.bench.preparation.pair_for_training(x, self.bench.task.for_loss(y))
             for change in method.inputs:
                 x, y = change(self, x, y)
@@ -225,31 +227,24 @@ class Client:
         return tree if self.bench.device == CPU else moved(tree, self.bench.device)
 
 
-def empty_batch(examples: Examples, device: torch.device) -> tuple[Tensor, Tensor]:
-    """A batch without samples, in the shape of the others before they are prepared."""
-    x, y = (sent_to(part, device) for part in examples.batch(torch.zeros(1, dtype=torch.long)))
-    return x[:0], y[:0]
-
-
 def batch_indices(
     count: int, settings: Settings, needs_two: bool, stream: torch.Generator, client: str, labels: Tensor | None = None
 ) -> Iterator[Tensor]:
     """Positions of each training batch, for the epochs or steps of the settings: shuffled epochs, or drawn evenly over these labels."""
-    steps = 0
-    epoch = 0
+    # Drawn with replacement, so that every class that is there is equally likely.
+    chances = None if labels is None else 1 / labels.bincount()[labels].double()
+    steps = epoch = 0
     while settings.local_steps is not None or epoch < settings.local_epochs:
         epoch += 1
-        order = torch.randperm(count, generator=stream) if labels is None else drawn_evenly(labels, stream)
+        if chances is None:
+            order = torch.randperm(count, generator=stream)
+        else:
+            order = torch.multinomial(chances, count, replacement=True, generator=stream)
         for chunk in _epoch(order, settings, needs_two, client):
             if settings.local_steps is not None and steps == settings.local_steps:
                 return
             steps += 1
             yield chunk
-
-
-def drawn_evenly(labels: Tensor, stream: torch.Generator) -> Tensor:
-    """As many positions as there are labels, drawn with replacement so that every class that is there is equally likely."""
-    return torch.multinomial(1 / labels.bincount()[labels].double(), len(labels), replacement=True, generator=stream)
 
 
 def _epoch(order: Tensor, settings: Settings, needs_two: bool, client: str) -> list[Tensor]:

@@ -57,8 +57,5 @@ def precision(amp: str, device: torch.device) -> AbstractContextManager[Any]:
 
 def lay_channels_last(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Before a model's forward pass: images with their channels side by side. Layers hand this layout on; parameters keep theirs."""
-    return tuple(x.contiguous(memory_format=torch.channels_last) if _is_images(x) else x for x in inputs)
-
-
-def _is_images(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.dim() == 4
+    images = [isinstance(x, Tensor) and x.dim() == 4 for x in inputs]
+    return tuple(x.contiguous(memory_format=torch.channels_last) if image else x for x, image in zip(inputs, images, strict=True))

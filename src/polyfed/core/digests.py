@@ -7,5 +7,4 @@ from polyfed.core.workbench import ClientState
 
 
 def client_digest(state: ClientState) -> str:
-    """A hash of what a client keeps."""
     return tree_digest({"entries": dict(sorted(state.entries.items())), "memory": state.memory})

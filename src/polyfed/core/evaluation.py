@@ -201,7 +201,6 @@ def _model_entries(bench: Workbench, state: Mapping[str, Tensor]) -> Entries:
 def score_newcomer(
     bench: Workbench, made: Newcomer, examples: Examples, domain: str = "", in_detail: bool = False
 ) -> dict[str, Any]:
-    """Score a newcomer's models on one domain."""
     if made.score == "mean_of_models":
         return mean_numbers([_score_one(bench, state, examples, in_detail).results() for _, state in made.models])
     if len(made.models) == 1:

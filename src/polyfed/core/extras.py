@@ -75,7 +75,6 @@ From: TypeAlias = "V | Callable[[Asked], V]"
 
 
 def found(value: From[V], asked: Asked) -> V:
-    """The value itself, or what the function finds."""
     return value(asked) if callable(value) else value
 
 
@@ -100,7 +99,6 @@ class Number:
     required: bool = True
 
     def problem(self, value: Any, asked: Asked) -> str:
-        """Why the value does not have this form."""
         kind = "a whole number" if self.whole else "a number"
         if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
             return f"is {type(value).__name__}, expected {kind}"
@@ -115,7 +113,6 @@ class Flag:
     required: bool = True
 
     def problem(self, value: Any, asked: Asked) -> str:
-        """Why the value does not have this form."""
         return "" if isinstance(value, bool) else f"is {type(value).__name__}, expected True or False"
 
 
@@ -128,7 +125,6 @@ class Text:
     required: bool = True
 
     def problem(self, value: Any, asked: Asked) -> str:
-        """Why the value does not have this form."""
         if not isinstance(value, str):
             return f"is {type(value).__name__}, expected text"
         if len(value) > self.longest:
@@ -153,7 +149,6 @@ class Array:
     required: bool = True
 
     def problem(self, value: Any, asked: Asked) -> str:
-        """Why the value does not have this form."""
         shape = self.shape(asked) if callable(self.shape) else self.shape
         dtype = self.dtype(asked) if callable(self.dtype) else self.dtype
         misfit = problem_with_tensor(value, shape, dtype, asked.devices)
@@ -170,7 +165,6 @@ class LikeEntries:
     required: bool = True
 
     def problem(self, value: Any, asked: Asked) -> str:
-        """Why the value does not have this form."""
         if not isinstance(value, Mapping):
             return f"is {type(value).__name__}, expected a mapping from names of entries to tensors"
         names = found(self.names, asked)
@@ -195,7 +189,6 @@ class MappingOf:
     required: bool = True
 
     def problem(self, value: Any, asked: Asked) -> str:
-        """Why the value does not have this form."""
         if not isinstance(value, Mapping):
             return f"is {type(value).__name__}, expected a mapping"
         if problem := _problem_with_names(value, (), found(self.keys, asked)):
@@ -213,7 +206,6 @@ class Record:
     required: bool = True
 
     def problem(self, value: Any, asked: Asked) -> str:
-        """Why the value does not have this form."""
         if not isinstance(value, Mapping):
             return f"is {type(value).__name__}, expected a mapping"
         why = problem_with_extras(value, self.fields, asked)
@@ -229,7 +221,6 @@ class ListOf:
     required: bool = True
 
     def problem(self, value: Any, asked: Asked) -> str:
-        """Why the value does not have this form."""
         if not isinstance(value, list | tuple):
             return f"is {type(value).__name__}, expected a list"
         longest = found(self.longest, asked)

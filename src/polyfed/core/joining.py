@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def joined_slots(parts: Sequence[Method]) -> dict[str, Any]:
-    """What each slot of the joined method holds."""
     for part in parts:
         for name in SLOTS:
             for item in part.items(name):

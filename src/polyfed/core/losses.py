@@ -79,9 +79,12 @@ def _by_class(said: str, weights: tuple[float, ...], logits: Tensor, noun: str =
 
 
 def _weights(loss: str, option: str, chosen: str | tuple[float, ...], class_counts: Sequence[int] | None) -> tuple[float, ...]:
-    """The weight of each class: balanced, or as they were written."""
+    """The weight of each class: as written, or balanced (``n / n_c``, and 0 for a class without examples)."""
     if chosen == "balanced":
-        return balanced_weights(class_counts, f"{loss}: {option}='balanced'")
+        total = sum(class_counts or ())
+        if class_counts is None or not total:
+            raise DataError(f"{loss}: {option}='balanced' needs the number of training examples of each class, and there is none.")
+        return tuple(total / count if count else 0.0 for count in class_counts)
     wanted = f"{loss}: {option} is {chosen!r}; it must be 'balanced' or a list with one weight per class"
     if isinstance(chosen, str):
         raise OptionError(f"{wanted}.")
@@ -91,14 +94,6 @@ def _weights(loss: str, option: str, chosen: str | tuple[float, ...], class_coun
     if class_counts is not None and len(class_counts) != len(chosen):
         raise OptionError(f"{loss}: {option} has {len(chosen)} weights, but the data have {len(class_counts)} classes.")
     return tuple(float(weight) for weight in chosen)
-
-
-def balanced_weights(class_counts: Sequence[int] | None, asked: str) -> tuple[float, ...]:
-    """``n / n_c`` for each class, and 0 for a class without examples."""
-    if class_counts is None or sum(class_counts) == 0:
-        raise DataError(f"{asked} needs the number of training examples of each class, and there is none.")
-    total = sum(class_counts)
-    return tuple(total / count if count else 0.0 for count in class_counts)
 
 
 def pixel_cross_entropy() -> Loss:

@@ -9,36 +9,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, overload
 
+from polyfed.core import slots
 from polyfed.core.joining import joined_slots, refuse_ignored
 from polyfed.core.registry import Recorded, Registry
-from polyfed.core.slots import (
-    SLOTS,
-    AfterRound,
-    Answer,
-    AroundTraining,
-    BatchGradient,
-    Conversation,
-    GradientChange,
-    HeadSurgery,
-    Inputs,
-    NewcomerConversation,
-    Outgoing,
-    Population,
-    Predict,
-    RateFactor,
-    Receiving,
-    ReplyEntries,
-    Sampling,
-    SendExtras,
-    ServerStep,
-    Surgery,
-    Term,
-    Upload,
-    Weighting,
-)
+from polyfed.core.slots import SLOTS
 from polyfed.errors import JoinError, OptionError, TextError
 from polyfed.text import Call, Option, read_sum, write_call
 
@@ -98,29 +75,17 @@ class Facts:
 
     @classmethod
     def of_all(cls, facts: Sequence[Facts]) -> Facts:
-        """The facts of several parts together."""
-        batches = [fact.smallest_batch for fact in facts if fact.smallest_batch is not None]
-
-        def every(key: str) -> str:
-            return "; ".join(dict.fromkeys(text for fact in facts if (text := getattr(fact, key))))
-
-        return cls(
-            batch_norm=any(fact.batch_norm for fact in facts),
-            class_labels=any(fact.class_labels for fact in facts),
-            client_state=any(fact.client_state for fact in facts),
-            full_participation=any(fact.full_participation for fact in facts),
-            smallest_batch=max(batches) if batches else None,
-            data_derived_uploads=every("data_derived_uploads"),
-            granularity=max((fact.granularity for fact in facts), key=GRANULARITIES.index, default=""),
-            messages=next((fact.messages for fact in facts if fact.messages != "1"), "1"),
-            extra_work=every("extra_work"),
-            protects=next((fact.protects for fact in facts if fact.protects), ""),
-            noise_at=next((fact.noise_at for fact in facts if fact.noise_at), ""),
-            epsilon=max((fact.epsilon for fact in facts), default=0.0),
-            delta=max((fact.delta for fact in facts), default=0.0),
-            withholds_loss=any(fact.withholds_loss for fact in facts),
-            noise_from=next((fact.noise_from for fact in facts if fact.noise_from), ""),
-        )
+        """The facts of several parts together: texts side by side, the largest number, else the first that is no default."""
+        joined: dict[str, Any] = {}
+        for item in fields(cls):
+            told = [value for fact in facts if (value := getattr(fact, item.name)) != item.default]
+            if item.name in ("data_derived_uploads", "extra_work"):
+                joined[item.name] = "; ".join(dict.fromkeys(told))
+            elif item.name == "granularity":
+                joined[item.name] = max(told, key=GRANULARITIES.index, default="")
+            elif told:
+                joined[item.name] = told[0] if isinstance(told[0], str) else max(told)
+        return cls(**joined)
 
 
 @dataclass(frozen=True)
@@ -132,33 +97,33 @@ class Method:
     """
 
     name: str
-    surgery: tuple[Surgery | HeadSurgery, ...] = ()
-    receiving: tuple[Receiving, ...] = ()
-    inputs: tuple[Inputs, ...] = ()
-    gradients: tuple[GradientChange, ...] = ()
-    uploads: tuple[Upload, ...] = ()
-    before_training: tuple[AroundTraining, ...] = ()
-    after_training: tuple[AroundTraining, ...] = ()
-    objective: tuple[Term, ...] = ()
+    surgery: tuple[slots.Surgery | slots.HeadSurgery, ...] = ()
+    receiving: tuple[slots.Receiving, ...] = ()
+    inputs: tuple[slots.Inputs, ...] = ()
+    gradients: tuple[slots.GradientChange, ...] = ()
+    uploads: tuple[slots.Upload, ...] = ()
+    before_training: tuple[slots.AroundTraining, ...] = ()
+    after_training: tuple[slots.AroundTraining, ...] = ()
+    objective: tuple[slots.Term, ...] = ()
     sharing: tuple[Rule, ...] = ()
-    after_round: tuple[AfterRound, ...] = ()
-    setup: tuple[Conversation, ...] = ()
-    before_evaluation: tuple[Conversation, ...] = ()
-    population: Population | None = None
-    sampling: Sampling | None = None
-    batch_gradient: BatchGradient | None = None
-    schedule: RateFactor | None = None
-    task_loss: Term | None = None
-    predict: Predict | None = None
-    outgoing: Outgoing | None = None
-    weighting: Weighting | None = None
-    server_step: ServerStep | None = None
-    round: Conversation | None = None
-    newcomer: NewcomerConversation | None = None
-    answers: Mapping[str, Answer] = field(default_factory=dict)
-    send_extras: Mapping[str, SendExtras] = field(default_factory=dict)
+    after_round: tuple[slots.AfterRound, ...] = ()
+    setup: tuple[slots.Conversation, ...] = ()
+    before_evaluation: tuple[slots.Conversation, ...] = ()
+    population: slots.Population | None = None
+    sampling: slots.Sampling | None = None
+    batch_gradient: slots.BatchGradient | None = None
+    schedule: slots.RateFactor | None = None
+    task_loss: slots.Term | None = None
+    predict: slots.Predict | None = None
+    outgoing: slots.Outgoing | None = None
+    weighting: slots.Weighting | None = None
+    server_step: slots.ServerStep | None = None
+    round: slots.Conversation | None = None
+    newcomer: slots.NewcomerConversation | None = None
+    answers: Mapping[str, slots.Answer] = field(default_factory=dict)
+    send_extras: Mapping[str, slots.SendExtras] = field(default_factory=dict)
     reply_extras: Mapping[str, Mapping[str, Extra]] = field(default_factory=dict)
-    reply_entries: Mapping[str, ReplyEntries] = field(default_factory=dict)
+    reply_entries: Mapping[str, slots.ReplyEntries] = field(default_factory=dict)
     facts: Facts = Facts()
     standalone: bool = True
     is_base: bool = False
@@ -281,7 +246,6 @@ def register(
 
 
 def _with_options(factory: Factory[P], texts: Mapping[str, str]) -> str:
-    """The docstring with what is said about some options."""
     strange = sorted(set(texts) - set(inspect.signature(factory).parameters))
     if strange:
         raise OptionError(f"The factory {factory.__name__} has no option {strange[0]!r} that the shared text could describe.")

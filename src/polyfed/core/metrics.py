@@ -1,4 +1,4 @@
-"""How good predictions are: accuracy, balanced accuracy, macro F1, AUROC, calibration, and confidence when right and when wrong.
+"""The metrics of all tasks: their names, their formulas from counts, and the scores of several clients pooled.
 
 Everything but the AUROC follows from counts, so clients send counts by class and no answers for single images. The counts of several
 clients add up (``pooled``). The formulas are tested against scikit-learn.
@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from polyfed.errors import DataError, NotFinite
-
-BINS = 15
 MOST_CLASSES = 200
 """Up to this number of classes a confusion matrix is kept at the end of a run."""
 COUNTS = ("class_counts", "class_right", "class_answers")
@@ -45,224 +41,6 @@ IN_DETAIL = ("auroc",)
 SUMMED = ("count", "right", "exact", "pixels")
 """Numbers of a score that add up over clients."""
 NEITHER_IS_BETTER = ("confidence_when_right", "confidence_when_wrong")
-
-
-@dataclass(eq=False)
-class Scores:
-    """Sums over test examples from which all measures follow; batches add up.
-
-    >>> scores = Scores(classes=2)
-    >>> scores.add(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
-    >>> scores.results()["accuracy"]
-    0.5
-
-    Attributes:
-        classes: Number of classes.
-        bins: Number of confidence bins of equal width for the calibration error.
-        confusion: How often class i was taken for class j, int64, shape (classes, classes).
-        bin_counts: Examples by confidence bin, int64, shape (bins,).
-        bin_right: Those of them that were right, int64, shape (bins,).
-        bin_confidence: Sum of confidence by bin, float64, shape (bins,).
-        confidence_right: Sum of the confidence of right answers.
-        confidence_wrong: Sum of the confidence of wrong answers.
-        in_detail: Keep the answer for each example, and, for the AUROC, all probabilities (up to 200 classes).
-    """
-
-    classes: int
-    bins: int = BINS
-    in_detail: bool = False
-    confusion: Tensor = field(init=False)
-    bin_counts: Tensor = field(init=False)
-    bin_right: Tensor = field(init=False)
-    bin_confidence: Tensor = field(init=False)
-    confidence_right: float = field(default=0.0, init=False)
-    confidence_wrong: float = field(default=0.0, init=False)
-
-    def __post_init__(self) -> None:
-        self.confusion = torch.zeros(self.classes, self.classes, dtype=torch.int64)
-        self.bin_counts = torch.zeros(self.bins, dtype=torch.int64)
-        self.bin_right = torch.zeros(self.bins, dtype=torch.int64)
-        self.bin_confidence = torch.zeros(self.bins, dtype=torch.float64)
-        self._labels: list[Tensor] = []
-        self._answers: list[tuple[Tensor, Tensor]] = []
-        self._probabilities: list[Tensor] = []
-
-    def add(self, probabilities: Tensor, labels: Tensor) -> None:
-        """Count a batch of probabilities, shape (n, classes), with its labels, shape (n,)."""
-        probabilities, labels = self._checked(probabilities, labels)
-        confidence, answers = probabilities.max(dim=1)
-        right = answers == labels
-        self.confusion += torch.bincount(labels * self.classes + answers, minlength=self.classes**2).view_as(self.confusion)
-        bins = _bins(confidence, self.bins)
-        self.bin_counts += torch.bincount(bins, minlength=self.bins)
-        self.bin_right += torch.bincount(bins[right], minlength=self.bins)
-        self.bin_confidence += torch.bincount(bins, weights=confidence, minlength=self.bins)
-        self.confidence_right += float(confidence[right].sum())
-        self.confidence_wrong += float(confidence[~right].sum())
-        if self.in_detail:
-            self._labels.append(labels)
-            self._answers.append((answers, confidence))
-            if self.classes <= MOST_CLASSES:
-                self._probabilities.append(probabilities.to(torch.float32))
-
-    @property
-    def count(self) -> int:
-        """Number of examples."""
-        return int(self.confusion.sum())
-
-    @property
-    def right(self) -> int:
-        """Number of right answers."""
-        return int(self.confusion.trace())
-
-    @property
-    def accuracy(self) -> float:
-        """Share of right answers."""
-        return ratio(self.right, self.count)
-
-    @property
-    def main(self) -> float:
-        """Accuracy: rounds and settings are chosen by it."""
-        return self.accuracy
-
-    @property
-    def balanced_accuracy(self) -> float:
-        """Mean recall over the classes that occur."""
-        totals = self.confusion.sum(dim=1)
-        recalls = (self.confusion.diagonal() / totals.to(torch.float64))[totals > 0]
-        return float(recalls.mean()) if len(recalls) else math.nan
-
-    @property
-    def auroc(self) -> float:
-        """The area under the ROC curve of each class against the others, averaged over classes that occur and are not all there is.
-
-        It is the share of pairs (an image of the class, one of another) in which the first has the higher probability; equal ones
-        count half (Hand and Till 2001 write it so for two classes).
-        """
-        if not self._probabilities:
-            return math.nan
-        labels, scores = torch.cat(self._labels), torch.cat(self._probabilities)
-        areas = [
-            area_under_roc(scores[:, c], labels == c) for c in range(self.classes) if 0 < int((labels == c).sum()) < len(labels)
-        ]
-        return sum(areas) / len(areas) if areas else math.nan
-
-    @property
-    def standard_error(self) -> float:
-        """Binomial standard error of the accuracy, ``sqrt(p (1 - p) / n)``."""
-        return math.sqrt(self.accuracy * (1 - self.accuracy) / self.count) if self.count else math.nan
-
-    @property
-    def calibration_error(self) -> float:
-        """Expected calibration error: mean distance between accuracy and confidence, over bins by their size."""
-        return ratio(float((self.bin_right - self.bin_confidence).abs().sum()), self.count)
-
-    def answers(self) -> dict[str, Tensor]:
-        """Label, answer and confidence for each example, in their order; only where scores are kept in detail."""
-        columns = {
-            "labels": (self._labels, torch.int32),
-            "answers": ([answers for answers, _ in self._answers], torch.int32),
-            "confidence": ([confidence for _, confidence in self._answers], torch.float32),
-        }
-        return {name: torch.cat(parts).to(kind) if parts else torch.zeros(0, dtype=kind) for name, (parts, kind) in columns.items()}
-
-    def results(self) -> dict[str, Any]:
-        """All measures as plain numbers, and counts by class. A mean over nothing (no example, no wrong answer) is left out."""
-        counts = {
-            "class_counts": self.confusion.sum(dim=1).tolist(),
-            "class_right": self.confusion.diagonal().tolist(),
-            "class_answers": self.confusion.sum(dim=0).tolist(),
-        }
-        found: dict[str, float | int] = {
-            "accuracy": self.accuracy,
-            "balanced_accuracy": self.balanced_accuracy,
-            "macro_f1": macro_f1(**counts),
-            "auroc": self.auroc,
-            "majority_rate": majority_rate(counts["class_counts"]),
-            "standard_error": self.standard_error,
-            "calibration_error": self.calibration_error,
-            "confidence_when_right": ratio(self.confidence_right, self.right),
-            "confidence_when_wrong": ratio(self.confidence_wrong, self.count - self.right),
-            "count": self.count,
-            "right": self.right,
-        }
-        matrix = {"confusion": self.confusion.tolist()} if self.in_detail and self.classes <= MOST_CLASSES else {}
-        return {name: value for name, value in found.items() if not math.isnan(value)} | counts | matrix
-
-    def _checked(self, probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The batch on the CPU in double precision; a batch that does not fit is refused."""
-        if probabilities.shape != (len(labels), self.classes):
-            raise DataError(
-                f"Probabilities of shape {tuple(probabilities.shape)} do not fit {len(labels)} labels and {self.classes} classes."
-            )
-        probabilities, labels = probabilities.detach().to("cpu", torch.float64), labels.to("cpu", torch.int64)
-        if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= self.classes):
-            raise DataError(
-                f"Labels go from {int(labels.min())} to {int(labels.max())}, but the classes go from 0 to {self.classes - 1}."
-            )
-        if not bool(probabilities.isfinite().all()):
-            raise NotFinite("Some predicted probabilities are NaN or infinite, so they cannot be scored: the model has diverged.")
-        if len(labels) and (float(probabilities.min()) < 0 or float(probabilities.max()) > 1 + 1e-4):
-            raise DataError(
-                "Some predicted probabilities are outside 0 to 1. A method's predict returns probabilities, not logits."
-            )
-        return probabilities, labels
-
-
-def results_of_parts(
-    probabilities: Tensor, labels: Tensor, sizes: Sequence[int], classes: int, bins: int = BINS, in_detail: bool = False
-) -> list[dict[str, Any]]:
-    """What ``Scores.results`` says of each of several parts that lie one after the other, for all of them in a few operations.
-
-    In detail there is a confusion matrix too, but no AUROC: clients that are scored together have few images each.
-    """
-    probabilities, labels = Scores(classes)._checked(probabilities, labels)
-    parts = len(sizes)
-    part = torch.repeat_interleave(torch.arange(parts), torch.tensor(sizes))
-    confidence, answers = probabilities.max(dim=1)
-    is_right = answers == labels
-    count, right = torch.tensor(sizes), torch.bincount(part[is_right], minlength=parts)
-    accuracy = right / count.to(torch.float64)
-    totals = torch.bincount(part * classes + labels, minlength=parts * classes).view(parts, classes)
-    hits = torch.bincount((part * classes + labels)[is_right], minlength=parts * classes).view(parts, classes)
-    given = torch.bincount(part * classes + answers, minlength=parts * classes).view(parts, classes)
-    recalls = (hits / totals.to(torch.float64)).nan_to_num(0.0).sum(dim=1)
-    occurs = (totals + given) > 0
-    harmonic = (2 * hits / (totals + given).to(torch.float64)).nan_to_num(0.0).sum(dim=1)
-    places = part * bins + _bins(confidence, bins)
-    bin_right = torch.bincount(places[is_right], minlength=parts * bins).view(parts, bins)
-    bin_confidence = torch.bincount(places, weights=confidence, minlength=parts * bins).view(parts, bins)
-    sure = [torch.bincount(part[which], weights=confidence[which], minlength=parts) for which in (is_right, ~is_right)]
-    columns = {
-        "accuracy": accuracy,
-        "balanced_accuracy": recalls / (totals > 0).sum(dim=1),
-        "macro_f1": harmonic / occurs.sum(dim=1),
-        "majority_rate": totals.max(dim=1).values / count.to(torch.float64),
-        "standard_error": (accuracy * (1 - accuracy) / count).sqrt(),
-        "calibration_error": (bin_right - bin_confidence).abs().sum(dim=1) / count,
-        "confidence_when_right": sure[0] / right,
-        "confidence_when_wrong": sure[1] / (count - right),
-        "count": count,
-        "right": right,
-    }
-    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
-    by_class = zip(totals.tolist(), hits.tolist(), given.tolist(), strict=True)
-    found = [
-        {name: value for name, value in zip(columns, row, strict=True) if not math.isnan(value)}
-        | dict(zip(COUNTS, lists, strict=True))
-        for row, lists in zip(rows, by_class, strict=True)
-    ]
-    if in_detail and classes <= MOST_CLASSES:
-        cells = (part * classes + labels) * classes + answers
-        matrices = torch.bincount(cells, minlength=parts * classes**2).view(parts, classes, classes)
-        for numbers, matrix in zip(found, matrices.tolist(), strict=True):
-            numbers["confusion"] = matrix
-    return found
-
-
-def _bins(confidence: Tensor, bins: int) -> Tensor:
-    """The bin of each confidence. A bin holds its upper bound but not its lower one, as in Guo et al. 2017."""
-    return (confidence * bins).ceil().to(torch.int64).sub(1).clamp(0, bins - 1)
 
 
 def area_under_roc(scores: Tensor, positive: Tensor) -> float:
@@ -337,7 +115,6 @@ def pooled(many: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _sum(many: Sequence[list[Any]]) -> list[Any]:
-    """Lists of one shape, added number by number."""
     return [_sum(items) if isinstance(items[0], list) else sum(items) for items in zip(*many, strict=True)]
 
 

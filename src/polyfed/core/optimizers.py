@@ -26,6 +26,5 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"sgd": unwrapped(SGD), "adam"
 
 
 def make_optimizer(settings: Settings, parameters: Iterable[torch.nn.Parameter], lr: float) -> Optimizer:
-    """A fresh optimizer for one client and round."""
     momentum = {"momentum": settings.momentum} if settings.optimizer == "sgd" else {}
     return OPTIMIZERS[settings.optimizer](parameters, lr=lr, weight_decay=settings.weight_decay, **momentum)

@@ -20,16 +20,7 @@ if TYPE_CHECKING:
     from polyfed.core.sharing import Plan
     from polyfed.settings import Settings
 
-TRAINING_SLOTS = (
-    "receiving",
-    "inputs",
-    "gradients",
-    "uploads",
-    "before_training",
-    "after_training",
-    "objective",
-    "task_loss",
-)
+TRAINING_SLOTS = ("receiving", "inputs", "gradients", "uploads", "before_training", "after_training", "objective", "task_loss")
 """Slots whose code runs at a client while it trains, between the data and what leaves."""
 
 ACCOUNTS = "privacy"
@@ -62,7 +53,6 @@ class Departure:
     why: str
 
     def as_json(self) -> dict[str, Any]:
-        """The row for JSON."""
         return asdict(self)
 
 

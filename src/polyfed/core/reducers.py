@@ -44,12 +44,10 @@ class Reduction:
         ]
 
     def add(self, entries: Mapping[str, Tensor], weight: float) -> None:
-        """Take one client's values."""
         for names, folding in self.foldings:
             folding.add({name: entries[name] for name in names if name in entries}, weight)
 
     def finish(self) -> Entries:
-        """The reduced values of all groups."""
         return {name: value for _, folding in self.foldings for name, value in folding.finish().items()}
 
 

@@ -93,7 +93,6 @@ class Registry(Generic[T]):
         return record
 
     def names(self) -> list[str]:
-        """All names, sorted."""
         self.discover()
         return sorted(self._records)
 

@@ -67,7 +67,6 @@ class ScoreRecord:
     required: bool = True
 
     def problem(self, value: Any, asked: Asked) -> str:
-        """Why the value does not have this form."""
         return asked.server.task.problem_with_record(value, asked)
 
 

@@ -28,7 +28,6 @@ def models_are_equal(method: Method, plan: Plan) -> bool:
 
 
 def covering(clients: Sequence[ClientInfo]) -> list[str]:
-    """Enough clients to cover all test data."""
     covered: set[Hashable] = set()
     chosen = []
     for info in clients:

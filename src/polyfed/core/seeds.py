@@ -21,12 +21,10 @@ def derive(seed: int, *names: str | int) -> int:
 
 
 def generator(seed: int, *names: str | int) -> torch.Generator:
-    """A torch generator for one purpose."""
     return torch.Generator().manual_seed(derive(seed, *names))
 
 
 def chooser(seed: int, *names: str | int) -> random.Random:
-    """A Python generator for one purpose."""
     return random.Random(derive(seed, *names))
 
 

@@ -145,7 +145,6 @@ class Server:
         return {name: self.state[name] for name in self.phase.down if name in self.state}
 
     def message(self, client: str) -> Payload:
-        """The payload of a training ask."""
         extras = {name: make(self, client) for name, make in self.method.send_extras.items()}
         return Payload(self.outgoing(client), extras)
 
@@ -193,7 +192,6 @@ class Server:
             hook(self, extras)
 
     def in_planned_types(self, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Entries in the types of the plan; they may be reduced in wider ones."""
         return {name: value.to(self.plan.entries[name].dtype) for name, value in entries.items()}
 
     def accepted(self, reply: Reply) -> Mapping[str, Tensor] | None:
@@ -250,7 +248,6 @@ class Server:
 
 
 def awakened(value: Any, saved: Any) -> Any:
-    """A remembered thing with its saved state."""
     if hasattr(value, "load_state_dict"):
         value.load_state_dict(saved)
         return value

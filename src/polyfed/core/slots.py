@@ -181,7 +181,6 @@ class Slot:
         side: where its code runs.
         meaning: what it is given and gives back.
         join: what becomes of two parts that fill it.
-        protocol: what its callables look like.
         stages: the stages of a slot whose order matters, in the order they run; "" is for parts that name none.
         must_be_used: whether a round of one's own must say that it uses it, since a part that fills it would otherwise be ignored.
         given_server: whether its code is given the server and may change its state in place.
@@ -192,7 +191,6 @@ class Slot:
     side: str
     meaning: str
     join: Join
-    protocol: object
     stages: tuple[str, ...] = ()
     must_be_used: bool = False
     given_server: bool = False
@@ -205,7 +203,6 @@ _TABLE = (
         "both",
         "model → model; with `needs_head`: model, path of the head → model",
         Join.BY_STAGE,
-        Surgery | HeadSurgery,
         ("blocks", "norm", "convolution", "features", ""),
     ),
     Slot(
@@ -213,52 +210,33 @@ _TABLE = (
         "client",
         "client, entries → entries, on every receipt (training, evaluation)",
         Join.BY_STAGE,
-        Receiving,
         ("decode", "mix", ""),
         must_be_used=True,
     ),
-    Slot("inputs", "client", "client, x, y → x, y", Join.BY_STAGE, Inputs, ("augment", "style", ""), must_be_used=True),
-    Slot(
-        "gradients",
-        "client",
-        "step → None, after backward",
-        Join.BY_STAGE,
-        GradientChange,
-        ("correct", "mask", "", "clip"),
-        must_be_used=True,
-    ),
+    Slot("inputs", "client", "client, x, y → x, y", Join.BY_STAGE, ("augment", "style", ""), must_be_used=True),
+    Slot("gradients", "client", "step → None, after backward", Join.BY_STAGE, ("correct", "mask", "", "clip"), must_be_used=True),
     Slot(
         "uploads",
         "client, undone by the server",
         "client, entries → entries, just before sending",
         Join.BY_STAGE,
-        Upload,
         ("", "clip", "noise", "compress"),
         must_be_used=True,
         given_server=True,
     ),
-    Slot("before_training", "client", "client → extras or None", Join.IN_ORDER, AroundTraining, must_be_used=True),
-    Slot("after_training", "client", "client → extras or None", Join.IN_ORDER, AroundTraining, must_be_used=True),
-    Slot("objective", "client", "step → scalar, added to the task loss", Join.SUMMED, Term, must_be_used=True),
-    Slot("sharing", "both", "rules: what travels and how it is reduced", Join.MERGED, "Rule", must_be_used=True),
-    Slot(
-        "after_round",
-        "server",
-        "server, {client: extras} → None",
-        Join.IN_ORDER,
-        AfterRound,
-        must_be_used=True,
-        given_server=True,
-    ),
-    Slot("setup", "server", "conversation before round 1", Join.IN_ORDER, Conversation, given_server=True),
-    Slot("before_evaluation", "server", "conversation before an evaluation", Join.IN_ORDER, Conversation, given_server=True),
-    Slot("population", "both", "federation → federation (who trains)", Join.ONE_OWNER, Population),
+    Slot("before_training", "client", "client → extras or None", Join.IN_ORDER, must_be_used=True),
+    Slot("after_training", "client", "client → extras or None", Join.IN_ORDER, must_be_used=True),
+    Slot("objective", "client", "step → scalar, added to the task loss", Join.SUMMED, must_be_used=True),
+    Slot("sharing", "both", "rules: what travels and how it is reduced", Join.MERGED, must_be_used=True),
+    Slot("after_round", "server", "server, {client: extras} → None", Join.IN_ORDER, must_be_used=True, given_server=True),
+    Slot("setup", "server", "conversation before round 1", Join.IN_ORDER, given_server=True),
+    Slot("before_evaluation", "server", "conversation before an evaluation", Join.IN_ORDER, given_server=True),
+    Slot("population", "both", "federation → federation (who trains)", Join.ONE_OWNER),
     Slot(
         "sampling",
         "client",
         "client → positions of each batch, replaces shuffled epochs",
         Join.ONE_OWNER,
-        Sampling,
         must_be_used=True,
         one_by_one=True,
     ),
@@ -267,7 +245,6 @@ _TABLE = (
         "client",
         "step → loss, replaces forward, loss and backward; `gradients` follow",
         Join.ONE_OWNER,
-        BatchGradient,
         must_be_used=True,
         one_by_one=True,
     ),
@@ -276,37 +253,24 @@ _TABLE = (
         "client",
         "round, rounds → factor on the client learning rate; off if the run has a `--schedule` other than constant",
         Join.ONE_OWNER,
-        RateFactor,
     ),
-    Slot("task_loss", "client", "step → scalar, replaces the task loss", Join.ONE_OWNER, Term, must_be_used=True),
-    Slot("predict", "both", "model, x → probabilities", Join.ONE_OWNER, Predict),
+    Slot("task_loss", "client", "step → scalar, replaces the task loss", Join.ONE_OWNER, must_be_used=True),
+    Slot("predict", "both", "model, x → probabilities", Join.ONE_OWNER),
     Slot(
-        "outgoing",
-        "server",
-        "server, client → entries (each client its own)",
-        Join.ONE_OWNER,
-        Outgoing,
-        must_be_used=True,
-        given_server=True,
+        "outgoing", "server", "server, client → entries (each client its own)", Join.ONE_OWNER, must_be_used=True, given_server=True
     ),
-    Slot("weighting", "server", "server, reply → weight", Join.ONE_OWNER, Weighting, must_be_used=True, given_server=True),
-    Slot("server_step", "server", "server, aggregate → entries", Join.ONE_OWNER, ServerStep, must_be_used=True, given_server=True),
-    Slot("round", "server", "conversation each round", Join.ONE_OWNER, Conversation, given_server=True),
+    Slot("weighting", "server", "server, reply → weight", Join.ONE_OWNER, must_be_used=True, given_server=True),
+    Slot("server_step", "server", "server, aggregate → entries", Join.ONE_OWNER, must_be_used=True, given_server=True),
+    Slot("round", "server", "conversation each round", Join.ONE_OWNER, given_server=True),
     Slot(
-        "newcomer",
-        "server",
-        "conversation that returns the models of somebody never trained on",
-        Join.ONE_OWNER,
-        NewcomerConversation,
-        given_server=True,
+        "newcomer", "server", "conversation that returns the models of somebody never trained on", Join.ONE_OWNER, given_server=True
     ),
-    Slot("answers", "client", "name → (client, payload → payload), a client's answer to a question", Join.DISTINCT_NAMES, Answer),
+    Slot("answers", "client", "name → (client, payload → payload), a client's answer to a question", Join.DISTINCT_NAMES),
     Slot(
         "send_extras",
         "server",
         "name → (server, client → value), sent with a training ask",
         Join.DISTINCT_NAMES,
-        SendExtras,
         must_be_used=True,
         given_server=True,
     ),
@@ -315,14 +279,12 @@ _TABLE = (
         "server",
         "question → name → the form of an extra in its answers (`Number`, `Array`, ...); others are refused",
         Join.DISTINCT_BY_QUESTION,
-        "Extra",
     ),
     Slot(
         "reply_entries",
         "server",
         "question → (asked → names of the entries in its answers); others are refused",
         Join.DISTINCT_NAMES,
-        ReplyEntries,
     ),
 )
 SLOTS: Mapping[str, Slot] = {slot.name: slot for slot in _TABLE}

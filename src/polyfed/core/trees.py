@@ -160,11 +160,11 @@ def unpacked(data: bytes) -> Any:
 
 def own(tree: T) -> T:
     """The same tree with tensors of its own: later training cannot change it."""
-    return map_leaves(tree, _own_leaf)
 
+    def own_leaf(leaf: Any) -> Any:
+        return leaf.detach().clone(memory_format=torch.contiguous_format) if isinstance(leaf, Tensor) else plain(leaf)
 
-def _own_leaf(leaf: Any) -> Any:
-    return leaf.detach().clone(memory_format=torch.contiguous_format) if isinstance(leaf, Tensor) else plain(leaf)
+    return map_leaves(tree, own_leaf)
 
 
 def size(tree: Any) -> int:

@@ -88,13 +88,11 @@ class Workbench:
 
     @torch.no_grad()
     def load(self, entries: Mapping[str, Tensor]) -> None:
-        """Copy values into the resident tensors."""
         for name, value in entries.items():
             self.live[name].copy_(value)
 
     @property
     def head_module(self) -> nn.Module:
-        """The module that makes the logits."""
         return self.model.get_submodule(self.require_head("This method"))
 
     def require_head(self, what: str) -> str:

@@ -10,10 +10,26 @@ import torch
 from torch import Tensor
 
 from polyfed.core.extras import Asked, ListOf, Record
-from polyfed.core.metrics import COUNTS, MOST_CLASSES, Scores, results_of_parts, unevenness
-from polyfed.core.tasks.task import COUNT, SHARE, WHOLE, ClassCounts, HasTargets, Headline, Prediction, Task, TaskScores, kind_of
+from polyfed.core.metrics import COUNTS, MOST_CLASSES, area_under_roc, macro_f1, majority_rate, ratio, unevenness
+from polyfed.core.tasks.task import (
+    COUNT,
+    SHARE,
+    WHOLE,
+    ClassCounts,
+    HasTargets,
+    Headline,
+    Prediction,
+    Task,
+    TaskScores,
+    kind_of,
+    plain,
+    require_probabilities,
+)
+from polyfed.errors import DataError, NotFinite
 
 UNEVEN = 3.0
+BINS = 15
+"""Confidence bins of equal width for the calibration error."""
 
 
 class Classification(Task):
@@ -74,12 +90,12 @@ class Classification(Task):
         return entropy
 
     def scores(self, classes: int, in_detail: bool = False) -> TaskScores:
-        return Scores(classes, in_detail=in_detail)
+        return Scores(classes, in_detail)
 
     def results_of_parts(
         self, predicted: Tensor, targets: Tensor, sizes: Sequence[int], classes: int, in_detail: bool = False
     ) -> list[dict[str, Any]]:
-        return results_of_parts(predicted, targets, sizes, classes, in_detail=in_detail)
+        return results_of_parts(predicted, targets, sizes, classes, in_detail)
 
     def problem_with_record(self, record: Any, asked: Asked) -> str:
         return _RECORD.problem(record, asked) or problem_with_class_counts(record)
@@ -116,6 +132,181 @@ class Classification(Task):
             for value in (record["accuracy"], record["majority_rate"], record["balanced_accuracy"], 1 / occurring)
         )
         return f"accuracy {accuracy}, that class {majority}, balanced accuracy {balanced} (chance {chance})"
+
+
+class Scores(TaskScores):
+    """Sums over test examples from which all measures follow; batches add up.
+
+    >>> scores = Scores(classes=2)
+    >>> scores.add(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
+    >>> scores.results()["accuracy"]
+    0.5
+
+    Attributes:
+        classes: Number of classes.
+        in_detail: Keep the answer for each example, and, for the AUROC, all probabilities (up to 200 classes).
+        confusion: How often class i was taken for class j, int64, shape (classes, classes).
+        bin_right: Right answers by confidence bin, int64, shape (bins,).
+        bin_confidence: Sum of confidence by bin, float64, shape (bins,).
+        confidence: Sum of the confidence of right answers, and of wrong ones.
+    """
+
+    def __init__(self, classes: int, in_detail: bool = False) -> None:
+        self.classes, self.in_detail = classes, in_detail
+        self.confusion = torch.zeros(classes, classes, dtype=torch.int64)
+        self.bin_right = torch.zeros(BINS, dtype=torch.int64)
+        self.bin_confidence = torch.zeros(BINS, dtype=torch.float64)
+        self.confidence = (0.0, 0.0)
+        self._labels: list[Tensor] = []
+        self._answers: list[tuple[Tensor, Tensor]] = []
+        self._probabilities: list[Tensor] = []
+
+    def add(self, predicted: Tensor, targets: Tensor) -> None:
+        """Count a batch of probabilities, shape (n, classes), with its labels, shape (n,)."""
+        probabilities, labels = checked(predicted, targets, self.classes)
+        confidence, answers = probabilities.max(dim=1)
+        right = answers == labels
+        self.confusion += torch.bincount(labels * self.classes + answers, minlength=self.classes**2).view_as(self.confusion)
+        bins = confidence_bins(confidence)
+        self.bin_right += torch.bincount(bins[right], minlength=BINS)
+        self.bin_confidence += torch.bincount(bins, weights=confidence, minlength=BINS)
+        self.confidence = (
+            self.confidence[0] + float(confidence[right].sum()),
+            self.confidence[1] + float(confidence[~right].sum()),
+        )
+        if self.in_detail:
+            self._labels.append(labels)
+            self._answers.append((answers, confidence))
+            if self.classes <= MOST_CLASSES:
+                self._probabilities.append(probabilities.to(torch.float32))
+
+    @property
+    def main(self) -> float:
+        return ratio(int(self.confusion.trace()), int(self.confusion.sum()))
+
+    @property
+    def balanced_accuracy(self) -> float:
+        totals = self.confusion.sum(dim=1)
+        recalls = (self.confusion.diagonal() / totals.to(torch.float64))[totals > 0]
+        return float(recalls.mean()) if len(recalls) else math.nan
+
+    @property
+    def auroc(self) -> float:
+        """The area under the ROC curve of each class against the others, averaged over classes that occur and are not all there is.
+
+        It is the share of pairs (an image of the class, one of another) in which the first has the higher probability; equal ones
+        count half (Hand and Till 2001 write it so for two classes).
+        """
+        if not self._probabilities:
+            return math.nan
+        labels, scores = torch.cat(self._labels), torch.cat(self._probabilities)
+        areas = [
+            area_under_roc(scores[:, c], labels == c) for c in range(self.classes) if 0 < int((labels == c).sum()) < len(labels)
+        ]
+        return ratio(sum(areas), len(areas))
+
+    def answers(self) -> dict[str, Tensor]:
+        """Label, answer and confidence for each example, in their order; only where scores are kept in detail."""
+        columns = {
+            "labels": (self._labels, torch.int32),
+            "answers": ([answers for answers, _ in self._answers], torch.int32),
+            "confidence": ([confidence for _, confidence in self._answers], torch.float32),
+        }
+        return {name: torch.cat(parts).to(kind) if parts else torch.zeros(0, dtype=kind) for name, (parts, kind) in columns.items()}
+
+    def results(self) -> dict[str, Any]:
+        """All measures as plain numbers, and counts by class. A mean over nothing (no example, no wrong answer) is left out."""
+        counts = (self.confusion.sum(dim=1).tolist(), self.confusion.diagonal().tolist(), self.confusion.sum(dim=0).tolist())
+        gap = float((self.bin_right - self.bin_confidence).abs().sum())
+        matrix = {"confusion": self.confusion.tolist()} if self.in_detail and self.classes <= MOST_CLASSES else {}
+        return _measures(counts, self.balanced_accuracy, gap, self.confidence, self.auroc) | matrix
+
+
+def results_of_parts(
+    predicted: Tensor, targets: Tensor, sizes: Sequence[int], classes: int, in_detail: bool = False
+) -> list[dict[str, Any]]:
+    """What ``Scores.results`` says of each of several parts that lie one after the other; sums are made for all of them at once.
+
+    In detail there is a confusion matrix too, but no AUROC: clients that are scored together have few images each.
+    """
+    probabilities, labels = checked(predicted, targets, classes)
+    parts = len(sizes)
+    part = torch.repeat_interleave(torch.arange(parts), torch.tensor(sizes))
+    confidence, answers = probabilities.max(dim=1)
+    right = answers == labels
+
+    def summed(places: Tensor, wide: int, weights: Tensor | None = None) -> Tensor:
+        return torch.bincount(places, weights=weights, minlength=parts * wide).view(parts, wide)
+
+    by_label, bins = part * classes + labels, part * BINS + confidence_bins(confidence)
+    totals, hits, given = summed(by_label, classes), summed(by_label[right], classes), summed(part * classes + answers, classes)
+    recalls = (hits / totals.to(torch.float64)).nan_to_num(0.0).sum(dim=1)
+    gaps = (summed(bins[right], BINS) - summed(bins, BINS, confidence)).abs().sum(dim=1)
+    sure = torch.cat([summed(part[which], 1, confidence[which]) for which in (right, ~right)], dim=1)
+    found = [
+        _measures(*row)
+        for row in zip(
+            zip(totals.tolist(), hits.tolist(), given.tolist(), strict=True),
+            (recalls / (totals > 0).sum(dim=1)).tolist(),
+            gaps.tolist(),
+            sure.tolist(),
+            strict=True,
+        )
+    ]
+    if in_detail and classes <= MOST_CLASSES:
+        for numbers, matrix in zip(found, summed(by_label * classes + answers, classes**2).tolist(), strict=True):
+            numbers["confusion"] = [matrix[start : start + classes] for start in range(0, classes**2, classes)]
+    return found
+
+
+def _measures(
+    counts: Sequence[list[int]], balanced: float, gap: float, confidence: Sequence[float], auroc: float = math.nan
+) -> dict[str, Any]:
+    """Return the score record.
+
+    Args:
+        counts: Test images of each class, those that were right, and how often each class was the answer.
+        balanced: Balanced accuracy.
+        gap: Distance between right answers and summed confidence, summed over the confidence bins.
+        confidence: Sum of the confidence of right answers, and of wrong ones.
+        auroc: AUROC, if scores are in detail.
+    """
+    count, right = sum(counts[0]), sum(counts[1])
+    accuracy = ratio(right, count)
+    found = {
+        "accuracy": accuracy,
+        "balanced_accuracy": balanced,
+        "macro_f1": macro_f1(*counts),
+        "auroc": auroc,
+        "majority_rate": majority_rate(counts[0]),
+        "standard_error": math.sqrt(accuracy * (1 - accuracy) / count) if count else math.nan,
+        "calibration_error": ratio(gap, count),
+        "confidence_when_right": ratio(confidence[0], right),
+        "confidence_when_wrong": ratio(confidence[1], count - right),
+        "count": count,
+        "right": right,
+    }
+    return plain(found) | dict(zip(COUNTS, counts, strict=True))
+
+
+def checked(probabilities: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """The batch on the CPU in double precision; a batch that does not fit is refused."""
+    if probabilities.shape != (len(labels), classes):
+        raise DataError(
+            f"Probabilities of shape {tuple(probabilities.shape)} do not fit {len(labels)} labels and {classes} classes."
+        )
+    probabilities, labels = probabilities.detach().to("cpu", torch.float64), labels.to("cpu", torch.int64)
+    if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= classes):
+        raise DataError(f"Labels go from {int(labels.min())} to {int(labels.max())}, but the classes go from 0 to {classes - 1}.")
+    if not bool(probabilities.isfinite().all()):
+        raise NotFinite("Some predicted probabilities are NaN or infinite, so they cannot be scored: the model has diverged.")
+    require_probabilities(probabilities)
+    return probabilities, labels
+
+
+def confidence_bins(confidence: Tensor, bins: int = BINS) -> Tensor:
+    """The bin of each confidence. A bin holds its upper bound but not its lower one, as in Guo et al. 2017."""
+    return (confidence * bins).ceil().to(torch.int64).sub(1).clamp(0, bins - 1)
 
 
 def problem_with_class_counts(scores: Mapping[str, Any]) -> str:

@@ -22,7 +22,6 @@ TASKS: Mapping[str, Task] = {task.name: task for task in (CLASSIFICATION, MULTIL
 
 
 def task_named(name: str) -> Task:
-    """A task by its name."""
     if name not in TASKS:
         raise UnknownName(f"There is no task {name!r}. {nearest(name, TASKS)}")
     return TASKS[name]
@@ -34,7 +33,6 @@ def task_of_record(record: Mapping[str, Any]) -> Task:
 
 
 def task_of_records(records: Mapping[tuple[str, str], Mapping[str, Any]]) -> Task:
-    """The task of a run, from its scores."""
     return next((task_of_record(record) for record in records.values()), CLASSIFICATION)
 
 
@@ -45,7 +43,7 @@ def pooled(many: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def told_from(targets: Sequence[Tensor]) -> Task:
     """The task that targets of this kind are for; where several could be meant, an error that says how to choose."""
-    kinds = {(part.dim(), _family(part)) for part in targets}
+    kinds = {(part.dim(), part.dtype in (*WHOLE, torch.bool)) for part in targets}
     if len(kinds) > 1:
         raise DataError(
             f"Some targets {kind_of(targets[0])}, others {kind_of(next(t for t in targets if t.dim() != targets[0].dim() or t.dtype != targets[0].dtype))}. "
@@ -69,10 +67,6 @@ def told_from(targets: Sequence[Tensor]) -> Task:
         f"Targets {kind_of(sample)}, which no task has. "
         + " ".join(f"{task.name.capitalize()} takes {task.targets}." for task in TASKS.values())
     )
-
-
-def _family(targets: Tensor) -> str:
-    return "whole" if targets.dtype in (*WHOLE, torch.bool) else "real"
 
 
 def task_for(asked: str, targets: Sequence[Tensor]) -> Task:

@@ -11,7 +11,18 @@ from torch import Tensor
 
 from polyfed.core.extras import Asked, ListOf, Record
 from polyfed.core.metrics import area_under_roc, macro_f1, ratio
-from polyfed.core.tasks.task import COUNT, SHARE, HasTargets, Prediction, Task, TaskScores, finite, kind_of, plain
+from polyfed.core.tasks.task import (
+    COUNT,
+    SHARE,
+    HasTargets,
+    Prediction,
+    Task,
+    TaskScores,
+    finite,
+    kind_of,
+    plain,
+    require_probabilities,
+)
 from polyfed.errors import DataError
 
 COUNTS = ("label_counts", "label_right", "label_answers")
@@ -94,7 +105,7 @@ class MultiLabel(Task):
         return f"accuracy {100 * record['accuracy']:.1f} %, the more frequent answers {100 * record['majority_rate']:.1f} %"
 
 
-class LabelScores:
+class LabelScores(TaskScores):
     """Sums over test examples by label. A label is given where its probability is one half or more.
 
     >>> scores = LabelScores(labels=2)
@@ -116,10 +127,7 @@ class LabelScores:
                 f"Predictions of shape {tuple(predicted.shape)} do not fit targets of shape {tuple(targets.shape)} and {self.labels} labels."
             )
         predicted, having = finite(predicted.detach().to("cpu", torch.float64)), targets.to("cpu") != 0
-        if len(having) and (float(predicted.min()) < 0 or float(predicted.max()) > 1 + 1e-4):
-            raise DataError(
-                "Some predicted probabilities are outside 0 to 1. A method's predict returns probabilities, not logits."
-            )
+        require_probabilities(predicted)
         given = predicted >= 0.5
         self.count += len(having)
         self.exact += int((given == having).all(dim=1).sum())
@@ -148,14 +156,9 @@ class LabelScores:
         return ratio(sum(areas), len(areas))
 
     def results(self) -> dict[str, Any]:
-        """All measures as plain numbers, and counts by label."""
         counts = dict(zip(COUNTS, (self.having.tolist(), self.right.tolist(), self.given.tolist()), strict=True))
         sums = {"count": self.count, "exact": self.exact, **counts}
         return plain({**label_measures(sums), "auroc": self.auroc}) | sums
-
-    def answers(self) -> dict[str, Tensor]:
-        """Nothing: an example has no single answer."""
-        return {}
 
 
 def label_measures(record: Mapping[str, Any]) -> dict[str, float]:

@@ -61,7 +61,9 @@ class Regression(Task):
         return error_measures(record)
 
     def problem_with_record(self, record: Any, asked: Asked) -> str:
-        return _RECORD.problem(record, asked) or _problem_with_sums(record)
+        if problem := _RECORD.problem(record, asked):
+            return problem
+        return "" if len({len(record[name]) for name in SUMS}) == 1 else "sums over different numbers of outputs"
 
     def no_better(self, record: Mapping[str, Any]) -> bool:
         """R² is not above 0."""
@@ -71,7 +73,7 @@ class Regression(Task):
         return f"R² {record['r2']:.3f}"
 
 
-class ErrorSums:
+class ErrorSums(TaskScores):
     """Sums of errors and of targets by output.
 
     >>> scores = ErrorSums(outputs=1)
@@ -107,12 +109,7 @@ class ErrorSums:
         return {"count": self.count, **dict(zip(SUMS, self.sums.tolist(), strict=True))}
 
     def results(self) -> dict[str, Any]:
-        """All measures as plain numbers, with the sums they follow from."""
         return plain(error_measures(self._record())) | self._record()
-
-    def answers(self) -> dict[str, Tensor]:
-        """Nothing: an example has no class."""
-        return {}
 
 
 def error_measures(record: Mapping[str, Any]) -> dict[str, float]:
@@ -129,10 +126,6 @@ def error_measures(record: Mapping[str, Any]) -> dict[str, float]:
         "mean_absolute_error": ratio(sum(absolute), count * len(absolute)),
         "root_mean_squared_error": math.sqrt(ratio(sum(squared), count * len(squared))) if count else math.nan,
     }
-
-
-def _problem_with_sums(record: Mapping[str, Any]) -> str:
-    return "" if len({len(record[name]) for name in SUMS}) == 1 else "sums over different numbers of outputs"
 
 
 _POSITIVE = ListOf(Number(0, LARGEST), longest=100_000)

@@ -100,7 +100,7 @@ def values_in(masks: Tensor) -> list[int]:
     return sorted(found)
 
 
-class PixelScores:
+class PixelScores(TaskScores):
     """How often pixels of class i were taken for class j; ignored pixels are left out.
 
     >>> scores = PixelScores(classes=2)
@@ -144,14 +144,9 @@ class PixelScores:
         return {"count": self.count, "pixels": int(self.confusion.sum()), **counts}
 
     def results(self) -> dict[str, Any]:
-        """All measures as plain numbers, and counts of pixels by class."""
         record = self._record()
         matrix = {"confusion": self.confusion.tolist()} if self.in_detail and self.classes <= MOST_CLASSES else {}
         return plain(pixel_measures(record)) | record | matrix
-
-    def answers(self) -> dict[str, Tensor]:
-        """Nothing: an image has no single answer."""
-        return {}
 
 
 def pixel_measures(record: Mapping[str, Any]) -> dict[str, float]:

@@ -35,25 +35,27 @@ class HasTargets(Protocol):
     def __len__(self) -> int: ...
 
 
-class TaskScores(Protocol):
-    """Sums over test examples from which all measures of a task follow; batches add up."""
+class TaskScores(abc.ABC):
+    """Sums over test examples from which all measures of a task follow; batches add up. ``in_detail``: also measures that cost more."""
+
+    in_detail: bool
 
     @property
-    def in_detail(self) -> bool:
-        """Whether measures that cost more are kept too."""
-
-    @property
+    @abc.abstractmethod
     def main(self) -> float:
         """The measure by which rounds and settings are chosen."""
 
+    @abc.abstractmethod
     def add(self, predicted: Tensor, targets: Tensor) -> None:
         """Count a batch of predictions with its targets."""
 
+    @abc.abstractmethod
     def results(self) -> dict[str, Any]:
         """All measures as plain numbers, with the sums they follow from. A mean over nothing is left out."""
 
     def answers(self) -> dict[str, Tensor]:
-        """Target, answer and confidence for each example; empty where the task has no such thing."""
+        """Target, answer and confidence for each example; empty if an example of the task has no single answer."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,6 @@ class Headline:
 
     @property
     def words(self) -> str:
-        """The measure in words."""
         return MEASURES[self.measure]
 
 
@@ -233,8 +234,13 @@ def finite(predicted: Tensor) -> Tensor:
     return predicted
 
 
+def require_probabilities(predicted: Tensor) -> None:
+    """Refuse predictions that are no probabilities."""
+    if predicted.numel() and (float(predicted.min()) < 0 or float(predicted.max()) > 1 + 1e-4):
+        raise DataError("Some predicted probabilities are outside 0 to 1. A method's predict returns probabilities, not logits.")
+
+
 def plain(found: Mapping[str, float]) -> dict[str, float]:
-    """The numbers that are numbers."""
     return {name: value for name, value in found.items() if not math.isnan(value)}
 
 
