@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.batch_norm import batch_norms_of
 from polyfed.core.data_types import ArrayExamples, ClientData, Federation
+from polyfed.core.entries import batch_norms_of
 from polyfed.models.layers.folding import fold_for_prediction
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.export import write_onnx

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from polyfed.core.method import Facts, Method, methods, parse
-from polyfed.core.registry import Recorded
 from polyfed.methods.hfedf import JointRound
+from polyfed.registry import Recorded
 from polyfed.studies.report.catalogue import first_sentence, options_of, sampled_words
 from polyfed.text import read_sum, write_option
 

@@ -23,31 +23,23 @@ from polyfed.api import sweep as sweep
 if TYPE_CHECKING:
     from polyfed.core.client import Client as Client
     from polyfed.core.client import Step as Step
-    from polyfed.core.conversation import Ask as Ask
-    from polyfed.core.conversation import Payload as Payload
-    from polyfed.core.conversation import Reply as Reply
-    from polyfed.core.conversation import conversation as conversation
     from polyfed.core.data_types import ArrayExamples as ArrayExamples
     from polyfed.core.data_types import ClientData as ClientData
     from polyfed.core.data_types import DataSet as DataSet
     from polyfed.core.data_types import Domain as Domain
     from polyfed.core.data_types import Federation as Federation
-    from polyfed.core.extras import Array as Array
-    from polyfed.core.extras import Asked as Asked
-    from polyfed.core.extras import Flag as Flag
-    from polyfed.core.extras import LikeEntries as LikeEntries
-    from polyfed.core.extras import ListOf as ListOf
-    from polyfed.core.extras import MappingOf as MappingOf
-    from polyfed.core.extras import Number as Number
-    from polyfed.core.extras import Record as Record
-    from polyfed.core.extras import Text as Text
     from polyfed.core.method import Facts as Facts
     from polyfed.core.method import Method as Method
     from polyfed.core.method import parse as parse
     from polyfed.core.method import register as register
     from polyfed.core.part import Part as Part
     from polyfed.core.part import declare as declare
-    from polyfed.core.reply_checks import planned_uploads as planned_uploads
+    from polyfed.core.replies import Asked as Asked
+    from polyfed.core.replies import planned_uploads as planned_uploads
+    from polyfed.core.rounds import Ask as Ask
+    from polyfed.core.rounds import Payload as Payload
+    from polyfed.core.rounds import Reply as Reply
+    from polyfed.core.rounds import conversation as conversation
     from polyfed.core.server import Server as Server
     from polyfed.core.sharing import Rule as Rule
     from polyfed.core.sharing import Select as Select
@@ -55,6 +47,14 @@ if TYPE_CHECKING:
     from polyfed.core.sharing import reduce_with as reduce_with
     from polyfed.core.sharing import upload_only as upload_only
     from polyfed.errors import PolyfedError as PolyfedError
+    from polyfed.extras import Array as Array
+    from polyfed.extras import Flag as Flag
+    from polyfed.extras import LikeEntries as LikeEntries
+    from polyfed.extras import ListOf as ListOf
+    from polyfed.extras import MappingOf as MappingOf
+    from polyfed.extras import Number as Number
+    from polyfed.extras import Record as Record
+    from polyfed.extras import Text as Text
     from polyfed.runs.callbacks.callback import Callback as Callback
     from polyfed.runs.result import Result as Result
     from polyfed.settings import Settings as Settings
@@ -63,12 +63,12 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "core.client": ("Client", "Step"),
-    "core.conversation": ("Ask", "Payload", "Reply", "conversation"),
     "core.data_types": ("ArrayExamples", "ClientData", "DataSet", "Domain", "Federation"),
-    "core.extras": ("Array", "Asked", "Flag", "LikeEntries", "ListOf", "MappingOf", "Number", "Record", "Text"),
+    "extras": ("Array", "Flag", "LikeEntries", "ListOf", "MappingOf", "Number", "Record", "Text"),
     "core.method": ("Facts", "Method", "parse", "register"),
     "core.part": ("Part", "declare"),
-    "core.reply_checks": ("planned_uploads",),
+    "core.replies": ("Asked", "planned_uploads"),
+    "core.rounds": ("Ask", "Payload", "Reply", "conversation"),
     "core.server": ("Server",),
     "core.sharing": ("Rule", "Select", "keep_local", "reduce_with", "upload_only"),
     "studies.doctor.examine": ("Diagnosis",),

@@ -1,6 +1,6 @@
 """START HERE: one public function per command; the command line calls these functions. Those of several runs are in ``api_studies.py``.
 
-Where things are: the loop over rounds is ``core/loop.py``, a client at work ``core/client.py``, the server ``core/server.py``, and
+Where things are: the loop over rounds is ``core/rounds.py``, a client at work ``core/client.py``, the server ``core/server.py``, and
 every method is a file in ``methods/``. ``runs/experiment.py`` puts data, model and method together; ``runs/lifecycle.py`` trains,
 saves and resumes.
 

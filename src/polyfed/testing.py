@@ -1,6 +1,5 @@
 """The contract every method keeps, as one function for our tests and for those of third parties.
 
-    from polyfed.testing import check_method
     check_method("my_method(strength=0.3)")
 
 It trains on a tiny made-up federation (three unequal clients, a model with batch norm) and takes less than a second.
@@ -18,14 +17,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from polyfed.core.conversation import TRAINING, Ask, AskClients, Reply
 from polyfed.core.data_types import ArrayExamples, ClientData, Federation
-from polyfed.core.extras import Asked, problem_with_extras
 from polyfed.core.method import Method, as_method, methods, parse
 from polyfed.core.part import Part, declared
-from polyfed.core.reply_checks import declared_extras
+from polyfed.core.replies import Asked, declared_extras
+from polyfed.core.rounds import TRAINING, Ask, AskClients, Reply
 from polyfed.core.server import Server
 from polyfed.errors import PolyfedError, TooFewReplies
+from polyfed.extras import problem_with_extras
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.checkpoint import Snapshot, copied, digest
 from polyfed.runs.replay import Replay, bad_replies, with_one_replaced

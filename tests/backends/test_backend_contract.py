@@ -10,12 +10,10 @@ import pytest
 
 import polyfed
 from polyfed.backends.base import Backend
-from polyfed.backends.debug import Debug
 from polyfed.backends.fused import Fused
-from polyfed.backends.in_process import InProcess
-from polyfed.backends.without_data import WithoutData
+from polyfed.backends.in_process import Debug, InProcess, WithoutData
 from polyfed.backends.workers import Workers
-from polyfed.core.loop import Transaction
+from polyfed.core.rounds import Transaction
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.reopen import without_data
 from polyfed.settings import Settings

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from polyfed.backends.client_store import OWN_TENSOR_FROM, ClientStore
-from polyfed.core.digests import client_digest
-from polyfed.core.loop import hold_round
-from polyfed.core.workbench import ClientState
+from polyfed.core.rounds import hold_round
+from polyfed.core.workbench import ClientState, client_digest
 from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings
 from polyfed.testing import TinyNet, tiny_federation

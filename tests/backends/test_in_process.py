@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from helpers import tiny_runs
-from polyfed.core.conversation import Payload
+from polyfed.core.rounds import Payload
 from polyfed.runs.result import Result
 from polyfed.testing import TinyNet, tiny_federation
 

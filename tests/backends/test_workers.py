@@ -21,15 +21,14 @@ from helpers.processes import alive, gone
 from helpers.recorded_runs import sealed_again
 from helpers.watching import AfterRound
 from polyfed.backends import workers as workers_module
-from polyfed.backends.debug import Debug
-from polyfed.backends.in_process import InProcess
+from polyfed.backends.in_process import Debug, InProcess
 from polyfed.backends.shared_memory import SharedMemory, joined, parted
 from polyfed.backends.worker import forked
 from polyfed.backends.workers import Workers
 from polyfed.core.client import Client
-from polyfed.core.conversation import Ask, Payload
 from polyfed.core.data_types import ClientData
 from polyfed.core.method import Method
+from polyfed.core.rounds import Ask, Payload
 from polyfed.errors import ClientFailure, DataError, NotFinite, SettingError
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.checkpoint import copied, digest

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from polyfed.backends.in_process import InProcess
 from polyfed.core.client import Client
-from polyfed.core.conversation import Ask, AskClients, Payload, Reply
 from polyfed.core.method import Facts, Method
+from polyfed.core.rounds import Ask, AskClients, Payload, Reply
 from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings
 from polyfed.testing import TinyNet, tiny_federation

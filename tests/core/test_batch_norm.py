@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyfed.core.batch_norm import Average, estimate_statistics
+from polyfed.core.entries import Average, estimate_statistics
 
 
 @pytest.mark.parametrize("average", ["moving", "batches", "samples"])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import polyfed
-from polyfed.core.bounds import bounded, capped
+from polyfed.core.reducers import bounded, capped
 from polyfed.errors import SettingError
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.lifecycle import train_run

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client, train
-from polyfed.core.conversation import Ask, Payload, Reply, Talk, conversation, converse
 from polyfed.core.evaluation import Newcomer
-from polyfed.core.extras import Array, Number
 from polyfed.core.method import Facts, Method
-from polyfed.core.reply_checks import planned_uploads
+from polyfed.core.replies import planned_uploads
+from polyfed.core.rounds import Ask, Payload, Reply, Talk, conversation, converse
 from polyfed.core.seeds import generator
 from polyfed.core.server import Server
 from polyfed.core.sharing import bn_statistics, keep_local
 from polyfed.errors import ClientFailure
+from polyfed.extras import Array, Number
 from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings
 from polyfed.testing import TinyNet, check_method, tiny_federation

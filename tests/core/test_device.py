@@ -7,10 +7,9 @@ import torch
 
 from polyfed.backends.fused import bytes_of_a_step
 from polyfed.core.client import Client, begin_training
-from polyfed.core.device import chosen_device, lay_channels_last, moved, precision, present_devices, sent_to
 from polyfed.core.evaluation import inputs_of
 from polyfed.core.seeds import default_stream, derive
-from polyfed.core.workbench import ClientState
+from polyfed.core.workbench import ClientState, chosen_device, lay_channels_last, moved, precision, present_devices, sent_to
 from polyfed.errors import SettingError
 from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings

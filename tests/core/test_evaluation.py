@@ -14,13 +14,13 @@ import polyfed
 from polyfed.core.client import Client
 from polyfed.core.data_types import ArrayExamples, DatasetExamples, Federation, in_batches
 from polyfed.core.evaluation import averaged_state, nearest_client, re_estimated
-from polyfed.core.metrics import over_examples
 from polyfed.core.workbench import ClientState
 from polyfed.errors import DataError, ModelError, SettingError, UnknownName
 from polyfed.runs.assemble import from_torch
 from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings
 from polyfed.studies.report.run_record import domain_rows
+from polyfed.tasks.metrics import over_examples
 from polyfed.testing import TinyNet, tiny_federation
 
 

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from polyfed.core.freed_memory import give_back_much
+from polyfed.core.workbench import give_back_much
 
 PROGRAM = """
 import torch
-from polyfed.core.freed_memory import give_back_much
+from polyfed.core.workbench import give_back_much
 from polyfed.runs.malloc import keep_freed_pages
 
 def megabytes():
@@ -41,5 +41,5 @@ def test_much_goes_back_and_little_stays() -> None:
 
 
 def test_other_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyfed.core.freed_memory._library", lambda: None)
+    monkeypatch.setattr("polyfed.core.workbench._library", lambda: None)
     assert not give_back_much()

@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from helpers.tiny_runs import tiny_net
-from polyfed.core import evaluation, joint_scoring
+from polyfed.core import evaluation
+from polyfed.core import evaluation as joint_scoring
 from polyfed.core.data_types import ArrayExamples, ClientData, Federation
-from polyfed.core.evaluation import Row
+from polyfed.core.evaluation import Row, sample_to_score
 from polyfed.core.method import Method, parse
-from polyfed.core.metrics import COUNTS
-from polyfed.core.scored_clients import sample_to_score
 from polyfed.core.server import ClientInfo
-from polyfed.core.tasks.classification import Scores, results_of_parts
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.result import Result
 from polyfed.settings import Settings
 from polyfed.studies.report.run_record import domain_rows
+from polyfed.tasks.classification import Scores, results_of_parts
+from polyfed.tasks.metrics import COUNTS
 
 MANY = joint_scoring.MANY + 20
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.optimizers import make_optimizer
+from polyfed.core.workbench import make_optimizer
 from polyfed.settings import Settings
 
 LR = 0.05
@@ -55,7 +55,7 @@ PROGRAM = """
 import sys, torch
 from polyfed.core.data_types import ArrayExamples, ClientData, Federation
 from polyfed.runs.experiment import Experiment
-from polyfed.core.optimizers import make_optimizer
+from polyfed.core.workbench import make_optimizer
 from polyfed.settings import Settings
 
 held = ArrayExamples(torch.zeros(8, 3, 16, 16, dtype=torch.uint8), torch.arange(8) % 2)

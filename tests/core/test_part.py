@@ -17,7 +17,7 @@ import polyfed
 from polyfed.core.client import Client, Step
 from polyfed.core.method import Method
 from polyfed.core.part import DECLARATIONS, Part, declare, declared
-from polyfed.core.reply_checks import planned_uploads
+from polyfed.core.replies import planned_uploads
 from polyfed.errors import JoinError
 from polyfed.testing import check_method
 

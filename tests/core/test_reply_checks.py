@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from helpers.recorded_runs import experiment_of, go_on
-from polyfed.core.conversation import Payload, Reply
 from polyfed.core.entries import entries_of, optimizer_entries
-from polyfed.core.reply_checks import problem_with
+from polyfed.core.replies import problem_with
+from polyfed.core.rounds import Payload, Reply
 from polyfed.errors import TooFewReplies
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.run_folder import RunFolder

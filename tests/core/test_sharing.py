@@ -9,10 +9,10 @@ import torch
 import torchvision
 from torch import nn
 
-from polyfed.core.conversation import NEWCOMER, TRAINING, Ask, Reply
 from polyfed.core.entries import entries_of, find_head, optimizer_entries
 from polyfed.core.method import parse
 from polyfed.core.reducers import First, Mean
+from polyfed.core.rounds import NEWCOMER, TRAINING, Ask, Reply
 from polyfed.core.sharing import (
     Plan,
     Rule,

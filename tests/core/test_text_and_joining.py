@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import polyfed
 from polyfed.core.client import Step
-from polyfed.core.conversation import Talk, conversation
 from polyfed.core.load_methods import load_file
 from polyfed.core.method import Facts, Method, methods, parse
+from polyfed.core.rounds import Talk, conversation
 from polyfed.core.server import Server
 from polyfed.errors import JoinError, OptionError, PolyfedError, TextError, UnknownName
 from polyfed.text import read_call, read_sum, write_call

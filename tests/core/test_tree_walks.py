@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyfed.core.trees import as_json, from_json, leaves_in, map_leaves, map_tensors, tensors_in
+from polyfed.trees import as_json, from_json, leaves_in, map_leaves, map_tensors, tensors_in
 
 ONE, TWO = torch.arange(3), torch.ones(2, 2)
 TREE: dict[str, Any] = {"a": [ONE, {"b": (TWO, 1, None)}], "c": "text", "d": ()}

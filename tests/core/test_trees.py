@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from polyfed.core.trees import flattened, packed, rebuilt, unpacked
+from polyfed.trees import flattened, packed, rebuilt, unpacked
 
 trees = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | st.text(max_size=5)

@@ -19,7 +19,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, Meddler, described, over, tiny_data, virtual_nodes
 from helpers.flower_runs import METHODS, settings_for
-from polyfed.core.conversation import Ask, Payload
+from polyfed.core.rounds import Ask, Payload
 from polyfed.core.server import ClientInfo
 from polyfed.data.federation_summary import FederationSummary
 from polyfed.errors import DataError, SettingError, TooFewReplies

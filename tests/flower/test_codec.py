@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from polyfed.core.conversation import Payload
-from polyfed.core.trees import SAFETENSORS_NAMES, file_pieces
+from polyfed.core.rounds import Payload
 from polyfed.flower.wire.codec import Encoder, payload_of, read_tensors
 from polyfed.flower.wire.message import BadMessage, WireMessage, bundled, receive, send, unbundled
+from polyfed.trees import SAFETENSORS_NAMES, file_pieces
 
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
 

@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed
 pytest.importorskip("opacus", reason="needs the privacy extra: pip install 'polyfed[privacy]'")
 
 from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, over, tiny_data
-from polyfed.core.conversation import Payload
+from polyfed.core.rounds import Payload
 from polyfed.errors import SettingError
 from polyfed.flower.node.node import build_node
 from polyfed.flower.server.backend import FlowerBackend

@@ -17,7 +17,7 @@ from flwr.app.message.arraychunk import ArrayChunk
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from polyfed.core.conversation import Payload
+from polyfed.core.rounds import Payload
 from polyfed.flower.wire.codec import Encoder, payload_of
 from polyfed.flower.wire.lean_objects import lean_arrays, pieces_of
 from polyfed.flower.wire.message import WireMessage, receive, send

@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
 from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, described, over, tiny_data, virtual_nodes
-from polyfed.core.tasks.known import CLASSIFICATION
 from polyfed.flower.join.guarded_executor import evenly
 from polyfed.flower.node.node import measure_in
 from polyfed.flower.server.federation import federation_of
@@ -20,6 +19,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import train_run
 from polyfed.settings import Settings
+from polyfed.tasks.known import CLASSIFICATION
 from polyfed.testing import TinyNet
 
 

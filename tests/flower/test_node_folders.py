@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from polyfed.core.digests import client_digest
-from polyfed.core.workbench import ClientState
+from polyfed.core.workbench import ClientState, client_digest
 from polyfed.errors import ClientFailure
 from polyfed.runs.folder.client_state_files import ClientStateFiles, read_states, version_name
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from polyfed import Array, Ask, Client, Facts, Method, Number, Part, Payload, Server, register
-from polyfed.core.conversation import Talk, conversation, standard_round
+from polyfed.core.rounds import Talk, conversation, standard_round
 
 
 def measure(client: Client, payload: Payload) -> Payload:

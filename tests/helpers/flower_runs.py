@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from helpers.flower_harness import Ended, HarnessError, Process, Trial
-from polyfed.core.conversation import Ask
+from polyfed.core.rounds import Ask
 from polyfed.flower.app import write_app
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.lifecycle import train_run

@@ -23,7 +23,6 @@ import torch
 import torch._dynamo  # optimizers load it on their first use: seconds in which every forked run would only wait
 
 from polyfed.core.method import parse
-from polyfed.core.trees import Piece
 from polyfed.runs.callbacks.callback import Callback, RunState
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.checkpoint import Checkpoints, digest
@@ -32,6 +31,7 @@ from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.settings import Settings
 from polyfed.testing import TinyNet, tiny_federation
+from polyfed.trees import Piece
 
 ROUNDS = 10
 KINDS = ("file", "clock", "file", "start")

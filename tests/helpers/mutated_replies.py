@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from polyfed.core.conversation import Ask, Reply
 from polyfed.core.method import as_method
+from polyfed.core.rounds import Ask, Reply
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.replay import Change, Replay, mutations, with_extras
 from polyfed.settings import Settings

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from polyfed.core.data_types import ArrayExamples, DataSet, Domain
-from polyfed.core.tasks.known import SEGMENTATION
-from polyfed.core.tasks.segmentation import IGNORED
+from polyfed.tasks.known import SEGMENTATION
+from polyfed.tasks.segmentation import IGNORED
 
 
 def squares() -> DataSet:

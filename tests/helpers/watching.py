@@ -9,8 +9,7 @@ import pytest
 
 from polyfed.backends.base import Outcome
 from polyfed.backends.in_process import InProcess
-from polyfed.core.conversation import Ask, Reply
-from polyfed.core.loop import Observer
+from polyfed.core.rounds import Ask, Observer, Reply
 from polyfed.runs.callbacks.callback import Callback, RunState
 from polyfed.runs.experiment import Experiment
 

@@ -13,12 +13,13 @@ import torch
 from helpers.method_texts import WITHOUT_BATCH_NORM, as_trained
 from helpers.paths import PACKAGE
 from polyfed.core.client import Client, Step
-from polyfed.core.conversation import Reply
-from polyfed.core.extras import Array, Asked
 from polyfed.core.method import Facts, Method, methods, parse
 from polyfed.core.part import Part
+from polyfed.core.replies import Asked
+from polyfed.core.rounds import Reply
 from polyfed.core.server import Server
 from polyfed.core.sharing import Rule, batch_norm, keep_local
+from polyfed.extras import Array
 from polyfed.testing import ContractBroken, check_method
 
 

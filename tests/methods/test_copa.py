@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from helpers.tiny_runs import built, client_of, prepared_batch, trained
 from helpers.watching import exchanges
 from polyfed.core.client import Step
-from polyfed.core.conversation import Ask, Reply
 from polyfed.core.method import Facts, Method
+from polyfed.core.rounds import Ask, Reply
 from polyfed.core.sharing import head, upload_only
 from polyfed.core.workbench import forward_with_features
 from polyfed.errors import ModelError

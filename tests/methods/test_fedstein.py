@@ -14,9 +14,9 @@ from torch import nn
 from helpers import tiny_runs
 from helpers.formulas import factor_by_hand
 from helpers.watching import messages
-from polyfed.core.conversation import NEWCOMER
 from polyfed.core.entries import entries_of
 from polyfed.core.method import Facts, Method, parse
+from polyfed.core.rounds import NEWCOMER
 from polyfed.core.sharing import bn_affine, keep_local
 from polyfed.errors import JoinError, ModelError, OptionError
 from polyfed.models.layers.norms import JSBatchNorm

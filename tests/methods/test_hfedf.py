@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from polyfed.core.conversation import Ask, Payload, Reply, converse
 from polyfed.core.entries import entries_of
 from polyfed.core.method import Method, parse
 from polyfed.core.reducers import CollectedReducer
+from polyfed.core.rounds import Ask, Payload, Reply, converse
 from polyfed.core.seeds import generator
 from polyfed.core.sharing import head, reduce_with
 from polyfed.errors import DataError, JoinError, ModelError, OptionError, TooFewReplies

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from helpers import tiny_runs
 from helpers.watching import messages
-from polyfed.core.conversation import NEWCOMER
 from polyfed.core.method import parse
+from polyfed.core.rounds import NEWCOMER
 from polyfed.errors import JoinError, ModelError, SharingError
 from polyfed.methods.perxan import ToXAN
 from polyfed.models.layers.norms import XAN, put_xan

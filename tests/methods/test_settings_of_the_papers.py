@@ -18,9 +18,9 @@ from torch import nn
 from helpers.tiny_entries import AFFINE, PLAIN, STATISTICS, under
 from helpers.tiny_runs import State, built, client_of
 from helpers.watching import exchanges
-from polyfed.core.conversation import Ask, Reply
 from polyfed.core.data_types import ArrayExamples, Federation
 from polyfed.core.method import parse
+from polyfed.core.rounds import Ask, Reply
 from polyfed.errors import SettingError
 from polyfed.methods.fedwon import is_norm
 from polyfed.models.layers.norms import XAN, JSBatchNorm, james_stein

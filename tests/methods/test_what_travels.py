@@ -10,7 +10,7 @@ import torch
 from helpers.tiny_entries import AFFINE, PLAIN, STATISTICS, under
 from helpers.tiny_runs import trained
 from helpers.watching import messages
-from polyfed.core.conversation import Ask, Reply
+from polyfed.core.rounds import Ask, Reply
 from polyfed.testing import SIZES
 
 

@@ -22,7 +22,7 @@ MAY_NAME_METHODS = ("methods/", "studies/compare/recipes/shipped/")
 
 KNOWN = {
     "settings.py": ["fedavg"],  # the default method
-    "core/joint_scoring.py": ["topk"],  # torch's function
+    "core/evaluation.py": ["topk"],  # torch's function
     "studies/report/costs.py": ["fedavg"],  # what costs are set beside
     "models/paper_networks.py": ["fedwon"],  # a start of weights that a paper describes
     "studies/doctor/findings.py": ["fedavg", "fedbn", "fedwon", "fixbn", "gperxan", "perxan"],  # what the doctor recommends

@@ -16,7 +16,6 @@ from safetensors.torch import save as save_safetensors
 from helpers.recorded_runs import experiment_of, go_on, run_until
 from helpers.tiny_runs import tiny_net
 from helpers.watching import Messages
-from polyfed.core.trees import Piece
 from polyfed.core.workbench import ClientState
 from polyfed.errors import RunFolderError
 from polyfed.runs.folder.checkpoint import Checkpoints, Snapshot, digest
@@ -25,6 +24,7 @@ from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.testing import tiny_federation
+from polyfed.trees import Piece
 
 
 def test_only_changed_clients_are_written(tmp_path: Path) -> None:

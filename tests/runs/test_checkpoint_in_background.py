@@ -23,7 +23,6 @@ from polyfed.core.client import Client
 from polyfed.core.method import Method
 from polyfed.core.server import Server
 from polyfed.core.sharing import batch_norm, keep_local
-from polyfed.core.trees import Piece, packed, unpacked
 from polyfed.core.workbench import ClientState
 from polyfed.errors import RunFolderError
 from polyfed.runs.callbacks.active_run import ActiveRun
@@ -37,6 +36,7 @@ from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.settings import Settings
 from polyfed.testing import TinyNet, tiny_federation
+from polyfed.trees import Piece, packed, unpacked
 
 LONG = 20.0
 

@@ -14,8 +14,8 @@ import polyfed as pf
 from helpers.command_line import SHORT, Command, says
 from helpers.report_page import words
 from polyfed.core.client import Client
-from polyfed.core.conversation import Talk
 from polyfed.core.method import Facts, Method, parse
+from polyfed.core.rounds import Talk
 from polyfed.core.server import Server
 from polyfed.runs import costs as meter
 from polyfed.runs.costs import Costs

@@ -14,11 +14,11 @@ import polyfed
 from helpers.command_line import Command
 from helpers.report_page import words
 from polyfed.core.data_types import ArrayExamples, DataSet, Domain
-from polyfed.core.metrics import COUNTS, unevenness
-from polyfed.core.tasks.classification import Scores
 from polyfed.errors import SettingError
 from polyfed.runs.headline import headline_by_scores, no_better, warnings
 from polyfed.studies.report.html import render
+from polyfed.tasks.classification import Scores
+from polyfed.tasks.metrics import COUNTS, unevenness
 
 SENTENCE = "no better than always answering the most frequent class"
 

@@ -16,7 +16,6 @@ import polyfed
 from helpers.report_page import words
 from polyfed.core.data_types import ArrayExamples, ClientData, DataSet, Domain, Federation
 from polyfed.core.evaluation import Row
-from polyfed.core.tasks.classification import Scores
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import RunFolder
@@ -29,6 +28,7 @@ from polyfed.studies.report.html import render
 from polyfed.studies.report.live import look_at
 from polyfed.studies.sweep.search import Sweep
 from polyfed.studies.sweep.space import Axis
+from polyfed.tasks.classification import Scores
 from polyfed.testing import TinyNet
 
 UNEVEN, EVEN = [0] * 8 + [1] * 2, [0] * 5 + [1] * 5

@@ -17,8 +17,8 @@ from polyfed.backends.fused import Fused
 from polyfed.backends.in_process import InProcess
 from polyfed.backends.stacked import Key, Stack, Trainee
 from polyfed.core.client import Client, answer
-from polyfed.core.conversation import Ask
 from polyfed.core.data_types import ClientData
+from polyfed.core.rounds import Ask
 from polyfed.core.workbench import ClientState, Workbench
 from polyfed.errors import Declined, NotFinite
 

@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Protocol
 
 from polyfed.backends.client_store import ClientStore
-from polyfed.core.conversation import TRAINING, Ask, Payload, Reply
 from polyfed.core.data_types import ClientData
-from polyfed.core.digests import client_digest
-from polyfed.core.loop import Transaction
+from polyfed.core.rounds import TRAINING, Ask, Payload, Reply, Transaction
 from polyfed.core.seeds import chooser
 from polyfed.core.server import ClientInfo, in_fixed_order
-from polyfed.core.workbench import ClientState, Workbench
+from polyfed.core.workbench import ClientState, Workbench, client_digest
 
 log = logging.getLogger("polyfed")
 

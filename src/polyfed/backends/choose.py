@@ -9,9 +9,8 @@ from typing import TypeAlias
 from polyfed.backends.auto import Auto
 from polyfed.backends.base import Backend
 from polyfed.backends.compiled import compiled_steps
-from polyfed.backends.debug import Debug
 from polyfed.backends.fused import Fused
-from polyfed.backends.in_process import InProcess
+from polyfed.backends.in_process import Debug, InProcess
 from polyfed.backends.workers import Workers, worker_count
 from polyfed.core.data_types import ClientData
 from polyfed.core.workbench import Workbench

@@ -25,12 +25,11 @@ from polyfed.backends.compiled import compiled_steps
 from polyfed.backends.in_process import InProcess
 from polyfed.backends.stacked import Key, Stack, Trainee
 from polyfed.core.client import Client, answer, batch_indices, local_validation
-from polyfed.core.conversation import Ask, Payload
 from polyfed.core.data_types import ClientData, Preparation
-from polyfed.core.device import sent_to
 from polyfed.core.method import Method
+from polyfed.core.rounds import Ask, Payload
 from polyfed.core.slots import ONE_BY_ONE
-from polyfed.core.workbench import ClientState, Workbench
+from polyfed.core.workbench import ClientState, Workbench, sent_to
 from polyfed.errors import Declined, NotFinite, SettingError
 
 log = logging.getLogger("polyfed")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from polyfed.core.trees import as_json, from_json
+from polyfed.trees import as_json, from_json
 
 ALIGNED = 64
 SMALLEST = 1 << 16

@@ -19,11 +19,10 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
 from polyfed.core.client import Client, Step, begin_training, end_training, failures_named
-from polyfed.core.conversation import Payload
 from polyfed.core.method import Method
-from polyfed.core.optimizers import make_optimizer
+from polyfed.core.rounds import Payload
 from polyfed.core.seeds import derive
-from polyfed.core.workbench import ClientState, Workbench
+from polyfed.core.workbench import ClientState, Workbench, make_optimizer
 
 Key: TypeAlias = "tuple[Any, ...]"
 PLAIN = (int, float, str, bool, type(None))

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from polyfed.backends.client_store import ClientStore
 from polyfed.backends.shared_memory import Json, Mark, SharedMemory, Spot, joined, parted
-from polyfed.core.conversation import TRAINING, Ask, Payload
+from polyfed.core.rounds import TRAINING, Ask, Payload
 from polyfed.core.workbench import ClientState
 from polyfed.errors import ClientFailure, PolyfedError
 

@@ -22,11 +22,11 @@ from polyfed.backends.base import Outcome, StagingBackend
 from polyfed.backends.in_process import InProcess
 from polyfed.backends.shared_memory import Json, Mark, SharedMemory, Spot, joined, parted
 from polyfed.backends.worker import Worker, failure, show
-from polyfed.core.conversation import Ask, Payload
 from polyfed.core.data_types import ClientData
-from polyfed.core.trees import tensors_in
+from polyfed.core.rounds import Ask, Payload
 from polyfed.core.workbench import ClientState, Workbench
 from polyfed.errors import ClientFailure, SettingError
+from polyfed.trees import tensors_in
 
 log = logging.getLogger("polyfed")
 T = TypeVar("T")

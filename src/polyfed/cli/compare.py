@@ -128,9 +128,9 @@ def _print_estimates(
 
 
 def _print(found: Comparison, costs: bool, view: View) -> None:
-    from polyfed.core.metrics import MEASURES
     from polyfed.studies.compare.compare import SEEN
     from polyfed.studies.report.sections import references_in
+    from polyfed.tasks.metrics import MEASURES
 
     if found.reused:
         print(f"{found.reused} of {found.planned} runs were in {found.folder} already and are used as they are.", file=sys.stderr)

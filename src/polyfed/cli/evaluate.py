@@ -43,9 +43,9 @@ def evaluate(path: str, data: str | None, wide: bool, explain: bool, as_json: bo
 
 
 def _print(found: Evaluation, view: View) -> None:
-    from polyfed.core.metrics import MEASURES
     from polyfed.studies.report.run_record import domain_rows
     from polyfed.studies.report.words import percent, rounds_words
+    from polyfed.tasks.metrics import MEASURES
 
     summary, choices = found.summary, found.choices
     title = f"{summary['method']} after {rounds_words(summary['rounds'])}, on {summary['data']}"

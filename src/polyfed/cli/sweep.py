@@ -169,8 +169,8 @@ def _score_cells(one: Searched, score: Score, names: Sequence[str]) -> list[Cell
 
 def _print_tests(found: Sweep, view: View) -> None:
     """Print what the chosen settings reach on test data."""
-    from polyfed.core.metrics import MEASURES
     from polyfed.studies.sweep.search import FILE
+    from polyfed.tasks.metrics import MEASURES
 
     console().print()
     print_methods(f"tests of the chosen settings: {MEASURES[found.metric]} in %", found.rows(), view)

@@ -52,8 +52,8 @@ def _shown(runs: Sequence[LiveRun], width: int) -> Group:
     """Return a table with a line for each run and domain."""
     from rich.console import Group
 
-    from polyfed.core.metrics import MEASURES
     from polyfed.studies.report.live import spark
+    from polyfed.tasks.metrics import MEASURES
 
     several = len(runs) > 6
     measures = {MEASURES[run.measure] for run in runs} or {"accuracy"}

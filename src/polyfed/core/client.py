@@ -10,19 +10,26 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.conversation import Payload
 from polyfed.core.data_types import ClientData, Examples, in_batches
-from polyfed.core.device import CPU, moved, precision, sent_to
 from polyfed.core.entries import OPTIMIZER
-from polyfed.core.freed_memory import give_back_much
-from polyfed.core.metrics import IN_DETAIL
-from polyfed.core.optimizers import make_optimizer
+from polyfed.core.rounds import Payload
 from polyfed.core.seeds import default_stream, generator
 from polyfed.core.slots import Answer
-from polyfed.core.tasks.known import value_by
-from polyfed.core.tasks.task import TaskScores
-from polyfed.core.workbench import ClientState, Workbench, forward_with_features
+from polyfed.core.workbench import (
+    CPU,
+    ClientState,
+    Workbench,
+    forward_with_features,
+    give_back_much,
+    make_optimizer,
+    moved,
+    precision,
+    sent_to,
+)
 from polyfed.errors import ClientFailure, DataError, NotFinite
+from polyfed.tasks.known import value_by
+from polyfed.tasks.metrics import IN_DETAIL
+from polyfed.tasks.task import TaskScores
 
 if TYPE_CHECKING:
     from polyfed.core.privacy import Charge

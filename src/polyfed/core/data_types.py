@@ -15,9 +15,9 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
-from polyfed.core.tasks.known import CLASSIFICATION
-from polyfed.core.tasks.task import WHOLE, Task
 from polyfed.errors import DataError, nearest
+from polyfed.tasks.known import CLASSIFICATION
+from polyfed.tasks.task import WHOLE, Task
 
 Augmentation: TypeAlias = Callable[[Tensor], Tensor]
 PairAugmentation: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]

@@ -2,31 +2,180 @@
 
 The two views are never mixed. What a newcomer gets for layers that are local is a choice; their values are collected by a
 question of their own, only when a newcomer is asked for, and counted apart.
+
+Which clients are scored: where all models are equal, enough to cover all test data; else all, or a sample drawn by the seed. Clients with
+one and the same model are scored in one pass over all their examples. Scored one by one, a client with a few examples costs as much as
+one with a hundred: loading the model, a small batch, and a few dozen small sums. So neighbours share a test batch, if that costs less
+than trying it. That this changes no score is tried at every batch: the predictions of its first and its last client must be those that
+they get when they are alone. Where they are not (statistics of the batch, random predictions), and wherever anything fails, clients are
+scored one by one.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.batch_norm import estimate_statistics
-from polyfed.core.client import predicted, score
-from polyfed.core.conversation import EVALUATION, NEWCOMER, Ask, Payload, Talk
-from polyfed.core.data_types import Examples, in_batches
-from polyfed.core.device import CPU, sent_to
-from polyfed.core.entries import STATISTIC
-from polyfed.core.joint_scoring import MANY
+from polyfed.core.client import Client, predicted, score, scored_parts
+from polyfed.core.data_types import ClientData, Examples, in_batches
+from polyfed.core.entries import STATISTIC, estimate_statistics
 from polyfed.core.reducers import Entries, Reduction, by_type
-from polyfed.core.scored_clients import models_are_equal, scored_clients
+from polyfed.core.rounds import EVALUATION, NEWCOMER, Ask, Payload, Talk
+from polyfed.core.seeds import chooser, default_stream
 from polyfed.core.server import Server
-from polyfed.core.tasks.task import TaskScores
-from polyfed.core.workbench import Workbench
+from polyfed.core.workbench import CPU, Workbench, sent_to
 from polyfed.errors import DataError, TooFewReplies
+from polyfed.tasks.task import TaskScores
+
+if TYPE_CHECKING:
+    from polyfed.core.method import Method
+    from polyfed.core.server import ClientInfo, Server
+    from polyfed.core.sharing import Plan
+
+
+def scored_clients(server: Server, split: str = "test") -> list[str]:
+    """Ids of the clients to ask for scores, in the fixed order; the same ones after every round."""
+    if not models_are_equal(server.method, server.plan):
+        return sample_to_score(server.clients, server.settings.evaluate_clients, server.settings.seed)
+    if split == "validation":
+        return [info.id for info in server.clients]
+    return covering(server.clients)
+
+
+def models_are_equal(method: Method, plan: Plan) -> bool:
+    """Whether all clients have the server's model."""
+    return not plan.has_local_entries and method.outgoing is None and not method.receiving
+
+
+def covering(clients: Sequence[ClientInfo]) -> list[str]:
+    covered: set[Hashable] = set()
+    chosen = []
+    for info in clients:
+        if not info.tests <= covered:
+            covered |= info.tests
+            chosen.append(info.id)
+    return chosen
+
+
+def sample_to_score(clients: Sequence[ClientInfo], most: int, seed: int) -> list[str]:
+    """``most`` clients (0: all), from each domain by its share of the clients; at least one from each, even if these are more."""
+    if not most or len(clients) <= most:
+        return [info.id for info in clients]
+    by_domain: dict[tuple[str, ...], list[str]] = {}
+    for info in sorted(clients, key=lambda info: info.id):
+        by_domain.setdefault(info.domains, []).append(info.id)
+    exact = {domain: most * len(ids) / len(clients) for domain, ids in by_domain.items()}
+    counts = {domain: max(1, int(share)) for domain, share in exact.items()}
+    for domain in sorted(exact, key=lambda domain: (int(exact[domain]) - exact[domain], domain)):
+        if sum(counts.values()) < most and exact[domain] > counts[domain]:
+            counts[domain] += 1
+    drawn = {name for domain, ids in by_domain.items() for name in chooser(seed, "score", *domain).sample(ids, counts[domain])}
+    return [info.id for info in clients if info.id in drawn]
+
+
+MANY = 100
+"""In detail, fewer clients are scored one by one: answers to single images and the AUROC are kept then. So are those of tasks without class
+labels, whose answers may change with the last digit of a prediction."""
+REPAID = 3
+"""Each client beyond the third saves as much CPU time as this many images cost (measured for small_cnn and six_layer_cnn at 16 to 28 pixels)."""
+MARGIN = 2e-4
+"""If the two largest probabilities of an image differ by less, its answer might depend on the batch: its client is scored alone."""
+TOLERANCE = 1e-4
+"""By how much a probability may differ in a batch of another size; sums of float32 in another order differ by about 1e-7."""
+
+
+def neighbours(clients: Sequence[ClientData], question: Mapping[str, Any], bench: Workbench) -> Iterator[Sequence[ClientData]]:
+    """Yield clients in their order, in groups whose examples fit into one test batch; one by one if a group does not pay.
+
+    In detail every group is shared: which clients have answers and an AUROC does not depend on what pays.
+    """
+    largest, split, in_detail = bench.test_batch_size, question["split"], bool(question.get("detail", False))
+    group: list[ClientData] = []
+    sizes: list[int] = []
+    for client in clients:
+        tests = (client.validation,) if split == "validation" else client.tests.values()
+        size = sum(len(examples) for examples in tests if examples is not None)
+        if group and sum(sizes) + size > largest:
+            yield from [group] if in_detail or pays(sizes) else ([one] for one in group)
+            group, sizes = [], []
+        group.append(client)
+        sizes.append(size)
+    yield from [group] if in_detail or pays(sizes) else ([one] for one in group)
+
+
+def pays(sizes: Sequence[int]) -> bool:
+    """Return True if one pass over these clients costs less than one pass for each, although the first and last are scored twice.
+
+    >>> pays([8] * 20), pays([100, 100]), pays([])
+    (True, False, False)
+    """
+    return len(sizes) > 3 and sizes[0] + sizes[-1] <= 2 * REPAID * (len(sizes) - 3)
+
+
+def evaluate_together(clients: Sequence[Client], payload: Payload) -> list[Payload | None] | None:
+    """Return the replies of these clients to ``evaluate``, in one batch; None for a client that is scored alone, or if all of them are."""
+    first, bench = clients[0], clients[0].bench
+    if len(clients) == 1 or not may_share(clients, payload):
+        return None
+    try:
+        with default_stream(bench.settings.seed, "answer", first.round, first.id, device=bench.device):
+            first.receive(payload.entries)
+            return _answers(clients, payload.extras.get("split", "test"), bool(payload.extras.get("detail", False)))
+    except Exception:  # each client by itself says what is wrong, and with whom
+        return None
+
+
+def may_share(clients: Sequence[Client], payload: Payload) -> bool:
+    """Whether these clients have the same model, and predict in single precision."""
+    bench = clients[0].bench
+    unsent = bench.live.keys() - payload.entries.keys()
+    return (
+        bench.settings.amp == "off"
+        and "evaluate" not in bench.method.answers
+        and not bench.method.receiving
+        and all(unsent.isdisjoint(client.state.entries) for client in clients)
+    )
+
+
+@torch.no_grad()
+def _answers(clients: Sequence[Client], split: str, in_detail: bool) -> list[Payload | None] | None:
+    bench = clients[0].bench
+    by_client = [scored_parts(client.data, split) for client in clients]
+    parts = [examples for found in by_client for examples in found.values()]
+    pairs = [examples.batch(slice(None)) for examples in parts]
+    if len({x.dtype for x, _ in pairs}) > 1:  # joined, bytes would become numbers that nobody scales
+        return None
+    x, y = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
+    if len(y) > bench.test_batch_size:
+        return None
+    bench.model.eval()
+    together = _predicted(bench, x)
+    first, last = (sum(map(len, by_client[place].values())) for place in (0, -1))
+    for rows in (slice(0, first), slice(len(y) - last, len(y))):
+        if not torch.allclose(together[rows], _predicted(bench, x[rows]), rtol=0, atol=TOLERANCE):
+            return None
+    unclear = near_ties(together) if bench.task.class_labels and not in_detail else torch.zeros(len(y), dtype=torch.bool)
+    alone = [bool(rows.any()) for rows in torch.split(unclear, [sum(map(len, found.values())) for found in by_client])]
+    results = iter(bench.task.results_of_parts(together, y, [len(examples) for examples in parts], bench.classes, in_detail))
+    answers = [Payload(extras={"scores": {domain: next(results) for domain in found}}) for found in by_client]
+    return [None if is_alone else found for found, is_alone in zip(answers, alone, strict=True)]
+
+
+def near_ties(probabilities: Tensor) -> Tensor:
+    """Mark the images whose answer is not clear enough to be the same in a batch of another size."""
+    if probabilities.shape[1] < 2:
+        return torch.zeros(len(probabilities), dtype=torch.bool)
+    first, second = probabilities.topk(2, dim=1).values.unbind(dim=1)
+    return first - second < MARGIN
+
+
+def _predicted(bench: Workbench, x: Tensor) -> Tensor:
+    return predicted(bench, bench.preparation.for_testing(sent_to(x, bench.device))).to(CPU)
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, overload
 
 from polyfed.core import slots
-from polyfed.core.joining import joined_slots, refuse_ignored
-from polyfed.core.registry import Recorded, Registry
+from polyfed.core.part import joined_slots, refuse_ignored
 from polyfed.core.slots import SLOTS
 from polyfed.errors import JoinError, OptionError, TextError
+from polyfed.registry import Recorded, Registry
 from polyfed.text import Call, Option, read_sum, write_call
 
 if TYPE_CHECKING:
-    from polyfed.core.extras import Extra
     from polyfed.core.sharing import Rule
+    from polyfed.extras import Extra
 
 P = ParamSpec("P")
 Granularity: TypeAlias = Literal["", "per sample", "aggregate"]

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from polyfed.core.bounds import capped
-from polyfed.core.conversation import TRAINING, Ask, Payload, Reply
 from polyfed.core.part import declared
-from polyfed.core.reducers import Reduction
-from polyfed.core.reply_checks import problem_with
+from polyfed.core.reducers import Reduction, capped
+from polyfed.core.replies import problem_with
+from polyfed.core.rounds import TRAINING, Ask, Payload, Reply
 from polyfed.core.seeds import chooser
-from polyfed.core.tasks.known import CLASSIFICATION
-from polyfed.core.tasks.task import Task
 from polyfed.errors import SettingError, TooFewReplies
+from polyfed.tasks.known import CLASSIFICATION
+from polyfed.tasks.task import Task
 
 if TYPE_CHECKING:
     from torch import nn

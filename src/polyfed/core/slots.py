@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from polyfed.core.client import Client, Step
-    from polyfed.core.conversation import Payload, Reply, Talk
     from polyfed.core.data_types import Federation
     from polyfed.core.evaluation import Newcomer
-    from polyfed.core.extras import Asked
+    from polyfed.core.replies import Asked
+    from polyfed.core.rounds import Payload, Reply, Talk
     from polyfed.core.server import Server
 
 Extras: TypeAlias = "Mapping[str, Any]"

@@ -14,8 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from polyfed.core.tasks.known import SEGMENTATION
-from polyfed.core.tasks.segmentation import IGNORED
 from polyfed.data.declaration import Declaration
 from polyfed.data.formats.mask_files import mask_image
 from polyfed.data.own.own_data import is_own_data, own_images
@@ -25,6 +23,8 @@ from polyfed.data.store.archives import sha256_of
 from polyfed.data.store.domain_files import DomainSource, Duplicates, counts_by_class, picture_hash
 from polyfed.data.store.images import decoded, opened, own_pixels
 from polyfed.errors import DataError, SettingError
+from polyfed.tasks.known import SEGMENTATION
+from polyfed.tasks.segmentation import IGNORED
 
 MASK_PROBLEMS_NAMED = 10
 SHEET_IMAGES, SHEET_ROWS = 8, 200

@@ -16,8 +16,6 @@ import numpy as np
 import torch
 
 from polyfed.core.data_types import DataSet, Domain, TrainsWith
-from polyfed.core.tasks.known import CLASSIFICATION
-from polyfed.core.tasks.task import Task
 from polyfed.data.augment import pair_augmentation, preparation
 from polyfed.data.registry import data_sets
 from polyfed.data.store.archives import contents
@@ -25,6 +23,8 @@ from polyfed.data.store.domain_files import DomainSource, source_text
 from polyfed.data.store.download import RemoteFile
 from polyfed.data.store.splits import check_share
 from polyfed.errors import DataError, OptionError
+from polyfed.tasks.known import CLASSIFICATION
+from polyfed.tasks.task import Task
 
 SplitCounts: TypeAlias = Mapping[str, "int | tuple[int, ...]"]
 """Expected examples by split: a total, or one number per class. The split ``all`` counts every example once."""

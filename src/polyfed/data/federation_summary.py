@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from polyfed.core.data_types import ClientData, Federation, Preparation
-from polyfed.core.tasks.known import CLASSIFICATION, task_named
-from polyfed.core.tasks.task import Task
 from polyfed.data.store.examples import BlankExamples
 from polyfed.errors import DataError
+from polyfed.tasks.known import CLASSIFICATION, task_named
+from polyfed.tasks.task import Task
 
 LISTED_CLIENTS = 100
 """Up to this number of clients, the samples of each are recorded; of more only their digest."""

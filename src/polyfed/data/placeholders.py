@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polyfed.core.data_types import DataSet, Domain, Federation
-from polyfed.core.registry import Recorded
 from polyfed.data.declaration import Declaration
 from polyfed.data.federation_summary import ClientSummary, FederationSummary
 from polyfed.data.store.examples import BlankExamples
+from polyfed.registry import Recorded
 from polyfed.text import read_call
 
 USUAL_EXAMPLES = 1000

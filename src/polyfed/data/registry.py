@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from polyfed.core.data_types import DataSet
-from polyfed.core.registry import Registry
+from polyfed.registry import Registry
 
 data_sets: Registry[DataSet] = Registry("data set", "polyfed.data.sets", hyphens=True)
 """Functions that return a DataSet; each file of ``polyfed/data/sets`` holds one."""

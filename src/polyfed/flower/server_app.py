@@ -16,7 +16,6 @@ from polyfed.backends.choose import refuse_unused
 from polyfed.core.data_types import ClientData, Federation
 from polyfed.core.load_methods import load_file
 from polyfed.core.method import as_method
-from polyfed.core.tasks.task import Headline
 from polyfed.core.workbench import Workbench
 from polyfed.errors import SettingError
 from polyfed.flower.app import RunConfig, settings_from
@@ -38,6 +37,7 @@ from polyfed.runs.malloc import keep_freed_pages
 from polyfed.runs.result import Result
 from polyfed.runs.training_defaults import with_one_model
 from polyfed.settings import AUTO, FACTS, Settings
+from polyfed.tasks.task import Headline
 
 log = logging.getLogger("polyfed")
 app = ServerApp()

@@ -46,8 +46,8 @@ from flwr.simulation.run_simulation import _run_simulation
 from flwr.supercore.telemetry import EventType
 
 from polyfed.backends.base import Backend, Outcome
-from polyfed.core.conversation import Ask
 from polyfed.core.data_types import ClientData
+from polyfed.core.rounds import Ask
 from polyfed.core.workbench import ClientState, Workbench
 from polyfed.flower.client_app import make_app
 from polyfed.flower.node.node import Node, counts_of, shared_workplace

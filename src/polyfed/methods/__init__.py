@@ -5,6 +5,6 @@ polyfed declares this folder as an entry point of the group ``polyfed.methods``,
 
 from __future__ import annotations
 
-from polyfed.core.registry import import_all
+from polyfed.registry import import_all
 
 import_all(__name__)

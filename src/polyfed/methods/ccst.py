@@ -25,13 +25,14 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.conversation import Payload
 from polyfed.core.data_types import in_batches
-from polyfed.core.extras import Array, Asked, From
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part
+from polyfed.core.replies import Asked
+from polyfed.core.rounds import Payload
 from polyfed.core.workbench import Workbench
 from polyfed.errors import OptionError
+from polyfed.extras import Array, From
 from polyfed.methods._shared import require_choice
 from polyfed.methods._shared.client_exchange import LARGEST_PIXEL, Exchange, input_type, pixel_range, require_images
 

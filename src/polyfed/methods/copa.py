@@ -26,13 +26,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from polyfed.core.batch_norm import BatchNorm
 from polyfed.core.client import Step
-from polyfed.core.conversation import Replies, Reply, Talk, standard_round
-from polyfed.core.entries import HEAD, MIX
+from polyfed.core.entries import HEAD, MIX, BatchNorm
 from polyfed.core.evaluation import Newcomer, averaged_state
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part
+from polyfed.core.rounds import Replies, Reply, Talk, standard_round
 from polyfed.core.server import Server
 from polyfed.core.sharing import head, upload_only
 from polyfed.core.workbench import Workbench

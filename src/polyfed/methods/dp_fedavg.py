@@ -27,17 +27,17 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.conversation import Reply
 from polyfed.core.entries import MOMENTUM, Entry
-from polyfed.core.extras import Number
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import declared
 from polyfed.core.privacy import ACCOUNTS, uncovered
 from polyfed.core.reducers import Largest, Mean
-from polyfed.core.reply_checks import least
+from polyfed.core.replies import least
+from polyfed.core.rounds import Reply
 from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
 from polyfed.errors import Declined, JoinError, OptionError
+from polyfed.extras import Number
 from polyfed.methods._shared import require_choice
 from polyfed.methods._shared.privacy_budget import (
     ACCOUNT,

@@ -24,9 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from polyfed.core.batch_norm import BatchNorm
 from polyfed.core.client import Client, Step
-from polyfed.core.losses import needs_class_counts
+from polyfed.core.entries import BatchNorm
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import declared
 from polyfed.core.privacy import ACCOUNTS, looking_at_data, uncovered
@@ -45,6 +44,7 @@ from polyfed.methods._shared.privacy_budget import (
     require_clip,
 )
 from polyfed.models.layers.sample_gradients import clipped_gradients, gradient_samplers
+from polyfed.tasks.losses import needs_class_counts
 
 MEMORY = "dp_sgd"
 TRIES = 4

@@ -24,8 +24,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.batch_norm import BatchNorm
-from polyfed.core.entries import MIX
+from polyfed.core.entries import MIX, BatchNorm
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part
 from polyfed.core.sharing import batch_norm, keep_local

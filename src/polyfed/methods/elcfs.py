@@ -27,12 +27,13 @@ from torch import Tensor
 from torch.func import functional_call
 
 from polyfed.core.client import Client, Step
-from polyfed.core.conversation import Payload
-from polyfed.core.extras import Array, Asked
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part
+from polyfed.core.replies import Asked
+from polyfed.core.rounds import Payload
 from polyfed.core.workbench import Workbench
 from polyfed.errors import ClientFailure, DataError, OptionError
+from polyfed.extras import Array
 from polyfed.methods._shared.client_exchange import LARGEST_PIXEL, Exchange, input_type, pixel_range, require_images
 
 EXCHANGE = Exchange("elcfs")

@@ -22,13 +22,13 @@ from typing import Any
 import torch
 
 from polyfed.core.client import Client
-from polyfed.core.conversation import Reply, Talk, standard_round
 from polyfed.core.data_types import in_batches
-from polyfed.core.extras import Number
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part
+from polyfed.core.rounds import Reply, Talk, standard_round
 from polyfed.core.server import Server
 from polyfed.errors import DataError, OptionError
+from polyfed.extras import Number
 from polyfed.methods._shared import require_choice
 
 KEY = "feddg_ga"

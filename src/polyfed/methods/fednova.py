@@ -23,12 +23,13 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client, batch_indices
-from polyfed.core.conversation import Reply
-from polyfed.core.extras import Asked, Number
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part, declare
+from polyfed.core.replies import Asked
+from polyfed.core.rounds import Reply
 from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
+from polyfed.extras import Number
 from polyfed.methods.server_optimizers import exchanged_parameters, require_exchange
 from polyfed.settings import Settings
 

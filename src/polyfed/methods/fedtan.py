@@ -26,17 +26,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyfed.core.batch_norm import BatchNorm
 from polyfed.core.client import Client, train
-from polyfed.core.conversation import TRAINING, Ask, Payload, Replies, Talk, conversation
-from polyfed.core.device import PRECISIONS
-from polyfed.core.extras import Array, Asked, Extra, Number, Text
+from polyfed.core.entries import BatchNorm
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part, declared
-from polyfed.core.reply_checks import planned_uploads
+from polyfed.core.replies import Asked, planned_uploads
+from polyfed.core.rounds import TRAINING, Ask, Payload, Replies, Talk, conversation
 from polyfed.core.server import Server
-from polyfed.core.workbench import Workbench
+from polyfed.core.workbench import PRECISIONS, Workbench
 from polyfed.errors import JoinError, ModelError, SettingError, TooFewReplies
+from polyfed.extras import Array, Extra, Number, Text
 from polyfed.models.layers.norms import track
 from polyfed.models.layers.surgery import plain_batch_norm, replace_batch_norms
 

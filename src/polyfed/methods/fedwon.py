@@ -28,8 +28,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from polyfed.core.batch_norm import BatchNorm
-from polyfed.core.entries import AFFINE, NORM_FAMILIES, STATISTIC, layer_family
+from polyfed.core.entries import AFFINE, NORM_FAMILIES, STATISTIC, BatchNorm, layer_family
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part
 from polyfed.core.workbench import Workbench

@@ -24,13 +24,13 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from polyfed.core.batch_norm import BatchNorm, estimate_statistics
 from polyfed.core.client import Client
-from polyfed.core.conversation import Payload, Replies, Talk, standard_round
-from polyfed.core.extras import Asked
+from polyfed.core.entries import BatchNorm, estimate_statistics
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part, declare
 from polyfed.core.reducers import Reduction
+from polyfed.core.replies import Asked
+from polyfed.core.rounds import Payload, Replies, Talk, standard_round
 from polyfed.core.server import Server
 from polyfed.core.sharing import Rule, Select, bn_affine, bn_statistics
 from polyfed.core.workbench import Workbench

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx, nn
 
-from polyfed.core.batch_norm import BatchNorm
 from polyfed.core.client import Step
+from polyfed.core.entries import BatchNorm
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part
 from polyfed.core.workbench import Workbench

@@ -35,14 +35,15 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.conversation import Ask, Payload, Talk
 from polyfed.core.data_types import Examples, in_batches
-from polyfed.core.extras import Array, Asked
 from polyfed.core.method import Method, register
 from polyfed.core.part import Part
+from polyfed.core.replies import Asked
+from polyfed.core.rounds import Ask, Payload, Talk
 from polyfed.core.seeds import default_stream, generator
 from polyfed.core.server import Server
 from polyfed.errors import DataError, OptionError
+from polyfed.extras import Array
 from polyfed.methods._shared.generated_weights import (
     HYPERNETWORK_OPTIONS,
     MEMORY,

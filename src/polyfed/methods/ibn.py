@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.batch_norm import BatchNorm
+from polyfed.core.entries import BatchNorm
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part
 from polyfed.errors import ModelError

@@ -19,8 +19,8 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 
-from polyfed.core.conversation import Reply, Talk
 from polyfed.core.method import Method, register
+from polyfed.core.rounds import Reply, Talk
 from polyfed.core.seeds import chooser
 from polyfed.core.server import Server
 from polyfed.errors import TooFewReplies

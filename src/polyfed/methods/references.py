@@ -13,10 +13,10 @@ unseen domain and the scores are averaged (hFedF).
 
 from __future__ import annotations
 
-from polyfed.core.conversation import Talk, conversation
 from polyfed.core.data_types import Federation
 from polyfed.core.evaluation import Newcomer, client_states
 from polyfed.core.method import Facts, Method, register
+from polyfed.core.rounds import Talk, conversation
 from polyfed.core.server import Server
 from polyfed.core.sharing import Rule, everything, keep_local, momentum_buffers
 

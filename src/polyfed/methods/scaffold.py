@@ -24,12 +24,13 @@ from torch import Tensor
 
 from polyfed.core.client import Client, Step
 from polyfed.core.entries import MOMENTUM
-from polyfed.core.extras import Asked, LikeEntries
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part, declare
+from polyfed.core.replies import Asked
 from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
 from polyfed.errors import JoinError, OptionError, SettingError
+from polyfed.extras import LikeEntries
 from polyfed.methods.fednova import own_steps
 from polyfed.methods.server_optimizers import ServerMomentum, exchanged_parameters, require_exchange
 

@@ -19,17 +19,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyfed.core.batch_norm import estimate_statistics
 from polyfed.core.client import Client
-from polyfed.core.conversation import EVALUATION, Ask, Payload, Replies, Talk
-from polyfed.core.device import CPU
-from polyfed.core.entries import COUNTER, STATISTIC
-from polyfed.core.extras import Asked
+from polyfed.core.entries import COUNTER, STATISTIC, estimate_statistics
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part, declared
+from polyfed.core.replies import Asked
+from polyfed.core.rounds import EVALUATION, Ask, Payload, Replies, Talk
 from polyfed.core.server import Server
 from polyfed.core.sharing import Rule, bn_statistics
-from polyfed.core.workbench import Workbench
+from polyfed.core.workbench import CPU, Workbench
 from polyfed.errors import JoinError, TooFewReplies
 
 QUESTION = "static_bn_statistics"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from polyfed.core.registry import Registry
+from polyfed.registry import Registry
 
 models: Registry[nn.Module] = Registry(
     "model", "polyfed.models", advice=" A function of your own is written module.path:function, such as my_models:net."

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from polyfed.core.evaluation import Row
-from polyfed.core.metrics import MEASURES
 from polyfed.errors import NotFinite, TooFewReplies
 from polyfed.papers.analyses import record_analysis
 from polyfed.papers.grid import folder_of
@@ -31,6 +30,7 @@ from polyfed.setting_facts import Unset
 from polyfed.settings import Settings
 from polyfed.studies.compare.compare import ComparedRuns
 from polyfed.studies.report.commands import options
+from polyfed.tasks.metrics import MEASURES
 
 _NOT_REPEATED = ("data", "method", "seed", "root", "workers", "checkpoint_every", "metric")
 _OF_VERSIONS = ("machine", "commit")

@@ -14,17 +14,13 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from polyfed.core.data_types import ArrayExamples, DataSet, DatasetExamples, Domain, Examples, Federation
-from polyfed.core.device import chosen_device
 from polyfed.core.entries import entries_of, find_head, optimizer_entries
-from polyfed.core.losses import Loss, task_loss
 from polyfed.core.method import Method
 from polyfed.core.part import declared
 from polyfed.core.seeds import default_stream
 from polyfed.core.sharing import Plan, check_none_redundant
 from polyfed.core.slots import SLOTS, HeadSurgery, Surgery
-from polyfed.core.tasks.known import require_measure, require_same, task_for
-from polyfed.core.tasks.task import Task
-from polyfed.core.workbench import Workbench
+from polyfed.core.workbench import Workbench, chosen_device
 from polyfed.data.own.own_data import is_own_data, options_of_own_data, own_data
 from polyfed.data.partitions.partition import federate
 from polyfed.data.registry import data_sets
@@ -33,6 +29,9 @@ from polyfed.models import models
 from polyfed.models.model_text import as_call, images_of_weights
 from polyfed.runs.model_checks import check_entries, check_output, materialise, require_trainable
 from polyfed.settings import AUTO, Settings
+from polyfed.tasks.known import require_measure, require_same, task_for
+from polyfed.tasks.losses import Loss, task_loss
+from polyfed.tasks.task import Task
 from polyfed.trust import Trust, code_in, names_function
 
 

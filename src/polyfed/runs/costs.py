@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.conversation import TRAINING, Ask, AskClients, Payload, Replies
 from polyfed.core.entries import Entry
-from polyfed.core.freed_memory import give_back
-from polyfed.core.trees import leaves_in
+from polyfed.core.rounds import TRAINING, Ask, AskClients, Payload, Replies
+from polyfed.core.workbench import give_back
 from polyfed.settings import Settings
+from polyfed.trees import leaves_in
 
 EXTRA = "extra"
 

@@ -16,17 +16,13 @@ from torch import Tensor
 from polyfed.backends.base import Backend
 from polyfed.backends.choose import BackendFor, backend_for, require_known
 from polyfed.core import evaluation
-from polyfed.core.conversation import Ask, AskClients, Reply, Talk, converse
 from polyfed.core.data_types import Examples, Federation
-from polyfed.core.evaluation import Row
+from polyfed.core.evaluation import Row, models_are_equal, scored_clients
 from polyfed.core.load_methods import load_file
-from polyfed.core.loop import Observer, hold
 from polyfed.core.method import Method, as_method
-from polyfed.core.metrics import IN_DETAIL
-from polyfed.core.reply_checks import checked
-from polyfed.core.scored_clients import models_are_equal, scored_clients
+from polyfed.core.replies import checked
+from polyfed.core.rounds import Ask, AskClients, Observer, Reply, Talk, converse, hold
 from polyfed.core.server import Server
-from polyfed.core.tasks.task import Headline
 from polyfed.core.workbench import Workbench
 from polyfed.data.federation_summary import RecordedInputs
 from polyfed.errors import ModelError, RunFolderError, SettingError
@@ -38,6 +34,8 @@ from polyfed.runs.headline import headline
 from polyfed.runs.scores import require_validation
 from polyfed.runs.training_defaults import why_this_model, with_declared, with_one_model
 from polyfed.settings import Settings, setting_names, with_changes
+from polyfed.tasks.metrics import IN_DETAIL
+from polyfed.tasks.task import Headline
 from polyfed.trust import NamedCode, code_in
 
 DEFAULTS = Settings()

@@ -25,8 +25,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from polyfed.core.device import lay_channels_last
-from polyfed.core.scored_clients import models_are_equal
+from polyfed.core.evaluation import models_are_equal
+from polyfed.core.workbench import lay_channels_last
 from polyfed.errors import MissingExtra, ModelError, RunFolderError, SettingError, nearest
 from polyfed.models.layers.folding import Folded, fold_for_prediction
 from polyfed.runs.experiment import threads

@@ -13,10 +13,10 @@ from typing import Any
 
 from polyfed.core.data_types import Federation
 from polyfed.core.evaluation import Row
-from polyfed.core.metrics import MEASURES
-from polyfed.core.tasks.known import pooled, task_of_record, task_of_records
-from polyfed.core.tasks.task import Headline
 from polyfed.settings import AUTO
+from polyfed.tasks.known import pooled, task_of_record, task_of_records
+from polyfed.tasks.metrics import MEASURES
+from polyfed.tasks.task import Headline
 
 NAMED = 3
 """The most test sets that a warning names."""

@@ -18,12 +18,12 @@ from polyfed.core import evaluation
 from polyfed.core.client import Client
 from polyfed.core.client import predicted as predicted_by
 from polyfed.core.data_types import ArrayExamples, Federation
-from polyfed.core.device import CPU
-from polyfed.core.tasks.task import Prediction
+from polyfed.core.workbench import CPU
 from polyfed.data.store.images import fitted, is_image, opened
 from polyfed.errors import DataError, SettingError, nearest
 from polyfed.runs.folder.paths import Reopening
 from polyfed.settings import FACTS
+from polyfed.tasks.task import Prediction
 
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment

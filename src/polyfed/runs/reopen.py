@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from polyfed.backends.choose import BackendFor
-from polyfed.backends.without_data import WithoutData
+from polyfed.backends.in_process import WithoutData
 from polyfed.core.data_types import Federation
 from polyfed.data.federation_summary import FederationSummary, RecordedInputs
 from polyfed.errors import ModelError, RunFolderError

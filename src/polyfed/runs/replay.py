@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from polyfed.core import evaluation
-from polyfed.core.conversation import Ask, AskClients, Reply, converse
 from polyfed.core.evaluation import Newcomer
-from polyfed.core.loop import Observer, hold
-from polyfed.core.trees import leaves_in
+from polyfed.core.rounds import Ask, AskClients, Observer, Reply, converse, hold
 from polyfed.runs.experiment import Experiment, threads
 from polyfed.runs.folder.checkpoint import copied
+from polyfed.trees import leaves_in
 
 Change: TypeAlias = Callable[[Ask, Reply], Reply]
 DEPTH = 5_000

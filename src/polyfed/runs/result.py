@@ -13,10 +13,7 @@ from torch import nn
 
 from polyfed.core.client import Client
 from polyfed.core.evaluation import Row
-from polyfed.core.metrics import MEASURES, SMALLER_IS_BETTER, over_examples, standard_error
 from polyfed.core.privacy import account_of
-from polyfed.core.tasks.known import pooled, value_by
-from polyfed.core.tasks.task import Prediction
 from polyfed.errors import DataError, SettingError, nearest
 from polyfed.runs.figures import dots_figure
 from polyfed.runs.folder.checkpoint import joint_digest
@@ -25,6 +22,9 @@ from polyfed.runs.headline import BASELINE, domains_of, headline_by_scores, warn
 from polyfed.runs.predict import ImageInputs, client_words, predicted
 from polyfed.runs.scores import LAST, WINDOW, ByRound, LastRounds
 from polyfed.runs.training_defaults import training_words
+from polyfed.tasks.known import pooled, value_by
+from polyfed.tasks.metrics import MEASURES, SMALLER_IS_BETTER, over_examples, standard_error
+from polyfed.tasks.task import Prediction
 
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment

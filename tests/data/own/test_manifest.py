@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
-from polyfed.core.tasks.known import CLASSIFICATION, MULTILABEL, REGRESSION
 from polyfed.data.own.manifest import manifest
 from polyfed.data.own.own_data import is_own_data, own_data
 from polyfed.data.partitions.federate import federate
 from polyfed.errors import DataError, OptionError
+from polyfed.tasks.known import CLASSIFICATION, MULTILABEL, REGRESSION
 
 PATIENTS = 12
 

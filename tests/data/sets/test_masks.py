@@ -12,8 +12,6 @@ import torch
 from PIL import Image
 
 import polyfed
-from polyfed.core.tasks.known import MULTILABEL, SEGMENTATION
-from polyfed.core.tasks.segmentation import IGNORED
 from polyfed.data.augment import CropAndFlip
 from polyfed.data.check import check
 from polyfed.data.own.mask_folder import mask_folder
@@ -21,6 +19,8 @@ from polyfed.data.sets.camvid import camvid
 from polyfed.data.sets.cityscapes import cityscapes
 from polyfed.data.sets.class_and_domain import class_and_domain
 from polyfed.errors import DataError
+from polyfed.tasks.known import MULTILABEL, SEGMENTATION
+from polyfed.tasks.segmentation import IGNORED
 
 
 def draw(image: Path, mask: Path, seed: int, side: tuple[int, int] = (12, 16), values: tuple[int, ...] = (0, 1, 11)) -> None:

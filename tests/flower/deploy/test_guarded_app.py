@@ -15,7 +15,7 @@ pytest.importorskip("opacus", reason="needs the privacy extra: pip install 'poly
 from flwr.app import Context, RecordDict
 
 from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, over, tiny_data
-from polyfed.core.conversation import EVALUATION, Ask, Payload
+from polyfed.core.rounds import EVALUATION, Ask, Payload
 from polyfed.flower.app import SETTINGS_KEY, settings_text
 from polyfed.flower.deploy.folders import NodeFolder
 from polyfed.flower.join import guarded_executor as guarded_app

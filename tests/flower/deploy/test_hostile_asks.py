@@ -32,7 +32,7 @@ from helpers.flower_harness import PROGRAMS
 from helpers.hostile_app import HERE
 from helpers.hostile_server import HostileRun, HostileServer, honest_ask, hostile_server
 from helpers.policy_cases import CASES
-from polyfed.core.conversation import Payload
+from polyfed.core.rounds import Payload
 from polyfed.flower.join.guarded_executor import evenly
 from polyfed.flower.join.policy import Policy
 from polyfed.flower.serve.front import MOST_LINES

@@ -10,7 +10,7 @@ from torch import nn
 
 from helpers import tiny_runs
 from polyfed.core.client import train
-from polyfed.core.conversation import Payload
+from polyfed.core.rounds import Payload
 from polyfed.errors import ModelError, SettingError
 from polyfed.studies.analyse.local_models import server_state, states_after_training, states_as_tested
 from polyfed.studies.analyse.norm_statistics import SERVER, NormStatistics, Statistics, norm_statistics

@@ -12,10 +12,10 @@ import polyfed as pf
 from helpers.command_line import SHORT as SHORT_RUN
 from helpers.command_line import Command, says
 from polyfed.core.client import Client, Step
-from polyfed.core.conversation import Ask, Payload, Talk
 from polyfed.core.data_types import Federation
 from polyfed.core.method import Method
 from polyfed.core.part import Part
+from polyfed.core.rounds import Ask, Payload, Talk
 from polyfed.core.server import Server
 from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from polyfed.core.tasks.segmentation import IGNORED
 from polyfed.data.store.archives import FileTree
 from polyfed.data.store.cache import Arrays, Growing
 from polyfed.data.store.domain_files import DomainFiles
 from polyfed.data.store.images import Fitting
 from polyfed.data.store.splits import Splits
 from polyfed.errors import DataError
+from polyfed.tasks.segmentation import IGNORED
 
 LARGEST_DIFFERENCE = 0.05
 """By how much the aspect ratios of an image and its mask may differ: sides of small masks are rounded."""

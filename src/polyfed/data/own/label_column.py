@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from polyfed.core.tasks.known import CLASSIFICATION, MULTILABEL, REGRESSION, task_named
-from polyfed.core.tasks.task import Task
 from polyfed.errors import DataError, OptionError
 from polyfed.settings import AUTO
+from polyfed.tasks.known import CLASSIFICATION, MULTILABEL, REGRESSION, task_named
+from polyfed.tasks.task import Task
 
 APART = "|"
 VALUE = "value"

@@ -8,8 +8,6 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from polyfed.core.data_types import DataSet
-from polyfed.core.tasks.known import SEGMENTATION
-from polyfed.core.tasks.segmentation import IGNORED
 from polyfed.data.augment import pair_augmentation
 from polyfed.data.formats.mask_files import mask_image
 from polyfed.data.own.own_images import OwnImage, OwnImages, OwnOptions
@@ -19,6 +17,8 @@ from polyfed.data.store.domain_files import some_of
 from polyfed.data.store.images import is_image
 from polyfed.data.store.splits import check_share
 from polyfed.errors import DataError, OptionError
+from polyfed.tasks.known import SEGMENTATION
+from polyfed.tasks.segmentation import IGNORED
 
 IMAGES, MASKS = "images", "masks"
 LAYOUT = "folders images/ and masks/"

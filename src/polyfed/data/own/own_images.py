@@ -12,8 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyfed.core.data_types import DataSet, Domain, PairAugmentation
-from polyfed.core.tasks.known import CLASSIFICATION, MULTILABEL, REGRESSION
-from polyfed.core.tasks.task import Task
 from polyfed.data.augment import preparation
 from polyfed.data.declaration import DataOption, described_function
 from polyfed.data.formats.mask_files import Meaning, mask_files
@@ -24,6 +22,8 @@ from polyfed.data.store.domain_files import SKIPPED, DomainFiles, first_of, sour
 from polyfed.data.store.images import decode_all
 from polyfed.data.store.splits import Splits, check_share, grouped, stratified
 from polyfed.errors import DataError, OptionError
+from polyfed.tasks.known import CLASSIFICATION, MULTILABEL, REGRESSION
+from polyfed.tasks.task import Task
 
 SPLITS = ("train", "validation", "test")
 SPLIT_WORDS = {

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from polyfed.core.data_types import ClientData, DataSet, Domain, Examples, joined
-from polyfed.core.tasks.task import Task
 from polyfed.data.store.splits import Positions
 from polyfed.errors import DataError, OptionError, SettingError
+from polyfed.tasks.task import Task
 
 Holding: TypeAlias = Mapping[str, Positions]
 """Training positions by domain name."""

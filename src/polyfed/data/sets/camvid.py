@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from polyfed.core.tasks.known import SEGMENTATION
 from polyfed.data.declaration import (
     DataOption,
     Declaration,
@@ -23,6 +22,7 @@ from polyfed.data.formats.mask_files import Pairs, mask_files, pairs_by_domain
 from polyfed.data.store.archives import existing_trees
 from polyfed.data.store.domain_files import DomainFiles
 from polyfed.data.store.splits import Splits
+from polyfed.tasks.known import SEGMENTATION
 
 CLASSES = ("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist")
 DRIVES = ("0001TP", "0006R0", "0016E5", "Seq05VD")

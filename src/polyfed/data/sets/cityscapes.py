@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from polyfed.core.data_types import TrainsWith
-from polyfed.core.tasks.known import SEGMENTATION
 from polyfed.data.declaration import Declaration, crop_options, height_option, normalise_option, registered
 from polyfed.data.formats.mask_files import Pairs, mask_files, pairs_by_domain
 from polyfed.data.store.archives import FileTree, existing_trees, joined_archives
 from polyfed.data.store.domain_files import DomainFiles
 from polyfed.data.store.splits import Splits
+from polyfed.tasks.known import SEGMENTATION
 
 CLASSES = (
     *("road", "sidewalk", "building", "wall", "fence", "pole", "traffic light", "traffic sign", "vegetation", "terrain"),

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 
 from polyfed.core.data_types import DataSet, Domain, Examples
-from polyfed.core.tasks.known import MULTILABEL
 from polyfed.data.registry import data_sets
 from polyfed.data.store.examples import Relabelled
 from polyfed.errors import OptionError
+from polyfed.tasks.known import MULTILABEL
 
 
 def class_and_domain(of: str, root: str | None = None) -> DataSet:

@@ -14,8 +14,6 @@ from typing import Any
 
 import tomli_w
 
-from polyfed.core.conversation import NEWCOMER
-from polyfed.core.losses import needs_class_counts
 from polyfed.core.method import Method, as_method
 from polyfed.core.privacy import (
     KEPT_LAYERS,
@@ -27,6 +25,7 @@ from polyfed.core.privacy import (
     departures,
     uncovered,
 )
+from polyfed.core.rounds import NEWCOMER
 from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.flower.app import MIN_NODES
 from polyfed.flower.deploy.folders import POLICY as FILE
@@ -34,6 +33,7 @@ from polyfed.flower.deploy.private_files import write_private
 from polyfed.flower.wire.message import DESCRIBE
 from polyfed.models.model_text import weights_file
 from polyfed.settings import Settings
+from polyfed.tasks.losses import needs_class_counts
 from polyfed.text import read_sum
 from polyfed.trust import names_function
 

@@ -15,20 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.client import Client, answer, local_validation
-from polyfed.core.conversation import TRAINING, Payload
 from polyfed.core.data_types import ClientData, Examples, Federation
-from polyfed.core.extras import problem_with_values
 from polyfed.core.load_methods import load_file
-from polyfed.core.losses import task_loss
 from polyfed.core.method import Method, as_method
 from polyfed.core.privacy import Charge
+from polyfed.core.rounds import TRAINING, Payload
 from polyfed.core.server import ClientInfo, in_fixed_order
-from polyfed.core.tasks.task import Task
 from polyfed.core.workbench import ClientState, Workbench
 from polyfed.data.federation_summary import RecordedInputs, input_type
 from polyfed.data.partitions.partition import federate
 from polyfed.data.store.domain_files import without_names
 from polyfed.errors import ClientFailure, DataError, Declined, NotFinite, PolyfedError, SettingError, StateLost, nearest
+from polyfed.extras import problem_with_values
 from polyfed.flower.app import read_settings, settings_text
 from polyfed.flower.node.account import EPSILON_KEY, LEAST_SAMPLES_KEY, NodeAccount, account_of, counts, uncounted
 from polyfed.flower.node.resident import home_of
@@ -40,6 +38,8 @@ from polyfed.runs.experiment import read_initial, threads
 from polyfed.runs.folder.client_state_files import ClientStateFiles
 from polyfed.runs.training_defaults import with_one_model
 from polyfed.settings import Settings, with_changes
+from polyfed.tasks.losses import task_loss
+from polyfed.tasks.task import Task
 
 log = logging.getLogger("polyfed")
 

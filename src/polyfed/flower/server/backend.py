@@ -15,11 +15,11 @@ from typing import Any
 from flwr.app import MessageType
 
 from polyfed.backends.base import Outcome, StagingBackend
-from polyfed.core.conversation import EVALUATION, TRAINING, Ask
 from polyfed.core.data_types import ClientData
-from polyfed.core.extras import shown
+from polyfed.core.rounds import EVALUATION, TRAINING, Ask
 from polyfed.core.workbench import ClientState, Workbench
 from polyfed.errors import DataError
+from polyfed.extras import shown
 from polyfed.flower.server.roster import Roster, read_answer, reason_in
 from polyfed.flower.wire.codec import Encoder, payload_of
 from polyfed.flower.wire.message import BadMessage, WireMessage

@@ -6,13 +6,13 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from polyfed.core.data_types import Examples, Federation, Preparation
-from polyfed.core.tasks.known import task_named
 from polyfed.data.federation_summary import ClientSummary, FederationSummary, input_type
 from polyfed.data.partitions.federate import whole_domain
 from polyfed.errors import DataError
 from polyfed.flower.wire.descriptions import Description
 from polyfed.runs.assemble import build_data_set
 from polyfed.settings import Settings
+from polyfed.tasks.known import task_named
 
 log = logging.getLogger("polyfed")
 

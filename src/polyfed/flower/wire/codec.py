@@ -14,9 +14,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
-from polyfed.core.conversation import Payload
-from polyfed.core.trees import SAFETENSORS_NAMES, as_json, file_pieces, from_json
+from polyfed.core.rounds import Payload
 from polyfed.flower.wire.message import BadMessage, Blob, WireMessage
+from polyfed.trees import SAFETENSORS_NAMES, as_json, file_pieces, from_json
 
 ENTRIES, EXTRAS = "entries", "extras"
 COMPLEX = "complex"

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeAlias
 
-from polyfed.core.extras import shown
-from polyfed.core.tasks.known import TASKS, task_named
 from polyfed.data.federation_summary import INPUT_TYPES
 from polyfed.errors import DataError
+from polyfed.extras import shown
 from polyfed.flower.wire.message import PROTOCOL, BadMessage
+from polyfed.tasks.known import TASKS, task_named
 from polyfed.trust import names_function
 
 Reader: TypeAlias = Callable[[object, str], Any]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.conversation import Ask, Payload, Talk
-from polyfed.core.extras import Asked
 from polyfed.core.part import Part
+from polyfed.core.replies import Asked
+from polyfed.core.rounds import Ask, Payload, Talk
 from polyfed.core.server import Server
 from polyfed.errors import ClientFailure, DataError, JoinError
 

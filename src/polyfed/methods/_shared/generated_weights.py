@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.core.conversation import Ask, Reply, Talk
 from polyfed.core.entries import HEAD, WEIGHT, Entry
 from polyfed.core.evaluation import Newcomer, client_states
 from polyfed.core.method import Facts, Granularity, Method
 from polyfed.core.part import Part
+from polyfed.core.rounds import Ask, Reply, Talk
 from polyfed.core.seeds import default_stream
 from polyfed.core.server import Server
 from polyfed.core.sharing import Plan, Rule, bn_statistics

@@ -19,12 +19,12 @@ from scipy import optimize
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.extras import Number, Record
 from polyfed.core.part import Part
 from polyfed.core.privacy import ACCOUNTS, Charge
 from polyfed.core.seeds import generator
 from polyfed.core.server import Server
 from polyfed.errors import Declined, MissingExtra, OptionError
+from polyfed.extras import Number, Record
 from polyfed.methods._shared import require_choice
 from polyfed.methods._shared.secure_noise import SecureStream
 from polyfed.models.layers.sample_gradients import NEEDS_OPACUS

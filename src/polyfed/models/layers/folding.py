@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx, nn
 
-from polyfed.core.batch_norm import BatchNorm
+from polyfed.core.entries import BatchNorm
 from polyfed.errors import ModelError
 from polyfed.models.layers.norms import JSBatchNorm, james_stein
 from polyfed.models.layers.surgery import replace_modules

@@ -23,8 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyfed.core.batch_norm import BatchNorm
-from polyfed.core.entries import MIX
+from polyfed.core.entries import MIX, BatchNorm
 from polyfed.errors import ModelError
 from polyfed.models.layers.surgery import MAPS, Where, modules_at, plain_batch_norm, replace_modules
 

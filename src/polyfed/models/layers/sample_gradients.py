@@ -25,7 +25,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, vjp, vmap
 from torch.nn import functional as F
 
-from polyfed.core.batch_norm import BatchNorm
+from polyfed.core.entries import BatchNorm
 from polyfed.errors import MissingExtra, ModelError
 from polyfed.models.layers.ws_conv import WSConv2d
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-from polyfed.core.batch_norm import BatchNorm
+from polyfed.core.entries import BatchNorm
 from polyfed.errors import ModelError, OptionError
 
 

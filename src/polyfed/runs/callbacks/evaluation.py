@@ -9,13 +9,12 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from polyfed.core.evaluation import Row
-from polyfed.core.metrics import IN_DETAIL
-from polyfed.core.scored_clients import scored_clients
-from polyfed.core.tasks.known import value_by
+from polyfed.core.evaluation import Row, scored_clients
 from polyfed.runs.callbacks.callback import Callback, RunState
 from polyfed.runs.scores import as_line, mean_rows, scored_rounds
 from polyfed.settings import AUTO
+from polyfed.tasks.known import value_by
+from polyfed.tasks.metrics import IN_DETAIL
 
 if TYPE_CHECKING:
     from polyfed.runs.callbacks.active_run import ActiveRun

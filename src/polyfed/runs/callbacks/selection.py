@@ -12,11 +12,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from polyfed.core.evaluation import Row
+from polyfed.core.evaluation import Row, scored_clients
 from polyfed.core.method import Method
 from polyfed.core.privacy import ACCOUNTS, account_keys
-from polyfed.core.scored_clients import scored_clients
-from polyfed.core.tasks.known import value_by
 from polyfed.core.workbench import ClientState
 from polyfed.errors import RunFolderError, TooFewReplies
 from polyfed.runs.callbacks.callback import Callback, RunState
@@ -24,6 +22,7 @@ from polyfed.runs.callbacks.evaluation import is_turn
 from polyfed.runs.folder.checkpoint import Checkpoints, Snapshot, copied
 from polyfed.runs.folder.manifest import Damaged
 from polyfed.runs.scores import BEST_LOCAL_VALIDATION, BEST_VALIDATION
+from polyfed.tasks.known import value_by
 
 if TYPE_CHECKING:
     from polyfed.runs.callbacks.active_run import ActiveRun

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyfed.core.metrics import MEASURES
 from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.runs.callbacks.callback import Callback, RunState
 from polyfed.runs.headline import Domains, domains_of
 from polyfed.runs.result import Result
 from polyfed.runs.scores import VIEWS
+from polyfed.tasks.metrics import MEASURES
 
 
 def _training_numbers(run: RunState) -> Iterator[tuple[str, float]]:

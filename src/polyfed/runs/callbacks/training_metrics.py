@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from polyfed.backends.base import Backend
-from polyfed.core.conversation import Ask, Reply
 from polyfed.core.entries import STATISTIC
 from polyfed.core.privacy import account_of
+from polyfed.core.rounds import Ask, Reply
 from polyfed.core.server import Server
 from polyfed.core.sharing import Plan
 from polyfed.runs.callbacks.callback import Callback, RunState

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from polyfed.core.trees import Piece
+from polyfed.trees import Piece
 
 CHUNK_BYTES = 1 << 20
 """What is hashed and then written at a time: it is still in the processor's cache when it is written."""

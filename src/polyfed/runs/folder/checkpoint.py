@@ -22,12 +22,11 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError
 from torch import Tensor
 
-from polyfed.core.digests import client_digest
-from polyfed.core.trees import Piece, own, pieces, size, tree_digest, unpacked
-from polyfed.core.workbench import ClientState
+from polyfed.core.workbench import ClientState, client_digest
 from polyfed.errors import MOST_NAMED, RunFolderError
 from polyfed.runs.folder.atomic_write import sync_folder, write_atomically
 from polyfed.runs.folder.manifest import FORMAT, Damaged, digest_of, manifest_files, read_manifest, sealed
+from polyfed.trees import Piece, own, pieces, size, tree_digest, unpacked
 
 log = logging.getLogger("polyfed")
 

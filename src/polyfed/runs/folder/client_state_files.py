@@ -15,11 +15,10 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from polyfed.core.digests import client_digest
-from polyfed.core.trees import packed, unpacked
-from polyfed.core.workbench import ClientState
+from polyfed.core.workbench import ClientState, client_digest
 from polyfed.errors import ClientFailure, StateLost
 from polyfed.runs.folder.atomic_write import UNFINISHED, write_atomically
+from polyfed.trees import packed, unpacked
 
 VERSION = re.compile(r"[0-9a-f]{16}-\d{8}-r\d+-a\d+")
 RUN = re.compile(r"[0-9a-f]{32}")

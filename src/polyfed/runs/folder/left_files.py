@@ -22,10 +22,10 @@ from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
 from polyfed.core import evaluation
-from polyfed.core.trees import packed, unpacked
 from polyfed.errors import PolyfedError, RunFolderError
 from polyfed.runs.folder.atomic_write import write_atomically
 from polyfed.runs.folder.manifest import ANSWERS_FILE, NEWCOMER_FILE
+from polyfed.trees import packed, unpacked
 
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client, begin_training
-from polyfed.core.conversation import Payload
 from polyfed.core.data_types import Federation
 from polyfed.core.method import Method
+from polyfed.core.rounds import Payload
 from polyfed.core.seeds import default_stream, generator
 from polyfed.core.workbench import ClientState
 from polyfed.runs.experiment import Experiment, threads

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from polyfed.core.client import Client, predicted
 from polyfed.core.data_types import ClientData, Examples, Federation, in_batches, joined
-from polyfed.core.device import CPU, sent_to
 from polyfed.core.seeds import derive, generator
+from polyfed.core.workbench import CPU, sent_to
 from polyfed.data.federation_summary import RecordedInputs
 from polyfed.errors import DataError, SettingError
 from polyfed.runs.experiment import Experiment, already_dealt

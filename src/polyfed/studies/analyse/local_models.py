@@ -14,7 +14,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from polyfed.backends.without_data import WithoutData
+from polyfed.backends.in_process import WithoutData
 from polyfed.core.client import Client, begin_training, end_training
 from polyfed.core.evaluation import own_newcomer
 from polyfed.core.seeds import default_stream

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.core.batch_norm import estimate_statistics, layers_with_statistics
 from polyfed.core.data_types import Examples
+from polyfed.core.entries import estimate_statistics, layers_with_statistics
 from polyfed.core.seeds import generator
 from polyfed.errors import ModelError, SettingError, nearest
 from polyfed.runs.experiment import Experiment, threads

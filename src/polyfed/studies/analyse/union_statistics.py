@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from polyfed.core.batch_norm import estimate_statistics
+from polyfed.core.entries import estimate_statistics
 from polyfed.core.evaluation import Row
 from polyfed.core.seeds import generator
 from polyfed.core.sharing import bn_statistics

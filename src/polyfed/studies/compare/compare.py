@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 from polyfed.backends.in_process import InProcess
 from polyfed.core.data_types import DataSet, Federation
 from polyfed.core.method import Method
-from polyfed.core.tasks.task import Headline
 from polyfed.data.federation_summary import FederationSummary
 from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.runs.assemble import build_data_set, build_federation
@@ -34,6 +33,7 @@ from polyfed.runs.training_defaults import why_this_model, with_declared, with_o
 from polyfed.setting_facts import require_count
 from polyfed.settings import AUTO, Settings
 from polyfed.studies.compare.candidates import Candidate, candidates
+from polyfed.tasks.task import Headline
 
 SEEN, LEAVE_ONE_OUT = PROTOCOLS = ("seen", "leave-one-out")
 LEAVE_ONE_OUT_DEFAULTS: Mapping[str, Any] = {"unseen_part": "all"}

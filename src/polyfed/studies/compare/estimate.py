@@ -18,13 +18,12 @@ from typing import Any
 import torch
 
 from polyfed.backends.workers import worker_count
-from polyfed.core.conversation import TRAINING, Ask, AskClients, Replies
 from polyfed.core.data_types import Examples, Federation
-from polyfed.core.freed_memory import give_back
 from polyfed.core.load_methods import load_file
-from polyfed.core.loop import hold
 from polyfed.core.method import Method, as_method
+from polyfed.core.rounds import TRAINING, Ask, AskClients, Replies, hold
 from polyfed.core.server import Server
+from polyfed.core.workbench import give_back
 from polyfed.errors import PolyfedError
 from polyfed.runs.assemble import build_federation
 from polyfed.runs.callbacks.evaluation import is_turn

@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.entries import entries_of, find_head
-from polyfed.core.losses import losses
 from polyfed.core.method import Facts, methods, parse
 from polyfed.core.privacy import departures
-from polyfed.core.registry import Recorded, Registry
 from polyfed.data.registry import data_sets, partitions
 from polyfed.errors import PolyfedError, SettingError, UnknownName, nearest, same_name
 from polyfed.models import models
 from polyfed.models.model_text import as_call, lacks_options
 from polyfed.models.weights import weights_left_out
+from polyfed.registry import Recorded, Registry
 from polyfed.runs.assemble import build_federation, build_model
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.model_checks import check_output
 from polyfed.settings import Settings, with_changes
 from polyfed.studies.compare.recipes import SUFFIX, read, shipped_names
 from polyfed.studies.report.kinds import KINDS, LISTS, RECIPES
+from polyfed.tasks.losses import losses
 from polyfed.text import read_call, read_sum
 
 GIVEN_BY_RUN = {

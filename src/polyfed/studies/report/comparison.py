@@ -10,8 +10,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from polyfed.core.metrics import MEASURES
-from polyfed.core.tasks.known import CLASSIFICATION
 from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.runs.figures import as_image, dots_figure
 from polyfed.runs.headline import BASELINE, headline_by_scores, warnings_over_seeds
@@ -23,6 +21,8 @@ from polyfed.studies.report.run_set import Column, MethodRow, Number, RunSet, ch
 from polyfed.studies.report.sections import expenses
 from polyfed.studies.report.verdict import lead
 from polyfed.studies.report.words import json_values, percent, rounds_words
+from polyfed.tasks.known import CLASSIFICATION
+from polyfed.tasks.metrics import MEASURES
 
 
 @dataclass(frozen=True, repr=False)

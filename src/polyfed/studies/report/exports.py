@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyfed.core.metrics import MEASURES
 from polyfed.errors import RunFolderError, SettingError, nearest
 from polyfed.runs.figures import COLOURS, MARKERS, dots_figure, empty_figure
 from polyfed.runs.folder.atomic_write import write_atomically
@@ -21,6 +20,7 @@ from polyfed.studies.report.gather import gather
 from polyfed.studies.report.run_record import MEAN, average, deviation, run_folders
 from polyfed.studies.report.run_set import RunSet
 from polyfed.studies.report.words import capital, json_values, percent, points
+from polyfed.tasks.metrics import MEASURES
 
 TABLES = {"md": ".md", "csv": ".csv", "latex": ".tex", "json": ".json"}
 FIGURES = {"png": ".png", "svg": ".svg", "pdf": ".pdf"}

@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyfed.core.metrics import MEASURES
-from polyfed.core.tasks.known import in_percent
 from polyfed.errors import RunFolderError
 from polyfed.runs.folder.atomic_write import write_atomically
 from polyfed.runs.headline import warnings_over_seeds
@@ -28,6 +26,8 @@ from polyfed.studies.report.pictures import NONE, analyses_of, chosen_kinds, gri
 from polyfed.studies.report.run_record import run_folders
 from polyfed.studies.report.run_set import RunSet
 from polyfed.studies.report.verdict import notices, verdict_of
+from polyfed.tasks.known import in_percent
+from polyfed.tasks.metrics import MEASURES
 
 PAGE = Path(__file__).resolve().parent / "page"
 TEMPLATE, SCRIPT = "report.html.j2", "report.js"

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from polyfed.core.data_types import DataSet, Examples, Federation
-from polyfed.core.metrics import MEASURES
 from polyfed.errors import PolyfedError
 from polyfed.runs.assemble import build_data_set, build_federation
 from polyfed.runs.folder.account_key import is_sealed
@@ -32,6 +31,7 @@ from polyfed.studies.report.run_record import MEAN, average, deviation
 from polyfed.studies.report.run_set import MethodRow, RunSet
 from polyfed.studies.report.sections import ENTRY_KINDS, kind_words
 from polyfed.studies.report.words import byte_words, capital, percent, points
+from polyfed.tasks.metrics import MEASURES
 
 ALL, NONE, GRID = "all", "none", "grid"
 MOST_RUNS = 6

@@ -14,9 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyfed.core.evaluation import Row
-from polyfed.core.metrics import over_examples, standard_error
-from polyfed.core.tasks.known import pooled, task_of_records
-from polyfed.core.tasks.task import Task
 from polyfed.errors import RunFolderError
 from polyfed.runs.folder.checkpoint import digest
 from polyfed.runs.folder.left_files import Answers, read_answers
@@ -25,6 +22,9 @@ from polyfed.runs.headline import domains_of
 from polyfed.runs.result import Result, measured, over_domains
 from polyfed.runs.scores import LAST, VIEWS, WINDOW, LastRounds, as_line
 from polyfed.settings import BY_VALIDATION, FACTS, setting_names
+from polyfed.tasks.known import pooled, task_of_records
+from polyfed.tasks.metrics import over_examples, standard_error
+from polyfed.tasks.task import Task
 
 DEFAULTS: Mapping[str, Any] = {name: facts.default for name, facts in FACTS.items()}
 SWEEP_FILE = "sweep.json"

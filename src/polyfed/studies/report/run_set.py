@@ -13,9 +13,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from polyfed.core.method import parse
-from polyfed.core.metrics import NEITHER_IS_BETTER, SMALLER_IS_BETTER
-from polyfed.core.tasks.known import task_of_records
-from polyfed.core.tasks.task import Headline, Task
 from polyfed.errors import PolyfedError
 from polyfed.runs.costs import Costs
 from polyfed.runs.folder.left_files import Answers
@@ -32,6 +29,9 @@ from polyfed.studies.report.run_record import (
     average,
     deviation,
 )
+from polyfed.tasks.known import task_of_records
+from polyfed.tasks.metrics import NEITHER_IS_BETTER, SMALLER_IS_BETTER
+from polyfed.tasks.task import Headline, Task
 
 EQUAL = 1e-9
 """Scores that differ by less are equal."""

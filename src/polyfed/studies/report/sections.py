@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.method import parse
-from polyfed.core.metrics import MEASURES
 from polyfed.errors import PolyfedError, RunFolderError
 from polyfed.studies.report import costs
 from polyfed.studies.report.commands import command, pieces
@@ -17,6 +16,7 @@ from polyfed.studies.report.run_record import DEFAULTS, SWEEP_FILE, RunRecord, a
 from polyfed.studies.report.run_set import Column, MethodRow, RunSet, binomial_error
 from polyfed.studies.report.verdict import Verdict
 from polyfed.studies.report.words import byte_words, points, second_words
+from polyfed.tasks.metrics import MEASURES
 
 ENTRY_KINDS: Mapping[str, str] = {
     "weight": "weights",

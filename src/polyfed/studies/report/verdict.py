@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from scipy.stats import t as student_t
 
-from polyfed.core.metrics import MEASURES
 from polyfed.studies.report.paired_tests import ImageTest, image_test
 from polyfed.studies.report.run_record import MEAN, WORST, RunRecord, average, deviation, differing, recipe
 from polyfed.studies.report.run_set import EQUAL, MethodRow, RunSet
 from polyfed.studies.report.words import listed, percent, points
+from polyfed.tasks.metrics import MEASURES
 
 CLEAR, ONE_SEED = "clear", "beyond the noise of the test sets; one seed"
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from polyfed.core.data_types import DataSet, Domain, Examples, Federation
-from polyfed.core.tasks.task import Task
 from polyfed.data.store.splits import grouped, stratified
 from polyfed.errors import DataError, SettingError
 from polyfed.settings import Settings
+from polyfed.tasks.task import Task
 
 
 class ReadTooSoon(DataError):

@@ -17,10 +17,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from polyfed.core.conversation import EVALUATION
 from polyfed.core.data_types import DataSet, Federation
-from polyfed.core.metrics import MEASURES
-from polyfed.core.tasks.task import Headline
+from polyfed.core.rounds import EVALUATION
 from polyfed.errors import PolyfedError, RunFolderError, SettingError, nearest
 from polyfed.runs.assemble import build_data_set, build_federation
 from polyfed.runs.callbacks.callback import Callback, Callbacks
@@ -48,6 +46,8 @@ from polyfed.studies.sweep.data import ReadTooSoon, need_validation, trial_setti
 from polyfed.studies.sweep.proposals import SAMPLERS
 from polyfed.studies.sweep.space import Axis, check_axes, trials_of_each
 from polyfed.studies.sweep.trials import Searched, Searcher, Trial, edges, name_of, score_json, values_words
+from polyfed.tasks.metrics import MEASURES
+from polyfed.tasks.task import Headline
 from polyfed.trust import code_in
 
 FORMAT = 1

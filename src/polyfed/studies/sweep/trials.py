@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from polyfed.core.data_types import DataSet
 from polyfed.core.method import parse
-from polyfed.core.tasks.known import value_by
 from polyfed.errors import ClientFailure, PolyfedError, RunFolderError, TooFewReplies
 from polyfed.runs.callbacks.callback import Callback, Callbacks, RunState
 from polyfed.runs.experiment import Experiment
@@ -30,6 +29,7 @@ from polyfed.studies.report.run_record import RunRecord
 from polyfed.studies.sweep.data import ReadTooSoon, trial_settings
 from polyfed.studies.sweep.proposals import NoCombinationLeft, Proposals, is_behind, rungs
 from polyfed.studies.sweep.space import Axis, Values, applied, axes_of_method, grid
+from polyfed.tasks.known import value_by
 
 if TYPE_CHECKING:
     import optuna

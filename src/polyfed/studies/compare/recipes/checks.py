@@ -17,17 +17,17 @@ from typing import Any
 from polyfed.backends.choose import require_known
 from polyfed.core.data_types import DataSet, Federation
 from polyfed.core.load_methods import load_file
-from polyfed.core.losses import losses
 from polyfed.core.method import methods, parse
-from polyfed.core.registry import Recorded, Registry
 from polyfed.data.own.own_data import is_own_data
 from polyfed.data.partitions.federate import federate
 from polyfed.data.placeholders import blank_data, blank_federation
 from polyfed.data.registry import data_sets, partitions
 from polyfed.errors import DataError, OptionError, PolyfedError, nearest
 from polyfed.models import models
+from polyfed.registry import Recorded, Registry
 from polyfed.runs.assemble import build_bench, build_loss, prepared_model
 from polyfed.settings import AUTO, Settings
+from polyfed.tasks.losses import losses
 from polyfed.text import Call, read_call, read_sum
 
 _GIVEN_BY_RUN = ("root", "classes", "input_shape", "dataset", "seed", "class_counts")

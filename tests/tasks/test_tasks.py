@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,13 @@ from torch import Tensor, nn
 
 import polyfed
 from polyfed.core.data_types import ArrayExamples
-from polyfed.core.losses import losses, task_loss
-from polyfed.core.metrics import MEASURES
-from polyfed.core.tasks.known import CLASSIFICATION, MULTILABEL, REGRESSION, SEGMENTATION, TASKS, pooled, task_of_record, told_from
-from polyfed.core.tasks.segmentation import IGNORED
-from polyfed.core.tasks.task import Task
 from polyfed.errors import DataError, NotFinite, SettingError
 from polyfed.settings import AUTO, FACTS
+from polyfed.tasks.known import CLASSIFICATION, MULTILABEL, REGRESSION, SEGMENTATION, TASKS, pooled, task_of_record, told_from
+from polyfed.tasks.losses import losses, task_loss
+from polyfed.tasks.metrics import MEASURES
+from polyfed.tasks.segmentation import IGNORED
+from polyfed.tasks.task import Task
 
 OTHERS = (MULTILABEL, REGRESSION, SEGMENTATION)
 
@@ -195,14 +194,13 @@ def test_predictions_that_do_not_fit_are_refused(task: Task) -> None:
 def test_the_form_of_records_takes_real_ones_and_refuses_changed_ones(task: Task) -> None:
     outputs, targets = random_batch(task, 12)
     record = results(task, outputs, targets, in_detail=True)
-    asked: Any = SimpleNamespace()
-    assert task.problem_with_record(record, asked) == ""
-    assert "expected" in task.problem_with_record({**record, task.main_measure: 7.0}, asked)
-    assert "not declared" in task.problem_with_record({**record, "loss": 0.1}, asked)
-    assert "missing" in task.problem_with_record({k: v for k, v in record.items() if k != "count"}, asked)
+    assert task.problem_with_record(record) == ""
+    assert "expected" in task.problem_with_record({**record, task.main_measure: 7.0})
+    assert "not declared" in task.problem_with_record({**record, "loss": 0.1})
+    assert "missing" in task.problem_with_record({k: v for k, v in record.items() if k != "count"})
     lists = [key for key, value in record.items() if isinstance(value, list) and key != "confusion"]
-    assert task.problem_with_record({**record, lists[0]: record[lists[0]][:-1]}, asked)
-    assert task.problem_with_record(None, asked)
+    assert task.problem_with_record({**record, lists[0]: record[lists[0]][:-1]})
+    assert task.problem_with_record(None)
 
 
 def test_equal_targets_have_no_r2_and_say_so_where_rounds_are_chosen_by_it() -> None:

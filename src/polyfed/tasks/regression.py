@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.core.extras import LARGEST, Asked, ListOf, Number, Record
-from polyfed.core.metrics import ratio
-from polyfed.core.tasks.task import COUNT, Prediction, Task, TaskScores, finite, kind_of, plain
 from polyfed.errors import DataError
+from polyfed.extras import LARGEST, ListOf, Number, Record
+from polyfed.tasks.metrics import ratio
+from polyfed.tasks.task import COUNT, Prediction, Task, TaskScores, finite, kind_of, plain
 
 SUMS = ("absolute_errors", "squared_errors", "target_sums", "target_squares")
 """By output: sums of absolute and squared errors, of the targets and of their squares."""
@@ -60,8 +60,8 @@ class Regression(Task):
     def from_sums(self, record: Mapping[str, Any]) -> dict[str, float]:
         return error_measures(record)
 
-    def problem_with_record(self, record: Any, asked: Asked) -> str:
-        if problem := _RECORD.problem(record, asked):
+    def problem_with_record(self, record: Any) -> str:
+        if problem := _RECORD.problem(record, None):
             return problem
         return "" if len({len(record[name]) for name in SUMS}) == 1 else "sums over different numbers of outputs"
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.core.losses import losses
 from polyfed.errors import DataError, OptionError, UnknownName
+from polyfed.tasks.losses import losses
 
 LOGITS = np.array([[2.0, 0.5, -1.0], [0.1, 0.2, 0.3], [-3.0, 1.0, 4.0], [1.0, 1.0, 1.0]])
 LABELS = np.array([0, 2, 1, 1])

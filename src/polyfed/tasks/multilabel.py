@@ -9,21 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.core.extras import Asked, ListOf, Record
-from polyfed.core.metrics import area_under_roc, macro_f1, ratio
-from polyfed.core.tasks.task import (
-    COUNT,
-    SHARE,
-    HasTargets,
-    Prediction,
-    Task,
-    TaskScores,
-    finite,
-    kind_of,
-    plain,
-    require_probabilities,
-)
 from polyfed.errors import DataError
+from polyfed.extras import ListOf, Record
+from polyfed.tasks.metrics import area_under_roc, macro_f1, ratio
+from polyfed.tasks.task import COUNT, SHARE, HasTargets, Prediction, Task, TaskScores, finite, kind_of, plain, require_probabilities
 
 COUNTS = ("label_counts", "label_right", "label_answers")
 """Test examples that have each label, those of them that were given it, and how often it was given."""
@@ -92,8 +81,8 @@ class MultiLabel(Task):
     def from_sums(self, record: Mapping[str, Any]) -> dict[str, float]:
         return label_measures(record)
 
-    def problem_with_record(self, record: Any, asked: Asked) -> str:
-        return _RECORD.problem(record, asked) or _problem_with_counts(record)
+    def problem_with_record(self, record: Any) -> str:
+        return _RECORD.problem(record, None) or _problem_with_counts(record)
 
     def no_better(self, record: Mapping[str, Any]) -> bool:
         """No label was ever right, or it decides no better than the more frequent answer for each label."""

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.core.extras import Asked, ListOf, Record
-from polyfed.core.metrics import COUNTS, MOST_CLASSES, balanced_accuracy, macro_f1, majority_rate, ratio
-from polyfed.core.tasks.classification import problem_with_class_counts
-from polyfed.core.tasks.task import COUNT, SHARE, WHOLE, Prediction, Task, TaskScores, finite, kind_of, plain
 from polyfed.errors import DataError
+from polyfed.extras import ListOf, Record
+from polyfed.tasks.classification import problem_with_class_counts
+from polyfed.tasks.metrics import COUNTS, MOST_CLASSES, balanced_accuracy, macro_f1, majority_rate, ratio
+from polyfed.tasks.task import COUNT, SHARE, WHOLE, Prediction, Task, TaskScores, finite, kind_of, plain
 
 IGNORED = 255
 """The value of pixels without a class, in every mask; readers of data sets give it to what a set leaves out."""
@@ -77,8 +77,8 @@ class Segmentation(Task):
     def from_sums(self, record: Mapping[str, Any]) -> dict[str, float]:
         return pixel_measures(record)
 
-    def problem_with_record(self, record: Any, asked: Asked) -> str:
-        problem = _RECORD.problem(record, asked)
+    def problem_with_record(self, record: Any) -> str:
+        problem = _RECORD.problem(record, None)
         return problem or problem_with_class_counts({**record, "count": record["pixels"], "right": sum(record["class_right"])})
 
     def no_better(self, record: Mapping[str, Any]) -> bool:

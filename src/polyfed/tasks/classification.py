@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.core.extras import Asked, ListOf, Record
-from polyfed.core.metrics import COUNTS, MOST_CLASSES, area_under_roc, macro_f1, majority_rate, ratio, unevenness
-from polyfed.core.tasks.task import (
+from polyfed.errors import DataError, NotFinite
+from polyfed.extras import ListOf, Record
+from polyfed.tasks.metrics import COUNTS, MOST_CLASSES, area_under_roc, macro_f1, majority_rate, ratio, unevenness
+from polyfed.tasks.task import (
     COUNT,
     SHARE,
     WHOLE,
@@ -25,7 +26,6 @@ from polyfed.core.tasks.task import (
     plain,
     require_probabilities,
 )
-from polyfed.errors import DataError, NotFinite
 
 UNEVEN = 3.0
 BINS = 15
@@ -97,8 +97,8 @@ class Classification(Task):
     ) -> list[dict[str, Any]]:
         return results_of_parts(predicted, targets, sizes, classes, in_detail)
 
-    def problem_with_record(self, record: Any, asked: Asked) -> str:
-        return _RECORD.problem(record, asked) or problem_with_class_counts(record)
+    def problem_with_record(self, record: Any) -> str:
+        return _RECORD.problem(record, None) or problem_with_class_counts(record)
 
     def headline(self, counts: ClassCounts, split: str = "training") -> Headline:
         """Choose balanced accuracy if the classes of a domain are uneven, else accuracy."""

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.core.metrics import IN_UNITS, MEASURES
-from polyfed.core.tasks.classification import Classification
-from polyfed.core.tasks.multilabel import MultiLabel
-from polyfed.core.tasks.regression import Regression
-from polyfed.core.tasks.segmentation import Segmentation
-from polyfed.core.tasks.task import WHOLE, Task, kind_of
 from polyfed.errors import DataError, SettingError, UnknownName, nearest
 from polyfed.settings import AUTO
+from polyfed.tasks.classification import Classification
+from polyfed.tasks.metrics import IN_UNITS, MEASURES
+from polyfed.tasks.multilabel import MultiLabel
+from polyfed.tasks.regression import Regression
+from polyfed.tasks.segmentation import Segmentation
+from polyfed.tasks.task import WHOLE, Task, kind_of
 
 CLASSIFICATION, MULTILABEL, REGRESSION, SEGMENTATION = Classification(), MultiLabel(), Regression(), Segmentation()
 TASKS: Mapping[str, Task] = {task.name: task for task in (CLASSIFICATION, MULTILABEL, REGRESSION, SEGMENTATION)}

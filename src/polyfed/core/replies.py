@@ -7,6 +7,7 @@ them is passed on to other clients. What an answer may hold is declared: ``Metho
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.bounds import bounded
-from polyfed.core.conversation import Ask, AskClients, Payload, Replies, Reply
 from polyfed.core.entries import COUNTER, MOMENTUM, OPTIMIZER, STATISTIC
-from polyfed.core.extras import (
+from polyfed.core.part import declare, declared
+from polyfed.core.reducers import bounded
+from polyfed.core.rounds import Ask, AskClients, Payload, Replies, Reply
+from polyfed.extras import (
     LARGEST,
-    Asked,
     Extra,
     Flag,
     MappingOf,
@@ -29,16 +30,58 @@ from polyfed.core.extras import (
     problem_with_values,
     shown,
 )
-from polyfed.core.part import declare, declared
 
 if TYPE_CHECKING:
     from polyfed.core.entries import Entry
     from polyfed.core.method import Method
-    from polyfed.core.server import Server
+    from polyfed.core.server import ClientInfo, Server
+    from polyfed.core.sharing import Plan
     from polyfed.core.slots import ReplyEntries
 
 
 log = logging.getLogger("polyfed")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Who was asked what, by which server: what the size of an answer may depend on."""
+
+    server: Server
+    ask: Ask
+    client: str
+
+    @property
+    def plan(self) -> Plan:
+        """What travels, with the shape and type of every entry."""
+        return self.server.plan
+
+    @property
+    def info(self) -> ClientInfo:
+        """What the server knows of the client."""
+        return self.server.known[self.client]
+
+    @property
+    def devices(self) -> frozenset[str]:
+        """Where tensors of a reply may be: on the CPU, or where the model is."""
+        anchor = next(iter(self.server.blueprint.parameters()), None)
+        return frozenset({"cpu"} if anchor is None else {"cpu", anchor.device.type})
+
+    @property
+    def steps(self) -> int:
+        """The most steps this client makes in a round."""
+        settings = self.server.settings
+        return settings.local_epochs * self.batches if settings.local_steps is None else settings.local_steps
+
+    @property
+    def fewest_steps(self) -> int:
+        """The fewest steps it makes: a last batch of each epoch may be dropped or merged."""
+        settings = self.server.settings
+        return settings.local_epochs * max(self.batches - 1, 1) if settings.local_steps is None else settings.local_steps
+
+    @property
+    def batches(self) -> int:
+        """Batches of this client's data."""
+        return math.ceil(self.info.samples / self.server.settings.batch_size)
 
 
 @declare(trains=True)
@@ -67,7 +110,7 @@ class ScoreRecord:
     required: bool = True
 
     def problem(self, value: Any, asked: Asked) -> str:
-        return asked.server.task.problem_with_record(value, asked)
+        return asked.server.task.problem_with_record(value)
 
 
 REPLY_EXTRAS: Mapping[str, Mapping[str, Extra]] = {

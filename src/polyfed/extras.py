@@ -1,24 +1,18 @@
-"""What a method declares of the extras in its clients' replies: type, shape, range and size. The core checks them (``core/reply_checks.py``).
+"""What a method declares of the extras in its clients' replies: type, shape, range and size. The core checks them (``core/replies.py``).
 
     Method(..., reply_extras={"train": {"steps": Number(least=1, most=1e6)}, "my_question": {"style": Array(style_shape)}})
 
-Bounds, shapes and names may be functions of ``Asked``: who was asked what, by which server.
+Bounds, shapes and names may be functions of ``polyfed.Asked`` (``core/replies.py``): who was asked what, by which server.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from polyfed.core.conversation import Ask
-    from polyfed.core.server import ClientInfo, Server
-    from polyfed.core.sharing import Plan
 
 LARGEST = 1e15
 """No value of a model or of an extra lies beyond it. Sums and squares of such values are finite in single precision."""
@@ -26,55 +20,13 @@ LARGEST = 1e15
 SHOWN = 60
 
 
-@dataclass(frozen=True)
-class Asked:
-    """Who was asked what, by which server: what the size of an answer may depend on."""
-
-    server: Server
-    ask: Ask
-    client: str
-
-    @property
-    def plan(self) -> Plan:
-        """What travels, with the shape and type of every entry."""
-        return self.server.plan
-
-    @property
-    def info(self) -> ClientInfo:
-        """What the server knows of the client."""
-        return self.server.known[self.client]
-
-    @property
-    def devices(self) -> frozenset[str]:
-        """Where tensors of a reply may be: on the CPU, or where the model is."""
-        anchor = next(iter(self.server.blueprint.parameters()), None)
-        return frozenset({"cpu"} if anchor is None else {"cpu", anchor.device.type})
-
-    @property
-    def steps(self) -> int:
-        """The most steps this client makes in a round."""
-        settings = self.server.settings
-        return settings.local_epochs * self.batches if settings.local_steps is None else settings.local_steps
-
-    @property
-    def fewest_steps(self) -> int:
-        """The fewest steps it makes: a last batch of each epoch may be dropped or merged."""
-        settings = self.server.settings
-        return settings.local_epochs * max(self.batches - 1, 1) if settings.local_steps is None else settings.local_steps
-
-    @property
-    def batches(self) -> int:
-        """Batches of this client's data."""
-        return math.ceil(self.info.samples / self.server.settings.batch_size)
-
-
 V = TypeVar("V")
 Shape: TypeAlias = tuple[int, ...]
-From: TypeAlias = "V | Callable[[Asked], V]"
+From: TypeAlias = "V | Callable[[Any], V]"
 """A value, or a function that finds it from who was asked what."""
 
 
-def found(value: From[V], asked: Asked) -> V:
+def found(value: From[V], asked: Any) -> V:
     return value(asked) if callable(value) else value
 
 
@@ -85,7 +37,7 @@ class Extra(Protocol):
     def required(self) -> bool:
         """Whether every reply has it."""
 
-    def problem(self, value: Any, asked: Asked) -> str:
+    def problem(self, value: Any, asked: Any) -> str:
         """Why the value does not have this form; empty where it has. It looks no deeper than the form goes, and never raises."""
 
 
@@ -98,7 +50,7 @@ class Number:
     whole: bool = False
     required: bool = True
 
-    def problem(self, value: Any, asked: Asked) -> str:
+    def problem(self, value: Any, asked: Any) -> str:
         kind = "a whole number" if self.whole else "a number"
         if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
             return f"is {type(value).__name__}, expected {kind}"
@@ -112,7 +64,7 @@ class Flag:
 
     required: bool = True
 
-    def problem(self, value: Any, asked: Asked) -> str:
+    def problem(self, value: Any, asked: Any) -> str:
         return "" if isinstance(value, bool) else f"is {type(value).__name__}, expected True or False"
 
 
@@ -124,7 +76,7 @@ class Text:
     choices: From[Collection[str]] | None = None
     required: bool = True
 
-    def problem(self, value: Any, asked: Asked) -> str:
+    def problem(self, value: Any, asked: Any) -> str:
         if not isinstance(value, str):
             return f"is {type(value).__name__}, expected text"
         if len(value) > self.longest:
@@ -148,7 +100,7 @@ class Array:
     further: Callable[[Tensor], str] | None = None
     required: bool = True
 
-    def problem(self, value: Any, asked: Asked) -> str:
+    def problem(self, value: Any, asked: Any) -> str:
         shape = self.shape(asked) if callable(self.shape) else self.shape
         dtype = self.dtype(asked) if callable(self.dtype) else self.dtype
         misfit = problem_with_tensor(value, shape, dtype, asked.devices)
@@ -164,7 +116,7 @@ class LikeEntries:
     or_none: bool = False
     required: bool = True
 
-    def problem(self, value: Any, asked: Asked) -> str:
+    def problem(self, value: Any, asked: Any) -> str:
         if not isinstance(value, Mapping):
             return f"is {type(value).__name__}, expected a mapping from names of entries to tensors"
         names = found(self.names, asked)
@@ -188,7 +140,7 @@ class MappingOf:
     keys: From[Collection[str]]
     required: bool = True
 
-    def problem(self, value: Any, asked: Asked) -> str:
+    def problem(self, value: Any, asked: Any) -> str:
         if not isinstance(value, Mapping):
             return f"is {type(value).__name__}, expected a mapping"
         if problem := _problem_with_names(value, (), found(self.keys, asked)):
@@ -205,7 +157,7 @@ class Record:
     fields: Mapping[str, Extra]
     required: bool = True
 
-    def problem(self, value: Any, asked: Asked) -> str:
+    def problem(self, value: Any, asked: Any) -> str:
         if not isinstance(value, Mapping):
             return f"is {type(value).__name__}, expected a mapping"
         why = problem_with_extras(value, self.fields, asked)
@@ -220,7 +172,7 @@ class ListOf:
     longest: From[int]
     required: bool = True
 
-    def problem(self, value: Any, asked: Asked) -> str:
+    def problem(self, value: Any, asked: Any) -> str:
         if not isinstance(value, list | tuple):
             return f"is {type(value).__name__}, expected a list"
         longest = found(self.longest, asked)
@@ -229,7 +181,7 @@ class ListOf:
         return next((f"has an item {i} that {why}" for i, item in enumerate(value) if (why := self.value.problem(item, asked))), "")
 
 
-def problem_with_extras(extras: Mapping[Any, Any], declared: Mapping[str, Extra], asked: Asked) -> str:
+def problem_with_extras(extras: Mapping[Any, Any], declared: Mapping[str, Extra], asked: Any) -> str:
     """Why these extras are not what was declared; empty where they are."""
     required = [name for name, form in declared.items() if form.required]
     if problem := _problem_with_names(extras, required, declared):

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from polyfed.core.extras import Asked, Number
-from polyfed.core.metrics import MEASURES, pooled
 from polyfed.errors import DataError, NotFinite, SettingError
+from polyfed.extras import Number
+from polyfed.tasks.metrics import MEASURES, pooled
 
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 """Types of targets that are whole numbers."""
@@ -211,7 +211,7 @@ class Task(abc.ABC):
         return {}
 
     @abc.abstractmethod
-    def problem_with_record(self, record: Any, asked: Asked) -> str:
+    def problem_with_record(self, record: Any) -> str:
         """Why something is no score record of the task; empty where it is one."""
 
     def headline(self, counts: ClassCounts, split: str = "training") -> Headline:

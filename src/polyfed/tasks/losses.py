@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.core.registry import Registry
-from polyfed.core.tasks.known import TASKS
-from polyfed.core.tasks.segmentation import IGNORED
-from polyfed.core.tasks.task import Task
 from polyfed.errors import DataError, OptionError, SettingError
+from polyfed.registry import Registry
 from polyfed.settings import AUTO
+from polyfed.tasks.known import TASKS
+from polyfed.tasks.segmentation import IGNORED
+from polyfed.tasks.task import Task
 from polyfed.text import read_call
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, confusion_matrix, f1_score, recall_score, roc_auc_score
 
-from polyfed.core.metrics import COUNTS, pooled, standard_error
-from polyfed.core.tasks.classification import Scores, confidence_bins
-from polyfed.core.tasks.known import CLASSIFICATION
 from polyfed.errors import DataError, NotFinite
+from polyfed.tasks.classification import Scores, confidence_bins
+from polyfed.tasks.known import CLASSIFICATION
+from polyfed.tasks.metrics import COUNTS, pooled, standard_error
 
 
 def predictions(count: int, classes: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -148,19 +148,16 @@ def test_error_of_the_balanced_accuracy_is_not_zero_for_three_images() -> None:
 
 def test_counts_that_do_not_add_up_are_refused() -> None:
     good = measure(*predictions(20, 3, 0), in_detail=True)
-    asked: Any = None
 
     def problem(**changes: Any) -> str:
-        return CLASSIFICATION.problem_with_record({**good, **changes}, asked)
+        return CLASSIFICATION.problem_with_record({**good, **changes})
 
     assert problem() == ""
-    assert (
-        CLASSIFICATION.problem_with_record({key: good[key] for key in ("accuracy", "count", "right")}, asked) == ""
-    )  # an older client
+    assert CLASSIFICATION.problem_with_record({key: good[key] for key in ("accuracy", "count", "right")}) == ""  # an older client
     assert "do not add up" in problem(class_counts=[20, 1, 0])
     assert "different numbers of classes" in problem(class_right=[1, 2])
     assert "confusion" in problem(confusion=[[20, 0, 0], [0, 0, 0], [0, 0, 0]])
     assert "confusion" in problem(confusion=[])
     assert problem(class_answers="many") and problem(class_counts=[math.nan] * 3) and problem(confusion=[[1], 2])
     without = {key: value for key, value in good.items() if key != "class_right"}
-    assert "no 'class_right'" in CLASSIFICATION.problem_with_record(without, asked)
+    assert "no 'class_right'" in CLASSIFICATION.problem_with_record(without)
