@@ -197,9 +197,11 @@ def predict(
     """
     from polyfed.runs.folder.paths import Reopening
     from polyfed.runs.predict import predict_files
+    from polyfed.runs.reopen import open_experiment
 
     how = Reopening(None, device, load, model, trust=trust, notify=notify)
-    return predict_files(path, [images] if isinstance(images, str) else list(images), client, newcomer, how)
+    files = [images] if isinstance(images, str) else list(images)
+    return predict_files(lambda: open_experiment(path, how), files, client, newcomer)
 
 
 def export(

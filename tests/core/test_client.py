@@ -1,17 +1,22 @@
-"""Local work: steps, last batches, and losses that are not finite."""
+"""Local work: steps, last batches, losses that are not finite, training that diverges, and labels that are no class."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import logging
+from typing import Any
 
 import pytest
 import torch
 
 from helpers import tiny_runs
+from polyfed import Method, run
 from polyfed.core.client import batch_indices
-from polyfed.errors import DataError, NotFinite, SettingError
+from polyfed.core.data_types import ArrayExamples
+from polyfed.errors import DataError, NotFinite, PolyfedError, SettingError
 from polyfed.settings import Settings
-from polyfed.testing import tiny_federation
+from polyfed.testing import TinyNet, tiny_federation
 
 trained = functools.partial(tiny_runs.trained, rounds=3)
 
@@ -50,3 +55,30 @@ def test_balanced_sampling_draws_the_classes_of_a_client_evenly() -> None:
     share = float((labels[torch.cat(drawn)] == 2).float().mean())
     assert abs(share - 0.5) < 0.05
     assert not (labels[torch.cat(drawn)] == 1).any()
+
+
+def explode(step: Any) -> None:
+    """Make the last step of a round one too many, as a large learning rate does."""
+    for parameter in step.client.bench.model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.fill_(torch.inf)
+
+
+def test_divergence_is_said_once_with_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "polyfed")
+    with pytest.raises(PolyfedError, match=r"(?i)diverged.*learning rate"):
+        run(tiny_federation(), Method("explode", gradients=(explode,)), TinyNet, rounds=3, local_steps=1, batch_size=8)
+    assert not any("repeated" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("label", [-1, 1000])
+def test_a_label_that_is_no_class_is_refused_with_its_client(label: int) -> None:
+    federation = tiny_federation()
+    first = federation.clients[0]
+    x, y = first.train.batch(slice(None))
+    y = torch.cat([y[:-1], torch.tensor([label])])
+    broken = dataclasses.replace(
+        federation, clients=(dataclasses.replace(first, train=ArrayExamples(x, y)), *federation.clients[1:])
+    )
+    with pytest.raises(DataError, match=f"{first.id}.*{label}"):
+        run(broken, "fedavg", TinyNet, rounds=1)

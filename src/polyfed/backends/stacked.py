@@ -19,7 +19,6 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
 from polyfed.core.client import Client, Step, begin_training, end_training, failures_named
-from polyfed.core.method import Method
 from polyfed.core.rounds import Payload
 from polyfed.core.seeds import derive
 from polyfed.core.workbench import ClientState, Workbench, make_optimizer
@@ -61,7 +60,7 @@ class Trainee:
         self.batches = client.batches()
         method, preparation = self.bench.method, self.bench.preparation
         self.draws = bool(method.inputs) or getattr(preparation, "augment", None) is not None
-        self.seen: Seen = seen_by(client) if has_step_hooks(method) else NOTHING_SEEN
+        self.seen = seen_by(client)
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -116,16 +115,13 @@ class Modes:
 
 
 Seen: TypeAlias = "tuple[Any, Any, Any, Any]"
-NOTHING_SEEN: Seen = ({}, {}, {}, {})
-
-
-def has_step_hooks(method: Method) -> bool:
-    """Whether the method has a part in every step, which may look at the client."""
-    return bool(method.objective or method.gradients or method.task_loss)
 
 
 def seen_by(client: Client) -> Seen:
-    """What a method's hooks may read of a client in a step: received, extras, kept entries, memory."""
+    """What a method's hooks may read of a client in a step: received, extras, kept entries, memory; nothing if it has no such hooks."""
+    method = client.bench.method
+    if not (method.objective or method.gradients or method.task_loss):
+        return {}, {}, {}, {}
     return dict(client.received), dict(client.extras), client.state.entries, client.state.memory
 
 
@@ -272,7 +268,7 @@ class Single(Rows):
         self.client, self.bench, self.like, self.optimizer = client, client.bench, client, client.optimizer
         self.parameters = dict(self.bench.parameters)
         self.others = other_entries(self.bench)
-        self.leaves, self.structure = pytree.tree_flatten(seen_by(client) if has_step_hooks(self.bench.method) else NOTHING_SEEN)
+        self.leaves, self.structure = pytree.tree_flatten(seen_by(client))
         self.together, self.ruled = self.loss_of_one, self.rules_of_one
         self.key = (0, Modes(self.bench.model).flags, str(self.structure), tuple(_likeness(leaf) for leaf in self.leaves))
 

@@ -21,7 +21,6 @@ from polyfed.core.data_types import ArrayExamples, Federation
 from polyfed.core.workbench import CPU
 from polyfed.data.store.images import fitted, is_image, opened
 from polyfed.errors import DataError, SettingError, nearest
-from polyfed.runs.folder.paths import Reopening
 from polyfed.settings import FACTS
 from polyfed.tasks.task import Prediction
 
@@ -180,10 +179,10 @@ class Predictions:
     unreadable: list[str]
 
 
-def predict_files(path: str | Path, images: Sequence[str], client: str | None, newcomer: str | None, how: Reopening) -> Predictions:
-    """Do what ``polyfed.predict`` documents."""
-    from polyfed.runs.reopen import open_experiment
-
+def predict_files(
+    open_run: Callable[[], Experiment], images: Sequence[str], client: str | None, newcomer: str | None
+) -> Predictions:
+    """Do what ``polyfed.predict`` documents; the run is opened once the images are known to exist."""
     if newcomer is not None and newcomer not in FACTS["newcomer"].choices:
         raise SettingError(f"--newcomer cannot be {newcomer!r}. {nearest(newcomer, FACTS['newcomer'].choices)}")
     files: list[str] = []
@@ -191,7 +190,7 @@ def predict_files(path: str | Path, images: Sequence[str], client: str | None, n
         files += [image] if not Path(image).is_dir() else sorted(str(p) for p in Path(image).rglob("*") if is_image(p.name))
     if not files:
         raise DataError(f"{', '.join(images)} holds no images. Give image files, or folders that hold some.")
-    experiment = open_experiment(path, how)
+    experiment = open_run()
     model = f"{experiment.method}, {_model_words(experiment, client, newcomer)}"
     task, classes = experiment.federation.task, experiment.federation.classes
     read, problems = read_images(files, ImageInputs.of(experiment.federation))

@@ -24,6 +24,7 @@ from typing import Any
 from polyfed.errors import ClientFailure
 from polyfed.flower.app import read_settings
 from polyfed.flower.deploy.private_files import socket_in
+from polyfed.flower.node.account import home_of
 from polyfed.flower.wire.message import BadMessage, WireMessage, receive, refusal, send
 from polyfed.runs.malloc import keep_freed_pages
 
@@ -109,14 +110,6 @@ def socket_path(settings: str, config: Mapping[str, Any]) -> Path:
     key = json.dumps([settings, sorted(config.items()), sys.version, os.environ.get("FLWR_HOME", "")], default=str)
     name = f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.sock"
     return socket_in(home_of(config) / "resident", name)
-
-
-def home_of(config: Mapping[str, object]) -> Path:
-    """The folder for a node's state: what its configuration says, or the user's folder for state."""
-    if folder := config.get("state"):
-        return Path(str(folder)).expanduser()
-    base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "polyfed" / "nodes"
 
 
 def log_path(address: Path) -> Path:

@@ -1,21 +1,28 @@
-"""The contract of backends: what is used of a backend is declared, what is declared is used, and every backend has it."""
+"""Backends: what every one of them has, which one the settings ask for, and clients in this process."""
 
 from __future__ import annotations
 
 import ast
+import functools
+import importlib.metadata
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import polyfed
+from helpers import tiny_runs
 from polyfed.backends.base import Backend
+from polyfed.backends.choose import ENTRY_POINTS, OWN
 from polyfed.backends.fused import Fused
 from polyfed.backends.in_process import Debug, InProcess, WithoutData
 from polyfed.backends.workers import Workers
-from polyfed.core.rounds import Transaction
+from polyfed.core.rounds import Payload, Transaction
+from polyfed.errors import SettingError
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.reopen import without_data
+from polyfed.runs.result import Result
 from polyfed.settings import Settings
 from polyfed.testing import TinyNet, tiny_federation
 
@@ -81,3 +88,73 @@ def test_the_flower_backend_has_every_member() -> None:
     bench = Experiment(Settings(), tiny_federation(), "fedbn", TinyNet).bench
     backend = FlowerBackend(bench, tiny_federation().clients, Roster(None))  # type: ignore[arg-type]
     assert not [name for name in MEMBERS | OF_A_ROUND if not hasattr(backend, name)]
+
+
+class Counting(InProcess):
+    """Another package's backend."""
+
+
+class Points(dict[str, Any]):
+    """What importlib.metadata gives for a group."""
+
+    @property
+    def names(self) -> set[str]:
+        return set(self)
+
+
+class Point:
+    def load(self) -> type[Counting]:
+        return Counting
+
+
+def experiment(backend: str) -> Experiment:
+    return Experiment(Settings(batch_size=4, backend=backend), tiny_federation(), "fedavg", TinyNet())
+
+
+def test_a_backend_registered_by_an_entry_point_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.metadata.entry_points
+
+    def points(group: str) -> Any:
+        return Points(counting=Point()) if group == ENTRY_POINTS else real(group=group)
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", points)
+    assert type(experiment("counting").backend) is Counting
+
+
+def test_an_unknown_backend_is_refused_by_the_nearest_name() -> None:
+    with pytest.raises(SettingError, match=r"backend cannot be 'fusd'.*fused"):
+        experiment("fusd")
+
+
+def test_polyfed_registers_its_flower_backend_and_its_methods() -> None:
+    assert "flower" in importlib.metadata.entry_points(group="polyfed.backends").names
+    assert importlib.metadata.entry_points(group="polyfed.methods")["polyfed"].value == "polyfed.methods"
+    assert set(OWN) == {"process", "fused", "auto", "debug"}
+
+
+trained = functools.partial(tiny_runs.trained, rounds=3)
+digest_of = functools.partial(tiny_runs.digest_of, rounds=3)
+
+
+def test_backend_and_repetition_do_not_change_bits() -> None:
+    assert digest_of("fedbn") == digest_of("fedbn") == digest_of("fedbn", backend="debug")
+
+
+def test_simulated_dropouts_are_repeatable_and_leave_state_alone() -> None:
+    one, two = (trained("fedbn", drop=0.4, rounds=6, min_share=0.1) for _ in range(2))
+    assert Result(one, []).digest == Result(two, []).digest
+    assert Result(one, []).digest != digest_of("fedbn", rounds=6)
+
+
+def test_memory_grows_only_by_local_entries() -> None:
+    experiment = trained("silobn", tiny_federation({f"c{i}": 5 for i in range(12)}))
+    local = sum(v.numel() * v.element_size() for n, v in TinyNet().state_dict().items() if "running" in n or "num_batches" in n)
+    held = sum(v.numel() * v.element_size() for kept in experiment.backend.client_states.values() for v in kept.entries.values())
+    assert held == 12 * local
+
+
+def test_payloads_given_to_clients_are_the_servers_tensors_not_copies() -> None:
+    experiment = trained("fedavg", rounds=1)
+    ask = experiment.server.ask("train", experiment.server.sample())
+    payloads: list[Payload] = list(ask.payloads.values())
+    assert all(p.entries["head.weight"] is experiment.server.state["head.weight"] for p in payloads)
