@@ -240,8 +240,8 @@ def test_python_blocks_run(block: str, tmp_path: Path) -> None:
     run_python(file, tmp_path)
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "own-method.md"], ids=named)
-def test_the_method_file_is_shown_as_it_is(page: Path) -> None:
+def test_the_method_file_is_shown_as_it_is() -> None:
+    page = DOCS / "own-method.md"
     assert OWN_METHOD.read_text(encoding="utf-8") in code_blocks(page, "python"), f"{named(page)} does not show {named(OWN_METHOD)}"
 
 
