@@ -127,7 +127,7 @@ def test_the_table_of_slots_has_every_field_of_a_method() -> None:
 def test_words_of_our_own_are_defined_once() -> None:
     defined = re.findall(r"^\| \*\*([^*]+)\*\* \|", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert len(defined) == len(set(defined))
-    assert {"entry", "plan", "slot", "ask", "reply", "newcomer"} <= set(defined)
+    assert {"entry", "plan", "slot", "request", "reply", "newcomer"} <= set(defined)
 
 
 def prose(page: Path) -> Iterator[tuple[int, str]]:
