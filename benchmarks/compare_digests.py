@@ -1,6 +1,6 @@
 """Whether two commits train to the same bits: every method, workers, kill -9 and resume, Flower, and old run folders in the new code.
 
-python benchmarks/compare_digests.py BEFORE AFTER [--flower] [--out docs/digests.md]
+python benchmarks/compare_digests.py BEFORE AFTER [--flower] [--out FILE]
 
 Each commit is checked out in a temporary folder and run with the Python that runs this.
 """

@@ -20,16 +20,19 @@ from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings
 from polyfed.testing import TinyNet, tiny_federation
 
-COMPOSES = "+"
 _OPTIONS = r"(?:\((?:[^()]|\([^()]*\))*\))?"
-_INTRODUCTION = """# Which methods can be joined
+_INTRODUCTION = """# Which methods combine
 
-Made by `python docs/method_pairs.py docs/methods/pairs.md`; a test compares it with the code.
+Most pairs of methods combine with `+`. polyfed rejects the others before training, with an error that gives the reason:
 
-Every pair of methods, at default options, was built on a small model with batch norm. "+" is a pair that composes.
-A number is the reason why a pair does not, given below in the words of the error, with the two methods called A and B.
-"." is a method with itself. Other options or another model can change an answer. Nothing was trained for this table,
-and whether a pair that composes is a good idea is another matter."""
+```sh
+polyfed show "fedbn + agc"
+```
+
+The table lists the pairs that do not combine at default options, on a small model with batch norm; the number is the
+reason [below](#reasons). Other options or another model can change the result. That a pair combines does not mean that
+it is useful. `python docs/method_pairs.py docs/methods/pairs.md` generates this page, and a test compares it with the
+code."""
 
 
 def pairs(names: Iterable[str]) -> list[tuple[str, str]]:
@@ -70,7 +73,7 @@ def in_general(message: str, one: str, other: str) -> str:
 
 
 def pairs_table(found: Mapping[tuple[str, str], str] | None = None) -> str:
-    """The page: a triangle of all pairs, and the reasons.
+    """The page: the exceptions of each method, and the reasons.
 
     Args:
         found: the outcomes, if they are known already.
@@ -80,20 +83,21 @@ def pairs_table(found: Mapping[tuple[str, str], str] | None = None) -> str:
     general = {pair: in_general(why, *pair) for pair, why in known.items() if why}
     numbers = {reason: number for number, reason in enumerate(dict.fromkeys(general.values()), start=1)}
 
-    def cell(one: str, other: str) -> str:
-        if one == other:
-            return "."
-        pair = (min(one, other), max(one, other))
-        return str(numbers[general[pair]]) if pair in general else COMPOSES
+    def exceptions(name: str) -> str:
+        by_number: dict[int, list[str]] = {}
+        for other in names:
+            reason = general.get((min(name, other), max(name, other)))
+            if reason:
+                by_number.setdefault(numbers[reason], []).append(f"`{other}`")
+        return "; ".join(f"{', '.join(others)} ({number})" for number, others in sorted(by_number.items()))
 
-    rows = ([f"**{row}**", *(cell(row, column) for column in names)] for row in names)
-    grid = table(("", *names), rows)
+    grid = table(("method", "does not combine with"), ([f"`{name}`", exceptions(name)] for name in names if exceptions(name)))
     example = {reason: next(pair for pair, why in general.items() if why == reason) for reason in numbers}
     reasons = table(
         ("no.", "why", "for example"),
         ([str(number), reason, " + ".join(example[reason])] for reason, number in numbers.items()),
     )
-    count = f"{len(known) - len(general)} of {len(known)} pairs compose."
+    count = f"{len(known) - len(general)} of {len(known)} pairs combine."
     return f"{_INTRODUCTION}\n\n{count}\n\n{grid}\n\n## Reasons\n\n{reasons}\n"
 
 

@@ -141,6 +141,7 @@ class Reader:
             "examples/": lambda: (
                 shutil.copytree(EXAMPLES, folder / "examples", ignore=shutil.ignore_patterns("notebooks")) and None
             ),
+            "my_method.py": self.write_method,
             "my_digits": self.write_digits,
             "other_data": self.write_digits,
             "images/": lambda: self.write_picture("images/one.png"),
@@ -178,6 +179,10 @@ class Reader:
         files = sorted((self.folder / "my_images").rglob("*.jpg"))
         rows = [f"{file.relative_to(self.folder)},{file.parts[-3]},{file.parts[-2]},{file.stem}" for file in files]
         self.write("scans.csv", "\n".join(["path,domain,label,group", *rows]) + "\n")
+
+    def write_method(self) -> None:
+        methods = [block.body for block in blocks_of(PAGES[self.page]) if "@polyfed.register" in block.body]
+        self.write("my_method.py", methods[0] if methods else (EXAMPLES / "own_method.py").read_text(encoding="utf-8"))
 
     def write_network(self) -> None:
         (model,) = (block.body for block in blocks_of(PAGES[self.page]) if "def my_model" in block.body)

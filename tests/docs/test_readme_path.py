@@ -89,8 +89,10 @@ def test_the_whole_path(polyfed: Command, tmp_path: Path, monkeypatch: pytest.Mo
     folder = re.search(r"^run folder: (\S+)$", run.out, re.MULTILINE)
     assert folder is not None and "hospital_c" in run.out
 
+    (method,) = re.findall(r"^```python\n(import polyfed\n\nHEAD.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    (tmp_path / "my_method.py").write_text(method, encoding="utf-8")
     compared = done(*lines("polyfed compare digits-mini")[0][1:], *SHORT)
-    assert "fedbn + feature_norm" in " ".join(compared.out.split())
+    assert "own_head + fedprox" in " ".join(compared.out.split())
 
     shutil.copy(tmp_path / "my_images" / "hospital_a" / "benign" / "00.jpg", "photo.jpg")
     for start in ("polyfed doctor", "polyfed evaluate RUN", "polyfed predict RUN", "polyfed report RUN", "polyfed export RUN"):
