@@ -68,3 +68,15 @@ def chromium() -> Path:
     if found is None:
         pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is installed")
     return Path(found)
+
+
+@pytest.fixture(autouse=True)
+def registered_methods() -> Iterator[None]:
+    """Methods that a test registers are gone after it: pages and lists count the registered ones."""
+    from polyfed.core.method import methods
+
+    methods.names()
+    before = dict(methods._records)
+    yield
+    methods._records.clear()
+    methods._records.update(before)

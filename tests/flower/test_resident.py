@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import signal
 import socket
@@ -17,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from polyfed.errors import ClientFailure
+from polyfed.flower.app import settings_text
 from polyfed.flower.deploy.private_files import LONGEST_SOCKET_PATH
 from polyfed.flower.node import resident
 from polyfed.flower.wire.descriptions import own_versions
@@ -24,7 +23,7 @@ from polyfed.flower.wire.message import DESCRIBE, WireMessage
 from polyfed.settings import Settings
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
-SETTINGS = json.dumps(dataclasses.asdict(Settings(data="digits-mini(per_domain=10)")))
+SETTINGS = settings_text(Settings(data="digits-mini(per_domain=10)"))
 
 
 @pytest.fixture

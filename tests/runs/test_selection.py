@@ -236,7 +236,7 @@ def test_what_clients_have_trained_is_scored_before_it_is_averaged(method: str) 
         experiment.bench.load(state)
         data = experiment.backend.data[client].validation
         assert data is not None
-        assert score(experiment.bench, data).accuracy == scores[client]
+        assert score(experiment.bench, data).results()["accuracy"] == scores[client]
 
 
 def test_other_runs_score_nothing_after_training() -> None:

@@ -64,7 +64,7 @@ def run(
         from polyfed.cli.estimating import print_estimate
         from polyfed.studies.compare.compare import ComparisonRun
 
-        settings = with_changes(Settings(), chosen)
+        settings = with_changes(Settings(), chosen).trusted()
         one = ComparisonRun(settings.method, settings.seed, None, settings)
         print_estimate([one], settings.data, as_json, quiet, View(wide, explain))
         return

@@ -20,7 +20,7 @@ from polyfed.papers.files import FORMS, PaperItem, item_names, read_item
 from polyfed.papers.grid import Form, PlannedRun, cells_of, planned_runs
 from polyfed.papers.reproduction import FOLDER, data_problems
 from polyfed.runs.scores import BEST_VALIDATION
-from polyfed.settings import Settings
+from polyfed.settings import FACTS, Settings
 from polyfed.studies.compare.estimate import estimate_run
 from polyfed.text import Call, read_call
 
@@ -148,7 +148,7 @@ def estimate_item(item: PaperItem, form: Form, root: str | None, notify: Callabl
     absent = data_problems(runs)
     for number, (folder, run) in enumerate(runs.items(), 1):
         notify(f"Measuring {run.words} ({number} of {len(runs)})")
-        settings = dataclasses.asdict(run.settings)
+        settings = {name: getattr(run.settings, name) for name in FACTS}
         seconds, how = core_seconds(run.settings), "speed of the network; no data here"
         if folder not in absent:
             data, method, model = (settings.pop(name) for name in ("data", "method", "model"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from polyfed.errors import ClientFailure, SettingError
@@ -49,3 +50,11 @@ def socket_in(folder: Path, name: str) -> Path:
     except NotOurs as error:
         message = f"{folder} belongs to somebody else. Name another folder with --node-config 'state=\"DIR\"'."
         raise ClientFailure(message) from error
+
+
+def home_of(config: Mapping[str, object]) -> Path:
+    """The folder for a node's state: what its configuration says, or the user's folder for state."""
+    if folder := config.get("state"):
+        return Path(str(folder)).expanduser()
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "polyfed" / "nodes"

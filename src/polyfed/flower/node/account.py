@@ -11,7 +11,6 @@ a clipped update by twice the clip.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -143,11 +142,3 @@ def account_in(path: Path, delta: float) -> dict[str, Any]:
         "trainings": len(lines),
         "runs": runs,
     }
-
-
-def home_of(config: Mapping[str, object]) -> Path:
-    """The folder for a node's state: what its configuration says, or the user's folder for state."""
-    if folder := config.get("state"):
-        return Path(str(folder)).expanduser()
-    base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "polyfed" / "nodes"

@@ -28,7 +28,8 @@ from polyfed.data.store.domain_files import without_names
 from polyfed.errors import ClientFailure, DataError, Declined, NotFinite, PolyfedError, SettingError, StateLost, nearest
 from polyfed.extras import problem_with_values
 from polyfed.flower.app import read_settings, settings_text
-from polyfed.flower.node.account import EPSILON_KEY, LEAST_SAMPLES_KEY, NodeAccount, account_of, counts, home_of, uncounted
+from polyfed.flower.deploy.private_files import home_of
+from polyfed.flower.node.account import EPSILON_KEY, LEAST_SAMPLES_KEY, NodeAccount, account_of, counts, uncounted
 from polyfed.flower.wire.codec import Encoder, extras_of, payload_of
 from polyfed.flower.wire.descriptions import own_versions, plain_text, version_problem
 from polyfed.flower.wire.message import DECLINED, DESCRIBE, BadMessage, WireMessage, refusal

@@ -23,8 +23,7 @@ from typing import Any
 
 from polyfed.errors import ClientFailure
 from polyfed.flower.app import read_settings
-from polyfed.flower.deploy.private_files import socket_in
-from polyfed.flower.node.account import home_of
+from polyfed.flower.deploy.private_files import home_of, socket_in
 from polyfed.flower.wire.message import BadMessage, WireMessage, receive, refusal, send
 from polyfed.runs.malloc import keep_freed_pages
 
