@@ -91,7 +91,7 @@ def test_all_links_and_loads_lead_to_files_of_the_site(site: Path) -> None:
 
 def test_the_navigation_has_what_a_reader_looks_for(site: Path) -> None:
     start = (site / "index.html").read_text(encoding="utf-8")
-    for tab in ("Tutorials", "How to", "Methods", "Reference", "Results", "Design"):
+    for tab in ("Get started", "Use", "Methods and results", "Build"):
         assert re.search(rf">\s*{tab}\s*<", start), tab
     tutorials = {
         target.relative_to(site).as_posix()
