@@ -92,7 +92,7 @@ class ComparedRuns:
 
         Args:
             settings: of every run, but for its method with the settings of its own, its seed and the domain it leaves out.
-            methods: as ``runs/candidates.py`` reads them.
+            methods: as ``studies/compare/candidates.py`` reads them.
             data: as for ``polyfed.run``; default: what the settings name.
             model: a module or a function that builds one; default: what the settings name.
             seeds: runs of each method: the settings' seed, and the next ones.

@@ -116,7 +116,7 @@ class Sweep:
 
         Args:
             settings: of every run, where the search does not set them.
-            methods: as ``runs/candidates.py`` reads them.
+            methods: as ``studies/compare/candidates.py`` reads them.
             axes: what is searched.
             folder: where run folders, sweep.json and Optuna's file go.
             trials: of each method; None: a grid.
