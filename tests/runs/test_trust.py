@@ -259,3 +259,15 @@ def test_without_a_place_for_the_key_runs_are_written_unsealed(tmp_path: Path, m
     (tmp_path / "config").write_text("a file")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     assert sealed("a = 1\n") == "a = 1\n"
+
+
+def test_the_doctor_accepts_a_model_that_the_user_names(polyfed: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It measures with settings of its own, which must not lose what the user named."""
+    (tmp_path / "mine_for_the_doctor.py").write_text(
+        "from torch import nn\n\ndef net(classes):\n    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), "
+        "nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, classes))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    ended = polyfed("doctor", "digits-mini(per_domain=20)", "--model", "mine_for_the_doctor:net", "--json")
+    assert ended.code == 0, ended.err
+    assert ended.json["findings"]

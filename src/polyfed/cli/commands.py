@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -79,7 +80,11 @@ def all_groups() -> dict[str, list[Entry]]:
 
     found = {title: list(group) for title, group in GROUPS.items()}
     for point in entry_points(group=ENTRY_POINTS):
-        module = point.load()
+        try:
+            module = point.load()
+        except Exception as error:  # a package of somebody else must not take away help
+            print(f"{point.value} adds commands to polyfed and cannot be imported: {error}", file=sys.stderr)
+            continue
         added = [Entry(name, home, line, module.PACKAGE, module.INSTALL) for name, home, line in module.COMMANDS]
         found[module.GROUP] = added + found.get(module.GROUP, [])
     return found
@@ -110,6 +115,8 @@ class AllCommands(Guarded):
         for groups in (lambda: GROUPS, all_groups):
             known = next((entry for group in groups().values() for entry in group if entry.name == cmd_name), None)
             if known is not None:
+                if not known.is_available and ctx.resilient_parsing:
+                    return None
                 if not known.is_available:
                     raise MissingExtra(f"polyfed {cmd_name} needs {known.package}. Install it with: pip install '{known.install}'")
                 return imported(known)

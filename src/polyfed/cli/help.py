@@ -88,7 +88,7 @@ class Group(click.Group):
         return help_text(self, ctx, {"Options": option_rows(self.get_params(ctx), ctx), "Commands": commands})
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-") and not ctx.resilient_parsing:
             raise click.UsageError(f"There is no command {args[0]!r}. {nearest(args[0], self.commands)}", ctx)
         return super().resolve_command(ctx, args)
 

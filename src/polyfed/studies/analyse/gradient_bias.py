@@ -13,6 +13,7 @@ The union goes through the model in one piece, so batches are smaller, and at la
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from polyfed.core.method import Method
 from polyfed.core.rounds import Payload
 from polyfed.core.seeds import default_stream, generator
 from polyfed.core.workbench import ClientState
-from polyfed.runs.experiment import Experiment, threads
+from polyfed.runs.experiment import Experiment, code_of, threads
 from polyfed.settings import Settings
 from polyfed.studies.analyse.local_models import require_data, server_state
 
@@ -88,9 +89,11 @@ def gradient_bias(
     values = {"rounds": 1, "threads": 1} | settings
     if isinstance(model, str):
         values["model"] = model
+    chosen = Settings(batch_size=batch_size, seed=seed, **values).trusted()  # naming a model in Python is asking for it
+    chosen = dataclasses.replace(chosen, trust=chosen.trust.adding(code_of(federation)))
     found = []
     for name, method in named.items():
-        experiment = Experiment(Settings(batch_size=batch_size, seed=seed, **values), federation, method, model)
+        experiment = Experiment(chosen, federation, method, model)
         found.append(gradient_bias_of(experiment, norm=name, batch_size=batch_size, draws=draws))
     return found
 

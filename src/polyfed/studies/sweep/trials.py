@@ -204,6 +204,8 @@ class _Rungs(Callback):
         if run.round not in found:
             return None
         rung = found.index(run.round)
+        if rung > len(self.behind):
+            return None  # an earlier polyfed judged it at the rungs before, and left no scores
         if rung == len(self.behind):
             values = [value_by(self.metric, row.numbers, row.client) for row in run.score(VALIDATION)]
             write_atomically(self.file, json.dumps([*self.scores, statistics.fmean(values)]))
