@@ -139,6 +139,7 @@ def test_without_flower_one_sentence_says_what_to_install(tmp_path: Path, monkey
 
 
 def test_help_of_the_command_imports_nothing_heavy() -> None:
+    pytest.importorskip("flwr", reason=WITHOUT)
     script = (
         "import sys; from click.testing import CliRunner; from polyfed.cli.main import app; "
         "assert CliRunner().invoke(app, ['deploy', 'init', '--help']).exit_code == 0; "
