@@ -36,7 +36,7 @@ NETWORKS = {
 }
 """Side of the images, and classes."""
 SMALL, LARGE = 4, 32
-LEAST_SECONDS = 1.5
+MIN_SECONDS = 1.5
 
 
 def step_seconds(model: nn.Module, side: int, batch: int) -> float:
@@ -53,7 +53,7 @@ def step_seconds(model: nn.Module, side: int, batch: int) -> float:
 
     step()
     start, count = time.process_time(), 0
-    while time.process_time() - start < LEAST_SECONDS or count < 3:
+    while time.process_time() - start < MIN_SECONDS or count < 3:
         step()
         count += 1
     return (time.process_time() - start) / count

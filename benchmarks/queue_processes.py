@@ -31,7 +31,7 @@ from polyfed.settings import Settings
 PUBLISHED = Path("docs") / "results"
 """The repository's results: runs and logs of rate searches in it count as finished."""
 RATES = "rates"
-MOST_KILLS = 3
+MAX_KILLS = 3
 """Processes of one run that may be killed from outside before the queue skips it."""
 WAIT = 2.0
 PARENT_DEATH_SIGNAL = 1
@@ -251,7 +251,7 @@ class Queue:
             elif code != 0:  # a command that was killed starts again as well, since it resumes
                 kills = int(self.results.read_state(key).get("kills", 0)) + 1
                 self.results.write_state(key, kills=kills)
-                if code > 0 or kills >= MOST_KILLS:
+                if code > 0 or kills >= MAX_KILLS:
                     why = f"exit code {code}; see {self.results.log(key).relative_to(self.results.path)}"
                     self.results.write_state(key, outcome="failed", error=why)
         self.look()

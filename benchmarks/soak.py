@@ -34,7 +34,7 @@ from polyfed.settings import Settings
 from polyfed.testing import TinyNet
 
 SAMPLES, SIZE = 4, 8
-MOST_GROWTH = 1.05
+MAX_GROWTH = 1.05
 """By how much memory may grow from the second to the last quarter, when all clients have been seen."""
 FILES_OF_A_CLIENT, FILES_OF_THE_RUN = 3, 20
 """Two checkpoints are kept and a third may be half written; how many clients changed between them depends on the speed of the machine."""
@@ -139,7 +139,7 @@ def quarters(folder: Path, rounds: int) -> list[dict[str, float]]:
             )
         names: Sequence[str] = [name for name in those[0] if name != "round"]
         found.append(
-            {"looks": len(those), "most_files": max(line["files"] for line in those)}
+            {"looks": len(those), "max_files": max(line["files"] for line in those)}
             | {name: statistics.median(line[name] for line in those) for name in names}
         )
     return found
@@ -151,9 +151,9 @@ def verdict(found: Sequence[dict[str, float]], clients: int) -> list[str]:
     grown = [
         f"{name} grew from {second[name]:,.0f} to {last[name]:,.0f}"
         for name in ("memory", "open_files")
-        if last[name] > MOST_GROWTH * second[name]
+        if last[name] > MAX_GROWTH * second[name]
     ]
-    most = max(one["most_files"] for one in found)
+    most = max(one["max_files"] for one in found)
     if most > FILES_OF_A_CLIENT * clients + FILES_OF_THE_RUN:
         grown.append(f"there were {most:,.0f} files, more than {FILES_OF_A_CLIENT} a client")
     return grown
@@ -168,7 +168,7 @@ def table(found: Sequence[dict[str, float]]) -> str:
     rows.append(("memory with workers, MB", *(f"{one['memory_of_all'] / 1e6:.1f}" for one in found)))
     rows.append(("open files", *(f"{one['open_files']:.0f}" for one in found)))
     rows.append(("files of the run", *(f"{one['files']:.0f}" for one in found)))
-    rows.append(("most files of the run", *(f"{one['most_files']:.0f}" for one in found)))
+    rows.append(("most files of the run", *(f"{one['max_files']:.0f}" for one in found)))
     rows.append(("checkpoints, MB", *(f"{one['checkpoint_bytes'] / 1e6:.2f}" for one in found)))
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 

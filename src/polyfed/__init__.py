@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from polyfed.core.method import register as register
     from polyfed.core.part import Part as Part
     from polyfed.core.part import declare as declare
-    from polyfed.core.replies import Asked as Asked
+    from polyfed.core.replies import RequestContext as RequestContext
     from polyfed.core.replies import planned_uploads as planned_uploads
-    from polyfed.core.rounds import Ask as Ask
     from polyfed.core.rounds import Payload as Payload
     from polyfed.core.rounds import Reply as Reply
-    from polyfed.core.rounds import conversation as conversation
+    from polyfed.core.rounds import Request as Request
+    from polyfed.core.rounds import exchange as exchange
     from polyfed.core.server import Server as Server
     from polyfed.core.sharing import Rule as Rule
     from polyfed.core.sharing import Select as Select
@@ -67,8 +67,8 @@ _MODULES = {
     "extras": ("Array", "Flag", "LikeEntries", "ListOf", "MappingOf", "Number", "Record", "Text"),
     "core.method": ("Facts", "Method", "parse", "register"),
     "core.part": ("Part", "declare"),
-    "core.replies": ("Asked", "planned_uploads"),
-    "core.rounds": ("Ask", "Payload", "Reply", "conversation"),
+    "core.replies": ("RequestContext", "planned_uploads"),
+    "core.rounds": ("Request", "Payload", "Reply", "exchange"),
     "core.server": ("Server",),
     "core.sharing": ("Rule", "Select", "keep_local", "reduce_with", "upload_only"),
     "studies.doctor.examine": ("Diagnosis",),

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from polyfed.studies.sweep.search import Sweep
 
     Model: TypeAlias = str | nn.Module | Callable[..., nn.Module] | None
-    OneMethod: TypeAlias = str | Method | tuple[str | Method, Mapping[str, Any]]
-    Methods: TypeAlias = OneMethod | Sequence[OneMethod] | Mapping[str, Mapping[str, Any]]
+    MethodSpec: TypeAlias = str | Method | tuple[str | Method, Mapping[str, Any]]
+    Methods: TypeAlias = MethodSpec | Sequence[MethodSpec] | Mapping[str, Mapping[str, Any]]
 
 
 def compare(
@@ -142,7 +142,7 @@ def doctor(
         settings: Any field of ``polyfed.Settings``; ``batch_size``, ``clients_per_round`` and ``partition`` matter most.
 
     Returns:
-        ``advice`` (verdict, method, runner-up, reasons), ``findings`` with a number and a sentence each, ``apart`` (clients that stand
+        ``advice`` (verdict, method, runner-up, reasons), ``findings`` with a number and a sentence each, ``outliers`` (clients that stand
         out), what a run would cost, and the command that compares the methods.
 
     Example:

@@ -102,7 +102,7 @@ class MissingExtra(PolyfedError, ImportError):
     """An optional dependency that is not installed."""
 
 
-MOST_NAMED = 20
+MAX_NAMED = 20
 
 
 def plain_name(name: str) -> str:
@@ -136,6 +136,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
         return f"Did you mean {close[0]}?"
-    if len(names) > MOST_NAMED:
-        return f"There are {len(names)}, such as {', '.join(names[:MOST_NAMED])}."
+    if len(names) > MAX_NAMED:
+        return f"There are {len(names)}, such as {', '.join(names[:MAX_NAMED])}."
     return f"There are: {', '.join(names)}." if names else "There are none."

@@ -1,8 +1,8 @@
 """What a method declares of the extras in its clients' replies: type, shape, range and size. The core checks them (``core/replies.py``).
 
-    Method(..., reply_extras={"train": {"steps": Number(least=1, most=1e6)}, "my_question": {"style": Array(style_shape)}})
+    Method(..., reply_extras={"train": {"steps": Number(minimum=1, maximum=1e6)}, "my_question": {"style": Array(style_shape)}})
 
-Bounds, shapes and names may be functions of ``polyfed.Asked`` (``core/replies.py``): who was asked what, by which server.
+Bounds, shapes and names may be functions of ``polyfed.RequestContext`` (``core/replies.py``): who was asked what, by which server.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Extra(Protocol):
 class Number:
     """A finite number between two bounds, both included."""
 
-    least: From[float] = -LARGEST
-    most: From[float] = LARGEST
+    minimum: From[float] = -LARGEST
+    maximum: From[float] = LARGEST
     whole: bool = False
     required: bool = True
 
@@ -54,8 +54,8 @@ class Number:
         kind = "a whole number" if self.whole else "a number"
         if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
             return f"is {type(value).__name__}, expected {kind}"
-        least, most = found(self.least, asked), found(self.most, asked)
-        return "" if least <= value <= most else f"is {shown(value)}, expected {kind} between {least:g} and {most:g}"
+        minimum, maximum = found(self.minimum, asked), found(self.maximum, asked)
+        return "" if minimum <= value <= maximum else f"is {shown(value)}, expected {kind} between {minimum:g} and {maximum:g}"
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ class Array:
 
     shape: From[Shape | list[Shape]]
     dtype: From[torch.dtype | list[torch.dtype]] = torch.float32
-    least: From[float] = -LARGEST
-    most: From[float] = LARGEST
+    minimum: From[float] = -LARGEST
+    maximum: From[float] = LARGEST
     further: Callable[[Tensor], str] | None = None
     required: bool = True
 
@@ -104,7 +104,7 @@ class Array:
         shape = self.shape(asked) if callable(self.shape) else self.shape
         dtype = self.dtype(asked) if callable(self.dtype) else self.dtype
         misfit = problem_with_tensor(value, shape, dtype, asked.devices)
-        misfit = misfit or problem_with_values(value, found(self.least, asked), found(self.most, asked))
+        misfit = misfit or problem_with_values(value, found(self.minimum, asked), found(self.maximum, asked))
         return misfit or ("" if self.further is None else self.further(value))
 
 
@@ -223,20 +223,20 @@ def problem_with_layout(value: Any, devices: Collection[str]) -> str:
     return "carries a computation (requires_grad), expected a value; send value.detach()" if value.requires_grad else ""
 
 
-def problem_with_values(value: Tensor, least: float = -LARGEST, most: float = LARGEST) -> str:
+def problem_with_values(value: Tensor, minimum: float = -LARGEST, maximum: float = LARGEST) -> str:
     """Why the values of an ordinary tensor are not finite numbers between two bounds. Whole numbers have no usual bounds."""
     if (
         value.numel() == 0
         or value.dtype is torch.bool
-        or (not value.is_floating_point() and not value.is_complex() and least == -LARGEST)
+        or (not value.is_floating_point() and not value.is_complex() and minimum == -LARGEST)
     ):
         return ""
     low, high = torch.view_as_real(value).aminmax() if value.is_complex() else value.aminmax()
-    if bool(low >= least) and bool(high <= most):
+    if bool(low >= minimum) and bool(high <= maximum):
         return ""
     if not (bool(torch.isfinite(low)) and bool(torch.isfinite(high))):
         return "holds values that are not finite"
-    return f"holds values from {float(low):g} to {float(high):g}, expected {least:g} to {most:g}"
+    return f"holds values from {float(low):g} to {float(high):g}, expected {minimum:g} to {maximum:g}"
 
 
 def shown(value: Any) -> str:

@@ -17,7 +17,7 @@ Role: TypeAlias = Literal["task", "partition", "budget", "training", "run", "sco
 several runs it is; when and how scores are computed; how it is computed (may change the last bits); where files are and processes run."""
 
 
-MOST_RUNS = 10_000
+MAX_RUNS = 10_000
 """Seeds of a comparison, or random trials of a search."""
 
 
@@ -132,9 +132,9 @@ def facts_of(settings: type) -> Mapping[str, Facts]:
 def require_count(name: str, count: int) -> None:
     """Refuse a number of runs that is none, or that no machine could hold."""
     if count < 1:
-        raise SettingError(f"{name} must be at least 1, found {count if count > -MOST_RUNS else 'much less'}.")
-    if count > MOST_RUNS:
-        raise SettingError(f"{name} must be at most {MOST_RUNS}, found more.")
+        raise SettingError(f"{name} must be at least 1, found {count if count > -MAX_RUNS else 'much less'}.")
+    if count > MAX_RUNS:
+        raise SettingError(f"{name} must be at most {MAX_RUNS}, found more.")
 
 
 def _fits(value: Any, kind: Any) -> bool:

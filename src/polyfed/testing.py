@@ -20,8 +20,8 @@ from torch import nn
 from polyfed.core.data_types import ArrayExamples, ClientData, Federation
 from polyfed.core.method import Method, as_method, methods, parse
 from polyfed.core.part import Part, declared
-from polyfed.core.replies import Asked, declared_extras
-from polyfed.core.rounds import TRAINING, Ask, AskClients, Reply
+from polyfed.core.replies import RequestContext, declared_extras
+from polyfed.core.rounds import TRAINING, Reply, Request, SendRequest
 from polyfed.core.server import Server
 from polyfed.errors import PolyfedError, TooFewReplies
 from polyfed.extras import problem_with_extras
@@ -148,18 +148,18 @@ class _WatchedRun:
     def _keep_snapshot(self, _: Server) -> None:
         self.after_round.append(copied(self.replay.experiment.snapshot()))
 
-    def _watch(self, ask: Ask) -> Iterator[Reply]:
-        for reply in self.replay.record(ask):
+    def _watch(self, request: Request) -> Iterator[Reply]:
+        for reply in self.replay.record(request):
             for name in reply.extras:
-                if (ask.what, name) not in self.bad:
-                    self.bad[ask.what, name] = _BadReplies(reply.client, bad_replies(reply, name))
-                self._try_forms(ask, self.bad[ask.what, name])
+                if (request.what, name) not in self.bad:
+                    self.bad[request.what, name] = _BadReplies(reply.client, bad_replies(reply, name))
+                self._try_forms(request, self.bad[request.what, name])
             yield reply
 
-    def _try_forms(self, ask: Ask, bad: _BadReplies) -> None:
+    def _try_forms(self, request: Request, bad: _BadReplies) -> None:
         """Note which bad replies the declared form lets through in this round; all others are refused before the method sees them."""
-        asked = Asked(self.replay.experiment.server, ask, bad.client)
-        forms = declared_extras(self.method, ask.what)
+        asked = RequestContext(self.replay.experiment.server, request, bad.client)
+        forms = declared_extras(self.method, request.what)
         for what, reply in bad.made.items():
             try:
                 passes = not problem_with_extras(reply.extras, forms, asked)
@@ -194,7 +194,7 @@ def _sends_what_the_plan_says(run: _WatchedRun) -> None:
     _require(run.refused is None, method, f"its replies are refused. {run.refused}")
 
 
-def _check_declared(method: Method, seen: list[tuple[Ask, list[Reply]]]) -> None:
+def _check_declared(method: Method, seen: list[tuple[Request, list[Reply]]]) -> None:
     """Every extra in a reply is declared; one that is not would be refused, and with it the reply."""
     for ask, replies in seen:
         declared = declared_extras(method, ask.what)
@@ -271,7 +271,7 @@ def _repeats_to_the_bit(run: _WatchedRun) -> None:
 
 
 def _resumes_to_the_bit(run: _WatchedRun) -> None:
-    def ends_as_the_run(through: Callable[[AskClients], AskClients] | None) -> bool:
+    def ends_as_the_run(through: Callable[[SendRequest], SendRequest] | None) -> bool:
         resumed = run.experiment()
         resumed.restore(copied(run.after_round[1]))
         resumed.train(through=through)
@@ -282,21 +282,21 @@ def _resumes_to_the_bit(run: _WatchedRun) -> None:
     _require(
         ends_as_the_run(None),
         run.method,
-        "a run resumed after round 1 ends with other weights; keep state in client.memory, server.remember or entries.",
+        "a run resumed after round 1 ends with other weights; keep state in client.memory, server.persistent or entries.",
     )
     raise ContractBroken(
-        f"{run.method}: a run resumed after round 1, whose round 2 is repeated, ends with other weights; keep the server's state in server.remember."
+        f"{run.method}: a run resumed after round 1, whose round 2 is repeated, ends with other weights; keep the server's state in server.persistent."
     )
 
 
-def _one_answers_at_first(ask_clients: AskClients) -> AskClients:
+def _one_answers_at_first(send_request: SendRequest) -> SendRequest:
     """Lets only one client answer the first question to train of round 2, so that the round is repeated."""
-    failed: list[Ask] = []
+    failed: list[Request] = []
 
-    def ask_them(ask: Ask) -> Iterator[Reply]:
-        replies = ask_clients(ask)
-        if ask.what == "train" and ask.round == 2 and not failed:
-            failed.append(ask)
+    def ask_them(request: Request) -> Iterator[Reply]:
+        replies = send_request(request)
+        if request.what == "train" and request.round == 2 and not failed:
+            failed.append(request)
             replies = iter(list(replies)[:1])
         yield from replies
 

@@ -155,6 +155,6 @@ def test_memory_grows_only_by_local_entries() -> None:
 
 def test_payloads_given_to_clients_are_the_servers_tensors_not_copies() -> None:
     experiment = trained("fedavg", rounds=1)
-    ask = experiment.server.ask("train", experiment.server.sample())
+    ask = experiment.server.request("train", experiment.server.sample_clients())
     payloads: list[Payload] = list(ask.payloads.values())
     assert all(p.entries["head.weight"] is experiment.server.state["head.weight"] for p in payloads)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from polyfed.backends.client_store import OWN_TENSOR_FROM, ClientStore
-from polyfed.core.rounds import hold_round
+from polyfed.core.rounds import run_round
 from polyfed.core.workbench import ClientState, client_digest
 from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings
@@ -144,7 +144,7 @@ def instructions_of_a_round(clients: int) -> int:
     experiment = Experiment(Settings(method="fedbn", rounds=3, batch_size=4, clients_per_round=5), federation, model=TinyNet())
     kept = ClientState({name: experiment.bench.initial[name] for name in experiment.bench.plan.at(1).kept})
     experiment.backend.client_states = dict.fromkeys(experiment.backend.data, kept)
-    hold_round(experiment.method, experiment.server, experiment.backend, experiment.ask_clients, 1)
+    run_round(experiment.method, experiment.server, experiment.backend, experiment.send_request, 1)
     count = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -156,7 +156,7 @@ def instructions_of_a_round(clients: int) -> int:
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        hold_round(experiment.method, experiment.server, experiment.backend, experiment.ask_clients, 2)
+        run_round(experiment.method, experiment.server, experiment.backend, experiment.send_request, 2)
     finally:
         sys.settrace(before)
     return count

@@ -28,7 +28,7 @@ from polyfed.backends.workers import Workers
 from polyfed.core.client import Client
 from polyfed.core.data_types import ClientData
 from polyfed.core.method import Method
-from polyfed.core.rounds import Ask, Payload
+from polyfed.core.rounds import Payload, Request
 from polyfed.errors import ClientFailure, DataError, NotFinite, SettingError
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.checkpoint import copied, digest
@@ -136,9 +136,9 @@ class Together(InProcess):
 
     takes_groups = True
 
-    def outcomes(self, ask: Ask, clients: Any) -> Iterator[Any]:
+    def outcomes(self, request: Request, clients: Any) -> Iterator[Any]:
         logging.getLogger("polyfed").info("group %s", " ".join(clients))
-        yield from super().outcomes(ask, clients)
+        yield from super().outcomes(request, clients)
 
 
 def test_a_delivery_that_takes_groups_gets_them(caplog: pytest.LogCaptureFixture) -> None:
@@ -287,7 +287,7 @@ def test_replies_that_nobody_reads_on_leave_no_worker_at_work() -> None:
         time.sleep(60 if client.id != "a" else 0)
 
     made = experiment(2, before(rest))
-    replies = made.backend(made.server.ask("train", list(SIZES)))
+    replies = made.backend(made.server.request("train", list(SIZES)))
     assert next(replies).client == "a"
     started = pids(made)
     replies.close()  # type: ignore[attr-defined]
@@ -297,7 +297,7 @@ def test_replies_that_nobody_reads_on_leave_no_worker_at_work() -> None:
 
 def test_replies_are_not_mixed_with_those_of_a_later_question() -> None:
     made = experiment(2)
-    ask = made.server.ask("train", list(SIZES))
+    ask = made.server.request("train", list(SIZES))
     early = made.backend(ask)
     next(early)
     later = list(made.backend(ask))
@@ -415,7 +415,7 @@ def test_everything_that_may_be_sent_comes_through_as_it_was() -> None:
     same = torch.rand(3)
     made = experiment(2, ECHO)
     payloads = {client: Payload({}, {"same": same, "values": values, "tree": tree}) for client in SIZES}
-    replies = list(made.backend(Ask("echo", payloads)))
+    replies = list(made.backend(Request("echo", payloads)))
     assert [reply.client for reply in replies] == list(SIZES)
     for reply in replies:
         assert reply.extras["tree"] == tree
@@ -425,7 +425,7 @@ def test_everything_that_may_be_sent_comes_through_as_it_was() -> None:
             assert torch.equal(value, values[name])
             assert value.stride() == values[name].detach().clone().stride() or value.numel() == 0
             assert not value.requires_grad
-    list(made.backend(Ask("echo", payloads)))
+    list(made.backend(Request("echo", payloads)))
     assert all(torch.equal(kept.memory["counts"], torch.full((2,), 2.0)) for kept in made.backend.staged.values())
     # What all clients were given is kept once, as in one process, however many of them keep it.
     assert {id(kept.memory["bank"]) for kept in made.backend.staged.values()} == {id(same)}
@@ -437,7 +437,7 @@ def test_replies_stay_as_they_are_and_memory_grows_with_the_payload_only() -> No
 
     def ask(size: int, value: float) -> list[Tensor]:
         payloads = {c: Payload({}, {"same": 0, "tree": 0, "values": {"x": torch.full((size,), value)}}) for c in SIZES}
-        return [reply.extras["changed"]["x"] for reply in made.backend(Ask("echo", payloads))]
+        return [reply.extras["changed"]["x"] for reply in made.backend(Request("echo", payloads))]
 
     small = ask(10, 1.0)
     large = ask(3_000_000, 2.0)
@@ -458,7 +458,7 @@ def test_nothing_grows_over_many_asks() -> None:
     def ask(times: int) -> None:
         payload = Payload({}, {"names": [name for name in made.bench.live if "running" in name]})
         for _ in range(times):
-            assert len(list(made.backend(Ask("entries", dict.fromkeys(SIZES, payload))))) == len(SIZES)
+            assert len(list(made.backend(Request("entries", dict.fromkeys(SIZES, payload))))) == len(SIZES)
 
     ask(20)
     files, pages = sizes()
@@ -496,11 +496,11 @@ def test_what_cannot_be_sent_is_said() -> None:
 
     made = experiment(2, Method("strange", answers={"strange": strange}))
     with pytest.raises(ClientFailure, match=r"Client a, round 0, question 'strange': .* found object"):
-        list(made.backend(Ask("strange", dict.fromkeys(SIZES, Payload()))))
+        list(made.backend(Request("strange", dict.fromkeys(SIZES, Payload()))))
     with pytest.raises(ClientFailure, match=r"question 'strange' to client a: .* found object"):
-        list(made.backend(Ask("strange", dict.fromkeys(SIZES, Payload({}, {"thing": object()})))))
+        list(made.backend(Request("strange", dict.fromkeys(SIZES, Payload({}, {"thing": object()})))))
     with pytest.raises(ClientFailure, match="Only dense tensors"):
-        list(made.backend(Ask("strange", dict.fromkeys(SIZES, Payload({}, {"thing": torch.eye(2).to_sparse()})))))
+        list(made.backend(Request("strange", dict.fromkeys(SIZES, Payload({}, {"thing": torch.eye(2).to_sparse()})))))
     made.backend.close()
 
 

@@ -48,8 +48,8 @@ def test_the_loop_and_polyfed_give_the_same_average(letter: str, monkeypatch: py
     monkeypatch.setattr(works, "prepared", data.preparation.for_training)
     state = copy.deepcopy(model.state_dict())
     experiment = Experiment(settings, data, "fedavg", copy.deepcopy(model))
-    experiment.server.begin(1, 0)
-    chosen = experiment.server.sample()
+    experiment.server.start_round(1, 0)
+    chosen = experiment.server.sample_clients()
     experiment.server.round = 0
     cohort = [client for client in data.clients if client.id in chosen]
     assert len(cohort) == work.a_round

@@ -69,7 +69,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         methods.discover()
         patch.setattr(methods, "_records", dict(methods.known()))
-        patch.setattr(experiment, "hold", hold_nothing)
+        patch.setattr(experiment, "run_rounds", hold_nothing)
         patch.setenv("POLYFED_CACHE", str(folder / "cache"))
         patch.setenv("COLUMNS", "160")
         patch.chdir(folder)

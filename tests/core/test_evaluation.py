@@ -101,8 +101,8 @@ def test_a_last_batch_of_one_is_re_estimated_with_the_one_before() -> None:
     (row,) = experiment.unseen_rows("new", "re-estimated")
     assert row.numbers["count"] == 6
     new = experiment.federation.unseen["new"]
-    assert [len(x) for x, _ in in_batches(new, 5)] == [5, 1] and [len(x) for x, _ in in_batches(new, 5, least=2)] == [6]
-    assert [len(x) for x, _ in in_batches(new, 1, least=2)] == [2, 2, 2]
+    assert [len(x) for x, _ in in_batches(new, 5)] == [5, 1] and [len(x) for x, _ in in_batches(new, 5, minimum=2)] == [6]
+    assert [len(x) for x, _ in in_batches(new, 1, minimum=2)] == [2, 2, 2]
     experiment.federation = replace(experiment.federation, unseen={"new": new.subset(torch.tensor([0]))})
     with pytest.raises(DataError, match=r"one input.*--newcomer averaged"):
         experiment.unseen_rows("new", "re-estimated")

@@ -21,7 +21,7 @@ from polyfed.core.load_methods import load_file
 from polyfed.core.method import Facts, Method, methods, parse
 from polyfed.core.part import DECLARATIONS, Part, declare, declared
 from polyfed.core.replies import planned_uploads
-from polyfed.core.rounds import Talk, conversation
+from polyfed.core.rounds import Exchange, exchange
 from polyfed.core.server import Server
 from polyfed.errors import JoinError, OptionError, PolyfedError, TextError, UnknownName
 from polyfed.testing import check_method
@@ -87,7 +87,7 @@ def test_fields_helpers_and_constants_are_no_declarations() -> None:
 
 def test_a_function_that_declares_is_a_part_and_stays_that_function() -> None:
     assert planned_uploads.trains and not planned_uploads.uses
-    assert planned_uploads.__name__ == "planned_uploads" and list(inspect.signature(planned_uploads).parameters) == ["asked"]
+    assert planned_uploads.__name__ == "planned_uploads" and list(inspect.signature(planned_uploads).parameters) == ["context"]
     assert pickle.loads(pickle.dumps(planned_uploads)) is planned_uploads is copy.deepcopy(planned_uploads)
     with pytest.raises(TypeError, match="cannot declare 'stages'"):
 
@@ -196,9 +196,9 @@ def test_hyphens_are_allowed_in_single_names() -> None:
     assert [call.name for call in read_sum("a + b(1) + c")] == ["a", "b", "c"]
 
 
-@conversation(uses=("objective",))
-def own_round(server: Server) -> Talk[None]:
-    yield server.ask("train", server.sample())
+@exchange(uses=("objective",))
+def own_round(server: Server) -> Exchange[None]:
+    yield server.request("train", server.sample_clients())
 
 
 def test_a_part_that_the_round_does_not_use_is_an_error_naming_both() -> None:

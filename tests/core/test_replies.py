@@ -20,7 +20,7 @@ from polyfed.core.client import Client
 from polyfed.core.entries import entries_of, optimizer_entries
 from polyfed.core.method import Facts, Method
 from polyfed.core.replies import problem_with
-from polyfed.core.rounds import Ask, AskClients, Payload, Reply
+from polyfed.core.rounds import Payload, Reply, Request, SendRequest
 from polyfed.errors import TooFewReplies
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.run_folder import RunFolder
@@ -205,11 +205,11 @@ def nested_deep() -> Any:
 
 def trained(monkeypatch: pytest.MonkeyPatch, method: str, question: str, bend: Bend, number: int | None = None) -> Experiment:
     """A run in which one client's answers to one question are bent, in all rounds or in one."""
-    ask_clients = InProcess.__call__
+    send_request = InProcess.__call__
 
-    def bending(self: InProcess, ask: Ask) -> Iterator[Reply]:
-        for reply in ask_clients(self, ask):
-            bad = reply.client == BAD and ask.what == question and number in (None, ask.round)
+    def bending(self: InProcess, request: Request) -> Iterator[Reply]:
+        for reply in send_request(self, request):
+            bad = reply.client == BAD and request.what == question and number in (None, request.round)
             yield replace(reply, payload=bend(reply.payload)) if bad else reply
 
     monkeypatch.setattr(InProcess, "__call__", bending)
@@ -315,8 +315,8 @@ def test_what_is_refused_is_not_counted_nor_passed_on(monkeypatch: pytest.Monkey
 def test_samples_and_clients_are_those_that_were_asked(change: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     experiment = Experiment(Settings(rounds=1, batch_size=4), tiny_federation(), model=TinyNet())
 
-    def lying(ask_clients: AskClients) -> AskClients:
-        return lambda ask: (replace(reply, **change) if reply.client == BAD else reply for reply in ask_clients(ask))
+    def lying(send_request: SendRequest) -> SendRequest:
+        return lambda ask: (replace(reply, **change) if reply.client == BAD else reply for reply in send_request(ask))
 
     experiment.train(through=lying)
     who = change.get("client", BAD)

@@ -13,7 +13,7 @@ from polyfed.core.client import Client, train
 from polyfed.core.evaluation import Newcomer
 from polyfed.core.method import Facts, Method
 from polyfed.core.replies import planned_uploads
-from polyfed.core.rounds import Ask, Payload, Reply, Talk, conversation, converse
+from polyfed.core.rounds import Exchange, Payload, Reply, Request, exchange, run_exchange
 from polyfed.core.seeds import generator
 from polyfed.core.server import Server
 from polyfed.core.sharing import bn_statistics, keep_local
@@ -53,19 +53,21 @@ def train_pinned(client: Client, payload: Payload) -> Payload:
     return train(client, payload)
 
 
-@conversation(uses=("sharing", "objective", "gradients"))
-def layerwise_round(server: Server) -> Talk[None]:
-    clients = server.sample()
+@exchange(uses=("sharing", "objective", "gradients"))
+def layerwise_round(server: Server) -> Exchange[None]:
+    clients = server.sample_clients()
     known: dict[str, Tensor] = {}
     for layer in batch_norms(server.blueprint):
         question = Payload(server.outgoing(""), {"layer": layer, "known": dict(known)})
-        replies = list((yield Ask("layer_mean", dict.fromkeys(clients, question), round=server.round)))
+        replies = list((yield Request("layer_mean", dict.fromkeys(clients, question), round=server.round)))
         total = sum(r.extras["count"] for r in replies)
         known[layer] = sum(r.extras["count"] / total * r.extras["mean"] for r in replies)
     server.memory["means"] = known
-    server.asked = len(clients)
-    replies = yield Ask("train_pinned", dict.fromkeys(clients, Payload(server.outgoing(""), {"known": known})), round=server.round)
-    server.absorb(replies)
+    server.num_requested = len(clients)
+    replies = yield Request(
+        "train_pinned", dict.fromkeys(clients, Payload(server.outgoing(""), {"known": known})), round=server.round
+    )
+    server.aggregate(replies)
 
 
 LAYERWISE = Method(
@@ -136,22 +138,22 @@ class Generator:
 
 
 def made_for(server: Server, client: str) -> dict[str, Tensor]:
-    made = server.remember("hyper", lambda: Generator(server)).hyper(client)
+    made = server.persistent("hyper", lambda: Generator(server)).hyper(client)
     return {name: value.detach() for name, value in made.items()}
 
 
-@conversation(uses=("objective", "gradients", "sharing", "outgoing"))
-def generated_round(server: Server) -> Talk[None]:
-    maker = server.remember("hyper", lambda: Generator(server))
-    for client in server.sample():
-        for reply in (yield Ask("train", {client: Payload(made_for(server, client))}, round=server.round)):
+@exchange(uses=("objective", "gradients", "sharing", "outgoing"))
+def generated_round(server: Server) -> Exchange[None]:
+    maker = server.persistent("hyper", lambda: Generator(server))
+    for client in server.sample_clients():
+        for reply in (yield Request("train", {client: Payload(made_for(server, client))}, round=server.round)):
             made = maker.hyper(client)
             maker.optimizer.zero_grad()
             torch.autograd.backward(list(made.values()), [(made[n] - reply.entries[n]).detach() for n in made])
             maker.optimizer.step()
 
 
-def every_generated(server: Server) -> Talk[Newcomer]:
+def every_generated(server: Server) -> Exchange[Newcomer]:
     yield from ()
     states = [server.state | made_for(server, info.id) for info in server.clients]
     return Newcomer([(1 / len(states), state) for state in states], score="mean_of_models")
@@ -165,14 +167,14 @@ HYPERNETWORK = Method(
 
 def test_each_client_is_sent_its_own_weights_and_embeddings_never_travel() -> None:
     experiment = Experiment(Settings(rounds=1, batch_size=4), tiny_federation(), HYPERNETWORK, TinyNet())
-    asked: list[Ask] = []
+    asked: list[Request] = []
 
-    def watched(ask: Ask) -> Any:
-        asked.append(ask)
-        yield from experiment.backend(ask)
+    def watched(request: Request) -> Any:
+        asked.append(request)
+        yield from experiment.backend(request)
 
-    experiment.server.begin(1, 0)
-    converse(generated_round(experiment.server), watched)
+    experiment.server.start_round(1, 0)
+    run_exchange(generated_round(experiment.server), watched)
     sent = [payload.entries for ask in asked for payload in ask.payloads.values()]
     assert len(sent) == 3 and not torch.equal(sent[0]["head.weight"], sent[1]["head.weight"])
     allowed = {n for n, e in experiment.bench.plan.entries.items() if e.trainable}
@@ -221,11 +223,11 @@ def test_the_hypernetwork_toy_keeps_the_contract_and_scores_newcomers() -> None:
 # --- Openings, extras and lazy replies. ---
 
 
-@conversation()
-def hand_out(server: Server) -> Talk[None]:
-    replies = yield Ask("collect", {info.id: Payload() for info in server.clients})
+@exchange()
+def hand_out(server: Server) -> Exchange[None]:
+    replies = yield Request("collect", {info.id: Payload() for info in server.clients})
     bank = {reply.client: reply.extras["mean"] for reply in replies}
-    yield Ask("take", {info.id: Payload(extras={"bank": bank}) for info in server.clients})
+    yield Request("take", {info.id: Payload(extras={"bank": bank}) for info in server.clients})
 
 
 def collect(client: Client, _: Payload) -> Payload:
@@ -237,7 +239,7 @@ def take(client: Client, payload: Payload) -> None:
 
 
 OPENING = Method(
-    "setup_toy", setup=(hand_out,), answers={"collect": collect, "take": take}, reply_extras={"collect": {"mean": Array((), least=0, most=255)}},
+    "setup_toy", setup=(hand_out,), answers={"collect": collect, "take": take}, reply_extras={"collect": {"mean": Array((), minimum=0, maximum=255)}},
     facts=Facts(client_state=True, data_derived_uploads="the mean of all pixels, once", granularity="aggregate"),
 )  # fmt: skip
 
@@ -252,8 +254,8 @@ def test_an_opening_whose_last_replies_nobody_reads_is_still_delivered() -> None
 
 def test_replies_come_in_the_fixed_order_and_only_when_looked_at() -> None:
     experiment = Experiment(Settings(rounds=1, batch_size=4), tiny_federation({"b": 5, "a": 5, "z": 9}), "fedavg", TinyNet())
-    experiment.server.begin(1, 0)
-    replies = experiment.backend(experiment.server.ask("train", experiment.server.sample()))
+    experiment.server.start_round(1, 0)
+    replies = experiment.backend(experiment.server.request("train", experiment.server.sample_clients()))
     first: Reply = next(replies)
     assert first.client == "z" and set(experiment.backend.losses) == {"z"}
     assert [reply.client for reply in replies] == ["a", "b"]

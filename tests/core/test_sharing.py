@@ -12,7 +12,7 @@ from torch import nn
 from polyfed.core.entries import entries_of, find_head, optimizer_entries
 from polyfed.core.method import parse
 from polyfed.core.reducers import First, Mean
-from polyfed.core.rounds import NEWCOMER, TRAINING, Ask, Reply
+from polyfed.core.rounds import NEWCOMER, TRAINING, Reply, Request
 from polyfed.core.sharing import (
     Plan,
     Rule,
@@ -174,19 +174,19 @@ def test_everything_means_the_model_and_names_may_be_patterns() -> None:
 
 def travelled(
     method: str, model: nn.Module, federation: Any = None, **changes: Any
-) -> tuple[Experiment, list[tuple[Ask, list[Reply]]]]:
+) -> tuple[Experiment, list[tuple[Request, list[Reply]]]]:
     """Train and note every message."""
     experiment = Experiment(
         Settings(method=method, rounds=2, batch_size=4, **changes), federation or tiny_federation(), model=model
     )
-    seen: list[tuple[Ask, list[Reply]]] = []
+    seen: list[tuple[Request, list[Reply]]] = []
     carried = experiment.backend
 
     class Watching(type(carried)):  # type: ignore[misc]
-        def __call__(self, ask: Ask) -> Any:
+        def __call__(self, request: Request) -> Any:
             replies: list[Reply] = []
-            seen.append((ask, replies))
-            for reply in super().__call__(ask):
+            seen.append((request, replies))
+            for reply in super().__call__(request):
                 replies.append(reply)
                 yield reply
 

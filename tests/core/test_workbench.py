@@ -59,9 +59,9 @@ def at_work_on_meta(method: str) -> tuple[Experiment, Client]:
     """A run on the meta device, and a client that has begun its first round."""
     made = experiment(method, device="meta")
     data = made.federation.clients[0]
-    made.server.begin(1, 0)
+    made.server.start_round(1, 0)
     client = Client(data, made.bench, ClientState(), 1)
-    begin_training(client, made.server.message(data.id))
+    begin_training(client, made.server.training_payload(data.id))
     return made, client
 
 

@@ -58,7 +58,7 @@ def test_files_of_archives_have_a_largest_size(
 def test_archives_have_a_largest_number_of_files(
     made: Callable[[Path, dict[str, bytes]], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archives, "MOST_MEMBERS", 3)
+    monkeypatch.setattr(archives, "MAX_MEMBERS", 3)
     assert len(file_tree(made(tmp_path / "few", dict.fromkeys("abc", b"")).resolve()).names) == 3
     with pytest.raises(DataError, match="more than 3 files"):
         file_tree(made(tmp_path / "many", dict.fromkeys("abcd", b""))).names  # noqa: B018

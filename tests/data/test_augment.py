@@ -96,7 +96,7 @@ def test_holes_are_squares_within_the_image():
     area = (seeded(lambda images: augment.holes(images, 16), x) == 0)[:, 0].sum((1, 2))
     assert area.max() == 256
     assert area.min() >= 64
-    most = (seeded(lambda images: augment.holes(images, 2, most=8), x) == 0)[:, 0].sum((1, 2))
+    most = (seeded(lambda images: augment.holes(images, 2, maximum=8), x) == 0)[:, 0].sum((1, 2))
     assert 4 < most.max() <= 32
 
 

@@ -58,8 +58,8 @@ ALL = [
     "domain_even(clients=3)",
     "domain_parts(parts=2)",
     "iid(clients=5)",
-    "dirichlet(clients=4, alpha=0.5, least=1)",
-    'dirichlet(clients=4, alpha=0.1, rule="per_client", least=1)',
+    "dirichlet(clients=4, alpha=0.5, minimum=1)",
+    'dirichlet(clients=4, alpha=0.1, rule="per_client", minimum=1)',
     "shards(clients=6, classes_per_client=2)",
     "natural",
     "domain_split(clients=3, domains_per_client=1)",
@@ -173,7 +173,7 @@ def test_dirichlet_per_class_as_published() -> None:
 
 
 def test_dirichlet_per_class_gives_nothing_more_to_a_full_client() -> None:
-    counts = per_class_counts(np.full(10, 500), clients=20, alpha=0.3, least=10, random=np.random.default_rng(0))
+    counts = per_class_counts(np.full(10, 500), clients=20, alpha=0.3, minimum=10, random=np.random.default_rng(0))
     held_before = np.cumsum(counts, axis=1) - counts
     assert (held_before >= 250).any()
     assert not counts[held_before >= 250].any()
@@ -189,7 +189,7 @@ def test_dirichlet_per_client_gives_equal_sizes_and_the_drawn_skew() -> None:
 
 
 def test_dirichlet_refuses_what_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(label_skew, "MOST_DRAWS", 100)
+    monkeypatch.setattr(label_skew, "MAX_DRAWS", 100)
     with pytest.raises(DataError, match="has 50 training examples, too few for 10 clients with at least 10 each"):
         dealt("dirichlet(clients=10, alpha=1)", made([50]))
     with pytest.raises(DataError, match="larger alpha"):

@@ -19,7 +19,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, Meddler, described, over, tiny_data, virtual_nodes
 from helpers.flower_runs import METHODS, settings_for
-from polyfed.core.rounds import Ask, Payload
+from polyfed.core.rounds import Payload, Request
 from polyfed.core.server import ClientInfo
 from polyfed.data.federation_summary import FederationSummary
 from polyfed.errors import DataError, SettingError, TooFewReplies
@@ -49,7 +49,7 @@ def clients_of(settings: Settings) -> int:
     return len(Experiment(settings).federation.clients)
 
 
-def grid_for(settings: Settings, home: Path, meddle: Meddler = lambda asked, answered: answered) -> FakeGrid:
+def grid_for(settings: Settings, home: Path, meddle: Meddler = lambda context, answered: answered) -> FakeGrid:
     return FakeGrid(settings, home, virtual_nodes(clients_of(settings)), meddle)
 
 
@@ -200,8 +200,8 @@ def without(settings: Settings, victim: str) -> Result:
     drops_out = experiment.backend.drops_out
     lost = {victim}
 
-    def drop(ask: Ask, client: str) -> bool:
-        return (ask.what == "train" and ask.round == 1 and client in lost) or drops_out(ask, client)
+    def drop(request: Request, client: str) -> bool:
+        return (request.what == "train" and request.round == 1 and client in lost) or drops_out(request, client)
 
     experiment.backend.drops_out = drop  # type: ignore[method-assign]
     return train_run(experiment, None)
@@ -346,7 +346,7 @@ def test_checkpoints_far_apart_keep_their_versions_alive(tmp_path: Path) -> None
         train_run(over(grid, settings), RunFolder(out))
     held = {len(list(folder.rglob("*.safetensors"))) for folder in (tmp_path / "nodes").iterdir()}
     assert max(held) <= 5, "versions nobody needs pile up"
-    grid.meddle = lambda asked, answered: answered
+    grid.meddle = lambda context, answered: answered
     again = over(grid, settings)
     assert resume(out, data=again.federation, backend=lambda b, c: again.backend).digest == in_process(settings).digest
 
@@ -363,9 +363,9 @@ def test_a_clients_own_model_cannot_be_taken_from_it(tmp_path: Path) -> None:
     settings = dataclasses.replace(SMALL, method="fedbn", rounds=1)
     experiment = over(grid_for(settings, tmp_path), settings)
     found = train_run(experiment, None)
-    assert not any(experiment.backend.can_read(client) for client in experiment.server.ids)
+    assert not any(experiment.backend.can_read(client) for client in experiment.server.client_ids)
     with pytest.raises(DataError, match="stays on its machine"):
-        found.model_for(found.experiment.server.ids[0])
+        found.model_for(found.experiment.server.client_ids[0])
     shared = dataclasses.replace(SMALL, rounds=1)
     assert train_run(over(grid_for(shared, tmp_path), shared), None).model_for("small") is not None
 
@@ -383,7 +383,7 @@ def test_nodes_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
         over(FakeGrid(SMALL, tmp_path, vague), SMALL)
     renamed = {1: {"data": TINY, "domain": "small", "client": "north"}, 2: {"data": TINY, "domain": "small", "client": "south"}}
     experiment = over(FakeGrid(SMALL, tmp_path, renamed), SMALL)
-    assert experiment.server.ids == ["north", "south"]
+    assert experiment.server.client_ids == ["north", "south"]
 
 
 def test_the_server_app_runs_records_and_goes_on(tmp_path: Path) -> None:
@@ -411,7 +411,7 @@ def test_a_run_that_goes_on_has_the_clients_it_was_begun_with(tmp_path: Path, ca
     grid = grid_for(settings, tmp_path / "nodes", killed_in(round_number=2))
     with pytest.raises(Killed):
         run_on_grid(grid, settings, config)  # type: ignore[arg-type]
-    grid.meddle = lambda asked, answered: answered
+    grid.meddle = lambda context, answered: answered
     grid.answers.clear()
     grid.offline.add(of(grid, "small"))
     with pytest.raises(DataError, match=r"1 of 3 clients of the run that is to go on were not there after 0 seconds: small\."):
@@ -439,7 +439,7 @@ def test_objects_of_this_process_cannot_be_sent_to_nodes() -> None:
 def test_a_question_without_entries_is_a_question_too(tmp_path: Path) -> None:
     experiment = over(grid_for(SMALL, tmp_path), SMALL)
     names = list(experiment.bench.live)[:2]
-    ask = Ask("entries", {"small": Payload(extras={"names": names})}, "newcomer")
+    ask = Request("entries", {"small": Payload(extras={"names": names})}, "newcomer")
     (reply,) = experiment.backend(ask)
     assert list(reply.entries) == names
     assert reply.extras["untrained"]

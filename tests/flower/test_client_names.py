@@ -83,7 +83,7 @@ def test_of_two_that_say_the_same_at_the_start_none_is_believed(tmp_path: Path, 
     """The one with the smaller number was, and the honest one was left out."""
     with caplog.at_level(logging.WARNING, "polyfed"):
         found = run_on_grid(lying_grid(tmp_path), SMALL, config_for(tmp_path))  # type: ignore[arg-type]
-    assert found.experiment.server.ids == ["middle", "small"]
+    assert found.experiment.server.client_ids == ["middle", "small"]
     for node in (LIAR, BIG):
         sentence = f"Node {node} cannot take part: Nodes {LIAR} and {BIG} call themselves big. Nobody can say whose name it is"
         assert any(text.startswith(sentence) for text in caplog.messages)
@@ -94,7 +94,7 @@ def test_who_had_a_name_keeps_it_when_the_run_goes_on(tmp_path: Path, caplog: py
     assert json.loads((tmp_path / "run" / FILE).read_text()) == {"big": "2", "middle": "3", "small": "4"}
     with caplog.at_level(logging.WARNING, "polyfed"):
         again = run_on_grid(lying_grid(tmp_path), SMALL, config_for(tmp_path))  # type: ignore[arg-type]
-    assert again.experiment.server.ids == first.experiment.server.ids and again.digest == first.digest
+    assert again.experiment.server.client_ids == first.experiment.server.client_ids and again.digest == first.digest
     (said,) = [text for text in caplog.messages if "cannot take part" in text]
     assert said.startswith(f"Node {LIAR} cannot take part: It calls itself big, which is the name of node {BIG}.")
 
@@ -142,7 +142,7 @@ def test_the_node_that_enrolled_with_a_name_has_it(tmp_path: Path, caplog: pytes
     names = server_with(tmp_path / "server", {LIAR: "liar", BIG: "big", MIDDLE: "middle", LITTLE: "small"})
     with caplog.at_level(logging.WARNING, "polyfed"):
         found = run_on_grid(lying_grid(tmp_path), SMALL, config_for(tmp_path), names)  # type: ignore[arg-type]
-    assert found.experiment.server.ids == ["big", "middle", "small"]
+    assert found.experiment.server.client_ids == ["big", "middle", "small"]
     (said,) = [text for text in caplog.messages if "cannot take part" in text]
     assert said.startswith("Node node-1 cannot take part: It calls itself big, which is the name of node node-2.")
 

@@ -75,7 +75,7 @@ def test_an_odd_node_is_left_out_by_name_and_the_run_goes_on(odd: str, tmp_path:
     change, why = ODD_NODES[odd]
     with caplog.at_level(logging.WARNING, "polyfed"):
         found = run(tmp_path, describing(change))
-    assert found.experiment.server.ids == ["big", "middle"]
+    assert found.experiment.server.client_ids == ["big", "middle"]
     (said,) = [text for text in caplog.messages if text.startswith(f"Node {ODD} cannot take part")]
     assert why in said
 
@@ -101,7 +101,7 @@ def missing_heartbeats(times: int) -> Callable[[Message, Message], Message]:
 def test_a_node_that_misses_a_heartbeat_is_asked_again_while_it_is_needed(tmp_path: Path) -> None:
     """On a busy machine a node is away for a moment; that ended a run that had just begun."""
     found = run(tmp_path, missing_heartbeats(2), **{"min-nodes": 3, "wait": 30.0})
-    assert sorted(found.experiment.server.ids) == ["big", "middle", "small"]
+    assert sorted(found.experiment.server.client_ids) == ["big", "middle", "small"]
 
 
 def test_a_node_that_stays_away_is_named_and_nobody_waits_longer_than_said(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_node_that_stays_away_is_named_and_nobody_waits_longer_than_said(tmp_p
 def test_where_enough_are_there_a_node_that_is_away_is_left_out_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "polyfed"):
         found = run(tmp_path, missing_heartbeats(1000))
-    assert found.experiment.server.ids == ["big", "middle"]
+    assert found.experiment.server.client_ids == ["big", "middle"]
     assert any(text.startswith(f"Node {ODD} cannot take part: it was not connected") for text in caplog.messages)
 
 
@@ -143,7 +143,7 @@ def test_another_torch_is_reported_and_taken(tmp_path: Path, caplog: pytest.LogC
 
     with caplog.at_level(logging.WARNING, "polyfed"):
         found = run(tmp_path, describing(older))
-    assert found.experiment.server.ids == ["big", "middle", "small"]
+    assert found.experiment.server.client_ids == ["big", "middle", "small"]
     assert any("another one at small (1.0)" in text for text in caplog.messages)
 
 
@@ -240,10 +240,10 @@ def test_a_node_that_claims_many_samples_outvotes_nobody_with_a_capped_share(tmp
         return told | {"class_counts": counts, "samples": sum(counts)}
 
     free = run(tmp_path / "free", describing(boast))
-    weights = free.experiment.server.usual_weights(["small", "big", "middle"])
+    weights = free.experiment.server.default_weights(["small", "big", "middle"])
     assert weights["small"] / sum(weights.values()) > 0.99
     bound = run(tmp_path / "bound", describing(boast), dataclasses.replace(SMALL, max_weight_share=0.5))
-    weights = bound.experiment.server.usual_weights(["small", "big", "middle"])
+    weights = bound.experiment.server.default_weights(["small", "big", "middle"])
     assert weights == {"small": 35.0, "big": 21.0, "middle": 14.0}
     assert bound.digest != free.digest
 

@@ -42,7 +42,7 @@ def asked(settings: Settings, folder: Path, what: str = "train") -> WireMessage:
     configs = {number: {"data": TINY, "domain": name} for number, name in enumerate(("big", "middle", "small"), 10)}
     experiment = over(FakeGrid(settings, folder / "grid", configs), settings)
     assert isinstance(experiment.backend, FlowerBackend)
-    return experiment.backend.message_for(Encoder(), experiment.server.ask(what, ["big"]), "big")
+    return experiment.backend.message_for(Encoder(), experiment.server.request(what, ["big"]), "big")
 
 
 def with_entry(message: WireMessage, ending: str, value: float) -> WireMessage:
@@ -78,16 +78,16 @@ def test_entries_that_are_not_finite_are_refused_before_training(tmp_path: Path)
 def test_with_a_limit_nothing_is_done_that_the_account_cannot_count(tmp_path: Path, method: str, why: str, what: str) -> None:
     settings = settings_for(method)
     message = asked(settings, tmp_path, what)
-    limited = build_node(settings, {**BIG, "most-epsilon-in-all": 5.0}, tmp_path / "limited").answer(message).control
+    limited = build_node(settings, {**BIG, "max-total-epsilon": 5.0}, tmp_path / "limited").answer(message).control
     assert (limited["ok"], limited["kind"]) == (False, "declined")
-    assert "its own account limits epsilon over all runs (most-epsilon-in-all)" in limited["problem"] and why in limited["problem"]
+    assert "its own account limits epsilon over all runs (max-total-epsilon)" in limited["problem"] and why in limited["problem"]
     assert build_node(settings, BIG, tmp_path / "free").answer(message).control["ok"]
 
 
 def test_another_partition_does_not_open_another_account(tmp_path: Path) -> None:
     """The server's partition decides what a client is called."""
     nodes = [
-        build_node(settings_for(AT_CLIENTS, partition=partition), {**BIG, "most-epsilon-in-all": 5.0}, tmp_path)
+        build_node(settings_for(AT_CLIENTS, partition=partition), {**BIG, "max-total-epsilon": 5.0}, tmp_path)
         for partition in ("domain", "domain_parts(parts=1, out_of=2)")
     ]
     assert len({node.data.id for node in nodes}) == 2
@@ -97,20 +97,20 @@ def test_another_partition_does_not_open_another_account(tmp_path: Path) -> None
 @pytest.mark.parametrize("what", ["train", DESCRIBE])
 def test_a_partition_that_leaves_a_node_few_examples_is_declined(tmp_path: Path, what: str) -> None:
     settings = settings_for("fedavg", partition="domain_parts(parts=1, out_of=5)", local_steps=None)
-    node = build_node(settings, {**BIG, "least-samples": 8}, tmp_path)
+    node = build_node(settings, {**BIG, "min-samples": 8}, tmp_path)
     assert len(node.data.train) == 4
     found = node.answer(WireMessage({"what": what, "versions": own_versions()})).control
     assert (found["ok"], found["kind"]) == (False, "declined")
-    assert "it trains on 4 examples, least_samples is 8" in found["problem"]
-    whole = build_node(settings_for("fedavg"), {**BIG, "least-samples": 8}, tmp_path)
+    assert "it trains on 4 examples, min_samples is 8" in found["problem"]
+    whole = build_node(settings_for("fedavg"), {**BIG, "min-samples": 8}, tmp_path)
     assert whole.answer(WireMessage({"what": DESCRIBE, "versions": own_versions()})).control["ok"]
-    with pytest.raises(SettingError, match="least-samples takes a whole number from 1"):
-        build_node(settings, {**BIG, "least-samples": 0}, tmp_path)
+    with pytest.raises(SettingError, match="min-samples takes a whole number from 1"):
+        build_node(settings, {**BIG, "min-samples": 0}, tmp_path)
 
 
 def test_with_a_limit_no_scores_of_layers_that_trained_without_noise_are_told(tmp_path: Path) -> None:
     settings = settings_for(f"fedbn + {AT_CLIENTS}")
-    limited = build_node(settings, {**BIG, "most-epsilon-in-all": 100.0}, tmp_path / "limited")
+    limited = build_node(settings, {**BIG, "max-total-epsilon": 100.0}, tmp_path / "limited")
     assert limited.answer(asked(settings, tmp_path)).control["ok"]
     found = limited.answer(asked(settings, tmp_path, "evaluate")).control
     assert found["kind"] == "declined" and "layers that stay at clients and get no noise" in found["problem"]

@@ -32,7 +32,7 @@ LIMITED, FREE = 1, 2
 def test_what_an_account_cannot_count_is_declined_by_the_node_that_limits_it(tmp_path: Path) -> None:
     """Two nodes with the same data; the one without a limit answers all of it, the other what its account counts."""
     configs = [f'data="{DATA}" domain="{DOMAINS[0]}" state="{tmp_path / name}"' for name in ("limited", "free")]
-    configs[0] += " most-epsilon-in-all=20.0"
+    configs[0] += " max-total-epsilon=20.0"
     with listening() as (listener, variables), Trial(tmp_path, configs, variables, EXECUTOR, SUPERNODE) as trial:
         numbers = {name: int(re.findall(r"SuperNode ID: (\d+)", trial.node(name).log)[-1]) for name in (LIMITED, FREE)}
         for number, (method, why) in enumerate({**UNCOUNTED, AT_CLIENTS: ""}.items()):
@@ -47,6 +47,6 @@ def test_what_an_account_cannot_count_is_declined_by_the_node_that_limits_it(tmp
                     assert found["ok"] == (not why), found
                     if why:
                         assert found["kind"] == "declined" and why in found["problem"]
-                        assert "its own account limits epsilon over all runs (most-epsilon-in-all)" in found["problem"]
+                        assert "its own account limits epsilon over all runs (max-total-epsilon)" in found["problem"]
                     assert run.ask(str(FREE), asked).control["ok"]
             assert trial.ended(submitted).status == "finished:completed"

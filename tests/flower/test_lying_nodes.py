@@ -160,7 +160,7 @@ def test_bounds_hold_against_a_node_that_claims_many_samples_and_sends_a_large_u
     assert digest_in(ended.log) == expected.digest
     assert re.search(r"the update of client post has the norm \S+ and is scaled to 0.5", ended.log)
     server = expected.experiment.server
-    weights = server.usual_weights(server.ids)
+    weights = server.default_weights(server.client_ids)
     assert weights["post"] == sum(weights.values()) / 2
     start = Experiment(bounded).server.state
     moved = sum(

@@ -90,9 +90,9 @@ def test_a_client_that_is_also_protected_by_sample_counts_with_half_its_noise() 
 
 
 def test_a_charge_beyond_the_limit_is_declined_and_not_written(tmp_path: Path) -> None:
-    account = NodeAccount(tmp_path / "privacy.jsonl", most_epsilon=1.2 * spent_by([STEP], 1e-5))
+    account = NodeAccount(tmp_path / "privacy.jsonl", max_epsilon=1.2 * spent_by([STEP], 1e-5))
     account.spend(STEP, "pen", "one", 1)
-    with pytest.raises(Declined, match=r"over all runs it has spent epsilon = .* \(most_epsilon_in_all\)") as refused:
+    with pytest.raises(Declined, match=r"over all runs it has spent epsilon = .* \(max_total_epsilon\)") as refused:
         account.spend(Charge("samples", 1.0, 0.1, 10), "pen", "two", 1)
     assert "delta = 1e-05" in str(refused.value)
     assert verify(account.path).lines == 1
@@ -138,8 +138,8 @@ def test_a_changed_account_and_one_that_cannot_be_written_spend_nothing(tmp_path
 
 def test_a_limit_that_is_no_limit_is_refused(tmp_path: Path) -> None:
     for value in (-1.0, float("nan"), True, "8"):
-        with pytest.raises(SettingError, match="most-epsilon-in-all takes a positive number"):
-            account_of({"most-epsilon-in-all": value}, tmp_path)
+        with pytest.raises(SettingError, match="max-total-epsilon takes a positive number"):
+            account_of({"max-total-epsilon": value}, tmp_path)
 
 
 def test_only_noise_that_the_server_cannot_take_off_is_counted() -> None:
@@ -165,7 +165,7 @@ def test_runs_add_up_and_beyond_its_limit_a_node_refuses_by_name_at_both_ends(
 
     again = grid_at(tmp_path, settings)
     limit = 1.01 * spent_at(tmp_path, "big")
-    again.configs[10]["most-epsilon-in-all"] = limit  # type: ignore[index]
+    again.configs[10]["max-total-epsilon"] = limit  # type: ignore[index]
     second = told(train_run(over(again, settings), None))
     said = [record for record in caplog.records if "over all runs it has spent" in record.getMessage()]
     assert {"Client big" in record.getMessage() for record in said} == {True}
@@ -181,7 +181,7 @@ def test_a_server_that_repeats_a_round_from_an_empty_state_is_counted_each_time(
     settings = private()
     grid = grid_at(tmp_path, settings)
     message = training_ask(over(grid, settings), "big")
-    node = build_node(settings, {**grid.configs[10], "most-epsilon-in-all": 6.0}, tmp_path / "10")
+    node = build_node(settings, {**grid.configs[10], "max-total-epsilon": 6.0}, tmp_path / "10")
     answers = [node.answer(message) for _ in range(12)]
     taken = [answer for answer in answers if answer.control["ok"]]
     assert 1 < len(taken) < 12
@@ -208,7 +208,7 @@ def test_virtual_nodes_of_a_simulation_keep_no_account(tmp_path: Path) -> None:
 def training_ask(experiment: Experiment, client: str) -> WireMessage:
     backend = experiment.backend
     assert isinstance(backend, FlowerBackend)
-    return backend.message_for(Encoder(), experiment.server.ask("train", [client]), client)
+    return backend.message_for(Encoder(), experiment.server.request("train", [client]), client)
 
 
 def test_the_command_shows_an_account_by_run(tmp_path: Path, polyfed: Command) -> None:

@@ -55,7 +55,7 @@ class FakeGrid:
     settings: Settings
     home: Path
     configs: Mapping[int, Mapping[str, Any]]
-    meddle: Meddler = lambda asked, answered: answered
+    meddle: Meddler = lambda context, answered: answered
     offline: set[int] = field(default_factory=set)
     answers: dict[str, Message] = field(default_factory=dict)
     numbers: Iterable[int] = field(default_factory=itertools.count)

@@ -239,7 +239,7 @@ class Trial:
                 end(process)
 
     def stop_node(self, number: int) -> None:
-        """Ask a SuperNode to stop; it says goodbye, so that it may come back at once."""
+        """Request a SuperNode to stop; it says goodbye, so that it may come back at once."""
         self.node(number).handle.terminate()
         self.node(number).wait(STOP_LIMIT)
         self.kill_node(number)

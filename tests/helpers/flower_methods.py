@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed import Array, Ask, Client, Facts, Method, Number, Part, Payload, Server, register
-from polyfed.core.rounds import Talk, conversation, standard_round
+from polyfed import Array, Client, Facts, Method, Number, Part, Payload, Request, Server, register
+from polyfed.core.rounds import Exchange, exchange, standard_round
 
 
 def measure(client: Client, payload: Payload) -> Payload:
@@ -23,14 +23,14 @@ def measure(client: Client, payload: Payload) -> Payload:
     return Payload(extras={"asked": client.memory["asked"], "mean": first.mean()})
 
 
-@conversation(uses=standard_round.uses)
-def three_exchanges(server: Server) -> Talk[None]:
+@exchange(uses=standard_round.uses)
+def three_exchanges(server: Server) -> Exchange[None]:
     """Two questions that build on each other, then training."""
-    told: dict[str, Any] = server.remember("told", dict)
+    told: dict[str, Any] = server.persistent("told", dict)
     for step in (1, 2):
-        chosen = server.sample()
+        chosen = server.sample_clients()
         payloads = {client: Payload(server.outgoing(client), {"step": step}) for client in chosen}
-        replies = yield Ask("measure", payloads, round=server.round, attempt=server.attempt)
+        replies = yield Request("measure", payloads, round=server.round, attempt=server.attempt)
         for reply in replies:
             told[f"{server.round} {step} {reply.client}"] = [reply.extras["asked"], reply.extras["mean"]]
     yield from standard_round(server)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from helpers.flower_harness import Ended, HarnessError, Process, Trial
-from polyfed.core.rounds import Ask
+from polyfed.core.rounds import Request
 from polyfed.flower.app import write_app
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.lifecycle import train_run
@@ -109,5 +109,5 @@ def in_process(settings: Settings, lost: Collection[tuple[int, str]] = ()) -> Re
     return train_run(experiment, None)
 
 
-def _lost(ask: Ask, client: str, lost: Collection[tuple[int, str]]) -> bool:
-    return ask.what == "train" and (ask.round, client) in lost
+def _lost(request: Request, client: str, lost: Collection[tuple[int, str]]) -> bool:
+    return request.what == "train" and (request.round, client) in lost

@@ -122,8 +122,8 @@ def honest_ask(settings: Settings, folder: Path, what: str = "train") -> WireMes
     configs = {number: {"data": DATA, "domain": name} for number, name in enumerate(DOMAINS[:2], 1)}
     experiment = over(FakeGrid(settings, folder / "grid", configs), settings)
     assert isinstance(experiment.backend, FlowerBackend)
-    client = experiment.server.ids[0]
-    return experiment.backend.message_for(Encoder(), experiment.server.ask(what, [client]), client)
+    client = experiment.server.client_ids[0]
+    return experiment.backend.message_for(Encoder(), experiment.server.request(what, [client]), client)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from polyfed.core.method import as_method
-from polyfed.core.rounds import Ask, Reply
+from polyfed.core.rounds import Reply, Request
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.replay import Change, Replay, mutations, with_extras
 from polyfed.settings import Settings
@@ -88,8 +88,8 @@ def fuzzed(names: list[str], trials: int, seed: int) -> Iterator[tuple[str, int,
 def one_mutated(where: tuple[str, int, str], stream: random.Random, alone: bool) -> Change:
     """Changes the replies of one client to one question of one round. Where there is no other client, its second try is good."""
 
-    def change(ask: Ask, reply: Reply) -> Reply:
-        hit = (ask.what, ask.round, reply.client) == where and not (alone and ask.attempt)
+    def change(request: Request, reply: Reply) -> Reply:
+        hit = (request.what, request.round, reply.client) == where and not (alone and request.attempt)
         return mutated(reply, stream) if hit else reply
 
     return change

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from polyfed.flower.wire.descriptions import MOST_SAMPLES
+from polyfed.flower.wire.descriptions import MAX_SAMPLES
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -13,7 +13,7 @@ ODD_NODES: dict[str, tuple[Change, str]] = {
     "another class list": (lambda told: told | {"classes": ["x", *told["classes"][1:]]}, "All nodes need the same classes"),
     "zero samples": (lambda told: told | {"class_counts": [0] * len(told["classes"]), "samples": 0}, "it has no training examples"),
     "counts of 1e12": (lambda told: told | {"class_counts": [10**12] * len(told["classes"])}, "class_counts takes counts from 0"),
-    "counts that add up": (lambda told: told | {"class_counts": [MOST_SAMPLES] * len(told["classes"])}, "add up to"),
+    "counts that add up": (lambda told: told | {"class_counts": [MAX_SAMPLES] * len(told["classes"])}, "add up to"),
     "more samples than counts": (lambda told: told | {"samples": told["samples"] + 1}, "add up to"),
     "no task": (lambda told: told | {"task": "guessing"}, "there is no task"),
     "another task": (lambda told: told | {"task": "regression"}, "regression counts none"),

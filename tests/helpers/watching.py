@@ -9,7 +9,7 @@ import pytest
 
 from polyfed.backends.base import Outcome
 from polyfed.backends.in_process import InProcess
-from polyfed.core.rounds import Ask, Observer, Reply
+from polyfed.core.rounds import Observer, Reply, Request
 from polyfed.runs.callbacks.callback import Callback, RunState
 from polyfed.runs.experiment import Experiment
 
@@ -34,14 +34,14 @@ class Messages(Callback):
         self.texts.append(text)
 
 
-def messages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Ask, Reply]]:
+def messages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Request, Reply]]:
     """Every message from now on, as it is answered."""
-    seen: list[tuple[Ask, Reply]] = []
-    ask_clients = InProcess.__call__
+    seen: list[tuple[Request, Reply]] = []
+    send_request = InProcess.__call__
 
-    def watch(self: InProcess, ask: Ask) -> Any:
-        for reply in ask_clients(self, ask):
-            seen.append((ask, reply))
+    def watch(self: InProcess, request: Request) -> Any:
+        for reply in send_request(self, request):
+            seen.append((request, reply))
             yield reply
 
     monkeypatch.setattr(InProcess, "__call__", watch)
@@ -53,10 +53,10 @@ def watched(experiment: Experiment) -> dict[tuple[int, str], tuple[set[str], set
     seen: dict[tuple[int, str], tuple[set[str], set[str]]] = {}
     outcomes = experiment.backend.outcomes
 
-    def watch(ask: Ask, clients: Sequence[str]) -> Iterator[Outcome]:
-        for made in outcomes(ask, clients):
+    def watch(request: Request, clients: Sequence[str]) -> Iterator[Outcome]:
+        for made in outcomes(request, clients):
             assert made.payload is not None
-            seen[ask.round, ask.what] = (set(ask.payloads[made.client].entries), set(made.payload.entries))
+            seen[request.round, request.what] = (set(request.payloads[made.client].entries), set(made.payload.entries))
             yield made
 
     experiment.backend.outcomes = watch  # type: ignore[method-assign]
@@ -64,15 +64,15 @@ def watched(experiment: Experiment) -> dict[tuple[int, str], tuple[set[str], set
     return seen
 
 
-def exchanges(experiment: Experiment, observers: Sequence[Observer] = ()) -> list[tuple[Ask, dict[str, Reply]]]:
+def exchanges(experiment: Experiment, observers: Sequence[Observer] = ()) -> list[tuple[Request, dict[str, Reply]]]:
     """Train, and give every question of it with the replies."""
-    seen: list[tuple[Ask, dict[str, Reply]]] = []
+    seen: list[tuple[Request, dict[str, Reply]]] = []
     reply = experiment.backend.taken
 
-    def watch(ask: Ask, outcome: Any) -> Any:
-        made = reply(ask, outcome)
-        if not seen or seen[-1][0] is not ask:
-            seen.append((ask, {}))
+    def watch(request: Request, outcome: Any) -> Any:
+        made = reply(request, outcome)
+        if not seen or seen[-1][0] is not request:
+            seen.append((request, {}))
         seen[-1][1][outcome.client] = made  # type: ignore[assignment]
         return made
 

@@ -15,7 +15,7 @@ from helpers.paths import PACKAGE
 from polyfed.core.client import Client, Step
 from polyfed.core.method import Facts, Method, methods, parse
 from polyfed.core.part import Part
-from polyfed.core.replies import Asked
+from polyfed.core.replies import RequestContext
 from polyfed.core.rounds import Reply
 from polyfed.core.server import Server
 from polyfed.core.sharing import Rule, batch_norm, keep_local
@@ -118,8 +118,8 @@ def leak_labels(client: Client) -> dict[str, object]:
     return {"labels": client.data.train.labels}
 
 
-def labels_shape(asked: Asked) -> tuple[int, ...]:
-    return (asked.info.samples,)
+def labels_shape(context: RequestContext) -> tuple[int, ...]:
+    return (context.info.samples,)
 
 
 LABELS = Array(labels_shape, torch.int64, 0, 2)
@@ -130,7 +130,7 @@ class Anything:
 
     required = True
 
-    def problem(self, value: object, asked: Asked) -> str:
+    def problem(self, value: object, context: RequestContext) -> str:
         return ""
 
 
@@ -147,7 +147,7 @@ class Stepping(Part):
     """Steps a remembered number in place as soon as a reply is weighed, so a repeated round begins one further."""
 
     def __call__(self, server: Server, reply: Reply) -> float:
-        counted = server.remember("counted", lambda: {"replies": 0})
+        counted = server.persistent("counted", lambda: {"replies": 0})
         counted["replies"] += 1
         return 1.0 + counted["replies"] % 5
 

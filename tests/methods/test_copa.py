@@ -14,7 +14,7 @@ from helpers.tiny_runs import built, client_of, prepared_batch, trained
 from helpers.watching import exchanges
 from polyfed.core.client import Step
 from polyfed.core.method import Facts, Method
-from polyfed.core.rounds import Ask, Reply
+from polyfed.core.rounds import Reply, Request
 from polyfed.core.sharing import head, upload_only
 from polyfed.core.workbench import forward_with_features
 from polyfed.errors import ModelError
@@ -66,7 +66,7 @@ def test_heads_go_up_and_all_other_heads_come_down() -> None:
 def test_the_term_is_the_sum_over_the_other_heads_and_leaves_the_own_head_alone() -> None:
     experiment = trained("copa(weight=0.5)", rounds=1)
     client = client_of(experiment, round_number=2)
-    client.extras = experiment.server.message(client.id).extras
+    client.extras = experiment.server.training_payload(client.id).extras
     client.model.zero_grad()
     x, y = prepared_batch(client)
     step = Step(client, 0, x, y)
@@ -109,8 +109,8 @@ def test_a_rejected_reply_files_no_head() -> None:
     experiment = built("copa", rounds=1, min_share=0.3)
     reply = experiment.backend.taken
 
-    def spoil(ask: Ask, outcome: Any) -> Any:
-        made = reply(ask, outcome)
+    def spoil(request: Request, outcome: Any) -> Any:
+        made = reply(request, outcome)
         if made is not None and outcome.client == "small":
             made.payload.entries["head.bias"].fill_(float("nan"))
         return made

@@ -107,7 +107,7 @@ def test_noise_at_the_client_and_at_the_server_have_their_scales() -> None:
     at_server = built(PLAIN)
     step, server = at_server.method.server_step, at_server.server
     assert isinstance(step, AddNoise)
-    server.memory[MEMORY], server.absorbed = {"clip": 2.0}, 4
+    server.memory[MEMORY], server.num_aggregated = {"clip": 2.0}, 4
     counter = "stem.1.num_batches_tracked"
     found = step(server, {"head.weight": torch.zeros(10_000), counter: torch.tensor(3), "stem.1.running_var": torch.zeros(50)})
     assert float(found["head.weight"].std()) == pytest.approx(2.0 * z / 4, rel=4 / math.sqrt(2 * 10_000))
@@ -120,7 +120,7 @@ def test_a_question_before_training_does_not_halve_the_noise(monkeypatch: pytest
     original = AddNoise.__call__
 
     def noting(self: AddNoise, server: Server, aggregate: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        counted.append(server.absorbed)
+        counted.append(server.num_aggregated)
         return original(self, server, aggregate)
 
     monkeypatch.setattr(AddNoise, "__call__", noting)

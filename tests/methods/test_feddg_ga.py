@@ -57,7 +57,7 @@ def test_feddg_ga_pairs_a_round_with_the_model_it_was_averaged_to(monkeypatch: p
 
 def test_feddg_ga_repeats_a_round_from_the_weights_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = trained("feddg_ga(step=0.9)", rounds=3).server
-    absorb, failed = Server.absorb, []
+    aggregate, failed = Server.aggregate, []
 
     def failing_once(server: Server, replies: Any) -> None:
         if server.round == 2 and not failed:
@@ -65,7 +65,7 @@ def test_feddg_ga_repeats_a_round_from_the_weights_before_it(monkeypatch: pytest
             raise TooFewReplies("nobody answered")
         absorb(server, replies)
 
-    monkeypatch.setattr(Server, "absorb", failing_once)
+    monkeypatch.setattr(Server, "aggregate", failing_once)
     repeated = trained("feddg_ga(step=0.9)", rounds=3).server
     assert failed == [dict.fromkeys(SIZES, 2)] and repeated.attempt == whole.attempt == 0
     assert repeated.memory["feddg_ga"] == whole.memory["feddg_ga"]

@@ -316,13 +316,13 @@ def test_a_repeated_decoupled_round_starts_from_the_same_statistics() -> None:
     experiment = built('fixbn(freeze_at=1.0, stage_one="decoupled")', rounds=1, retries=1)
     plain = built('fixbn(freeze_at=1.0, stage_one="decoupled")', rounds=1)
     plain.train()
-    absorb, calls = experiment.server.absorb, []
+    absorb, calls = experiment.server.aggregate, []
 
     def fail_once(replies: Any) -> None:
         calls.append(1)
         absorb(() if len(calls) == 1 else replies)
 
-    experiment.server.absorb = fail_once  # type: ignore[method-assign]
+    experiment.server.aggregate = fail_once  # type: ignore[method-assign]
     experiment.train()
     assert len(calls) == 2 and Result(experiment, []).digest == Result(plain, []).digest
 

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from polyfed.core.entries import entries_of
 from polyfed.core.method import Method, parse
 from polyfed.core.reducers import CollectedReducer
-from polyfed.core.rounds import Ask, Payload, Reply, converse
+from polyfed.core.rounds import Payload, Reply, Request, run_exchange
 from polyfed.core.seeds import generator
 from polyfed.core.sharing import head, reduce_with
 from polyfed.errors import DataError, JoinError, ModelError, OptionError, TooFewReplies
@@ -275,20 +275,20 @@ def broken(reply: Reply, name: str = "head.weight") -> Reply:
 
 
 def delivered(made: Experiment, spoil: frozenset[str] = frozenset(), lose: frozenset[str] = frozenset()) -> Any:
-    def ask_clients(ask: Ask) -> Iterator[Reply]:
-        for reply in made.backend(ask):
+    def send_request(request: Request) -> Iterator[Reply]:
+        for reply in made.backend(request):
             if reply.client not in lose:
                 yield broken(reply) if reply.client in spoil else reply
 
-    return ask_clients
+    return send_request
 
 
 @pytest.mark.parametrize("text", ["hfedf", "pfedhn"])
 def test_bad_and_missing_replies_are_skipped(text: str) -> None:
     spoilt, lost = experiment(text), experiment(text)
     for made, how in ((spoilt, {"spoil": frozenset({"middle"})}), (lost, {"lose": frozenset({"middle"})})):
-        made.server.begin(1, 0)
-        converse(made.method.round(made.server), made.asking(delivered(made, **how)))  # type: ignore[arg-type, misc]
+        made.server.start_round(1, 0)
+        run_exchange(made.method.round(made.server), made.asking(delivered(made, **how)))  # type: ignore[arg-type, misc]
     assert list(spoilt.server.rejected) == ["middle"] and not lost.server.rejected
     for one, two in zip(maker_of(spoilt).network.parameters(), maker_of(lost).network.parameters(), strict=True):
         assert torch.equal(one, two)
@@ -297,12 +297,12 @@ def test_bad_and_missing_replies_are_skipped(text: str) -> None:
 @pytest.mark.parametrize("text", ["hfedf", "pfedhn"])
 def test_too_few_replies_leave_everything_as_it_was(text: str) -> None:
     made = trained(text, rounds=1)
-    before = copy.deepcopy(made.server.remembered())
+    before = copy.deepcopy(made.server.memory_state())
     state = dict(made.server.state)
-    made.server.begin(2, 0)
+    made.server.start_round(2, 0)
     with pytest.raises(TooFewReplies, match="1 of 3"):
-        converse(made.method.round(made.server), made.asking(delivered(made, lose=frozenset({"big", "small"}))))  # type: ignore[misc]
-    assert torch_equal(before, made.server.remembered())
+        run_exchange(made.method.round(made.server), made.asking(delivered(made, lose=frozenset({"big", "small"}))))  # type: ignore[misc]
+    assert torch_equal(before, made.server.memory_state())
     assert all(torch.equal(state[name], made.server.state[name]) for name in state)
 
 
@@ -317,14 +317,14 @@ def torch_equal(one: Any, two: Any) -> bool:
 # --- What travels. ---
 
 
-def watched(made: Experiment) -> list[tuple[Ask, list[Reply]]]:
-    seen: list[tuple[Ask, list[Reply]]] = []
-    ask_clients = made.backend.__class__.__call__
+def watched(made: Experiment) -> list[tuple[Request, list[Reply]]]:
+    seen: list[tuple[Request, list[Reply]]] = []
+    send_request = made.backend.__class__.__call__
 
-    def watch(self: Any, ask: Ask) -> Iterator[Reply]:
+    def watch(self: Any, request: Request) -> Iterator[Reply]:
         replies: list[Reply] = []
-        seen.append((ask, replies))
-        for reply in ask_clients(self, ask):
+        seen.append((request, replies))
+        for reply in send_request(self, request):
             replies.append(reply)
             yield reply
 

@@ -20,7 +20,7 @@ def stepped(method: str, steps: int = 3) -> tuple[list[State], list[State]]:
     server, stream = experiment.server, torch.Generator().manual_seed(1)
     states, aggregates = [dict(server.state)], []
     for number in range(1, steps + 1):
-        server.begin(number, 0)
+        server.start_round(number, 0)
         made = {
             n: v + 0.01 * torch.randn(v.shape, generator=stream) if v.is_floating_point() else v + 1 for n, v in states[-1].items()
         }

@@ -20,7 +20,7 @@ from helpers.tiny_runs import State, built, client_of
 from helpers.watching import exchanges
 from polyfed.core.data_types import ArrayExamples, Federation
 from polyfed.core.method import parse
-from polyfed.core.rounds import Ask, Reply
+from polyfed.core.rounds import Reply, Request
 from polyfed.errors import SettingError
 from polyfed.methods.fedwon import is_norm
 from polyfed.models.layers.norms import XAN, JSBatchNorm, james_stein
@@ -70,9 +70,11 @@ def watched(method: str, federation: Federation, **changes: Any) -> Run:
     return Run(experiment, [message for ask, replies in seen for message in both_ways(ask, replies)], states)
 
 
-def both_ways(ask: Ask, replies: dict[str, Reply]) -> list[tuple[int, str, State, State]]:
-    assert ask.what == "train" and not any(ask.payloads[client].extras or reply.extras for client, reply in replies.items())
-    return [(ask.round, client, dict(ask.payloads[client].entries), dict(reply.entries)) for client, reply in replies.items()]
+def both_ways(request: Request, replies: dict[str, Reply]) -> list[tuple[int, str, State, State]]:
+    assert request.what == "train" and not any(request.payloads[client].extras or reply.extras for client, reply in replies.items())
+    return [
+        (request.round, client, dict(request.payloads[client].entries), dict(reply.entries)) for client, reply in replies.items()
+    ]
 
 
 def assert_travels_as_planned(run: Run) -> None:
@@ -257,7 +259,7 @@ def test_skewed_labels(method: str) -> None:
     stream = torch.Generator().manual_seed(0)
     y = torch.arange(90) % 3
     x = torch.rand(90, 3, 8, 8, generator=stream) + torch.nn.functional.one_hot(y, 3).float()[:, :, None, None]
-    settings = Settings(partition="dirichlet(clients=5, alpha=0.5, least=2)")
+    settings = Settings(partition="dirichlet(clients=5, alpha=0.5, minimum=2)")
     federation = build_federation({"only": ((x, y), (x[:9], y[:9]))}, settings)
     shares = torch.stack([torch.bincount(client.train.labels, minlength=3) for client in federation.clients]).double()
     assert (shares / shares.sum(1, keepdim=True)).std(0).max() > 0.1, "labels are skewed"

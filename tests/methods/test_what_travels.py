@@ -10,11 +10,11 @@ import torch
 from helpers.tiny_entries import AFFINE, PLAIN, STATISTICS, under
 from helpers.tiny_runs import trained
 from helpers.watching import messages
-from polyfed.core.rounds import Ask, Reply
+from polyfed.core.rounds import Reply, Request
 from polyfed.testing import SIZES
 
 
-def in_order(seen: list[tuple[Ask, Reply]]) -> list[tuple[int, str, str]]:
+def in_order(seen: list[tuple[Request, Reply]]) -> list[tuple[int, str, str]]:
     return [(ask.round, ask.what, reply.client) for ask, reply in seen]
 
 

@@ -91,12 +91,12 @@ def test_a_checkpoint_holds_its_round_whatever_the_next_one_changes_in_place(
         client.memory.setdefault("seen", torch.zeros(2)).add_(1)
 
     def at_the_server(server: Server, extras: Mapping[str, Any]) -> None:
-        server.remember("sum", lambda: torch.zeros(3)).add_(1)
+        server.persistent("sum", lambda: torch.zeros(3)).add_(1)
         with torch.no_grad():
-            server.remember("module", lambda: torch.nn.Linear(2, 2)).weight.add_(1)
+            server.persistent("module", lambda: torch.nn.Linear(2, 2)).weight.add_(1)
         for value in server.state.values():
             value.add_(1)
-        server.remember("deep", lambda: {"list": [0]})["list"].append(server.round)
+        server.persistent("deep", lambda: {"list": [0]})["list"].append(server.round)
         if server.round == 2:
             changed_again.set()
 
@@ -158,7 +158,7 @@ def test_values_changed_in_place_against_the_rule_are_not_vouched_for(tmp_path: 
 
 def test_what_cannot_be_written_is_said_in_the_round_it_is_found(tmp_path: Path) -> None:
     def remember(server: Server, extras: Mapping[str, Any]) -> None:
-        server.remember("odd", lambda: {"f": remember})
+        server.persistent("odd", lambda: {"f": remember})
 
     with pytest.raises(TypeError, match="found function"):
         train_run(experiment_of(Method("odd", after_round=(remember,)), rounds=1), RunFolder(tmp_path / "run"))

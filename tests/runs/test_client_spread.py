@@ -9,7 +9,7 @@ import torch
 
 from helpers.tiny_runs import built, trained
 from polyfed.runs.callbacks.training_metrics import (
-    MOST_CLIENTS,
+    MAX_CLIENTS,
     SPREAD,
     StatisticsDrift,
     differing_entries,
@@ -37,7 +37,7 @@ def test_local_layers_are_those_that_clients_keep() -> None:
     experiment = trained("fedbn")
     found = lines_of(experiment)
     assert set(found) == {"norm_affine", "norm_stat"}
-    models = [dict(experiment.backend.state_of(client).entries) for client in experiment.server.ids]
+    models = [dict(experiment.backend.state_of(client).entries) for client in experiment.server.client_ids]
     for kind, named in found.items():
         names = [name for name, entry in experiment.bench.plan.entries.items() if entry.kind == kind and name in models[0]]
         assert named == pytest.approx(numbers(models, names), rel=1e-4)
@@ -47,7 +47,7 @@ def test_generated_models_are_those_that_are_sent() -> None:
     experiment = trained("hfedf")
     found = lines_of(experiment)
     assert {"weight", "head", "norm_affine", "norm_stat"} == set(found)
-    models = [experiment.server.outgoing(client) for client in experiment.server.ids]
+    models = [experiment.server.outgoing(client) for client in experiment.server.client_ids]
     names = [name for name, entry in experiment.bench.plan.entries.items() if entry.kind == "weight"]
     assert found["weight"] == pytest.approx(numbers(models, names), rel=1e-4)
 
@@ -68,20 +68,20 @@ def test_every_round_of_a_run_is_written_down(tmp_path: Path) -> None:
 
 
 def test_of_many_clients_a_few_are_looked_at() -> None:
-    experiment = built("fedbn", {f"c{number:03d}": 2 for number in range(5 * MOST_CLIENTS + 3)})
+    experiment = built("fedbn", {f"c{number:03d}": 2 for number in range(5 * MAX_CLIENTS + 3)})
     read: list[str] = []
     state_of = experiment.backend.state_of
     experiment.backend.state_of = lambda client: (read.append(client), state_of(client))[1]  # type: ignore[method-assign]
     assert set(lines_of(experiment)) == {"norm_affine", "norm_stat"}
-    assert len(set(read)) == len(read) == MOST_CLIENTS
+    assert len(set(read)) == len(read) == MAX_CLIENTS
     assert (read[0], read[-1] > "c090") == ("c000", True)
 
 
 def test_the_drift_of_statistics_looks_at_the_same_few() -> None:
-    experiment = built("fedbn", {f"c{number:03d}": 2 for number in range(5 * MOST_CLIENTS + 3)})
+    experiment = built("fedbn", {f"c{number:03d}": 2 for number in range(5 * MAX_CLIENTS + 3)})
     read: list[str] = []
     state_of = experiment.backend.state_of
     experiment.backend.state_of = lambda client: (read.append(client), state_of(client))[1]  # type: ignore[method-assign]
     drift = StatisticsDrift(experiment.bench.plan, experiment.server, experiment.backend)
     drift.lines(experiment.server, experiment.backend)
-    assert set(read) <= set(few_clients(experiment.server)) and len(read) <= 2 * MOST_CLIENTS
+    assert set(read) <= set(few_clients(experiment.server)) and len(read) <= 2 * MAX_CLIENTS

@@ -15,7 +15,7 @@ from helpers.command_line import SHORT, Command, says
 from helpers.report_page import words
 from polyfed.core.client import Client
 from polyfed.core.method import Facts, Method, parse
-from polyfed.core.rounds import Talk
+from polyfed.core.rounds import Exchange
 from polyfed.core.server import Server
 from polyfed.runs import costs as meter
 from polyfed.runs.costs import Costs
@@ -129,7 +129,7 @@ def test_a_big_buffer_in_training_shows_in_the_peak_one_in_evaluation_does_not()
     def in_training(client: Client) -> None:
         fill_memory()
 
-    def in_evaluation(server: Server) -> Talk[None]:
+    def in_evaluation(server: Server) -> Exchange[None]:
         fill_memory()
         return
         yield
@@ -156,7 +156,7 @@ def test_cpu_seconds_of_training_without_evaluations() -> None:
     def in_training(client: Client) -> None:
         burn(0.05)
 
-    def in_evaluation(server: Server) -> Talk[None]:
+    def in_evaluation(server: Server) -> Exchange[None]:
         burn(0.3)
         return
         yield

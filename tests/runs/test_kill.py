@@ -110,7 +110,7 @@ def test_no_stateful_method_is_left_out() -> None:
     found = []
     for name in sorted(methods.names()):
         experiment = trained(as_trained(name))
-        if experiment.backend.client_states or experiment.server.remembered():
+        if experiment.backend.client_states or experiment.server.memory_state():
             found.append(name)
     assert tuple(found) == STATEFUL
     assert len(found) * POINTS >= 100

@@ -75,7 +75,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> None:
         if split != "validation":
             return original(self, split, newcomer, in_detail)
         number = {0.5: 3, 0.02: 2}.get(self.settings.lr, self.server.round)
-        return [Row("validation", client, client, scored(ANSWERS[number]).results()) for client in self.server.ids]
+        return [Row("validation", client, client, scored(ANSWERS[number]).results()) for client in self.server.client_ids]
 
     monkeypatch.setattr(Experiment, "evaluate", evaluate)
 

@@ -52,7 +52,7 @@ def test_the_models_of_a_run_are_there_without_its_data(method: str, images: Pat
     assert [client.domains for client in found.experiment.federation.clients] == [
         client.domains for client in trained.experiment.federation.clients
     ]
-    for client in trained.experiment.server.ids:
+    for client in trained.experiment.server.client_ids:
         assert same(found.model_for(client), trained.model_for(client))
     if method != "copa":  # which has no single model for newcomers
         assert same(found.newcomer(), trained.newcomer())

@@ -37,7 +37,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> dict[int, set[str]]:
     def given(self: Experiment, split: str = "test", newcomer: str | None = None, in_detail: bool = False) -> list[Row]:
         number = self.server.round
         if split == "validation":
-            heard = [client for client in self.server.ids if client not in quiet.get(number, ())]
+            heard = [client for client in self.server.client_ids if client not in quiet.get(number, ())]
             return [Row("validation", client, client, {"accuracy": VALUES[number]}) for client in heard]
         return original(self, split, newcomer, in_detail)
 
@@ -221,9 +221,9 @@ def test_what_clients_have_trained_is_scored_before_it_is_averaged(method: str) 
     experiment = local_selection(method, {"a": 12, "b": 6}, rounds=1)
     trained: dict[str, dict[str, Any]] = {}
 
-    def noting(ask_clients: Any) -> Any:
+    def noting(send_request: Any) -> Any:
         def ask(question: Any) -> Any:
-            for reply in ask_clients(question):
+            for reply in send_request(question):
                 trained[reply.client] = {name: value.detach().clone() for name, value in experiment.bench.live.items()}
                 yield reply
 
@@ -288,7 +288,7 @@ def given_tests(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             "class_counts": [10],
             "class_right": [round(10 * value)],
         }
-        return [Row("seen", client, client, {**numbers, **detail}) for client in self.server.ids]
+        return [Row("seen", client, client, {**numbers, **detail}) for client in self.server.client_ids]
 
     monkeypatch.setattr(Experiment, "evaluate", given)
     return scored

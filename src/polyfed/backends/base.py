@@ -15,9 +15,9 @@ from typing import Protocol
 
 from polyfed.backends.client_store import ClientStore
 from polyfed.core.data_types import ClientData
-from polyfed.core.rounds import TRAINING, Ask, Payload, Reply, Transaction
+from polyfed.core.rounds import TRAINING, Payload, Reply, Request, Transaction
 from polyfed.core.seeds import chooser
-from polyfed.core.server import ClientInfo, in_fixed_order
+from polyfed.core.server import ClientInfo, canonical_order
 from polyfed.core.workbench import ClientState, Workbench, client_digest
 
 log = logging.getLogger("polyfed")
@@ -58,8 +58,8 @@ class Backend(Transaction, Protocol):
     @client_states.setter
     def client_states(self, states: Mapping[str, ClientState]) -> None: ...
 
-    def __call__(self, ask: Ask) -> Iterator[Reply]:
-        """Ask the clients; replies come lazily, in the fixed order. A client that fails is left out, with a warning."""
+    def __call__(self, request: Request) -> Iterator[Reply]:
+        """Request the clients; replies come lazily, in the fixed order. A client that fails is left out, with a warning."""
 
     def state_of(self, client: str) -> ClientState:
         """What a client keeps, as of the last committed round; an error where it cannot be read here."""
@@ -114,7 +114,7 @@ class StagingBackend(abc.ABC):
 
     def replace_data(self, clients: Collection[ClientData]) -> None:
         self.data: Mapping[str, ClientData] = {client.id: client for client in clients}
-        self.infos: Sequence[ClientInfo] = in_fixed_order(map(ClientInfo.of, clients))
+        self.infos: Sequence[ClientInfo] = canonical_order(map(ClientInfo.from_data, clients))
         self.place = {info.id: place for place, info in enumerate(self.infos)}
 
     @property
@@ -125,24 +125,24 @@ class StagingBackend(abc.ABC):
     def client_states(self, states: Mapping[str, ClientState]) -> None:
         self._client_states = ClientStore(states)
 
-    def __call__(self, ask: Ask) -> Iterator[Reply]:
-        asked = sorted((client for client in ask.payloads if client in self.place), key=self.place.__getitem__)
-        for outcome in self.outcomes(ask, [client for client in asked if not self.drops_out(ask, client)]):
-            reply = self.taken(ask, outcome)
+    def __call__(self, request: Request) -> Iterator[Reply]:
+        asked = sorted((client for client in request.payloads if client in self.place), key=self.place.__getitem__)
+        for outcome in self.outcomes(request, [client for client in asked if not self.drops_out(request, client)]):
+            reply = self.taken(request, outcome)
             if reply is not None:
                 yield reply
 
     @abc.abstractmethod
-    def outcomes(self, ask: Ask, clients: Sequence[str]) -> Iterator[Outcome]:
+    def outcomes(self, request: Request, clients: Sequence[str]) -> Iterator[Outcome]:
         """What comes of the question at each of these clients, in their order."""
 
-    def taken(self, ask: Ask, outcome: Outcome) -> Reply | None:
+    def taken(self, request: Request, outcome: Outcome) -> Reply | None:
         """Stage what the client keeps, and pass its answer on; None for a client that is left out."""
         name, state = outcome.client, outcome.state
         if outcome.payload is None:
-            log.warning("Round %d: client %s is dropped: %s", ask.round, name, outcome.problem)
+            log.warning("Round %d: client %s is dropped: %s", request.round, name, outcome.problem)
             return None
-        if ask.purpose == TRAINING and (state.entries or state.memory or name in self.staged or name in self.client_states):
+        if request.purpose == TRAINING and (state.entries or state.memory or name in self.staged or name in self.client_states):
             self.staged[name] = state
         if outcome.loss is not None:
             self.losses[name] = outcome.loss
@@ -150,14 +150,14 @@ class StagingBackend(abc.ABC):
             self.validations[name] = outcome.validation
         return Reply(name, outcome.payload, self.infos[self.place[name]].samples)
 
-    def drops_out(self, ask: Ask, client: str) -> bool:
+    def drops_out(self, request: Request, client: str) -> bool:
         """Whether this client is simulated to fail in this round."""
         rate = self.bench.settings.drop
-        if rate == 0 or ask.purpose != TRAINING or ask.round == 0:
+        if rate == 0 or request.purpose != TRAINING or request.round == 0:
             return False
-        lost = chooser(self.bench.settings.seed, "drop", ask.round, ask.attempt, client).random() < rate
+        lost = chooser(self.bench.settings.seed, "drop", request.round, request.attempt, client).random() < rate
         if lost:
-            log.debug("Round %d: client %s drops out (simulated).", ask.round, client)
+            log.debug("Round %d: client %s drops out (simulated).", request.round, client)
         return lost
 
     def commit(self, without: Collection[str] = ()) -> None:

@@ -31,7 +31,7 @@ from polyfed.errors import ClientFailure, SettingError
 log = logging.getLogger("polyfed")
 
 FOLDER = "POLYFED_COMPILED"
-MOST_PROGRAMS = 4
+MAX_PROGRAMS = 4
 STEPS_TO_WARM_UP = 2
 SECONDS_TO_COMPILE, SHARE_SAVED = 60.0, 0.2
 MOMENTUM = "momentum_buffer"
@@ -141,9 +141,9 @@ class Compiled:
         key = (rows.key, tuple(x.shape), x.dtype, tuple(y.shape))
         if key in self.programs:
             return self.programs[key]
-        if len(self.programs) >= MOST_PROGRAMS:
-            if len(self.programs) == MOST_PROGRAMS:
-                log.info("Steps of further shapes are not compiled: there are %d programs already.", MOST_PROGRAMS)
+        if len(self.programs) >= MAX_PROGRAMS:
+            if len(self.programs) == MAX_PROGRAMS:
+                log.info("Steps of further shapes are not compiled: there are %d programs already.", MAX_PROGRAMS)
             self.programs[key] = None
             return None
         began = time.perf_counter()

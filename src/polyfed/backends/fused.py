@@ -27,7 +27,7 @@ from polyfed.backends.stacked import Key, Stack, Trainee
 from polyfed.core.client import Client, answer, batch_indices, local_validation
 from polyfed.core.data_types import ClientData, Preparation
 from polyfed.core.method import Method
-from polyfed.core.rounds import Ask, Payload
+from polyfed.core.rounds import Payload, Request
 from polyfed.core.slots import ONE_BY_ONE
 from polyfed.core.workbench import ClientState, Workbench, sent_to
 from polyfed.errors import Declined, NotFinite, SettingError
@@ -55,13 +55,13 @@ class Fused(InProcess):
         self.largest: int | None = None
         self.compiled = compiled_steps(bench)
 
-    def outcomes(self, ask: Ask, clients: Sequence[str]) -> Iterator[Outcome]:
+    def outcomes(self, request: Request, clients: Sequence[str]) -> Iterator[Outcome]:
         """What comes of the question at each client; in training, groups of clients are worked out together."""
-        if ask.what != "train" or "train" in self.bench.method.answers:
-            yield from super().outcomes(ask, clients)
+        if request.what != "train" or "train" in self.bench.method.answers:
+            yield from super().outcomes(request, clients)
             return
         for group in self.groups(clients):
-            yield from self.outcomes_of(ask, group)
+            yield from self.outcomes_of(request, group)
 
     def groups(self, clients: Sequence[str]) -> Iterator[Sequence[str]]:
         """Neighbours with equal batch sizes, in even groups that fit into memory."""
@@ -87,25 +87,27 @@ class Fused(InProcess):
             self.largest = max(1, min(CLIENTS_TOGETHER, BYTES_TOGETHER // bytes_of_a_step(self.bench, self.data[name])))
         return self.largest
 
-    def outcomes_of(self, ask: Ask, group: Sequence[str]) -> Iterator[Outcome]:
+    def outcomes_of(self, request: Request, group: Sequence[str]) -> Iterator[Outcome]:
         """Train a group together, or one by one where that is all that can be done."""
         if len(group) == 1:
-            yield from super().outcomes(ask, group)
+            yield from super().outcomes(request, group)
             return
         try:
-            trainees = [self.begun(ask, name) for name in group]
+            trainees = [self.begun(request, name) for name in group]
         except (NotFinite, Declined):
             trainees = []
         keys = {trainee.key for trainee in trainees}
-        if len(keys) != 1 or self.why_not(ask, group, keys.pop()):
-            yield from super().outcomes(ask, group)
+        if len(keys) != 1 or self.why_not(request, group, keys.pop()):
+            yield from super().outcomes(request, group)
             return
         stack = Stack(trainees)
         for place, (trainee, total, steps) in enumerate(self.trained(stack)):
             yield self.ended(trainee, stack, place, total, steps)
 
-    def begun(self, ask: Ask, name: str) -> Trainee:
-        return Trainee(Client(self.data[name], self.bench, self.current_state(name), ask.round, ask.attempt), ask.payloads[name])
+    def begun(self, request: Request, name: str) -> Trainee:
+        return Trainee(
+            Client(self.data[name], self.bench, self.current_state(name), request.round, request.attempt), request.payloads[name]
+        )
 
     def trained(self, stack: Stack) -> list[tuple[Trainee, Tensor, int]]:
         return stack.train() if self.compiled is None else stack.train(functools.partial(self.compiled.step_of_stack, stack))
@@ -120,17 +122,17 @@ class Fused(InProcess):
             return Outcome(name, None, self.current_state(name), problem=str(error))
         return Outcome(name, payload, trainee.client.state, trainee.client.loss, validation=local_validation(trainee.client))
 
-    def why_not(self, ask: Ask, group: Sequence[str], key: Key) -> str:
+    def why_not(self, request: Request, group: Sequence[str], key: Key) -> str:
         """Why clients in this state cannot be fused; found out by a trial, once for each state. Before anything is trained it is an error."""
         if key not in self.verdicts:
             first = not self.verdicts
             self.verdicts[key] = reason = trial(
-                self.bench, ask, [(self.data[name], self.current_state(name)) for name in group[:2]]
+                self.bench, request, [(self.data[name], self.current_state(name)) for name in group[:2]]
             )
             if reason and first and self.insists:
                 raise SettingError(f"--backend fused: {reason} Use --backend process.")
             if reason:
-                log.warning("Round %d: clients are trained one by one from here on: %s", ask.round, reason)
+                log.warning("Round %d: clients are trained one by one from here on: %s", request.round, reason)
         return self.verdicts[key]
 
 
@@ -200,13 +202,15 @@ def trial_bench(bench: Workbench) -> Workbench:
     return dataclasses.replace(bench, model=model, settings=few, preparation=preparation, initial=doubled(bench.initial))
 
 
-def trial(bench: Workbench, ask: Ask, clients: Sequence[tuple[ClientData, ClientState]]) -> str:
+def trial(bench: Workbench, request: Request, clients: Sequence[tuple[ClientData, ClientState]]) -> str:
     """Train two clients for a few steps one by one and fused, on a copy; returns why the second way cannot be used, or nothing."""
     pairs = []
     for on in (trial_bench(bench), trial_bench(bench)):
         states = [ClientState(*doubled((state.entries, state.memory))) for _, state in clients]
-        at_work = [Client(data, on, state, ask.round, ask.attempt) for (data, _), state in zip(clients, states, strict=True)]
-        sent = [ask.payloads[client.id] for client in at_work]
+        at_work = [
+            Client(data, on, state, request.round, request.attempt) for (data, _), state in zip(clients, states, strict=True)
+        ]
+        sent = [request.payloads[client.id] for client in at_work]
         payloads = [Payload(doubled(dict(payload.entries)), doubled(dict(payload.extras))) for payload in sent]
         pairs.append(list(zip(at_work, payloads, strict=True)))
     apart, together = pairs

@@ -11,7 +11,7 @@ from polyfed.backends.base import Outcome, StagingBackend
 from polyfed.core.client import Client, answer, local_validation
 from polyfed.core.data_types import ClientData
 from polyfed.core.evaluation import evaluate_together, neighbours
-from polyfed.core.rounds import Ask, Payload
+from polyfed.core.rounds import Payload, Request
 from polyfed.core.workbench import ClientState, Workbench
 from polyfed.errors import ClientFailure, DataError, Declined, NotFinite
 
@@ -24,41 +24,42 @@ class InProcess(StagingBackend):
 
     takes_groups = False
 
-    def outcomes(self, ask: Ask, clients: Sequence[str]) -> Iterator[Outcome]:
-        if ask.together:
-            for group in self.scored_together(ask, clients):
-                yield from self.scores_of(ask, group)
+    def outcomes(self, request: Request, clients: Sequence[str]) -> Iterator[Outcome]:
+        if request.together:
+            for group in self.scored_together(request, clients):
+                yield from self.scores_of(request, group)
             return
         for client in clients:
-            yield self.outcome(ask, client, self.current_state(client))
+            yield self.outcome(request, client, self.current_state(client))
 
-    def scored_together(self, ask: Ask, clients: Sequence[str]) -> Iterator[Sequence[str]]:
+    def scored_together(self, request: Request, clients: Sequence[str]) -> Iterator[Sequence[str]]:
         """Groups of clients that are scored in one batch."""
         if clients:
-            for group in neighbours([self.data[client] for client in clients], ask.payloads[clients[0]].extras, self.bench):
+            for group in neighbours([self.data[client] for client in clients], request.payloads[clients[0]].extras, self.bench):
                 yield [client.id for client in group]
 
-    def scores_of(self, ask: Ask, group: Sequence[str]) -> Iterator[Outcome]:
+    def scores_of(self, request: Request, group: Sequence[str]) -> Iterator[Outcome]:
         """Score a group in one batch, or one by one where that is all that can be done."""
         states = [self.current_state(client) for client in group]
         at_work = [
-            Client(self.data[name], self.bench, state, ask.round, ask.attempt) for name, state in zip(group, states, strict=True)
+            Client(self.data[name], self.bench, state, request.round, request.attempt)
+            for name, state in zip(group, states, strict=True)
         ]
-        answers = evaluate_together(at_work, ask.payloads[group[0]]) or [None] * len(group)
+        answers = evaluate_together(at_work, request.payloads[group[0]]) or [None] * len(group)
         for name, state, found in zip(group, states, answers, strict=True):
-            yield self.outcome(ask, name, state) if found is None else Outcome(name, found, state)
+            yield self.outcome(request, name, state) if found is None else Outcome(name, found, state)
 
-    def outcome(self, ask: Ask, name: str, state: ClientState) -> Outcome:
-        client = Client(self.data[name], self.bench, state, ask.round, ask.attempt)
+    def outcome(self, request: Request, name: str, state: ClientState) -> Outcome:
+        client = Client(self.data[name], self.bench, state, request.round, request.attempt)
         try:
-            payload = answer(client, ask.what, ask.payloads[name])
+            payload = answer(client, request.what, request.payloads[name])
         except Declined as error:
             return Outcome(name, None, state, problem=str(error))
         except NotFinite as error:
             if self.bench.settings.on_nan == "stop":
                 raise
             return Outcome(name, None, state, problem=str(error))
-        validation = local_validation(client) if ask.what == "train" else None
+        validation = local_validation(client) if request.what == "train" else None
         return Outcome(name, payload, client.state, client.loss, validation=validation)
 
 
@@ -77,12 +78,12 @@ class Debug(InProcess):
         super().__init__(bench, clients)
         bench.checks_each_step = True
 
-    def outcome(self, ask: Ask, name: str, state: ClientState) -> Outcome:
+    def outcome(self, request: Request, name: str, state: ClientState) -> Outcome:
         try:
             with torch.autograd.set_detect_anomaly(True):
-                return super().outcome(ask, name, state)
+                return super().outcome(request, name, state)
         except ClientFailure as error:
-            error.inputs = Inputs(name, ask.round, ask.what, ask.payloads[name])
+            error.inputs = Inputs(name, request.round, request.what, request.payloads[name])
             raise
 
 
@@ -99,15 +100,15 @@ class WithoutData(InProcess):
         super().__init__(bench, clients)
         self.at_nodes = at_nodes
 
-    def outcomes(self, ask: Ask, clients: Sequence[str]) -> Iterator[Outcome]:
-        if ask.what not in ("entries", "evaluate"):
+    def outcomes(self, request: Request, clients: Sequence[str]) -> Iterator[Outcome]:
+        if request.what not in ("entries", "evaluate"):
             raise DataError(
-                f"{self.bench.method} has a question for its clients ({ask.what}) that needs the data they trained on, which are not here. "
+                f"{self.bench.method} has a question for its clients ({request.what}) that needs the data they trained on, which are not here. "
                 "Score the run where they are: polyfed evaluate RUN, without other DATA."
             )
         for client in clients:
-            if ask.what == "entries" or self.data[client].tests:
-                yield self.outcome(ask, client, self.state_of(client))
+            if request.what == "entries" or self.data[client].tests:
+                yield self.outcome(request, client, self.state_of(client))
 
     def can_read(self, client: str) -> bool:
         return not self.at_nodes or client not in self.client_states

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from polyfed.backends.client_store import ClientStore
 from polyfed.backends.shared_memory import Json, Mark, SharedMemory, Spot, joined, parted
-from polyfed.core.rounds import TRAINING, Ask, Payload
+from polyfed.core.rounds import TRAINING, Payload, Request
 from polyfed.core.workbench import ClientState
 from polyfed.errors import ClientFailure, PolyfedError
 
@@ -59,7 +59,7 @@ class Worker:
         self.owner = os.getpid()
         self.pid = forked(lambda: WorkerLoop(inner, far_end, shared, self.request, self.response).serve())
         far_end.close()
-        self.ask = -1
+        self.serial = -1
         self.known_spots = self.known_trees = 0
 
     def kill(self) -> None:
@@ -186,7 +186,7 @@ class WorkerLoop:
     ) -> None:
         self.inner, self.line, self.shared, self.request, self.response = inner, line, shared, request, response
         self.notes = Notes()
-        self.ask = -1
+        self.serial = -1
         self.shared_tensors: list[Tensor] = []
         self.shared_payloads: list[Payload] = []
         self.shared_marks: Marks = {}
@@ -211,21 +211,21 @@ class WorkerLoop:
         self.response.clear()
         answer: dict[str, Any] = {"own": [], "outcomes": []}
         try:
-            ask, states, marks = self.unpacked(message)
+            request, states, marks = self.unpacked(message)
             self.inner.client_states, self.inner.staged = states, ClientStore()
-            for outcome in self.inner.outcomes(ask, list(states)):
-                answer["outcomes"].append(self.packed(ask, outcome, marks, answer["own"]))
+            for outcome in self.inner.outcomes(request, list(states)):
+                answer["outcomes"].append(self.packed(request, outcome, marks, answer["own"]))
         except Exception as error:
             answer["error"] = [class_name(type(error)), str(error), traceback.format_exc()]
         self.inner.client_states = {}
         answer["notes"] = self.notes.taken()
         return answer
 
-    def unpacked(self, message: Json) -> tuple[Ask, dict[str, ClientState], Marks]:
+    def unpacked(self, message: Json) -> tuple[Request, dict[str, ClientState], Marks]:
         """What is asked of whom, what they keep, and by which marks the parent knows the tensors that were sent."""
         serial, what, purpose, number, attempt, together = message["ask"]
-        if serial != self.ask:
-            self.ask, self.shared_tensors, self.shared_payloads, self.shared_marks = serial, [], [], {}
+        if serial != self.serial:
+            self.serial, self.shared_tensors, self.shared_payloads, self.shared_marks = serial, [], [], {}
         for spot in message["spots"]:
             value = self.shared.view(Spot(*spot))
             self.shared_marks[id(value)] = {"shared": len(self.shared_tensors)}, value._version, value
@@ -241,9 +241,9 @@ class WorkerLoop:
         for client, payload, state in message["clients"]:
             payloads[client] = self.shared_payloads[payload] if isinstance(payload, int) else Payload(*joined(payload, tensor))
             states[client] = ClientState() if state is None else ClientState(*joined(state, tensor))
-        return Ask(what, payloads, purpose, number, attempt, together), states, marks
+        return Request(what, payloads, purpose, number, attempt, together), states, marks
 
-    def packed(self, ask: Ask, outcome: Outcome, marks: Marks, own: list[Spot]) -> Json:
+    def packed(self, request: Request, outcome: Outcome, marks: Marks, own: list[Spot]) -> Json:
         """An outcome as JSON, its tensors laid out; those that were sent and are as they were are only named."""
 
         def mark(value: Tensor) -> Mark:
@@ -255,10 +255,10 @@ class WorkerLoop:
 
         try:
             payload = None if outcome.payload is None else parted((outcome.payload.entries, outcome.payload.extras), mark)
-            keeps = ask.purpose == TRAINING and outcome.payload is not None
+            keeps = request.purpose == TRAINING and outcome.payload is not None
             state = parted((outcome.state.entries, outcome.state.memory), mark) if keeps else None
         except TypeError as error:
-            raise ClientFailure(f"Client {outcome.client}, round {ask.round}, question {ask.what!r}: {error}") from error
+            raise ClientFailure(f"Client {outcome.client}, round {request.round}, question {request.what!r}: {error}") from error
         return [outcome.client, payload, state, outcome.loss, outcome.problem, outcome.validation]
 
 

@@ -23,7 +23,7 @@ from polyfed.backends.in_process import InProcess
 from polyfed.backends.shared_memory import Json, Mark, SharedMemory, Spot, joined, parted
 from polyfed.backends.worker import Worker, failure, show
 from polyfed.core.data_types import ClientData
-from polyfed.core.rounds import Ask, Payload
+from polyfed.core.rounds import Payload, Request
 from polyfed.core.workbench import ClientState, Workbench
 from polyfed.errors import ClientFailure, SettingError
 from polyfed.trees import tensors_in
@@ -63,10 +63,10 @@ class Sending:
     """One ask as it is sent to workers. What more than one client gets is laid out once, for all workers."""
 
     def __init__(
-        self, serial: int, ask: Ask, clients: Sequence[str], states: Mapping[str, ClientState], memory: SharedMemory
+        self, serial: int, request: Request, clients: Sequence[str], states: Mapping[str, ClientState], memory: SharedMemory
     ) -> None:
-        self.serial, self.ask, self.states, self.memory = serial, ask, states, memory
-        self.payloads = {client: ask.payloads[client] for client in clients}
+        self.serial, self.request, self.states, self.memory = serial, request, states, memory
+        self.payloads = {client: request.payloads[client] for client in clients}
         self.spots: list[Spot] = []
         self.shared: list[Tensor] = []
         self.places: dict[int, int] = {}
@@ -99,8 +99,8 @@ class Sending:
 
     def message(self, task: WorkerTask, worker: Worker) -> bytes:
         """The message to a worker; what it knows of this ask already is left out."""
-        if worker.ask != self.serial:
-            worker.ask, worker.known_spots, worker.known_trees = self.serial, 0, 0
+        if worker.serial != self.serial:
+            worker.serial, worker.known_spots, worker.known_trees = self.serial, 0, 0
         own: list[Spot] = []
         task.sent = []
         worker.request.clear()
@@ -108,16 +108,16 @@ class Sending:
         def mark(value: Tensor) -> Mark:
             return self.mark(value, task, worker.request, own)
 
-        ask, clients = self.ask, []
+        request, clients = self.request, []
         try:
             for client in task.clients:
                 payload, state = self.payload(self.payloads[client], mark), self.states[client]
                 keeps = bool(state.entries or state.memory)
                 clients.append([client, payload, parted((state.entries, state.memory), mark) if keeps else None])
         except TypeError as error:
-            raise ClientFailure(f"Round {ask.round}, question {ask.what!r} to {task.words}: {error}") from error
+            raise ClientFailure(f"Round {request.round}, question {request.what!r} to {task.words}: {error}") from error
         message = {
-            "ask": [self.serial, ask.what, ask.purpose, ask.round, ask.attempt, ask.together],
+            "ask": [self.serial, request.what, request.purpose, request.round, request.attempt, request.together],
             "spots": self.spots[worker.known_spots :],
             "trees": self.trees[worker.known_trees :],
             "own": own,
@@ -192,7 +192,7 @@ class Workers(StagingBackend):
         super().replace_data(clients)
         self.inner.replace_data(clients)
 
-    def outcomes(self, ask: Ask, clients: Sequence[str]) -> Iterator[Outcome]:
+    def outcomes(self, request: Request, clients: Sequence[str]) -> Iterator[Outcome]:
         self.end(list(self.at_work))
         if any(worker.owner != os.getpid() for worker in self.workers):
             self.close()  # this process is a copy, and the workers are those of the original
@@ -201,8 +201,8 @@ class Workers(StagingBackend):
             return
         if self.memory is None:
             self.memory = SharedMemory()
-        sending = Sending(self.serial, ask, clients, {client: self.current_state(client) for client in clients}, self.memory)
-        turn = Turn(self, sending, self.tasks(ask, clients))
+        sending = Sending(self.serial, request, clients, {client: self.current_state(client) for client in clients}, self.memory)
+        turn = Turn(self, sending, self.tasks(request, clients))
         try:
             for bundle in turn.bundles():
                 for note in bundle.notes:
@@ -214,11 +214,11 @@ class Workers(StagingBackend):
             if self.serial == sending.serial:
                 self.end(list(self.at_work))
 
-    def tasks(self, ask: Ask, clients: Sequence[str]) -> list[WorkerTask]:
+    def tasks(self, request: Request, clients: Sequence[str]) -> list[WorkerTask]:
         """Clients one by one, or those that are scored together; to train, in as many groups as there are workers where the backend inside is made for groups."""
-        if ask.together:
-            return [WorkerTask(place, group) for place, group in enumerate(self.inner.scored_together(ask, clients))]
-        size = -(-len(clients) // self.count) if self.inner.takes_groups and ask.what == "train" else 1
+        if request.together:
+            return [WorkerTask(place, group) for place, group in enumerate(self.inner.scored_together(request, clients))]
+        size = -(-len(clients) // self.count) if self.inner.takes_groups and request.what == "train" else 1
         groups = [clients[start : start + size] for start in range(0, len(clients), size)]
         return [WorkerTask(place, group) for place, group in enumerate(groups)]
 
@@ -317,18 +317,18 @@ class Turn:
         how = worker.end()
         task.deaths += 1
         if task.deaths == DEATHS_ALLOWED:
-            self.settle(task, Bundle(error=ClientFailure(deadly(self.sending.ask, task, how))))
+            self.settle(task, Bundle(error=ClientFailure(deadly(self.sending.request, task, how))))
             return
         log.warning(
             "Round %d: the worker process of %s was lost (%s). It is replaced, and the work done again.",
-            self.sending.ask.round,
+            self.sending.request.round,
             task.words,
             how,
         )
         heapq.heappush(self.waiting, task.place)
 
 
-def deadly(ask: Ask, task: WorkerTask, how: str) -> str:
+def deadly(request: Request, task: WorkerTask, how: str) -> str:
     """The sentence about a task that no worker survives."""
     cause = (
         "Most likely memory ran out: use fewer --workers, a smaller --batch-size, or a smaller model."
@@ -336,7 +336,7 @@ def deadly(ask: Ask, task: WorkerTask, how: str) -> str:
         else "Run with --workers 1 to see what happens."
     )
     who = task.words[0].upper() + task.words[1:]
-    return f"{who}, round {ask.round}, question {ask.what!r}: {task.deaths} worker processes were lost at it, the last one {how}. {cause}"
+    return f"{who}, round {request.round}, question {request.what!r}: {task.deaths} worker processes were lost at it, the last one {how}. {cause}"
 
 
 def end_all(workers: list[Worker]) -> None:

@@ -59,10 +59,12 @@ def spent(file: str, delta: float, as_json: bool) -> None:
 @click.option(
     "--shadows", type=int, default=0, help="Shadow runs for the likelihood attack, in pairs; each costs as much as the run."
 )
-@click.option("--most", type=int, default=1000, help="Members, and others, of each client that are attacked at most.")
+@click.option(
+    "--max-examples", "maximum", type=int, default=1000, help="Members, and others, of each client that are attacked at most."
+)
 @click.option("--root", metavar="DIR", help="Folder of the run's data, if they moved.")
 @shared(*REOPENED, "json", "quiet")
-def leakage(path: str, shadows: int, most: int, as_json: bool, quiet: bool, **how: Any) -> None:
+def leakage(path: str, shadows: int, maximum: int, as_json: bool, quiet: bool, **how: Any) -> None:
     """Say which samples a run was trained on, by its models; how often that is right is a lower bound of what it gives away."""
     listen(quiet)
     with status("Opening the run", quiet):
@@ -71,7 +73,7 @@ def leakage(path: str, shadows: int, most: int, as_json: bool, quiet: bool, **ho
         from polyfed.studies.analyse.leakage import membership
 
         experiment = open_experiment(path, Reopening(notify=warn, **how), own_data=True)
-    told = membership(experiment, shadows, most, notify=(lambda text: None) if quiet else say)
+    told = membership(experiment, shadows, maximum, notify=(lambda text: None) if quiet else say)
     found = {"run": str(path), "method": str(experiment.method), **told}
     if not quiet:
         _print_leakage(found)

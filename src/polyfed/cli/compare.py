@@ -139,7 +139,7 @@ def _print(found: Comparison, costs: bool, view: View) -> None:
     print_methods(f"{about}: {MEASURES[found.metric]} in %", found.rows, view)
     reason = found.metric_reason if found.metric != "accuracy" else ""
     in_any_case = [reason_in_short(found.metric_reason, found.metric)]
-    print_footnotes(_in_short(found), [reason, found.certainty, found.note], view, in_any_case)
+    print_footnotes(_in_short(found), [reason, found.significance, found.note], view, in_any_case)
     references = references_in(found.rows) if costs else []
     if references:
         _print_costs(found.costs, references[0].spent, view)

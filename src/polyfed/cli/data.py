@@ -54,7 +54,7 @@ def _get_words(files: Sequence[RemoteFile]) -> str:
     """Return how many files can be downloaded, and how large they are at most."""
     if not files:
         return "by hand"
-    most = sum(file.most_bytes for file in files)
+    most = sum(file.max_bytes for file in files)
     return f"{len(files)} file{'s' if len(files) != 1 else ''}, at most {most / 10**6:,.0f} MB"
 
 

@@ -343,11 +343,11 @@ class Federation:
         return replace(self, clients=(union,))
 
 
-def in_batches(examples: Examples, size: int, least: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-    """Examples in order, a batch at a time; a last batch of fewer than ``least`` is merged into the one before."""
-    size, count = max(size, least), len(examples)
+def in_batches(examples: Examples, size: int, minimum: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+    """Examples in order, a batch at a time; a last batch of fewer than ``minimum`` is merged into the one before."""
+    size, count = max(size, minimum), len(examples)
     starts = list(range(0, count, size))
-    if len(starts) > 1 and count - starts[-1] < least:
+    if len(starts) > 1 and count - starts[-1] < minimum:
         starts.pop()
     for start, stop in zip(starts, [*starts[1:], count], strict=True):
         yield examples.batch(slice(start, stop))

@@ -1,4 +1,4 @@
-"""Evaluation, as conversations: each seen client's own model on its domains, and the newcomer model on unseen domains.
+"""Evaluation, as exchanges: each seen client's own model on its domains, and the newcomer model on unseen domains.
 
 The two views are never mixed. What a newcomer gets for layers that are local is a choice; their values are collected by a
 question of their own, only when a newcomer is asked for, and counted apart.
@@ -25,7 +25,7 @@ from polyfed.core.client import Client, predicted, score, scored_parts
 from polyfed.core.data_types import ClientData, Examples, in_batches
 from polyfed.core.entries import STATISTIC, estimate_statistics
 from polyfed.core.reducers import Entries, Reduction, by_type
-from polyfed.core.rounds import EVALUATION, NEWCOMER, Ask, Payload, Talk
+from polyfed.core.rounds import EVALUATION, NEWCOMER, Exchange, Payload, Request
 from polyfed.core.seeds import chooser, default_stream
 from polyfed.core.server import Server
 from polyfed.core.workbench import CPU, Workbench, sent_to
@@ -56,8 +56,8 @@ def covering(clients: Sequence[ClientInfo]) -> list[str]:
     covered: set[Hashable] = set()
     chosen = []
     for info in clients:
-        if not info.tests <= covered:
-            covered |= info.tests
+        if not info.test_set_ids <= covered:
+            covered |= info.test_set_ids
             chosen.append(info.id)
     return chosen
 
@@ -196,8 +196,8 @@ class Newcomer:
     score: str = "ensemble"
 
 
-def seen(server: Server, split: str = "test", in_detail: bool = False) -> Talk[list[Row]]:
-    """Ask clients to score their own models; in detail, with the confusion matrix and the AUROC."""
+def seen(server: Server, split: str = "test", in_detail: bool = False) -> Exchange[list[Row]]:
+    """Request clients to score their own models; in detail, with the confusion matrix and the AUROC."""
     for prepare in server.method.before_evaluation:
         yield from prepare(server)
     clients = scored_clients(server, split)
@@ -208,11 +208,11 @@ def seen(server: Server, split: str = "test", in_detail: bool = False) -> Talk[l
         payloads = dict.fromkeys(clients, Payload(server.outgoing(""), question))
     else:
         payloads = {client: Payload(server.outgoing(client), question) for client in clients}
-    replies = yield Ask("evaluate", payloads, EVALUATION, server.round, together=together)
+    replies = yield Request("evaluate", payloads, EVALUATION, server.round, together=together)
     return [Row("seen" if split == "test" else split, r.client, d, n) for r in replies for d, n in r.extras["scores"].items()]
 
 
-def newcomer(server: Server, bench: Workbench, choice: str, target: Callable[[], Iterator[Tensor]]) -> Talk[Newcomer]:
+def newcomer(server: Server, bench: Workbench, choice: str, target: Callable[[], Iterator[Tensor]]) -> Exchange[Newcomer]:
     """The models a newcomer gets.
 
     Args:
@@ -235,11 +235,11 @@ def newcomer(server: Server, bench: Workbench, choice: str, target: Callable[[],
     return Newcomer([(1.0 / len(states), state) for state in states.values()])
 
 
-def own_newcomer(server: Server) -> Talk[Newcomer]:
+def own_newcomer(server: Server) -> Exchange[Newcomer]:
     """What the method itself gives a newcomer, or gave it when clients could still be asked."""
     assert server.method.newcomer is not None
-    if server.left is not None:
-        return server.left
+    if server.saved_newcomer is not None:
+        return server.saved_newcomer
     made: Newcomer = yield from server.method.newcomer(server)
     return made
 
@@ -248,22 +248,22 @@ def inputs_of(bench: Workbench, examples: Examples) -> Callable[[], Iterator[Ten
     """Gives a newcomer's inputs, prepared, a batch at a time; none of one input, which some norms cannot take, if it can be helped."""
 
     def target() -> Iterator[Tensor]:
-        batches = in_batches(examples, bench.settings.test_batch_size, least=2)
+        batches = in_batches(examples, bench.settings.test_batch_size, minimum=2)
         return (bench.preparation.for_testing(sent_to(x, bench.device)) for x, _ in batches)
 
     return target
 
 
-def _ask_for_entries(server: Server, names: Sequence[str]) -> Ask:
+def _ask_for_entries(server: Server, names: Sequence[str]) -> Request:
     question = Payload(extras={"names": list(names)})
-    return Ask("entries", dict.fromkeys((info.id for info in server.clients), question), NEWCOMER, server.round)
+    return Request("entries", dict.fromkeys((info.id for info in server.clients), question), NEWCOMER, server.round)
 
 
-def averaged_state(server: Server) -> Talk[Entries]:
+def averaged_state(server: Server) -> Exchange[Entries]:
     """The server's state, with entries that are local averaged over the clients that have trained."""
     names = server.plan.local_names
-    if not names or server.averaged:
-        return server.state | server.averaged
+    if not names or server.averaged_local_entries:
+        return server.state | server.averaged_local_entries
     reduction = Reduction(by_type({name: server.plan.entries[name].dtype for name in names}))
     replies = yield _ask_for_entries(server, names)
     answered = False
@@ -276,7 +276,7 @@ def averaged_state(server: Server) -> Talk[Entries]:
     return server.state | reduction.finish()
 
 
-def client_states(server: Server) -> Talk[dict[str, Entries]]:
+def client_states(server: Server) -> Exchange[dict[str, Entries]]:
     """Every trained client's own model; what is shared is stored once."""
     if not server.plan.has_local_entries and server.method.outgoing is None:
         return {"server": dict(server.state)}

@@ -107,8 +107,8 @@ class Method:
     objective: tuple[slots.Term, ...] = ()
     sharing: tuple[Rule, ...] = ()
     after_round: tuple[slots.AfterRound, ...] = ()
-    setup: tuple[slots.Conversation, ...] = ()
-    before_evaluation: tuple[slots.Conversation, ...] = ()
+    setup: tuple[slots.ExchangeFunction, ...] = ()
+    before_evaluation: tuple[slots.ExchangeFunction, ...] = ()
     population: slots.Population | None = None
     sampling: slots.Sampling | None = None
     batch_gradient: slots.BatchGradient | None = None
@@ -118,8 +118,8 @@ class Method:
     outgoing: slots.Outgoing | None = None
     weighting: slots.Weighting | None = None
     server_step: slots.ServerStep | None = None
-    round: slots.Conversation | None = None
-    newcomer: slots.NewcomerConversation | None = None
+    round: slots.ExchangeFunction | None = None
+    newcomer: slots.NewcomerExchange | None = None
     answers: Mapping[str, slots.Answer] = field(default_factory=dict)
     send_extras: Mapping[str, slots.SendExtras] = field(default_factory=dict)
     reply_extras: Mapping[str, Mapping[str, Extra]] = field(default_factory=dict)

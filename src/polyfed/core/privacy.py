@@ -240,7 +240,7 @@ def account_of(server: Server) -> dict[str, Any] | None:
     A sample is at one client, so what is spent in all is the most that one client has spent.
     """
     facts = server.method.facts
-    clients: Mapping[str, Mapping[str, Any]] = server.remembered().get(ACCOUNTS, {})
+    clients: Mapping[str, Mapping[str, Any]] = server.memory_state().get(ACCOUNTS, {})
     if not facts.protects:
         return None
     return {

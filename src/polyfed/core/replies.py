@@ -1,6 +1,6 @@
 """Why a reply cannot be used. Each check gives a sentence, or nothing.
 
-``checked`` is the one place where replies are checked: before traffic is counted, before a conversation sees them, and before anything of
+``checked`` is the one place where replies are checked: before traffic is counted, before a exchange sees them, and before anything of
 them is passed on to other clients. What an answer may hold is declared: ``Method.reply_extras`` and ``Method.reply_entries``.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from polyfed.core.entries import COUNTER, MOMENTUM, OPTIMIZER, STATISTIC
 from polyfed.core.part import declare, declared
 from polyfed.core.reducers import bounded
-from polyfed.core.rounds import Ask, AskClients, Payload, Replies, Reply
+from polyfed.core.rounds import Payload, Replies, Reply, Request, SendRequest
 from polyfed.extras import (
     LARGEST,
     Extra,
@@ -43,11 +43,11 @@ log = logging.getLogger("polyfed")
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestContext:
     """Who was asked what, by which server: what the size of an answer may depend on."""
 
     server: Server
-    ask: Ask
+    request: Request
     client: str
 
     @property
@@ -58,7 +58,7 @@ class Asked:
     @property
     def info(self) -> ClientInfo:
         """What the server knows of the client."""
-        return self.server.known[self.client]
+        return self.server.client_info[self.client]
 
     @property
     def devices(self) -> frozenset[str]:
@@ -85,21 +85,21 @@ class Asked:
 
 
 @declare(trains=True)
-def planned_uploads(asked: Asked) -> Sequence[str]:
+def planned_uploads(context: RequestContext) -> Sequence[str]:
     """What the plan says that clients upload after training."""
-    return asked.plan.at(asked.ask.round).up
+    return context.plan.at(context.request.round).up
 
 
-def named_in_the_question(asked: Asked) -> Sequence[str]:
+def named_in_the_question(context: RequestContext) -> Sequence[str]:
     """The entries that the question names."""
-    names: Sequence[str] = asked.ask.payloads[asked.client].extras["names"]
+    names: Sequence[str] = context.request.payloads[context.client].extras["names"]
     return names
 
 
-def tested_domains(asked: Asked) -> frozenset[str]:
+def tested_domains(context: RequestContext) -> frozenset[str]:
     """What a client's scores may be of: its domains, those of its tests, and, for validation, all of them together."""
-    info = asked.info
-    tests = (mark[0] for mark in info.tests if isinstance(mark, tuple))
+    info = context.info
+    tests = (mark[0] for mark in info.test_set_ids if isinstance(mark, tuple))
     return frozenset({*info.domains, *map(str, tests), "+".join(info.domains)})
 
 
@@ -109,8 +109,8 @@ class ScoreRecord:
 
     required: bool = True
 
-    def problem(self, value: Any, asked: Asked) -> str:
-        return asked.server.task.problem_with_record(value)
+    def problem(self, value: Any, context: RequestContext) -> str:
+        return context.server.task.problem_with_record(value)
 
 
 REPLY_EXTRAS: Mapping[str, Mapping[str, Extra]] = {
@@ -128,34 +128,34 @@ NOT_NEGATIVE = {"exp_avg_sq": 0.0, "max_exp_avg_sq": 0.0, "step": 1.0}
 """The least values of optimizer buffers that have one."""
 
 
-def checked(ask_clients: AskClients, server: Server) -> AskClients:
+def checked(send_request: SendRequest, server: Server) -> SendRequest:
     """A backend whose replies are checked: bad ones are rejected with who and why, and only good ones are passed on, decoded."""
 
-    def check(ask: Ask) -> Replies:
+    def check(request: Request) -> Replies:
         answered: set[str] = set()
-        server.partners = tuple(client for client in ask.payloads if client in server.known)
-        for reply in ask_clients(ask):
+        server.requested_clients = tuple(client for client in request.payloads if client in server.client_info)
+        for reply in send_request(request):
             who = getattr(reply, "client", None)
-            if not isinstance(who, str) or who not in ask.payloads or who not in server.known or who in answered:
+            if not isinstance(who, str) or who not in request.payloads or who not in server.client_info or who in answered:
                 # Not by ``reject``: it would hold a bad reply against a client that may have sent a good one.
-                server.ignore(shown(who), "it has answered already" if who in answered else "it was not asked")
+                server.drop_reply(shown(who), "it has answered already" if who in answered else "it was not asked")
                 continue
             answered.add(who)
-            entries, problem = checked_reply(server, ask, reply)
+            entries, problem = checked_reply(server, request, reply)
             if problem:
                 server.reject(who, problem)
             else:
-                yield within_norm(server, ask, replace(reply, decoded=entries))
+                yield within_norm(server, request, replace(reply, decoded=entries))
 
     return check
 
 
-def within_norm(server: Server, ask: Ask, reply: Reply) -> Reply:
+def within_norm(server: Server, request: Request, reply: Reply) -> Reply:
     """A good reply, moved no further from what the client was sent than the settings allow."""
     largest, entries = server.settings.max_update_norm, reply.decoded
-    if largest is None or not entries or not answered_by_training(declared_entries(server.method, ask.what)):
+    if largest is None or not entries or not answered_by_training(declared_entries(server.method, request.what)):
         return reply
-    found, norm = bounded(entries, {**server.state, **ask.payloads[reply.client].entries}, largest)
+    found, norm = bounded(entries, {**server.state, **request.payloads[reply.client].entries}, largest)
     if found is entries:
         return reply
     log.info("Round %d: the update of client %s has the norm %.4g and is scaled to %g.", server.round, reply.client, norm, largest)
@@ -164,17 +164,17 @@ def within_norm(server: Server, ask: Ask, reply: Reply) -> Reply:
     return replace(reply, payload=payload, decoded=found)
 
 
-def checked_reply(server: Server, ask: Ask, reply: Reply) -> tuple[Mapping[str, Tensor], str]:
+def checked_reply(server: Server, request: Request, reply: Reply) -> tuple[Mapping[str, Tensor], str]:
     """The decoded entries of a reply, and why it cannot be used; empty where it can."""
-    asked, method = Asked(server, ask, reply.client), server.method
+    asked, method = RequestContext(server, request, reply.client), server.method
     payload: Any = reply.payload
     if not isinstance(payload, Payload) or not isinstance(payload.entries, Mapping) or not isinstance(payload.extras, Mapping):
         return {}, f"it is {type(payload).__name__}, expected entries and extras"
     if type(reply.samples) is not int or reply.samples != asked.info.samples:
         return {}, f"it counts {shown(reply.samples)} samples, expected {asked.info.samples}"
-    if problem := problem_with_extras(payload.extras, declared_extras(method, ask.what), asked):
+    if problem := problem_with_extras(payload.extras, declared_extras(method, request.what), asked):
         return {}, problem
-    named = declared_entries(method, ask.what)
+    named = declared_entries(method, request.what)
     expected = () if named is None else named(asked)
     return checked_entries(asked, payload.entries, expected, encoded=answered_by_training(named))
 
@@ -202,17 +202,17 @@ def declared_extras(method: Method, question: str) -> Mapping[str, Extra]:
 
 
 def checked_entries(
-    asked: Asked, entries: Mapping[Any, Any], expected: Sequence[str], encoded: bool
+    context: RequestContext, entries: Mapping[Any, Any], expected: Sequence[str], encoded: bool
 ) -> tuple[Mapping[str, Tensor], str]:
     """The entries, decoded where the method encodes uploads, and why they cannot be used."""
-    allowed, known = frozenset(expected), asked.plan.entries
+    allowed, known = frozenset(expected), context.plan.entries
     for name, value in entries.items():
         if not isinstance(name, str) or name not in allowed:
             return {}, f"{shown(name)} was not asked for"
-        if problem := problem_with_layout(value, asked.devices):
+        if problem := problem_with_layout(value, context.devices):
             return {}, f"{name!r} {problem}"
-    decoded = asked.server.undone(entries) if encoded else entries
-    return decoded, problem_with(decoded, expected, known, asked.devices) or problem_with_counters(asked, decoded)
+    decoded = context.server.decode_uploads(entries) if encoded else entries
+    return decoded, problem_with(decoded, expected, known, context.devices) or problem_with_counters(context, decoded)
 
 
 def problem_with(
@@ -244,19 +244,19 @@ def least(entry: Entry) -> float:
     return -LARGEST
 
 
-def problem_with_counters(asked: Asked, entries: Mapping[str, Tensor]) -> str:
+def problem_with_counters(context: RequestContext, entries: Mapping[str, Tensor]) -> str:
     """Why a counter cannot be: it counts more batches than the client has seen. The largest counter becomes everybody's."""
-    sent, state = asked.ask.payloads[asked.client].entries, asked.server.state
+    sent, state = context.request.payloads[context.client].entries, context.server.state
     for name, value in entries.items():
-        if asked.plan.entries[name].kind != COUNTER or value.numel() == 0:
+        if context.plan.entries[name].kind != COUNTER or value.numel() == 0:
             continue
         # A counter that the client was not sent is its own, and has grown in every round so far.
-        rounds = 1 if name in sent else max(asked.server.round, 1)
+        rounds = 1 if name in sent else max(context.server.round, 1)
         base = sent.get(name, state.get(name, torch.zeros_like(value)))
         start, most, least = int(base.max()), int(value.max()), int(value.min())
-        grown = rounds * (asked.steps + asked.batches)
+        grown = rounds * (context.steps + context.batches)
         if least < 0 or most > start + grown:
-            grown *= uses_in_a_pass(asked.server, name)
+            grown *= uses_in_a_pass(context.server, name)
         if least < 0 or most > start + grown:
             return f"{name!r} counts {most if least >= 0 else least} batches, expected 0 to {start + grown}"
     return ""

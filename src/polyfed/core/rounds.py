@@ -1,6 +1,6 @@
-"""Rounds: what is asked of clients, and the loop that holds every conversation a method asks for. It knows nothing about any method.
+"""Rounds: what is asked of clients, and the loop that holds every exchange a method asks for. It knows nothing about any method.
 
-A conversation is a generator that yields an Ask and is given the replies; the loop only passes them on. One message per run, per round
+A exchange is a generator that yields an Request and is given the replies; the loop only passes them on. One message per run, per round
 or per layer is the same code. How clients are asked is what differs between backends.
 """
 
@@ -34,7 +34,7 @@ class Payload:
 
 
 @dataclass(frozen=True)
-class Ask:
+class Request:
     """A question to some clients, with a payload for each. ``purpose`` keeps the costs of training, evaluation and newcomers apart.
 
     ``together``: the clients have the same model, so that a backend that holds their data may work out several answers at once.
@@ -70,21 +70,21 @@ class Reply:
 
 T = TypeVar("T")
 Replies: TypeAlias = Iterator[Reply]
-Talk: TypeAlias = Generator[Ask, Replies, T]
-AskClients: TypeAlias = Callable[[Ask], Replies]
+Exchange: TypeAlias = Generator[Request, Replies, T]
+SendRequest: TypeAlias = Callable[[Request], Replies]
 
 P = ParamSpec("P")
 
 
-def conversation(uses: Collection[str] = ()) -> Callable[[Callable[P, T]], DeclaredFunction[P, T]]:
+def exchange(uses: Collection[str] = ()) -> Callable[[Callable[P, T]], DeclaredFunction[P, T]]:
     """Mark a round of one's own with the slots it uses; a part that fills another slot is then an error, not ignored."""
     return declare(uses=frozenset(uses))
 
 
-def converse(talk: Talk[T], ask_clients: AskClients) -> T:
-    """Put each question to the clients and hand back their replies, until the conversation ends.
+def run_exchange(talk: Exchange[T], send_request: SendRequest) -> T:
+    """Put each question to the clients and hand back their replies, until the exchange ends.
 
-    Replies are lazy; those the conversation did not look at are still taken in before the next question.
+    Replies are lazy; those the exchange did not look at are still taken in before the next question.
     """
     replies: Replies | None = None
     while True:
@@ -94,7 +94,7 @@ def converse(talk: Talk[T], ask_clients: AskClients) -> T:
             _drain(replies)
             return end.value  # type: ignore[no-any-return]
         _drain(replies)
-        replies = iter(ask_clients(ask))
+        replies = iter(send_request(ask))
 
 
 def _drain(replies: Replies | None) -> None:
@@ -102,11 +102,11 @@ def _drain(replies: Replies | None) -> None:
         pass
 
 
-@conversation(uses=USED_BY_THE_STANDARD_ROUND)
-def standard_round(server: Server) -> Talk[None]:
+@exchange(uses=USED_BY_THE_STANDARD_ROUND)
+def standard_round(server: Server) -> Exchange[None]:
     """Sample clients, send them what the plan says, let them train, absorb what comes back."""
-    replies = yield server.ask("train", server.sample())
-    server.absorb(replies)
+    replies = yield server.request("train", server.sample_clients())
+    server.aggregate(replies)
 
 
 log = logging.getLogger("polyfed")
@@ -124,52 +124,52 @@ class Transaction(Protocol):
         """Forget it."""
 
 
-def hold(
+def run_rounds(
     method: Method,
     server: Server,
     client_states: Transaction,
-    ask_clients: AskClients,
+    send_request: SendRequest,
     rounds: int,
     observers: Iterable[Observer] = (),
 ) -> None:
     """Hold the setup and the rounds that are still to come.
 
     Args:
-        method: whose conversations are held.
+        method: whose exchanges are held.
         server: the state; ``server.round`` says how far it is.
         client_states: what clients keep; usually the backend.
-        ask_clients: the backend, or a wrapper of it that counts what travels.
+        send_request: the backend, or a wrapper of it that counts what travels.
         rounds: the last round.
         observers: called after every round, and once after the setup.
     """
     watching = tuple(observers)
     if server.round == 0:
         for setup in method.setup:
-            converse(setup(server), ask_clients)
+            run_exchange(setup(server), send_request)
         client_states.commit()
         for observer in watching:
             observer(server)
     for number in range(server.round + 1, rounds + 1):
-        hold_round(method, server, client_states, ask_clients, number)
+        run_round(method, server, client_states, send_request, number)
         for observer in watching:
             observer(server)
 
 
-def hold_round(method: Method, server: Server, client_states: Transaction, ask_clients: AskClients, number: int) -> None:
+def run_round(method: Method, server: Server, client_states: Transaction, send_request: SendRequest, number: int) -> None:
     """Hold one round; repeat it from the same state when too few clients answered."""
     talk = method.round or standard_round
-    before = server.bookmark()
+    before = server.snapshot_memory()
     for attempt in range(server.settings.retries + 1):
-        server.begin(number, attempt)
+        server.start_round(number, attempt)
         try:
-            converse(talk(server), ask_clients)
+            run_exchange(talk(server), send_request)
         except TooFewReplies as error:
             client_states.rollback()
-            server.go_back(before)
+            server.restore_memory(before)
             if diverged(server):
                 server.round = number - 1
                 raise TooFewReplies(
-                    f"Training diverged in round {number}: the weights of all {server.asked} clients became NaN or infinite. Lower the "
+                    f"Training diverged in round {number}: the weights of all {server.num_requested} clients became NaN or infinite. Lower the "
                     f"learning rate (--lr is {server.settings.lr:g}); everything up to round {number - 1} is kept."
                 ) from error
             if attempt == server.settings.retries:
@@ -185,4 +185,4 @@ def hold_round(method: Method, server: Server, client_states: Transaction, ask_c
 
 def diverged(server: Server) -> bool:
     """Whether every client that was asked answered with values that are not finite; to repeat the round would not help."""
-    return len(server.rejected) == server.asked > 1 and all("not finite" in why for why in server.rejected.values())
+    return len(server.rejected) == server.num_requested > 1 and all("not finite" in why for why in server.rejected.values())

@@ -14,7 +14,7 @@ from torch import Tensor
 from polyfed.core.part import declared
 from polyfed.core.reducers import Reduction, capped
 from polyfed.core.replies import problem_with
-from polyfed.core.rounds import TRAINING, Ask, Payload, Reply
+from polyfed.core.rounds import TRAINING, Payload, Reply, Request
 from polyfed.core.seeds import chooser
 from polyfed.errors import SettingError, TooFewReplies
 from polyfed.tasks.known import CLASSIFICATION
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("polyfed")
 T = TypeVar("T")
-Bookmark: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
+MemorySnapshot: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,16 @@ class ClientInfo:
     id: str
     domains: tuple[str, ...]
     samples: int
-    tests: frozenset[Hashable] = frozenset()
+    test_set_ids: frozenset[Hashable] = frozenset()
 
     @classmethod
-    def of(cls, data: ClientData) -> ClientInfo:
+    def from_data(cls, data: ClientData) -> ClientInfo:
         """What the server gets to know of this client's data. ``tests`` are marks: equal ones stand for the same examples of the same domain."""
         tests = frozenset((domain, id(examples)) for domain, examples in data.tests.items())
         return cls(data.id, data.domains, len(data.train), tests)
 
 
-def in_fixed_order(clients: Iterable[ClientInfo]) -> list[ClientInfo]:
+def canonical_order(clients: Iterable[ClientInfo]) -> list[ClientInfo]:
     """Samples descending, then id: the order of sending and of summing, the same for every backend."""
     return sorted(clients, key=lambda info: (-info.samples, info.id))
 
@@ -75,14 +75,14 @@ class Server:
     round: int = 0
     attempt: int = 0
     memory: dict[str, Any] = field(default_factory=dict)
-    dormant: dict[str, Any] = field(default_factory=dict)
+    restored_memory: dict[str, Any] = field(default_factory=dict)
     rejected: dict[str, str] = field(default_factory=dict)
-    notes: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    asked: int = 0
-    partners: tuple[str, ...] = ()
-    absorbed: int = 0
-    averaged: dict[str, Tensor] = field(default_factory=dict)
-    left: Newcomer | None = None
+    client_metrics: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    num_requested: int = 0
+    requested_clients: tuple[str, ...] = ()
+    num_aggregated: int = 0
+    averaged_local_entries: dict[str, Tensor] = field(default_factory=dict)
+    saved_newcomer: Newcomer | None = None
     input_shape: tuple[int, ...] = ()
     input_dtype: torch.dtype = torch.float32
     task: Task = CLASSIFICATION
@@ -93,14 +93,14 @@ class Server:
             raise SettingError(
                 f"{self.method} weighs clients in its own way, so --max-weight-share would not be used. Leave it out."
             )
-        self.introduce(self.clients)
+        self.set_clients(self.clients)
 
-    def introduce(self, clients: Iterable[ClientInfo]) -> None:
+    def set_clients(self, clients: Iterable[ClientInfo]) -> None:
         """Know these clients, and no others."""
-        self.clients = in_fixed_order(clients)
-        self.known = {info.id: info for info in self.clients}
-        self.ids = sorted(self.known)
-        self.place = {info.id: place for place, info in enumerate(self.clients)}
+        self.clients = canonical_order(clients)
+        self.client_info = {info.id: info for info in self.clients}
+        self.client_ids = sorted(self.client_info)
+        self.position = {info.id: place for place, info in enumerate(self.clients)}
 
     @property
     def rounds(self) -> int:
@@ -112,30 +112,30 @@ class Server:
         """What travels in this round."""
         return self.plan.at(self.round)
 
-    def begin(self, round_number: int, attempt: int) -> None:
+    def start_round(self, round_number: int, attempt: int) -> None:
         """Start a round, or repeat it."""
         self.round, self.attempt = round_number, attempt
-        self.rejected, self.notes = {}, {}
+        self.rejected, self.client_metrics = {}, {}
 
-    def note(self, name: str, by_client: Mapping[str, float | Sequence[float]]) -> None:
+    def log_client_metric(self, name: str, by_client: Mapping[str, float | Sequence[float]]) -> None:
         """Note numbers of this round by client, for whoever looks at the run; they are written to its metrics and change nothing."""
-        self.notes[name] = dict(by_client)
+        self.client_metrics[name] = dict(by_client)
 
-    def bookmark(self) -> Bookmark:
+    def snapshot_memory(self) -> MemorySnapshot:
         """The memory as it is now, for a round that may have to be repeated."""
-        return dict(self.memory), dict(self.dormant)
+        return dict(self.memory), dict(self.restored_memory)
 
-    def go_back(self, bookmark: Bookmark) -> None:
+    def restore_memory(self, bookmark: MemorySnapshot) -> None:
         """Forget what was remembered since."""
-        self.memory, self.dormant = (dict(part) for part in bookmark)
+        self.memory, self.restored_memory = (dict(part) for part in bookmark)
 
-    def sample(self) -> list[str]:
+    def sample_clients(self) -> list[str]:
         """The clients of this round, in the fixed order."""
         count = self.settings.sampled(len(self.clients))
         if count == len(self.clients):
             return [info.id for info in self.clients]
-        chosen = chooser(self.settings.seed, "sample", self.round).sample(self.ids, count)
-        return sorted(chosen, key=self.place.__getitem__)
+        chosen = chooser(self.settings.seed, "sample", self.round).sample(self.client_ids, count)
+        return sorted(chosen, key=self.position.__getitem__)
 
     def outgoing(self, client: str) -> dict[str, Tensor]:
         """The entries this client is sent: by the method's own slot, or what the plan says."""
@@ -143,71 +143,71 @@ class Server:
             return self.method.outgoing(self, client)
         return {name: self.state[name] for name in self.phase.down if name in self.state}
 
-    def message(self, client: str) -> Payload:
+    def training_payload(self, client: str) -> Payload:
         extras = {name: make(self, client) for name, make in self.method.send_extras.items()}
         return Payload(self.outgoing(client), extras)
 
-    def ask(self, what: str, clients: Sequence[str]) -> Ask:
+    def request(self, what: str, clients: Sequence[str]) -> Request:
         """An ask of this round to these clients, with the usual payload."""
-        self.asked = len(clients)
+        self.num_requested = len(clients)
         if self.method.outgoing is None and not self.method.send_extras:
             same = Payload(self.outgoing(""))
-            return Ask(what, dict.fromkeys(clients, same), TRAINING, self.round, self.attempt)
-        return Ask(what, {client: self.message(client) for client in clients}, TRAINING, self.round, self.attempt)
+            return Request(what, dict.fromkeys(clients, same), TRAINING, self.round, self.attempt)
+        return Request(what, {client: self.training_payload(client) for client in clients}, TRAINING, self.round, self.attempt)
 
     def weight(self, reply: Reply) -> float:
         """The weight of a reply in every mean."""
         if self.method.weighting is not None:
             return float(self.method.weighting(self, reply))
-        return self.usual_weight(reply.client)
+        return self.default_weight(reply.client)
 
-    def usual_weight(self, client: str) -> float:
+    def default_weight(self, client: str) -> float:
         """The weight of a client by the settings: its samples or 1, capped among the clients that were asked."""
         if self.settings.max_weight_share is None:
-            return self.usual_weights([client])[client]
-        return self.usual_weights(self.partners if client in self.partners else tuple(self.known))[client]
+            return self.default_weights([client])[client]
+        return self.default_weights(self.requested_clients if client in self.requested_clients else tuple(self.client_info))[client]
 
-    def usual_weights(self, clients: Sequence[str]) -> dict[str, float]:
+    def default_weights(self, clients: Sequence[str]) -> dict[str, float]:
         """The weights of clients by the settings, none above its largest share of theirs."""
         by_samples, share = self.settings.weights == "samples", self.settings.max_weight_share
-        weights = tuple(float(self.known[client].samples) if by_samples else 1.0 for client in clients)
+        weights = tuple(float(self.client_info[client].samples) if by_samples else 1.0 for client in clients)
         return dict(zip(clients, weights if share is None else capped(weights, share), strict=True))
 
-    def absorb(self, replies: Iterable[Reply]) -> None:
+    def aggregate(self, replies: Iterable[Reply]) -> None:
         """Fold the replies into the next state, by the plan; bad replies are dropped with who and why."""
         reduction, extras = Reduction(self.phase.groups, self.state), {}
         for reply in replies:
-            entries = self.accepted(reply)
+            entries = self.validated_entries(reply)
             if entries is None:
                 continue
             reduction.add(entries, self.weight(reply))
             extras[reply.client] = reply.extras
-        self._require_enough(len(extras))
-        self.absorbed = len(extras)
-        aggregate = self.in_planned_types(reduction.finish())
+        self._require_min_replies(len(extras))
+        self.num_aggregated = len(extras)
+        aggregate = self.cast_to_plan(reduction.finish())
         step = self.method.server_step
         self.state = {**self.state, **(aggregate if step is None else step(self, aggregate))}
         for hook in self.method.after_round:
             hook(self, extras)
 
-    def in_planned_types(self, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def cast_to_plan(self, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: value.to(self.plan.entries[name].dtype) for name, value in entries.items()}
 
-    def accepted(self, reply: Reply) -> Mapping[str, Tensor] | None:
+    def validated_entries(self, reply: Reply) -> Mapping[str, Tensor] | None:
         """The entries of a good reply to training, decoded; a bad one is rejected with who and why, and gives None.
 
         Replies that came through ``reply_checks.checked``, as all of a run do, are good.
         """
         if reply.decoded is not None:
             return reply.decoded
-        entries = self.undone(reply.entries)
+        entries = self.decode_uploads(reply.entries)
         problem = problem_with(entries, self.phase.up, self.plan.entries)
         if problem:
             self.reject(reply.client, problem)
             return None
         return entries
 
-    def undone(self, entries: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def decode_uploads(self, entries: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Uploaded entries as they were before the method's ``uploads``; what cannot be decoded stays as it is."""
         for change in reversed(self.method.uploads):
             entries = declared(change).undo(self, entries)
@@ -216,37 +216,37 @@ class Server:
     def reject(self, client: str, why: str) -> None:
         """Drop a client's reply of this round."""
         self.rejected[client] = why
-        self.ignore(client, why)
+        self.drop_reply(client, why)
 
-    def ignore(self, client: str, why: str) -> None:
+    def drop_reply(self, client: str, why: str) -> None:
         """Drop a reply, and hold it against nobody."""
         log.warning("Round %d: the reply of client %s is dropped: %s", self.round, client, why)
 
-    def _require_enough(self, answered: int) -> None:
-        needed = self.settings.needed(self.asked)
+    def _require_min_replies(self, answered: int) -> None:
+        needed = self.settings.needed(self.num_requested)
         if answered < needed:
             raise TooFewReplies(
-                f"Round {self.round}: {answered} of {self.asked} clients answered, {needed} are needed (--min-share {self.settings.min_share})."
+                f"Round {self.round}: {answered} of {self.num_requested} clients answered, {needed} are needed (--min-share {self.settings.min_share})."
             )
 
-    def remember(self, key: str, make: Callable[[], T]) -> T:
+    def persistent(self, key: str, make: Callable[[], T]) -> T:
         """Something the server keeps through the run and in checkpoints: an object with ``state_dict``, or plain values."""
         if key not in self.memory:
             value = make()
-            if key in self.dormant:
+            if key in self.restored_memory:
                 # A copy: a round that is repeated awakens it again, and optimizers step the tensors they are given in place.
-                value = awakened(value, copy.deepcopy(self.dormant.pop(key)))
+                value = restore_object(value, copy.deepcopy(self.restored_memory.pop(key)))
             self.memory[key] = value
         return self.memory[key]  # type: ignore[no-any-return]
 
-    def remembered(self) -> dict[str, Any]:
+    def memory_state(self) -> dict[str, Any]:
         """The server's memory as plain values and tensors."""
-        return self.dormant | {
+        return self.restored_memory | {
             key: value.state_dict() if hasattr(value, "state_dict") else value for key, value in self.memory.items()
         }
 
 
-def awakened(value: Any, saved: Any) -> Any:
+def restore_object(value: Any, saved: Any) -> Any:
     if hasattr(value, "load_state_dict"):
         value.load_state_dict(saved)
         return value

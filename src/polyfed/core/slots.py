@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from polyfed.core.client import Client, Step
     from polyfed.core.data_types import Federation
     from polyfed.core.evaluation import Newcomer
-    from polyfed.core.replies import Asked
-    from polyfed.core.rounds import Payload, Reply, Talk
+    from polyfed.core.replies import RequestContext
+    from polyfed.core.rounds import Exchange, Payload, Reply
     from polyfed.core.server import Server
 
 Extras: TypeAlias = "Mapping[str, Any]"
@@ -154,22 +154,22 @@ class AfterRound(Protocol):
     def __call__(self, server: Server, extras: Mapping[str, Extras], /) -> None: ...
 
 
-class Conversation(Protocol):
-    """A conversation of the server with its clients."""
+class ExchangeFunction(Protocol):
+    """A exchange of the server with its clients."""
 
-    def __call__(self, server: Server, /) -> Talk[None]: ...
+    def __call__(self, server: Server, /) -> Exchange[None]: ...
 
 
-class NewcomerConversation(Protocol):
-    """A conversation that returns the models of somebody never trained on."""
+class NewcomerExchange(Protocol):
+    """A exchange that returns the models of somebody never trained on."""
 
-    def __call__(self, server: Server, /) -> Talk[Newcomer]: ...
+    def __call__(self, server: Server, /) -> Exchange[Newcomer]: ...
 
 
 class ReplyEntries(Protocol):
     """The names of the entries in an answer. With ``trains = True`` clients answer by training: ``uploads`` and the extras of "train" apply."""
 
-    def __call__(self, asked: Asked, /) -> Sequence[str]: ...
+    def __call__(self, context: RequestContext, /) -> Sequence[str]: ...
 
 
 @dataclass(frozen=True)
@@ -229,8 +229,8 @@ _TABLE = (
     Slot("objective", "client", "step → scalar, added to the task loss", Join.SUMMED, must_be_used=True),
     Slot("sharing", "both", "rules: what travels and how it is reduced", Join.MERGED, must_be_used=True),
     Slot("after_round", "server", "server, {client: extras} → None", Join.IN_ORDER, must_be_used=True, given_server=True),
-    Slot("setup", "server", "conversation before round 1", Join.IN_ORDER, given_server=True),
-    Slot("before_evaluation", "server", "conversation before an evaluation", Join.IN_ORDER, given_server=True),
+    Slot("setup", "server", "exchange before round 1", Join.IN_ORDER, given_server=True),
+    Slot("before_evaluation", "server", "exchange before an evaluation", Join.IN_ORDER, given_server=True),
     Slot("population", "both", "federation → federation (who trains)", Join.ONE_OWNER),
     Slot(
         "sampling",
@@ -261,10 +261,8 @@ _TABLE = (
     ),
     Slot("weighting", "server", "server, reply → weight", Join.ONE_OWNER, must_be_used=True, given_server=True),
     Slot("server_step", "server", "server, aggregate → entries", Join.ONE_OWNER, must_be_used=True, given_server=True),
-    Slot("round", "server", "conversation each round", Join.ONE_OWNER, given_server=True),
-    Slot(
-        "newcomer", "server", "conversation that returns the models of somebody never trained on", Join.ONE_OWNER, given_server=True
-    ),
+    Slot("round", "server", "exchange each round", Join.ONE_OWNER, given_server=True),
+    Slot("newcomer", "server", "exchange that returns the models of somebody never trained on", Join.ONE_OWNER, given_server=True),
     Slot("answers", "client", "name → (client, payload → payload), a client's answer to a question", Join.DISTINCT_NAMES),
     Slot(
         "send_extras",

@@ -112,12 +112,12 @@ def turn(x: Tensor, degrees: float, scale: float = 0.0, outside: str = "zeros", 
     return moved.to(torch.uint8)
 
 
-def holes(x: Tensor, side: int, most: int = 1, least: int = 1) -> Tensor:
+def holes(x: Tensor, side: int, maximum: int = 1, minimum: int = 1) -> Tensor:
     """Black out squares with random centres in each image; a square may reach over the edge."""
     count, _, height, width = x.shape
-    number = torch.randint(least, most + 1, (count,))
+    number = torch.randint(minimum, maximum + 1, (count,))
     visible = torch.ones(count, height, width, dtype=torch.bool)
-    for hole in range(most):
+    for hole in range(maximum):
         top = torch.randint(0, height, (count, 1)) - side // 2
         left = torch.randint(0, width, (count, 1)) - side // 2
         rows = (torch.arange(height) >= top) & (torch.arange(height) < top + side)
@@ -152,17 +152,17 @@ def jitter(x: Tensor, strength: float = 0.2, chance: float = 0.5) -> Tensor:
     return torch.where(chosen, torch.stack(changed), x) if changed else x
 
 
-def zoom(x: Tensor, least: float = 0.7, ratio: float = 4 / 3, tries: int = 10) -> Tensor:
+def zoom(x: Tensor, minimum: float = 0.7, ratio: float = 4 / 3, tries: int = 10) -> Tensor:
     """Cut a part out of each image and enlarge it to the whole (bilinear), as torchvision's RandomResizedCrop does.
 
     Args:
         x: The batch, as floats.
-        least: Smallest share of an image's area that is cut out; the largest is all of it.
+        minimum: Smallest share of an image's area that is cut out; the largest is all of it.
         ratio: Largest ratio of the part's longer side to its shorter one.
         tries: Draws of a part before the whole image is taken; a long part with a large area does not fit.
     """
     count, _, height, width = x.shape
-    area = (torch.rand(count, tries) * (1 - least) + least) * height * width
+    area = (torch.rand(count, tries) * (1 - minimum) + minimum) * height * width
     shape = ((torch.rand(count, tries) * 2 - 1) * math.log(ratio)).exp()
     wide, high = (area * shape).sqrt().round(), (area / shape).sqrt().round()
     fits = (wide <= width) & (high <= height) & (wide > 0) & (high > 0)
@@ -248,7 +248,7 @@ def domainbed(x: Tensor) -> Tensor:
 
 def imagenet(x: Tensor) -> Tensor:
     """PyTorch's recipe for ImageNet: a part of 0.08 to 1 of the area enlarged to the whole, then mirrored by chance."""
-    return flip(zoom(x.float(), least=0.08)).round().clamp(0, 255).to(torch.uint8)
+    return flip(zoom(x.float(), minimum=0.08)).round().clamp(0, 255).to(torch.uint8)
 
 
 def rand_augment(x: Tensor, operations: int = 2, magnitude: int = 9) -> Tensor:
@@ -315,7 +315,7 @@ def _factor(x: Tensor, strength: float) -> Tensor:
 
 def _skin_holes(x: Tensor) -> Tensor:
     """One to eight holes of 16 pixels at 200 pixels a side, in proportion at other sizes."""
-    return holes(x, side=max(1, round(x.shape[-1] * 16 / 200)), most=8)
+    return holes(x, side=max(1, round(x.shape[-1] * 16 / 200)), maximum=8)
 
 
 AUGMENTATIONS: Mapping[str, Augmentation] = {

@@ -26,7 +26,7 @@ LISTED_CLIENTS = 100
 """Up to this number of clients, the samples of each are recorded; of more only their digest."""
 NAMED_DIFFERENCES = 3
 COUNTED = {"clients": "clients", "training_samples": "training samples", "classes": "classes"}
-MOST_SAMPLES = 10**9
+MAX_SAMPLES = 10**9
 INPUT_TYPES = {
     name: getattr(torch, name) for name in ("uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 }
@@ -150,8 +150,8 @@ class FederationSummary:
     def from_outline(cls, outline: Mapping[str, Any], name: str) -> FederationSummary:
         """Read an outline; anything may be raised for a damaged one. It does not say what clients are tested on."""
         samples = outline["samples"]
-        if sum(samples) > MOST_SAMPLES:
-            raise ValueError(f"{sum(samples):,} samples, expected at most {MOST_SAMPLES:,}")
+        if sum(samples) > MAX_SAMPLES:
+            raise ValueError(f"{sum(samples):,} samples, expected at most {MAX_SAMPLES:,}")
         return cls(
             name=name,
             task=task_named(outline.get("task", CLASSIFICATION.name)),

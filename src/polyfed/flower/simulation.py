@@ -47,7 +47,7 @@ from flwr.supercore.telemetry import EventType
 
 from polyfed.backends.base import Backend, Outcome
 from polyfed.core.data_types import ClientData
-from polyfed.core.rounds import Ask
+from polyfed.core.rounds import Request
 from polyfed.core.workbench import ClientState, Workbench
 from polyfed.flower.client_app import make_app
 from polyfed.flower.node.node import Node, counts_of, shared_workplace
@@ -63,7 +63,7 @@ log = logging.getLogger("polyfed")
 START_LIMIT = 300.0
 END_LIMIT = 60.0
 MESSAGES_FOR_AN_ACTOR = 2
-LEAST_NODES, MOST_NODES = 8, 256
+MIN_NODES, MAX_NODES = 8, 256
 LARGEST_MESSAGE = 256 * 1024 * 1024
 COUNTS, OTHER_DATA = "counts", "other_data"
 
@@ -153,29 +153,29 @@ class Simulated(FlowerBackend):
     def keep_in(self, folder: Path) -> None:
         self.home = folder.resolve() / NODES
 
-    def outcomes(self, ask: Ask, clients: Sequence[str]) -> Iterator[Outcome]:
+    def outcomes(self, request: Request, clients: Sequence[str]) -> Iterator[Outcome]:
         runtime = self.runtime or self.start()
         encoder, transport = Encoder(), RuntimeTransport(runtime)
         nodes = sorted(runtime.grid.get_node_ids())
         # Some messages for each actor, and more where one would be too large.
-        wanted = max(self.least_messages(len(clients)), MESSAGES_FOR_AN_ACTOR * actors(self.bench.settings))
+        wanted = max(self.min_messages(len(clients)), MESSAGES_FOR_AN_ACTOR * actors(self.bench.settings))
         shares = dict(zip(nodes, divided(clients, max(1, min(len(nodes), len(clients), wanted))), strict=False))
-        messages = {node: [self.message_for(encoder, ask, client) for client in share] for node, share in shares.items()}
+        messages = {node: [self.message_for(encoder, request, client) for client in share] for node, share in shares.items()}
         versions = {message.control["client"]: message.control["version"] for share in messages.values() for message in share}
         bundles = {node: bundled(share) for node, share in messages.items()}
-        sent = transport.send(bundles, CATEGORIES.get(ask.purpose, MessageType.QUERY), str(ask.round), self.timeout)
+        sent = transport.send(bundles, CATEGORIES.get(request.purpose, MessageType.QUERY), str(request.round), self.timeout)
         del messages, bundles, encoder
         for node, share in shares.items():
             for client, answer in zip(share, self.answers(transport.wait(sent[node]), node, len(share)), strict=True):
                 yield self.outcome(answer, client, versions[client])
 
-    def least_messages(self, clients: int) -> int:
+    def min_messages(self, clients: int) -> int:
         """How many messages these clients need, so that none is too large."""
         model = sum(entry.size for entry in self.bench.plan.entries.values())
         return math.ceil(clients * model / LARGEST_MESSAGE)
 
-    def message_for(self, encoder: Encoder, ask: Ask, client: str) -> WireMessage:
-        message = super().message_for(encoder, ask, client)
+    def message_for(self, encoder: Encoder, request: Request, client: str) -> WireMessage:
+        message = super().message_for(encoder, request, client)
         return WireMessage({**message.control, COUNTS: self.counts[client]}, message.blobs)
 
     def answers(self, message: Message | None, node: int, count: int) -> list[WireMessage]:
@@ -203,8 +203,8 @@ class Simulated(FlowerBackend):
         clients = len(self.data)
         on_a_cluster = ray.is_initialized() or os.environ.get("RAY_ADDRESS")
         # The runtime looks at each virtual node ten times a second.
-        most = MOST_NODES if on_a_cluster else max(MESSAGES_FOR_AN_ACTOR * (os.cpu_count() or 1), LEAST_NODES)
-        nodes = min(clients, max(most, self.least_messages(clients)))
+        most = MAX_NODES if on_a_cluster else max(MESSAGES_FOR_AN_ACTOR * (os.cpu_count() or 1), MIN_NODES)
+        nodes = min(clients, max(most, self.min_messages(clients)))
         self.runtime = Runtime(_virtual_app(self.bench.settings, self.home), nodes, self.bench.settings)
         return self.runtime
 

@@ -28,20 +28,20 @@ from polyfed.core.client import Client
 from polyfed.core.data_types import in_batches
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part
-from polyfed.core.replies import Asked
+from polyfed.core.replies import RequestContext
 from polyfed.core.rounds import Payload
 from polyfed.core.workbench import Workbench
 from polyfed.errors import OptionError
 from polyfed.extras import Array, From
 from polyfed.methods._shared import require_choice
-from polyfed.methods._shared.client_exchange import LARGEST_PIXEL, Exchange, input_type, pixel_range, require_images
+from polyfed.methods._shared.client_exchange import LARGEST_PIXEL, ClientExchange, input_type, pixel_range, require_images
 
 EPS = 1e-5
 UPLOADS = {
     "overall": "channel mean and std of its images, once",
     "single": "channel mean and std of each of its images, once",
 }
-EXCHANGE = Exchange("ccst")
+EXCHANGE = ClientExchange("ccst")
 
 
 def image_styles(x: Tensor) -> Tensor:
@@ -75,8 +75,8 @@ class StyleShape:
 
     mode: str
 
-    def __call__(self, asked: Asked) -> tuple[int, ...]:
-        return (asked.info.samples if self.mode == "single" else 1, 2, *asked.server.input_shape[:1])
+    def __call__(self, context: RequestContext) -> tuple[int, ...]:
+        return (context.info.samples if self.mode == "single" else 1, 2, *context.server.input_shape[:1])
 
 
 def no_deviation(styles: Tensor) -> str:

@@ -31,7 +31,7 @@ from polyfed.core.entries import HEAD, MIX, BatchNorm
 from polyfed.core.evaluation import Newcomer, averaged_state
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part
-from polyfed.core.rounds import Replies, Reply, Talk, standard_round
+from polyfed.core.rounds import Exchange, Replies, Reply, standard_round
 from polyfed.core.server import Server
 from polyfed.core.sharing import head, upload_only
 from polyfed.core.workbench import Workbench
@@ -115,10 +115,10 @@ class FilingRound(Part):
 
     uses = standard_round.uses
 
-    def __call__(self, server: Server) -> Talk[None]:
-        replies = yield server.ask("train", server.sample())
+    def __call__(self, server: Server) -> Exchange[None]:
+        replies = yield server.request("train", server.sample_clients())
         found: Heads = {}
-        server.absorb(filing(server, replies, found))
+        server.aggregate(filing(server, replies, found))
         filed = heads_of(server)
         server.memory[FILE] = filed | {client: entries for client, entries in found.items() if client not in server.rejected}
 
@@ -135,14 +135,14 @@ class FilingRound(Part):
 def filing(server: Server, replies: Replies, found: Heads) -> Iterator[Reply]:
     """The good replies, one by one; their heads are noted on the way."""
     for reply in replies:
-        entries = server.accepted(reply)
+        entries = server.validated_entries(reply)
         if entries is not None:
             found[reply.client] = {name: value for name, value in entries.items() if server.plan.entries[name].kind == HEAD}
             yield reply
 
 
 def heads_of(server: Server) -> Heads:
-    return server.remember(FILE, dict)
+    return server.persistent(FILE, dict)
 
 
 def other_heads(server: Server, client: str) -> list[Mapping[str, Tensor]]:
@@ -151,7 +151,7 @@ def other_heads(server: Server, client: str) -> list[Mapping[str, Tensor]]:
     return [filed[other] for other in sorted(filed) if other != client]
 
 
-def every_head(server: Server) -> Talk[Newcomer]:
+def every_head(server: Server) -> Exchange[Newcomer]:
     """The averaged extractor with each head in turn; their outputs are averaged."""
     state = yield from averaged_state(server)
     filed = heads_of(server)

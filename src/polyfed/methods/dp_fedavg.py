@@ -42,8 +42,8 @@ from polyfed.methods._shared import require_choice
 from polyfed.methods._shared.privacy_budget import (
     ACCOUNT,
     ACCOUNT_UPLOADS,
-    LEAST_CLIP,
-    MOST_CLIP,
+    MAX_CLIP,
+    MIN_CLIP,
     SYSTEM,
     Account,
     Budget,
@@ -61,7 +61,7 @@ log = logging.getLogger("polyfed")
 
 MEMORY, CLIP, BELOW = "dp_fedavg", "dp_fedavg_clip", "dp_fedavg_below"
 LEARNING_RATE, SHARE_OF_NOISE = 0.2, 20
-FEWEST_BELOW, MOST_BELOW = -1e6, 1e6
+FEWEST_BELOW, MAX_BELOW = -1e6, 1e6
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Noise(Account):
         return (z**-2 - self.on_share(rounds, clients) ** -2) ** -0.5 if self.adaptive else z
 
     def clip(self, server: Server) -> float:
-        found: Mapping[str, float] = server.remember(MEMORY, lambda: {"clip": self.first})
+        found: Mapping[str, float] = server.persistent(MEMORY, lambda: {"clip": self.first})
         return found["clip"]
 
     def at_server(self, server: Server, *names: str) -> Randomness:
@@ -225,7 +225,7 @@ class MoveClip(Noise):
             total = float(self.at_server(server, "below").add_noise(torch.tensor(total, dtype=torch.float64), spread))
         share = min(max(total / len(extras) + 0.5, -1.0), 2.0)  # noise, or one bad client, must not throw the clip away
         moved = self.clip(server) * math.exp(-LEARNING_RATE * (share - self.quantile))
-        server.memory[MEMORY] = {"clip": min(max(moved, LEAST_CLIP), MOST_CLIP)}
+        server.memory[MEMORY] = {"clip": min(max(moved, MIN_CLIP), MAX_CLIP)}
 
 
 def weigh_alike(_: Server, __: Reply) -> float:
@@ -238,7 +238,7 @@ class AddNoise(Noise):
     """Add noise to the mean of clipped updates."""
 
     def __call__(self, server: Server, aggregate: dict[str, Tensor]) -> dict[str, Tensor]:
-        answered = server.absorbed
+        answered = server.num_aggregated
         spread = self.clip(server) * self.on_update(server.rounds, answered) / answered
         chance = self.at_server(server, "mean")
         entries = server.plan.entries
@@ -278,7 +278,7 @@ def dp_fedavg(
         raise OptionError(f"dp_fedavg: quantile must lie between 0 and 1, found {quantile}.")
     account = (Budget(epsilon, delta), planned_rounds, noise, MEMORY, True)
     how = (float(clip), bool(adaptive), float(quantile), noise_at)
-    below = {BELOW: Number(FEWEST_BELOW, MOST_BELOW)} if adaptive else {}
+    below = {BELOW: Number(FEWEST_BELOW, MAX_BELOW)} if adaptive else {}
     return Method(
         "dp_fedavg",
         before_training=(require_clip_sent, RequireBudget(*account)),

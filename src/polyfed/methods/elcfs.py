@@ -29,14 +29,14 @@ from torch.func import functional_call
 from polyfed.core.client import Client, Step
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part
-from polyfed.core.replies import Asked
+from polyfed.core.replies import RequestContext
 from polyfed.core.rounds import Payload
 from polyfed.core.workbench import Workbench
 from polyfed.errors import ClientFailure, DataError, OptionError
 from polyfed.extras import Array
-from polyfed.methods._shared.client_exchange import LARGEST_PIXEL, Exchange, input_type, pixel_range, require_images
+from polyfed.methods._shared.client_exchange import LARGEST_PIXEL, ClientExchange, input_type, pixel_range, require_images
 
-EXCHANGE = Exchange("elcfs")
+EXCHANGE = ClientExchange("elcfs")
 IMAGE_AXES = (-2, -1)
 RATIOS = 9
 
@@ -92,13 +92,13 @@ class SpectraShape:
     share: float
     aggregate: bool
 
-    def __call__(self, asked: Asked) -> tuple[int, ...]:
-        return (1 if self.aggregate else max(1, int(self.share * asked.info.samples)), *asked.server.input_shape)
+    def __call__(self, context: RequestContext) -> tuple[int, ...]:
+        return (1 if self.aggregate else max(1, int(self.share * context.info.samples)), *context.server.input_shape)
 
 
-def largest_amplitude(asked: Asked) -> float:
+def largest_amplitude(context: RequestContext) -> float:
     """The amplitude of an image that is everywhere as bright as can be."""
-    return LARGEST_PIXEL * math.prod(asked.server.input_shape[1:])
+    return LARGEST_PIXEL * math.prod(context.server.input_shape[1:])
 
 
 def mixed(x: Tensor, others: Tensor, ratio: Tensor, half_width: int) -> Tensor:

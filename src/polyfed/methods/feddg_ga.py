@@ -25,7 +25,7 @@ from polyfed.core.client import Client
 from polyfed.core.data_types import in_batches
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part
-from polyfed.core.rounds import Reply, Talk, standard_round
+from polyfed.core.rounds import Exchange, Reply, standard_round
 from polyfed.core.server import Server
 from polyfed.errors import DataError, OptionError
 from polyfed.extras import Number
@@ -87,7 +87,7 @@ def adjusted(weights: Mapping[str, float], gaps: Mapping[str, float], step: floa
 def remembered(server: Server) -> dict[str, Any]:
     """The weights, and what each client reported of its own model when it last took part, with the round."""
     share = 1 / len(server.clients)
-    return server.remember(KEY, lambda: {"weights": {info.id: share for info in server.clients}, "own": {}, "round": {}})
+    return server.persistent(KEY, lambda: {"weights": {info.id: share for info in server.clients}, "own": {}, "round": {}})
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,11 @@ class AdjustedRound(Part):
     center: bool
     uses = standard_round.uses
 
-    def __call__(self, server: Server) -> Talk[None]:
-        replies = list((yield server.ask("train", server.sample())))
-        counted = {reply.client: reply.extras for reply in replies if server.accepted(reply) is not None}
+    def __call__(self, server: Server) -> Exchange[None]:
+        replies = list((yield server.request("train", server.sample_clients())))
+        counted = {reply.client: reply.extras for reply in replies if server.validated_entries(reply) is not None}
         server.memory[KEY] = self.moved(server, remembered(server), counted)
-        server.absorb(reply for reply in replies if reply.client in counted)
+        server.aggregate(reply for reply in replies if reply.client in counted)
 
     def moved(self, server: Server, old: Mapping[str, Any], extras: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """The weights after these scores, and the scores of the clients' own models to compare the next ones with."""

@@ -25,7 +25,7 @@ from torch import Tensor
 from polyfed.core.client import Client, batch_indices
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part, declare
-from polyfed.core.replies import Asked
+from polyfed.core.replies import RequestContext
 from polyfed.core.rounds import Reply
 from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
@@ -61,13 +61,13 @@ def reference(server: Server, _: str) -> float:
     return effective_steps(steps, settings)
 
 
-def largest_steps(asked: Asked) -> float:
+def largest_steps(context: RequestContext) -> float:
     """The most that a_k can be; a share more, for rounding."""
-    return effective_steps(asked.steps, asked.server.settings) * (1 + 1e-9)
+    return effective_steps(context.steps, context.server.settings) * (1 + 1e-9)
 
 
-def smallest_steps(asked: Asked) -> float:
-    return effective_steps(asked.fewest_steps, asked.server.settings) * (1 - 1e-9)
+def smallest_steps(context: RequestContext) -> float:
+    return effective_steps(context.fewest_steps, context.server.settings) * (1 - 1e-9)
 
 
 @declare(reads_data=False)
@@ -97,9 +97,9 @@ def scaled(start: Mapping[str, Tensor], end: Mapping[str, Tensor], names: tuple[
 @declare(is_capped=True)
 def weigh(server: Server, reply: Reply) -> float:
     """The run's weight of a client; a_k is added up with it."""
-    weight = server.usual_weight(reply.client)
+    weight = server.default_weight(reply.client)
     if STEPS in reply.extras:
-        sums: dict[str, float] = server.remember(SUMS, dict)
+        sums: dict[str, float] = server.persistent(SUMS, dict)
         if sums.get("round") != server.round:
             sums = {"round": server.round, "weights": 0.0, "steps": 0.0}
         # A new value, not a changed one: the loop puts the old one back when the round is repeated.
@@ -113,7 +113,7 @@ def weigh(server: Server, reply: Reply) -> float:
 
 def step_on(server: Server, aggregate: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Go steps_eff / r times as far as the mean of what came up."""
-    sums: dict[str, float] = server.remember(SUMS, dict)
+    sums: dict[str, float] = server.persistent(SUMS, dict)
     scale = sums["steps"] / sums["weights"] / reference(server, "")
     return {**aggregate, **scaled(server.state, aggregate, exchanged_parameters(server.plan, server.round), scale)}
 

@@ -30,8 +30,8 @@ from polyfed.core.client import Client, train
 from polyfed.core.entries import BatchNorm
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part, declared
-from polyfed.core.replies import Asked, planned_uploads
-from polyfed.core.rounds import TRAINING, Ask, Payload, Replies, Talk, conversation
+from polyfed.core.replies import RequestContext, planned_uploads
+from polyfed.core.rounds import TRAINING, Exchange, Payload, Replies, Request, exchange
 from polyfed.core.server import Server
 from polyfed.core.workbench import PRECISIONS, Workbench
 from polyfed.errors import JoinError, ModelError, SettingError, TooFewReplies
@@ -232,25 +232,25 @@ def channels_in(server: Server) -> dict[str, int]:
     return {module.path: module.num_features for module in server.blueprint.modules() if isinstance(module, UnionBatchNorm)}
 
 
-def channels_by_layer(asked: Asked) -> dict[str, int]:
-    return channels_in(asked.server)
+def channels_by_layer(context: RequestContext) -> dict[str, int]:
+    return channels_in(context.server)
 
 
-def vectors(asked: Asked) -> list[tuple[int, ...]]:
+def vectors(context: RequestContext) -> list[tuple[int, ...]]:
     """The shapes that statistics have: a number for each channel of a layer."""
-    return [(channels,) for channels in sorted(set(channels_by_layer(asked).values()))]
+    return [(channels,) for channels in sorted(set(channels_by_layer(context).values()))]
 
 
-def computed_in(asked: Asked) -> list[torch.dtype]:
-    own = {p.dtype for p in asked.server.blueprint.parameters()}
-    return sorted(own | ({PRECISIONS[asked.server.settings.amp]} if asked.server.settings.amp != "off" else set()), key=str)
+def computed_in(context: RequestContext) -> list[torch.dtype]:
+    own = {p.dtype for p in context.server.blueprint.parameters()}
+    return sorted(own | ({PRECISIONS[context.server.settings.amp]} if context.server.settings.amp != "off" else set()), key=str)
 
 
 STATISTICS: Mapping[str, Extra] = {
     "layer": Text(choices=channels_by_layer),
     "count": Number(1, 1e12, whole=True, required=False),
     "mean": Array(vectors, computed_in, required=False),
-    "variance": Array(vectors, computed_in, least=0, required=False),
+    "variance": Array(vectors, computed_in, minimum=0, required=False),
     "mean_gradient": Array(vectors, computed_in, required=False),
     "variance_gradient": Array(vectors, computed_in, required=False),
 }
@@ -291,20 +291,20 @@ def averaged(server: Server, replies: Replies) -> dict[str, Any]:
     return {key: (value / total).to(kinds[key]) if isinstance(value, Tensor) else value for key, value in sums.items()}
 
 
-@conversation(
+@exchange(
     uses=("sharing", "receiving", "inputs", "after_training", "objective", "task_loss", "gradients", "uploads")
     + ("send_extras", "server_step", "after_round")
 )
-def layerwise_round(server: Server) -> Talk[None]:
+def layerwise_round(server: Server) -> Exchange[None]:
     """Two exchanges per batch norm forwards, one backwards, then the usual training."""
-    clients = server.sample()
+    clients = server.sample_clients()
     layers = len(channels_in(server))
-    replies = yield server.ask(STEP, clients)
+    replies = yield server.request(STEP, clients)
     for question in (*[STEP] * (3 * layers - 1), LAST):
         same = Payload(extras=averaged(server, replies))
         sound = [client for client in clients if client not in server.rejected]
-        replies = yield Ask(question, dict.fromkeys(sound, same), TRAINING, server.round, server.attempt)
-    server.absorb(replies)
+        replies = yield Request(question, dict.fromkeys(sound, same), TRAINING, server.round, server.attempt)
+    server.aggregate(replies)
 
 
 @register

@@ -29,8 +29,8 @@ from polyfed.core.entries import BatchNorm, estimate_statistics
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part, declare
 from polyfed.core.reducers import Reduction
-from polyfed.core.replies import Asked
-from polyfed.core.rounds import Payload, Replies, Talk, standard_round
+from polyfed.core.replies import RequestContext
+from polyfed.core.rounds import Exchange, Payload, Replies, standard_round
 from polyfed.core.server import Server
 from polyfed.core.sharing import Rule, Select, bn_affine, bn_statistics
 from polyfed.core.workbench import Workbench
@@ -60,8 +60,8 @@ def measure_statistics(client: Client, payload: Payload) -> Payload:
     return Payload({name: client.bench.live[name].detach().clone() for name in names})
 
 
-def uploaded_statistics(asked: Asked) -> list[str]:
-    return [name for name in asked.plan.at(asked.ask.round).up if bn_statistics.matches(asked.plan.entries[name])]
+def uploaded_statistics(context: RequestContext) -> list[str]:
+    return [name for name in context.plan.at(context.request.round).up if bn_statistics.matches(context.plan.entries[name])]
 
 
 def averaged_statistics(server: Server, replies: Replies) -> dict[str, Tensor]:
@@ -71,7 +71,7 @@ def averaged_statistics(server: Server, replies: Replies) -> dict[str, Tensor]:
     reduction = Reduction(groups, server.state)
     for reply in replies:
         reduction.add(reply.entries, server.weight(reply))
-    return server.in_planned_types(reduction.finish())
+    return server.cast_to_plan(reduction.finish())
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,10 @@ class Decoupled(Part):
     at: int | float
     uses = standard_round.uses
 
-    def __call__(self, server: Server) -> Talk[None]:
+    def __call__(self, server: Server) -> Exchange[None]:
         before = server.state
         if server.round <= last_round(self.at, server.rounds):
-            replies = yield server.ask(STATISTICS_QUESTION, server.sample())
+            replies = yield server.request(STATISTICS_QUESTION, server.sample_clients())
             server.state = before | averaged_statistics(server, replies)
         try:
             yield from standard_round(server)

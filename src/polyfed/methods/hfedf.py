@@ -38,8 +38,8 @@ from polyfed.core.client import Client
 from polyfed.core.data_types import Examples, in_batches
 from polyfed.core.method import Method, register
 from polyfed.core.part import Part
-from polyfed.core.replies import Asked
-from polyfed.core.rounds import Ask, Payload, Talk
+from polyfed.core.replies import RequestContext
+from polyfed.core.rounds import Exchange, Payload, Request
 from polyfed.core.seeds import default_stream, generator
 from polyfed.core.server import Server
 from polyfed.errors import DataError, OptionError
@@ -69,15 +69,15 @@ class JointRound(GeneratedRound):
     ema_alpha: float | None
     warmup: int
 
-    def __call__(self, server: Server) -> Talk[None]:
-        ask = server.ask("train", server.sample())
+    def __call__(self, server: Server) -> Exchange[None]:
+        ask = server.request("train", server.sample_clients())
         replies = yield ask
         deltas = self.generation.absorbed(server, ask, replies)
         maker = self.generation.generator(server)
         weights = maker.learn(deltas, self.align, self.ema_alpha if server.round > self.warmup else None)
         log.debug("Round %d: weights %s.", server.round, dict(zip(deltas, weights.tolist(), strict=True)))
-        server.note("alignment_weight", dict(zip(deltas, weights.tolist(), strict=True)))
-        server.note("embedding", maker.embeddings())
+        server.log_client_metric("alignment_weight", dict(zip(deltas, weights.tolist(), strict=True)))
+        server.log_client_metric("embedding", maker.embeddings())
         if self.generation.embedding == "random":
             redraw(maker, server, self.generation.embedding_scale)
 
@@ -91,15 +91,15 @@ def redraw(maker: Generator, server: Server, scale: float) -> None:
 
 @dataclass(frozen=True)
 class Collect(Part):
-    """Ask every client for its mean latent vector, and build the hypernetwork on them."""
+    """Request every client for its mean latent vector, and build the hypernetwork on them."""
 
     generation: Generation
 
-    def __call__(self, server: Server) -> Talk[None]:
+    def __call__(self, server: Server) -> Exchange[None]:
         ids = [info.id for info in server.clients]
         dimension = self.generation.dimension(len(ids))
         question = Payload(extras={"dimension": dimension})
-        replies = yield Ask(QUESTION, dict.fromkeys(ids, question))
+        replies = yield Request(QUESTION, dict.fromkeys(ids, question))
         vectors = {reply.client: reply.extras[QUESTION] for reply in replies}
         embeddings = standardised(vectors, ids, dimension)
         server.memory[MEMORY] = self.generation.built(server, embeddings)
@@ -111,8 +111,8 @@ class LatentShape:
 
     generation: Generation
 
-    def __call__(self, asked: Asked) -> tuple[int, ...]:
-        return (self.generation.dimension(len(asked.server.clients)),)
+    def __call__(self, context: RequestContext) -> tuple[int, ...]:
+        return (self.generation.dimension(len(context.server.clients)),)
 
 
 def standardised(vectors: dict[str, Tensor], ids: list[str], dimension: int) -> Tensor:

@@ -20,7 +20,7 @@ import copy
 from dataclasses import dataclass
 
 from polyfed.core.method import Method, register
-from polyfed.core.rounds import Reply, Talk
+from polyfed.core.rounds import Exchange, Reply
 from polyfed.core.seeds import chooser
 from polyfed.core.server import Server
 from polyfed.errors import TooFewReplies
@@ -41,20 +41,20 @@ UPDATES = ("sequential", "joint")
 class SequentialRound(GeneratedRound):
     """Clients one after the other; the hypernetwork takes a step after each."""
 
-    def __call__(self, server: Server) -> Talk[None]:
+    def __call__(self, server: Server) -> Exchange[None]:
         maker = self.generation.generator(server)
         before = copy.deepcopy(maker.state_dict())
-        clients = server.sample()
+        clients = server.sample_clients()
         chooser(server.settings.seed, "order", server.round).shuffle(clients)
         taken: list[Reply] = []
         for client in clients:
-            ask = server.ask("train", [client])
+            ask = server.request("train", [client])
             for reply in (yield ask):
                 maker.learn({client: self.generation.deltas(server, ask, reply)}, align=False)
                 taken.append(reply)
-        server.asked = len(clients)
+        server.num_requested = len(clients)
         try:
-            server.absorb(taken)
+            server.aggregate(taken)
         except TooFewReplies:
             maker.load_state_dict(before)
             raise

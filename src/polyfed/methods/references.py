@@ -16,17 +16,17 @@ from __future__ import annotations
 from polyfed.core.data_types import Federation
 from polyfed.core.evaluation import Newcomer, client_states
 from polyfed.core.method import Facts, Method, register
-from polyfed.core.rounds import Talk, conversation
+from polyfed.core.rounds import Exchange, exchange
 from polyfed.core.server import Server
 from polyfed.core.sharing import Rule, everything, keep_local, momentum_buffers
 
 
-@conversation(uses=("inputs", "before_training", "after_training", "objective", "task_loss", "gradients"))
-def train_alone(server: Server) -> Talk[None]:
-    yield server.ask("train", server.sample())
+@exchange(uses=("inputs", "before_training", "after_training", "objective", "task_loss", "gradients"))
+def train_alone(server: Server) -> Exchange[None]:
+    yield server.request("train", server.sample_clients())
 
 
-def every_model(server: Server) -> Talk[Newcomer]:
+def every_model(server: Server) -> Exchange[Newcomer]:
     """Each client's model; their scores are averaged."""
     states = yield from client_states(server)
     return Newcomer([(1 / len(states), state) for state in states.values()], score="mean_of_models")

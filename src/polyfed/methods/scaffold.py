@@ -26,7 +26,7 @@ from polyfed.core.client import Client, Step
 from polyfed.core.entries import MOMENTUM
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part, declare
-from polyfed.core.replies import Asked
+from polyfed.core.replies import RequestContext
 from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
 from polyfed.errors import JoinError, OptionError, SettingError
@@ -39,7 +39,7 @@ CONTROL, CHANGE, MEMORY = "scaffold_control", "scaffold_change", "scaffold"
 
 def send_control(server: Server, _: str) -> dict[str, Tensor]:
     """The server's control variate; empty while it is zero."""
-    return dict(server.remember(MEMORY, dict))
+    return dict(server.persistent(MEMORY, dict))
 
 
 def controls(client: Client) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
@@ -96,15 +96,15 @@ def renew_control(client: Client) -> dict[str, Any]:
     return {CHANGE: change}
 
 
-def exchanged(asked: Asked) -> tuple[str, ...]:
-    return exchanged_parameters(asked.plan, asked.ask.round)
+def exchanged(context: RequestContext) -> tuple[str, ...]:
+    return exchanged_parameters(context.plan, context.request.round)
 
 
 def update_control(server: Server, extras: Mapping[str, Mapping[str, Any]]) -> None:
     """Add P_k times the clients' changes to c; absent clients change nothing."""
-    weights = server.usual_weights([info.id for info in server.clients])
+    weights = server.default_weights([info.id for info in server.clients])
     total = sum(weights.values())
-    control: dict[str, Tensor] = server.remember(MEMORY, dict)
+    control: dict[str, Tensor] = server.persistent(MEMORY, dict)
     for client, sent in extras.items():
         for name, change in sent[CHANGE].items():
             step = weights[client] / total * change

@@ -62,7 +62,7 @@ class ServerMomentum(Part):
     def __call__(self, server: Server, aggregate: Mapping[str, Tensor]) -> dict[str, Tensor]:
         step = _pseudo_gradient(server, aggregate)
         if self.momentum:
-            velocity: dict[str, Tensor] = server.remember(self.part, dict)
+            velocity: dict[str, Tensor] = server.persistent(self.part, dict)
             for name, gradient in step.items():
                 velocity[name] = self.momentum * velocity[name] + gradient if name in velocity else gradient
             step = {name: velocity[name] for name in step}
@@ -92,7 +92,7 @@ class AdaptiveStep(Part):
             )
 
     def __call__(self, server: Server, aggregate: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        moments: dict[str, dict[str, Tensor]] = server.remember(self.part, lambda: {"m": {}, "v": {}})
+        moments: dict[str, dict[str, Tensor]] = server.persistent(self.part, lambda: {"m": {}, "v": {}})
         first, second = moments["m"], moments["v"]
         moved = {}
         for name, gradient in _pseudo_gradient(server, aggregate).items():

@@ -23,8 +23,8 @@ from polyfed.core.client import Client
 from polyfed.core.entries import COUNTER, STATISTIC, estimate_statistics
 from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part, declared
-from polyfed.core.replies import Asked
-from polyfed.core.rounds import EVALUATION, Ask, Payload, Replies, Talk
+from polyfed.core.replies import RequestContext
+from polyfed.core.rounds import EVALUATION, Exchange, Payload, Replies, Request
 from polyfed.core.server import Server
 from polyfed.core.sharing import Rule, bn_statistics
 from polyfed.core.workbench import CPU, Workbench
@@ -51,8 +51,8 @@ def _chunks(client: Client) -> list[Tensor]:
     return chunks
 
 
-def all_statistics(asked: Asked) -> list[str]:
-    return [name for name, entry in asked.plan.entries.items() if bn_statistics.matches(entry)]
+def all_statistics(context: RequestContext) -> list[str]:
+    return [name for name, entry in context.plan.entries.items() if bn_statistics.matches(entry)]
 
 
 def merged(server: Server, replies: Replies) -> dict[str, Tensor]:
@@ -78,15 +78,15 @@ def merged(server: Server, replies: Replies) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class ReEstimate(Part):
-    """Ask all clients for statistics of the server's present model, once for each model that is evaluated."""
+    """Request all clients for statistics of the server's present model, once for each model that is evaluated."""
 
-    def __call__(self, server: Server) -> Talk[None]:
+    def __call__(self, server: Server) -> Exchange[None]:
         weights = [value for name, value in server.state.items() if not bn_statistics.matches(server.plan.entries[name])]
         present = [float(server.round), *(float(value.double().sum()) for value in weights)]
-        if server.remember("static_bn", list) == present:
+        if server.persistent("static_bn", list) == present:
             return
         payloads = {info.id: Payload(server.outgoing(info.id)) for info in server.clients}
-        replies = yield Ask(QUESTION, payloads, EVALUATION, server.round)
+        replies = yield Request(QUESTION, payloads, EVALUATION, server.round)
         server.state = server.state | merged(server, replies)
         server.memory["static_bn"] = present
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.entries import Entry
-from polyfed.core.rounds import TRAINING, Ask, AskClients, Payload, Replies
+from polyfed.core.rounds import TRAINING, Payload, Replies, Request, SendRequest
 from polyfed.core.workbench import give_back
 from polyfed.settings import Settings
 from polyfed.trees import leaves_in
@@ -117,16 +117,16 @@ def _leaf_size(leaf: Any) -> int:
     return 0 if leaf is None else 8
 
 
-def counted(ask_clients: AskClients, costs: Costs, kinds: Mapping[str, Entry]) -> AskClients:
+def counted(send_request: SendRequest, costs: Costs, kinds: Mapping[str, Entry]) -> SendRequest:
     """A backend whose traffic is counted."""
 
-    def count(ask: Ask) -> Replies:
-        times = Counter(map(id, ask.payloads.values()))
-        for payload in {id(payload): payload for payload in ask.payloads.values()}.values():
-            costs.note("down", ask.purpose, payload, kinds, times=times[id(payload)])
-        costs.messages[ask.purpose] = costs.messages.get(ask.purpose, 0) + len(ask.payloads)
-        for reply in ask_clients(ask):
-            costs.note("up", ask.purpose, reply.payload, kinds, ask.round)
+    def count(request: Request) -> Replies:
+        times = Counter(map(id, request.payloads.values()))
+        for payload in {id(payload): payload for payload in request.payloads.values()}.values():
+            costs.note("down", request.purpose, payload, kinds, times=times[id(payload)])
+        costs.messages[request.purpose] = costs.messages.get(request.purpose, 0) + len(request.payloads)
+        for reply in send_request(request):
+            costs.note("up", request.purpose, reply.payload, kinds, request.round)
             yield reply
 
     return count

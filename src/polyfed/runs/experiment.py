@@ -21,7 +21,7 @@ from polyfed.core.evaluation import Row, models_are_equal, scored_clients
 from polyfed.core.load_methods import load_file
 from polyfed.core.method import Method, as_method
 from polyfed.core.replies import checked
-from polyfed.core.rounds import Ask, AskClients, Observer, Reply, Talk, converse, hold
+from polyfed.core.rounds import Exchange, Observer, Reply, Request, SendRequest, run_exchange, run_rounds
 from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
 from polyfed.data.federation_summary import RecordedInputs
@@ -41,7 +41,7 @@ from polyfed.trust import NamedCode, code_in
 DEFAULTS = Settings()
 DEALING = (*setting_names("partition"), "root")
 """Settings that say how data are dealt to clients, and from where."""
-MOST_ROUNDS = 2**31
+MAX_ROUNDS = 2**31
 
 
 class Experiment:
@@ -76,7 +76,7 @@ class Experiment:
             load_file(file, settings.trust)
         self.given: list[str] = []
         self.objects: dict[str, str] = {}
-        self.on_reply: Callable[[Ask, Reply], None] | None = None
+        self.on_reply: Callable[[Request, Reply], None] | None = None
         """Called with every valid reply of training, before it is used."""
         self.method = as_method(settings.method if method is None else method)
         self.federation: Federation = build_federation(
@@ -132,29 +132,29 @@ class Experiment:
         self.bench.measure = self.federation.task.main_measure if chosen is None else chosen.measure
 
     @property
-    def ask_clients(self) -> AskClients:
+    def send_request(self) -> SendRequest:
         """The backend, with its replies checked and its traffic counted."""
         return self.asking(self.backend)
 
-    def asking(self, backend: AskClients) -> AskClients:
+    def asking(self, backend: SendRequest) -> SendRequest:
         """A way to ask clients, with replies checked before anything else looks at them, then counted."""
         return counted(checked(backend, self.server), self.costs, self.bench.plan.entries)
 
-    def talk(self, conversation: Talk[Any]) -> Any:
-        return converse(conversation, self.ask_clients)
+    def talk(self, exchange: Exchange[Any]) -> Any:
+        return run_exchange(exchange, self.send_request)
 
-    def train(self, observers: Sequence[Observer] = (), through: Callable[[AskClients], AskClients] | None = None) -> None:
+    def train(self, observers: Sequence[Observer] = (), through: Callable[[SendRequest], SendRequest] | None = None) -> None:
         """Run the setup and the remaining rounds.
 
         Args:
             observers: Called after the setup and after every round.
             through: Wraps the backend, to record what travels or to let something fail; replies are checked after it.
         """
-        ask_clients = self.ask_clients if through is None else self.asking(through(self.backend))
+        send_request = self.send_request if through is None else self.asking(through(self.backend))
         if self.on_reply is not None:
-            ask_clients = _heard(ask_clients, self.on_reply)
+            send_request = _heard(send_request, self.on_reply)
         with threads(self.settings.threads):
-            hold(self.method, self.server, self.backend, ask_clients, self.settings.rounds, observers)
+            run_rounds(self.method, self.server, self.backend, send_request, self.settings.rounds, observers)
 
     def score(self, split: str) -> list[Row]:
         """Score the current state, in detail if the metric that rounds are compared by needs it."""
@@ -196,7 +196,7 @@ class Experiment:
         )
         self.federation = dataclasses.replace(self.federation, clients=clients, unseen=unseen)
         self.backend.replace_data(clients)
-        self.server.introduce(self.backend.infos)
+        self.server.set_clients(self.backend.infos)
 
     def newcomer_state(self) -> dict[str, Tensor]:
         if self.method.newcomer is not None:
@@ -211,11 +211,11 @@ class Experiment:
     def snapshot(self) -> Snapshot:
         """All that is needed to go on."""
         notes = {"costs": self.costs.numbers()}
-        return Snapshot(self.server.round, self.server.state, self.server.remembered(), self.backend.client_states, notes)
+        return Snapshot(self.server.round, self.server.state, self.server.memory_state(), self.backend.client_states, notes)
 
     def restore(self, snapshot: Snapshot) -> None:
         self.server.round, self.server.state = snapshot.round, dict(snapshot.state)
-        self.server.memory, self.server.dormant = {}, dict(snapshot.memory)
+        self.server.memory, self.server.restored_memory = {}, dict(snapshot.memory)
         self.backend.client_states = snapshot.clients
         self.backend.retain("checkpoint")
         self.costs = Costs.from_numbers(snapshot.notes["costs"])
@@ -233,10 +233,10 @@ class Experiment:
         return rows
 
 
-def _heard(ask_clients: AskClients, hear: Callable[[Ask, Reply], None]) -> AskClients:
-    def ask_and_tell(ask: Ask) -> Iterator[Reply]:
-        for reply in ask_clients(ask):
-            hear(ask, reply)
+def _heard(send_request: SendRequest, hear: Callable[[Request, Reply], None]) -> SendRequest:
+    def ask_and_tell(request: Request) -> Iterator[Reply]:
+        for reply in send_request(request):
+            hear(request, reply)
             yield reply
 
     return ask_and_tell
@@ -289,9 +289,9 @@ def rounds_from_budget(settings: Settings, federation: Federation) -> Settings:
     else:
         passes = settings.local_steps * settings.batch_size * settings.sampled(len(federation.clients)) / samples
     rounds = settings.total_epochs / passes
-    if rounds >= MOST_ROUNDS:
+    if rounds >= MAX_ROUNDS:
         raise SettingError(
-            f"total_epochs is {settings.total_epochs:g}: that takes {rounds:.3g} rounds, and a run has fewer than {MOST_ROUNDS}. "
+            f"total_epochs is {settings.total_epochs:g}: that takes {rounds:.3g} rounds, and a run has fewer than {MAX_ROUNDS}. "
             "Lower --total-epochs, or let clients do more in a round."
         )
     return dataclasses.replace(settings, rounds=max(1, round(rounds)), total_epochs=None)

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from polyfed.core import evaluation
 from polyfed.core.evaluation import Newcomer
-from polyfed.core.rounds import Ask, AskClients, Observer, Reply, converse, hold
+from polyfed.core.rounds import Observer, Reply, Request, SendRequest, run_exchange, run_rounds
 from polyfed.runs.experiment import Experiment, threads
 from polyfed.runs.folder.checkpoint import copied
 from polyfed.trees import leaves_in
 
-Change: TypeAlias = Callable[[Ask, Reply], Reply]
+Change: TypeAlias = Callable[[Request, Reply], Reply]
 DEPTH = 5_000
 
 
@@ -27,33 +27,35 @@ class Replay:
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
         self.start = copied(experiment.snapshot())
-        self.seen: list[tuple[Ask, list[Reply]]] = []
+        self.seen: list[tuple[Request, list[Reply]]] = []
         self.recorded: dict[tuple[str, int, str], list[Reply]] = {}
         self.given: dict[tuple[str, int, int, str], int] = {}
 
-    def train(self, ask_clients: AskClients, observers: Sequence[Observer] = ()) -> None:
+    def train(self, send_request: SendRequest, observers: Sequence[Observer] = ()) -> None:
         """Hold the setup and all rounds, with these replies."""
         made = self.experiment
         with threads(made.settings.threads):
-            hold(made.method, made.server, made.backend, made.asking(ask_clients), made.settings.rounds, observers)
+            run_rounds(made.method, made.server, made.backend, made.asking(send_request), made.settings.rounds, observers)
 
-    def evaluate(self, ask_clients: AskClients) -> None:
+    def evaluate(self, send_request: SendRequest) -> None:
         """Score seen clients and newcomers, with these replies."""
-        made, asking = self.experiment, self.experiment.asking(ask_clients)
+        made, asking = self.experiment, self.experiment.asking(send_request)
         with threads(made.settings.threads):
-            converse(evaluation.seen(made.server), asking)
+            run_exchange(evaluation.seen(made.server), asking)
             for examples in made.federation.unseen.values():
                 target = evaluation.inputs_of(made.bench, examples)
-                newcomer: Newcomer = converse(evaluation.newcomer(made.server, made.bench, made.settings.newcomer, target), asking)
+                newcomer: Newcomer = run_exchange(
+                    evaluation.newcomer(made.server, made.bench, made.settings.newcomer, target), asking
+                )
                 evaluation.score_newcomer(made.bench, newcomer, examples)
 
-    def record(self, ask: Ask) -> Iterator[Reply]:
-        """Ask the clients, and keep their replies."""
+    def record(self, request: Request) -> Iterator[Reply]:
+        """Request the clients, and keep their replies."""
         replies: list[Reply] = []
-        self.seen.append((ask, replies))
-        for reply in self.experiment.backend(ask):
+        self.seen.append((request, replies))
+        for reply in self.experiment.backend(request):
             replies.append(reply)
-            self.recorded.setdefault((ask.what, ask.round, reply.client), []).append(reply)
+            self.recorded.setdefault((request.what, request.round, reply.client), []).append(reply)
             yield reply
 
     def run(self, change: Change) -> None:
@@ -61,8 +63,8 @@ class Replay:
         self.experiment.restore(copied(self.start))
         self.given.clear()
 
-        def changed(ask: Ask) -> Iterator[Reply]:
-            return (change(ask, reply) for reply in self._recorded_replies(ask))
+        def changed(request: Request) -> Iterator[Reply]:
+            return (change(request, reply) for reply in self._recorded_replies(request))
 
         self.train(changed)
         self.evaluate(changed)
@@ -70,13 +72,13 @@ class Replay:
     def is_finite(self) -> bool:
         """Whether all that the server keeps is finite."""
         server = self.experiment.server
-        return all(map(_is_finite, leaves_in([server.state, server.remembered()])))
+        return all(map(_is_finite, leaves_in([server.state, server.memory_state()])))
 
-    def _recorded_replies(self, ask: Ask) -> Iterator[Reply]:
-        for client in ask.payloads:
-            place = (ask.what, ask.round, ask.attempt, client)
+    def _recorded_replies(self, request: Request) -> Iterator[Reply]:
+        for client in request.payloads:
+            place = (request.what, request.round, request.attempt, client)
             number = self.given[place] = self.given.get(place, -1) + 1
-            replies = self.recorded.get((ask.what, ask.round, client), [])
+            replies = self.recorded.get((request.what, request.round, client), [])
             if number < len(replies):
                 yield replies[number]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyfed.errors import DataError, NotFinite
 from polyfed.extras import ListOf, Record
-from polyfed.tasks.metrics import COUNTS, MOST_CLASSES, area_under_roc, macro_f1, majority_rate, ratio, unevenness
+from polyfed.tasks.metrics import COUNTS, MAX_CLASSES, area_under_roc, macro_f1, majority_rate, ratio, unevenness
 from polyfed.tasks.task import (
     COUNT,
     SHARE,
@@ -177,7 +177,7 @@ class Scores(TaskScores):
         if self.in_detail:
             self._labels.append(labels)
             self._answers.append((answers, confidence))
-            if self.classes <= MOST_CLASSES:
+            if self.classes <= MAX_CLASSES:
                 self._probabilities.append(probabilities.to(torch.float32))
 
     @property
@@ -218,7 +218,7 @@ class Scores(TaskScores):
         """All measures as plain numbers, and counts by class. A mean over nothing (no example, no wrong answer) is left out."""
         counts = (self.confusion.sum(dim=1).tolist(), self.confusion.diagonal().tolist(), self.confusion.sum(dim=0).tolist())
         gap = float((self.bin_right - self.bin_confidence).abs().sum())
-        matrix = {"confusion": self.confusion.tolist()} if self.in_detail and self.classes <= MOST_CLASSES else {}
+        matrix = {"confusion": self.confusion.tolist()} if self.in_detail and self.classes <= MAX_CLASSES else {}
         return _measures(counts, self.balanced_accuracy, gap, self.confidence, self.auroc) | matrix
 
 
@@ -253,7 +253,7 @@ def results_of_parts(
             strict=True,
         )
     ]
-    if in_detail and classes <= MOST_CLASSES:
+    if in_detail and classes <= MAX_CLASSES:
         for numbers, matrix in zip(found, summed(by_label * classes + answers, classes**2).tolist(), strict=True):
             numbers["confusion"] = [matrix[start : start + classes] for start in range(0, classes**2, classes)]
     return found
@@ -347,6 +347,6 @@ _RECORD = Record(
         "count": COUNT,
         "right": COUNT,
         **dict.fromkeys(COUNTS, ListOf(COUNT, longest=1_000_000, required=False)),
-        "confusion": ListOf(ListOf(COUNT, longest=MOST_CLASSES), longest=MOST_CLASSES, required=False),
+        "confusion": ListOf(ListOf(COUNT, longest=MAX_CLASSES), longest=MAX_CLASSES, required=False),
     }
 )

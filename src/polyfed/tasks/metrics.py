@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MOST_CLASSES = 200
+MAX_CLASSES = 200
 """Up to this number of classes a confusion matrix is kept at the end of a run."""
 COUNTS = ("class_counts", "class_right", "class_answers")
 """Test images of each class, those of them that were right, and how often each class was the answer."""

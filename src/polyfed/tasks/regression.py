@@ -28,7 +28,7 @@ class Regression(Task):
     measures = ("r2", "mean_absolute_error", "root_mean_squared_error")
     mark = "squared_errors"
     nobody = "always answering the mean"
-    least_main = -LARGEST
+    min_main = -LARGEST
 
     def problem(self, targets: Tensor, classes: int | None = None) -> str:
         if targets.dim() not in (1, 2) or targets.dtype is torch.bool or targets.is_complex():

@@ -12,7 +12,7 @@ from torch import Tensor
 from polyfed.errors import DataError
 from polyfed.extras import ListOf, Record
 from polyfed.tasks.classification import problem_with_class_counts
-from polyfed.tasks.metrics import COUNTS, MOST_CLASSES, balanced_accuracy, macro_f1, majority_rate, ratio
+from polyfed.tasks.metrics import COUNTS, MAX_CLASSES, balanced_accuracy, macro_f1, majority_rate, ratio
 from polyfed.tasks.task import COUNT, SHARE, WHOLE, Prediction, Task, TaskScores, finite, kind_of, plain
 
 IGNORED = 255
@@ -145,7 +145,7 @@ class PixelScores(TaskScores):
 
     def results(self) -> dict[str, Any]:
         record = self._record()
-        matrix = {"confusion": self.confusion.tolist()} if self.in_detail and self.classes <= MOST_CLASSES else {}
+        matrix = {"confusion": self.confusion.tolist()} if self.in_detail and self.classes <= MAX_CLASSES else {}
         return plain(pixel_measures(record)) | record | matrix
 
 
@@ -168,6 +168,6 @@ _RECORD = Record(
         "count": COUNT,
         "pixels": COUNT,
         **dict.fromkeys(COUNTS, ListOf(COUNT, longest=IGNORED)),
-        "confusion": ListOf(ListOf(COUNT, longest=MOST_CLASSES), longest=MOST_CLASSES, required=False),
+        "confusion": ListOf(ListOf(COUNT, longest=MAX_CLASSES), longest=MAX_CLASSES, required=False),
     }
 )

@@ -100,7 +100,7 @@ class Task(abc.ABC):
         mark: a number that only its score records have.
         nobody: what a model is measured against, as "no better than ..." says it.
         class_labels: whether every example has one class. Methods that index by class need it (``Facts.class_labels``).
-        least_main: the least value of the main measure; the largest is 1.
+        min_main: the least value of the main measure; the largest is 1.
     """
 
     name: str
@@ -112,7 +112,7 @@ class Task(abc.ABC):
     mark: str
     nobody: str = "always answering the most frequent class"
     class_labels: bool = False
-    least_main: float = 0.0
+    min_main: float = 0.0
 
     def __repr__(self) -> str:
         return f"<Task {self.name}>"

@@ -23,10 +23,10 @@ from polyfed.errors import SettingError
 from polyfed.flower.deploy.certificates import certificate_request, kept_authority, kept_server, pem, pem_key, sign_request
 from polyfed.flower.deploy.templates import FOLDER as TEMPLATES
 from polyfed.flower.deploy.units import write_node_units, write_server_units
-from polyfed.flower.join.enrol import MOST_AHEAD, MOST_BEHIND, clock_problem, server_time
+from polyfed.flower.join.enrol import MAX_AHEAD, MAX_BEHIND, clock_problem, server_time
 from polyfed.flower.join.forwarder import Forwarder, account_of, client_context, server_context
 from polyfed.flower.serve.enrolment import Enrolment, Service
-from polyfed.flower.serve.front import ENROL_PATH, FLEET, MOST_LINES, SECRET_HEADER, Front, FrontLog
+from polyfed.flower.serve.front import ENROL_PATH, FLEET, MAX_LINES, SECRET_HEADER, Front, FrontLog
 from polyfed.flower.serve.registry import ENROLLED, NodeRecord
 from polyfed.runs.folder.audit_log import AuditLog, lines_of
 
@@ -93,9 +93,9 @@ def test_refusals_of_the_front_are_audited_and_a_flood_does_not_fill_the_disk(tm
     access.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"unfinished')
     assert set(FrontLog(access, audit).look()) == {"node-1"}
     found = list(lines_of(audit.path))
-    assert len(found) == MOST_LINES + 1 and sum(line["count"] for line in found) == 570
+    assert len(found) == MAX_LINES + 1 and sum(line["count"] for line in found) == 570
     assert found[0]["path"] == "/same" and found[0]["count"] == 70
-    assert FrontLog(access, audit).look() == {} and len(list(lines_of(audit.path))) == MOST_LINES + 1
+    assert FrontLog(access, audit).look() == {} and len(list(lines_of(audit.path))) == MAX_LINES + 1
 
 
 def test_the_forwarder_shows_the_nodes_certificate_and_passes_bytes_both_ways(tmp_path: Path) -> None:
@@ -151,10 +151,10 @@ def test_the_account_at_the_other_end_of_a_connection_is_known() -> None:
 
 
 def test_a_clock_that_flower_would_refuse_is_said() -> None:
-    for ahead, word in ((MOST_AHEAD + 1, "ahead of"), (-MOST_BEHIND - 1, "behind")):
+    for ahead, word in ((MAX_AHEAD + 1, "ahead of"), (-MAX_BEHIND - 1, "behind")):
         from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 
-        assert (MOST_AHEAD, MOST_BEHIND) == (SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE)
+        assert (MAX_AHEAD, MAX_BEHIND) == (SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE)
         assert word in clock_problem(ahead)
         assert clock_problem(0.6) == clock_problem(-60.0) == ""
         assert server_time("Tue, 17 Nov 2026 03:00:00 GMT", 0.0) % 60 == 0.5

@@ -15,7 +15,7 @@ pytest.importorskip("opacus", reason="needs the privacy extra: pip install 'poly
 from flwr.app import Context, RecordDict
 
 from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, over, tiny_data
-from polyfed.core.rounds import EVALUATION, Ask, Payload
+from polyfed.core.rounds import EVALUATION, Payload, Request
 from polyfed.flower.app import SETTINGS_KEY, settings_text
 from polyfed.flower.deploy.folders import NodeFolder
 from polyfed.flower.join import guarded_executor as guarded_app
@@ -44,14 +44,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeFold
 
 @pytest.fixture
 def asked(folder: NodeFolder, tmp_path: Path) -> Asking:
-    """Ask the node, under a policy, for training or for what ``split`` says; the control values of its answer."""
+    """Request the node, under a policy, for training or for what ``split`` says; the control values of its answer."""
     experiment = over(FakeGrid(SETTINGS, tmp_path / "grid", {10: {"data": TINY, "domain": "big"}}), SETTINGS)
     backend, server = experiment.backend, experiment.server
     assert isinstance(backend, FlowerBackend)
 
     def message(split: str) -> WireMessage:
-        evaluation = Ask("evaluate", {"big": Payload(server.outgoing("big"), {"split": split})}, EVALUATION, 1)
-        return backend.message_for(Encoder(), evaluation if split else server.ask("train", ["big"]), "big")
+        evaluation = Request("evaluate", {"big": Payload(server.outgoing("big"), {"split": split})}, EVALUATION, 1)
+        return backend.message_for(Encoder(), evaluation if split else server.request("train", ["big"]), "big")
 
     def ask(split: str = "", settings: Settings = SETTINGS, **policy: Any) -> dict[str, Any]:
         Policy(data=TINY, domain="big", import_paths=(TINY_MODEL,), **policy).write(folder.policy)
@@ -67,11 +67,11 @@ def test_the_account_lies_next_to_the_audit_log_and_its_limit_is_read_for_every_
     assert asked(dp_required=True)["ok"]
     spent = account_in(folder.privacy_account, 1e-5)["epsilon"]
     assert folder.privacy_account.parent == folder.audit.parent
-    refused = asked(dp_required=True, most_epsilon_in_all=1.01 * spent)
-    assert not refused["ok"] and "most_epsilon_in_all" in refused["problem"]
+    refused = asked(dp_required=True, max_total_epsilon=1.01 * spent)
+    assert not refused["ok"] and "max_total_epsilon" in refused["problem"]
     (line,) = [line for line in lines_of(folder.audit) if line["event"] == "refused"]
     assert line["why"] == refused["problem"]
-    assert asked(most_epsilon_in_all=1.01 * spent)["ok"], "a limit that a run without noise would pass by is no limit"
+    assert asked(max_total_epsilon=1.01 * spent)["ok"], "a limit that a run without noise would pass by is no limit"
     assert account_in(folder.privacy_account, 1e-5)["trainings"] == 2
 
 
@@ -86,4 +86,4 @@ def test_scores_are_told_only_of_data_that_the_policy_and_the_run_name(folder: N
 
 def test_the_policys_least_samples_holds_for_what_the_partition_leaves(asked: Asking) -> None:
     few = dataclasses.replace(SETTINGS, partition="domain_parts(parts=1, out_of=5)")
-    assert "it trains on 4 examples, least_samples is 8" in asked(settings=few)["problem"]
+    assert "it trains on 4 examples, min_samples is 8" in asked(settings=few)["problem"]

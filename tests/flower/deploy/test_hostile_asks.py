@@ -35,7 +35,7 @@ from helpers.policy_cases import CASES
 from polyfed.core.rounds import Payload
 from polyfed.flower.join.guarded_executor import evenly
 from polyfed.flower.join.policy import Policy
-from polyfed.flower.serve.front import MOST_LINES
+from polyfed.flower.serve.front import MAX_LINES
 from polyfed.flower.wire.codec import Encoder, payload_of
 from polyfed.flower.wire.descriptions import own_versions
 from polyfed.flower.wire.message import DESCRIBE, WireMessage
@@ -188,11 +188,11 @@ def test_a_partition_leaves_a_node_neither_few_examples_nor_another_account(serv
     with server.run(few) as run:
         for asked in (WireMessage(WHO_ARE_YOU), question()):
             said = run.refused(NODE, asked)
-            assert "examples, least_samples is 8. Use a partition that leaves it more" in said
+            assert "examples, min_samples is 8. Use a partition that leaves it more" in said
             assert said == server.audited(NODE)[-1]
     account = server.deployed.folder / NODE / "privacy.jsonl"
     before = verify(account).lines if account.exists() else 0
-    allow(server, least_samples=1)
+    allow(server, min_samples=1)
     for partition in ("domain", "domain_parts(parts=1, out_of=2)"):
         settings = dataclasses.replace(SMALL, method=AT_CLIENTS, partition=partition)
         with server.run(settings) as run:
@@ -297,7 +297,7 @@ def test_a_flood_of_refused_requests_is_summed(server: HostileServer) -> None:
     context.check_hostname = False
     held.send_signal(signal.SIGSTOP)
     try:
-        for number in range(MOST_LINES + 20):
+        for number in range(MAX_LINES + 20):
             asked = http.client.HTTPSConnection(HERE, server.deployed.port, timeout=LONG, context=context)
             with contextlib.closing(asked), contextlib.suppress(http.client.RemoteDisconnected):
                 asked.request("GET", f"/flood-{number}")
@@ -306,4 +306,4 @@ def test_a_flood_of_refused_requests_is_summed(server: HostileServer) -> None:
         held.send_signal(signal.SIGCONT)
     summed = server.deployed.audited(audit, {"why": "more kinds of requests than are listed one by one"})
     listed = [line for line in lines_of(audit) if str(line.get("path", "")).startswith("/flood-")]
-    assert len(listed) + summed["count"] == MOST_LINES + 20 and len(listed) <= MOST_LINES
+    assert len(listed) + summed["count"] == MAX_LINES + 20 and len(listed) <= MAX_LINES

@@ -62,11 +62,11 @@ def test_a_promise_that_does_not_cover_the_training_loss_is_refused(monkeypatch:
 def test_noise_of_this_machine_on_all_that_leaves_is_what_dp_required_asks_for() -> None:
     settings = Settings(method='fedwon + dp_sgd(epsilon=8.0, noise="system") + agc')
     assert Policy(data="x", dp_required=True).problems(settings, {"min-nodes": 3}, {"what": "train"}) == []
-    assert Policy(data="x", dp_required=True, most_epsilon=3.0).problems(settings, {"min-nodes": 3}, {})
+    assert Policy(data="x", dp_required=True, max_epsilon=3.0).problems(settings, {"min-nodes": 3}, {})
 
 
 def test_the_file_is_written_with_what_every_key_means_and_read_again(tmp_path: Path) -> None:
-    policy = Policy(data="/srv/images", domain="pen", methods=("fedbn", "fedavg"), most_rounds=7)
+    policy = Policy(data="/srv/images", domain="pen", methods=("fedbn", "fedavg"), max_rounds=7)
     policy.write(tmp_path / "node.toml")
     text = (tmp_path / "node.toml").read_text()
     assert Policy.read(tmp_path / "node.toml") == policy
@@ -78,11 +78,11 @@ def test_a_file_that_would_not_do_what_it_says_is_refused(tmp_path: Path) -> Non
     for line, sentence in (
         ("newcommer = true", "Did you mean newcomer"),
         ("newcomer = 1", "takes true or false"),
-        ('most_rounds = "many"', "takes a whole number"),
-        ("most_rounds = 0", "at least 1"),
-        ("most_epsilon = 0", "must be positive"),
-        ("most_delta = 1.0", "must lie between 0 and 1"),
-        ('most_epsilon = "8"', "takes a number"),
+        ('max_rounds = "many"', "takes a whole number"),
+        ("max_rounds = 0", "at least 1"),
+        ("max_epsilon = 0", "must be positive"),
+        ("max_delta = 1.0", "must lie between 0 and 1"),
+        ('max_epsilon = "8"', "takes a number"),
         ('methods = "fedbn"', "takes a list of texts"),
         ('scores = ["train"]', "scores cannot name 'train'"),
         ('data_derived_uploads = "all"', "cannot be 'all'"),
@@ -108,7 +108,7 @@ def test_no_path_and_no_file_name_leaves_in_an_error() -> None:
 
 
 def test_sentences_without_paths_stay_as_they_are() -> None:
-    sentence = "Refused by pen (its node.toml): the run has 6 rounds, most_rounds is 5."
+    sentence = "Refused by pen (its node.toml): the run has 6 rounds, max_rounds is 5."
     assert without_paths(sentence) == sentence
 
 

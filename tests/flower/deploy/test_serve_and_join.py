@@ -117,10 +117,10 @@ def test_a_node_stops_at_the_limit_of_its_own_privacy_account(here: Deployed) ->
     while not rules.exists():
         assert node.alive
     text = rules.read_text().replace("dp_required = false", "dp_required = true")
-    rules.write_text(text.replace("most_epsilon_in_all = 10.0", "most_epsilon_in_all = 3.5"))
+    rules.write_text(text.replace("max_total_epsilon = 10.0", "max_total_epsilon = 3.5"))
     assert server.wait(LONG) == 0, server.log
     sentence = "Client photo takes no part in round 2: over all runs it has spent"
-    assert sentence in server.log and "most_epsilon_in_all" in server.log
+    assert sentence in server.log and "max_total_epsilon" in server.log
     assert sentence in here.audited(here.folder / "node-2/audit.jsonl", {"event": "refused"})["why"]
     account = here.folder / "node-2/privacy.jsonl"
     assert verify(account).lines == 1 and account.stat().st_mode & 0o777 == 0o600
@@ -145,9 +145,9 @@ def test_errors_reach_the_server_without_paths_and_file_names(here: Deployed) ->
 HOSTILE = {
     "imports": (Settings(model="os:getcwd"), "the model os:getcwd would be imported"),
     "per_sample": (Settings(method="elcfs"), "data_derived_uploads is aggregate"),
-    "rounds": (Settings(rounds=5000), "the run has 5000 rounds, most_rounds is 1000"),
+    "rounds": (Settings(rounds=5000), "the run has 5000 rounds, max_rounds is 1000"),
     "weights": (Settings(init="/etc/passwd"), "the run starts from a file of weights"),
-    "single_samples": (Settings(batch_size=1, local_steps=1), "clients train on 1 examples in a round, least_samples is 8"),
+    "single_samples": (Settings(batch_size=1, local_steps=1), "clients train on 1 examples in a round, min_samples is 8"),
 }
 ASK = """
 import sys, time

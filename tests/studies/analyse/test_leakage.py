@@ -104,7 +104,7 @@ def test_shadow_runs_train_on_about_as_many_samples_as_the_run_however_few_are_a
         return shadow
 
     monkeypatch.setattr(leakage, "shadow_of", noting)
-    membership(experiment, shadows=2, most=2, model=TinyNet())
+    membership(experiment, shadows=2, maximum=2, model=TinyNet())
     for client in experiment.federation.clients:
         rest = sum(len(client.tests[domain]) for domain in client.domains)
         count = len(client.train) + min(len(client.train), rest)

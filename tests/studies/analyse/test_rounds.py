@@ -47,7 +47,7 @@ def test_one_client_moves_the_server_to_its_own_statistics(tmp_path: Path) -> No
 def test_statistics_that_stay_at_clients_are_compared_with_their_mean(tmp_path: Path) -> None:
     experiment = experiment_of("fedbn", rounds=1)
     found = statistics_drift(recorded(tmp_path / "run", experiment))
-    kept = {c: statistics_of(experiment.backend.state_of(c).entries) for c in experiment.server.ids}
+    kept = {c: statistics_of(experiment.backend.state_of(c).entries) for c in experiment.server.client_ids}
     before = statistics_of(experiment.bench.initial)
     assert found.distance == {c: {1: pytest.approx(float((v - before).abs().sum()), rel=1e-5)} for c, v in kept.items()}
     mean = torch.stack(list(kept.values())).mean(0)

@@ -15,12 +15,12 @@ from polyfed.core.client import Client, Step
 from polyfed.core.data_types import Federation
 from polyfed.core.method import Method
 from polyfed.core.part import Part
-from polyfed.core.rounds import Ask, Payload, Talk
+from polyfed.core.rounds import Exchange, Payload, Request
 from polyfed.core.server import Server
 from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings
 from polyfed.studies.compare import estimate as estimator
-from polyfed.studies.compare.estimate import LEAST_LONG, SHORT, Estimator, shortened, spread
+from polyfed.studies.compare.estimate import MIN_LONG, SHORT, Estimator, shortened, spread
 from polyfed.testing import TinyNet, tiny_federation
 
 SIZES = {"north": 90, "south": 60, "west": 36}
@@ -44,9 +44,9 @@ class Clock:
     def step(self, step: Step) -> None:
         self.now += 0.25 * len(step.y)
 
-    def setup(self, server: Server) -> Talk[None]:
+    def setup(self, server: Server) -> Exchange[None]:
         self.now += 11
-        yield Ask(QUESTION, dict.fromkeys(server.ids, Payload()))
+        yield Request(QUESTION, dict.fromkeys(server.client_ids, Payload()))
 
     def answer(self, client: Client, payload: Payload) -> Payload:
         self.now += 2 * len(client.data.train)
@@ -196,7 +196,7 @@ def test_the_long_measurement_keeps_to_its_seconds(clock: Clock, monkeypatch: py
     short_round = 3 * 5 + 0.25 * 3 * 2 * 6
     estimated(clock, seconds=10 * short_round)
     estimated(clock, seconds=0.1)
-    assert lengths == [SHORT, 10, SHORT, LEAST_LONG]
+    assert lengths == [SHORT, 10, SHORT, MIN_LONG]
 
 
 def test_run_estimates_instead_of_training(polyfed: Command, images: Path, tmp_path: Path) -> None:

@@ -37,13 +37,13 @@ def diagnosis(inverted: int | None) -> Diagnosis:
 
 def test_identical_clients_are_told_that_batch_norm_is_fine() -> None:
     found = diagnosis(None)
-    assert found.advice.verdict == FINE == "batch norm is fine" and found.advice.method == "fedavg" and found.apart == []
+    assert found.advice.verdict == FINE == "batch norm is fine" and found.advice.method == "fedavg" and found.outliers == []
     assert not any(one.is_large for one in found.findings)
 
 
 def test_the_client_with_inverted_colours_is_named() -> None:
     found = diagnosis(2)
-    assert found.apart == ["c2"] and found.advice.verdict != FINE
+    assert found.outliers == ["c2"] and found.advice.verdict != FINE
     assert "c2 differs from the others" in found.finding("statistics").sentence
     assert found.finding("gradient bias").value > 3 and found.finding("domains").is_large
     details = found.finding("gradient bias").details
@@ -145,7 +145,7 @@ def test_the_runner_up_needs_a_class_for_each_example_only_where_there_is_one() 
 def test_one_client_far_away_does_not_make_the_others_stand_out() -> None:
     shift = {"a": 0.1, "b": 0.12, "c": 0.9, "d": 0.11}
     (found,) = [one for one in findings(made(shift=shift)) if one.name == "statistics"]
-    assert isinstance(found, Finding) and found.details["apart"] == ["c"]
+    assert isinstance(found, Finding) and found.details["outliers"] == ["c"]
 
 
 def test_known_federations_lie_on_the_right_side_of_the_limits() -> None:

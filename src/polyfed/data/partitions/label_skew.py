@@ -10,27 +10,27 @@ from polyfed.errors import DataError
 
 Counts = NDArray[np.int64]
 
-MOST_DRAWS = 10_000
+MAX_DRAWS = 10_000
 
 
-def per_class_counts(totals: Counts, clients: int, alpha: float, least: int, random: np.random.Generator) -> Counts:
+def per_class_counts(totals: Counts, clients: int, alpha: float, minimum: int, random: np.random.Generator) -> Counts:
     """Draw, for each class, its proportions over the clients from Dir(alpha).
 
     A client that already holds ``n / clients`` examples gets nothing of the next class. Everything is drawn again
-    until the smallest client holds ``least`` examples.
+    until the smallest client holds ``minimum`` examples.
 
     Args:
         totals: Examples of each class, shape (classes,).
         clients: Number of clients.
         alpha: Concentration; small values give few classes per client.
-        least: Least number of examples of any client.
+        minimum: Least number of examples of any client.
         random: Where the draws come from.
 
     Returns:
         Examples of each class at each client, shape (clients, classes).
     """
     full = totals.sum() / clients
-    for _ in range(MOST_DRAWS):
+    for _ in range(MAX_DRAWS):
         counts = np.zeros((clients, len(totals)), np.int64)
         for label, total in enumerate(totals):
             is_open = counts.sum(axis=1) < full
@@ -39,11 +39,11 @@ def per_class_counts(totals: Counts, clients: int, alpha: float, least: int, ran
             shares = shares / shares.sum() if shares.sum() > 0 else is_open / is_open.sum()
             bounds = (np.cumsum(shares)[:-1] * total).astype(np.int64)
             counts[:, label] = np.diff(bounds, prepend=0, append=total)
-        if counts.sum(axis=1).min() >= least:
+        if counts.sum(axis=1).min() >= minimum:
             return counts
     raise DataError(
-        f"dirichlet: in {MOST_DRAWS} draws no split of {totals.sum()} examples among {clients} clients with alpha={alpha} "
-        f"gave every client {least} examples. Use fewer clients, a larger alpha or a smaller least."
+        f"dirichlet: in {MAX_DRAWS} draws no split of {totals.sum()} examples among {clients} clients with alpha={alpha} "
+        f"gave every client {minimum} examples. Use fewer clients, a larger alpha or a smaller minimum."
     )
 
 
@@ -96,7 +96,7 @@ def shard_counts(totals: Counts, clients: int, classes_per_client: int, random: 
     left = number.copy()
     counts = np.zeros((clients, len(totals)), np.int64)
     for client in random.permutation(clients):
-        # Taking the classes with the most shards left always works out; equal ones are chosen at random.
+        # Taking the classes with the most shards left always succeeds; equal ones are chosen at random.
         chosen = np.lexsort((random.random(len(totals)), -left))[:classes_per_client]
         for label in chosen:
             piece = number[label] - left[label]

@@ -92,7 +92,7 @@ def iid(dataset: DataSet, seed: int, clients: int) -> tuple[ClientData, ...]:
 
 
 def dirichlet(
-    dataset: DataSet, seed: int, clients: int, alpha: float, rule: str = "per_class", least: int = 10
+    dataset: DataSet, seed: int, clients: int, alpha: float, rule: str = "per_class", minimum: int = 10
 ) -> tuple[ClientData, ...]:
     """All domains together, split with label skew drawn from a Dirichlet distribution.
 
@@ -103,24 +103,24 @@ def dirichlet(
         alpha: Concentration; small values give few classes per client.
         rule: "per_class" draws each class's proportions over the clients; "per_client" draws each client's
             proportions over the classes and gives all clients the same number of examples.
-        least: Least number of examples of any client.
+        minimum: Least number of examples of any client.
     """
     at_least("dirichlet", "clients", clients, 1)
-    at_least("dirichlet", "least", least, 1)
+    at_least("dirichlet", "minimum", minimum, 1)
     if not alpha > 0:
         raise OptionError(f"dirichlet: alpha is {alpha}; it must be larger than 0.")
     if rule not in ("per_class", "per_client"):
         raise OptionError(f"dirichlet: rule is {rule!r}; it must be one of: per_class, per_client.")
     labels = pooled_labels(dataset)
-    if len(labels) < clients * least:
+    if len(labels) < clients * minimum:
         raise DataError(
             f"dirichlet: {dataset.name} has {len(labels)} training examples, too few for {clients} clients "
-            f"with at least {least} each. Use fewer clients or a smaller least."
+            f"with at least {minimum} each. Use fewer clients or a smaller minimum."
         )
     present, totals = np.unique(labels, return_counts=True)
     random = numpy_generator(seed, "dirichlet", rule)
     if rule == "per_class":
-        counts = per_class_counts(totals, clients, alpha, least, random)
+        counts = per_class_counts(totals, clients, alpha, minimum, random)
     else:
         counts = per_client_counts(totals, clients, alpha, random)
     return _from_union(dataset, positions_of(labels, counts, present, random), seed)

@@ -31,7 +31,7 @@ LISTED_ENTRIES = 12
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".zip")
 LARGEST_MEMBER = 4 * 2**30
 """Bytes that one file of an archive may have when it is unpacked; the largest of the published sets have less than 1 GiB."""
-MOST_MEMBERS = 5_000_000
+MAX_MEMBERS = 5_000_000
 """Files that an archive may hold; ImageNet has 1.4 million."""
 UNREADABLE = (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
 """What reading a damaged archive may raise."""
@@ -185,8 +185,8 @@ class JoinedTree:
 def _counted(members: Iterable[T], path: Path) -> Iterator[T]:
     """The members of an archive, as long as there are not too many."""
     for number, member in enumerate(members):
-        if number >= MOST_MEMBERS:
-            raise DataError(f"{path} holds more than {MOST_MEMBERS:,} files, which is not a data set that can be read.")
+        if number >= MAX_MEMBERS:
+            raise DataError(f"{path} holds more than {MAX_MEMBERS:,} files, which is not a data set that can be read.")
         yield member
 
 

@@ -31,13 +31,13 @@ class RemoteFile:
         name: Where it belongs, below the folder of the data set.
         urls: Where it may be had, in the order in which they are tried.
         checksum: The algorithm and the digits: ``md5:...`` or ``sha256:...``.
-        most_bytes: The size that no honest copy exceeds; a mirror that sends more is given up.
+        max_bytes: The size that no honest copy exceeds; a mirror that sends more is given up.
     """
 
     name: str
     urls: tuple[str, ...]
     checksum: str
-    most_bytes: int
+    max_bytes: int
 
 
 def get(files: Sequence[RemoteFile], root: Path, progress: Progress = lambda name, there, whole: None) -> list[str]:
@@ -80,7 +80,7 @@ def _fetch(file: RemoteFile, target: Path, progress: Progress) -> None:
         resumed = part.exists()
         # What is left of an earlier try may be damaged: if its end does not fit, the same mirrors are asked for all of it.
         for url in (*file.urls, *(file.urls if resumed else ())):
-            problem = _from_mirror(url, part, file.most_bytes, lambda there, whole: progress(file.name, there, whole))
+            problem = _from_mirror(url, part, file.max_bytes, lambda there, whole: progress(file.name, there, whole))
             if problem:
                 failures.append(f"{url}: {problem}")
             elif _is_sound(part, file.checksum):

@@ -46,7 +46,7 @@ class Child:
         return self.log.read_bytes()[self.log_start :].decode(errors="replace")
 
     def stop(self, seconds: float = 10.0) -> None:
-        """Ask it to end, and end it where it does not."""
+        """Request it to end, and end it where it does not."""
         with contextlib.suppress(ProcessLookupError):
             self.handle.terminate()
         try:

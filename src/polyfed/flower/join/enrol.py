@@ -24,7 +24,7 @@ from polyfed.flower.serve.registry import hashed
 
 SECONDS = 30.0
 LARGEST_ANSWER = 1 << 20
-MOST_AHEAD, MOST_BEHIND = 5.0, 300.0
+MAX_AHEAD, MAX_BEHIND = 5.0, 300.0
 """Flower refuses a node whose clock is so far off, without saying why (SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE)."""
 NEARLY = 0.6
 
@@ -77,7 +77,7 @@ def _make_keys(folder: NodeFolder, kit: Kit) -> None:
 
 
 def hello(folder: NodeFolder, member: Membership) -> ServerAnswer:
-    """Ask whether this node may come in."""
+    """Request whether this node may come in."""
     return ask(member, HELLO, own_context(folder))
 
 
@@ -103,7 +103,7 @@ def ask(member: Membership, values: dict[str, str], context: ssl.SSLContext) -> 
         now, body = time.time(), response.read(LARGEST_ANSWER)
     except ssl.SSLCertVerificationError as error:
         raise Refused(
-            f"The server at {member.host}:{member.port} is not the one of the kit ({error.verify_message}). Ask its operator for a new kit."
+            f"The server at {member.host}:{member.port} is not the one of the kit ({error.verify_message}). Request its operator for a new kit."
         ) from error
     except (OSError, http.client.HTTPException) as error:
         raise Unreachable(f"The server at {member.host}:{member.port} cannot be reached ({error}).") from error
@@ -134,10 +134,10 @@ def clock_problem(ahead: float) -> str:
     >>> clock_problem(1.0), clock_problem(12.2)[:62]
     ('', "This machine's clock is 12 s ahead of the server's. The server")
     """
-    if -MOST_BEHIND * NEARLY < ahead < MOST_AHEAD * NEARLY:
+    if -MAX_BEHIND * NEARLY < ahead < MAX_AHEAD * NEARLY:
         return ""
     words = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'}"
     return (
-        f"This machine's clock is {words} the server's. The server refuses nodes that are more than {MOST_AHEAD:g} s ahead or "
-        f"{MOST_BEHIND:g} s behind. Set the clock, for example with: timedatectl set-ntp true"
+        f"This machine's clock is {words} the server's. The server refuses nodes that are more than {MAX_AHEAD:g} s ahead or "
+        f"{MAX_BEHIND:g} s behind. Set the clock, for example with: timedatectl set-ntp true"
     )

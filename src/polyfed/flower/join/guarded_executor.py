@@ -31,7 +31,7 @@ from polyfed.flower.deploy.folders import NodeFolder
 from polyfed.flower.deploy.private_files import OTHERS
 from polyfed.flower.join.bundle_check import check_bundle
 from polyfed.flower.join.policy import Policy, Refused, refused
-from polyfed.flower.node.account import DELTA_KEY, EPSILON_KEY, FILE_KEY, LEAST_SAMPLES_KEY
+from polyfed.flower.node.account import DELTA_KEY, EPSILON_KEY, FILE_KEY, MIN_SAMPLES_KEY
 from polyfed.flower.wire.codec import extras_of
 from polyfed.flower.wire.message import DECLINED, DESCRIBE, BadMessage, WireMessage, refusal
 from polyfed.flower.wire.records import audited
@@ -72,10 +72,10 @@ def guarded(wire_message: WireMessage, context: Context) -> WireMessage:
         return refusal(sentence)
     # Where files lie on the server says nothing here, and must not point anywhere.
     context.run_config[SETTINGS_KEY] = json.dumps({**json.loads(str(context.run_config[SETTINGS_KEY])), "root": None})
-    context.node_config.update({LEAST_SAMPLES_KEY: policy.least_samples, FILE_KEY: str(folder.privacy_account)})
+    context.node_config.update({MIN_SAMPLES_KEY: policy.min_samples, FILE_KEY: str(folder.privacy_account)})
     # A run without noise would go past a limit, so limits need dp_required.
     if policy.dp_required:
-        context.node_config.update({EPSILON_KEY: float(policy.most_epsilon_in_all), DELTA_KEY: float(policy.most_delta)})
+        context.node_config.update({EPSILON_KEY: float(policy.max_total_epsilon), DELTA_KEY: float(policy.max_delta)})
     answered = what_may_leave(answer(wire_message, context), policy, wire_message.control.get("what") == DESCRIBE)
     if answered.control.get("kind") == DECLINED:
         folder.note("refused", **about, why=answered.control["problem"])

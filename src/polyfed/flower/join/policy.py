@@ -68,9 +68,9 @@ class Policy:
     newcomer: bool = limit(False, "whether layers that stay here may be asked for once, for a newcomer's model")
     scores: tuple[str, ...] = limit((TEST, VALIDATION), "data whose scores may be told: test, validation")
     class_counts: bool = limit(True, "whether the number of examples of each class may be told; false: only how many there are")
-    most_rounds: int = limit(1000, "rounds that a run may have at most")
-    least_clients: int = limit(2, "clients that a run must have at least, this one included")
-    least_samples: int = limit(
+    max_rounds: int = limit(1000, "rounds that a run may have at most")
+    min_clients: int = limit(2, "clients that a run must have at least, this one included")
+    min_samples: int = limit(
         8,
         "examples that must go into what leaves after training: steps times batch size, and those that the run's partition leaves this node",
     )
@@ -79,11 +79,11 @@ class Policy:
         "whether only methods with differential privacy are allowed: noise of this machine's own on all that they upload; "
         "class counts, training loss and validation scores stay here",
     )
-    most_epsilon: float = limit(10.0, "largest epsilon that counts as such a promise")
-    most_delta: float = limit(1e-5, "largest delta that counts as such a promise: the probability with which it may fail")
-    most_epsilon_in_all: float = limit(
+    max_epsilon: float = limit(10.0, "largest epsilon that counts as such a promise")
+    max_delta: float = limit(1e-5, "largest delta that counts as such a promise: the probability with which it may fail")
+    max_total_epsilon: float = limit(
         10.0,
-        "largest epsilon, at most_delta, that this node spends over all runs where dp_required is true; its own account counts",
+        "largest epsilon, at max_delta, that this node spends over all runs where dp_required is true; its own account counts",
     )
     keep_days: int = limit(30, "days after which what a run left here is removed, from when it was last asked for")
 
@@ -95,14 +95,14 @@ class Policy:
         for name in self.scores:
             if name not in (TEST, VALIDATION):
                 raise SettingError(f"{FILE}: scores cannot name {name!r}. {nearest(name, (TEST, VALIDATION))}")
-        for name in ("most_rounds", "least_clients", "least_samples", "keep_days"):
+        for name in ("max_rounds", "min_clients", "min_samples", "keep_days"):
             if getattr(self, name) < 1:
                 raise SettingError(f"{FILE}: {name} must be at least 1, found {getattr(self, name)}.")
-        for name in ("most_epsilon", "most_epsilon_in_all"):
+        for name in ("max_epsilon", "max_total_epsilon"):
             if not getattr(self, name) > 0:
                 raise SettingError(f"{FILE}: {name} must be positive, found {getattr(self, name)}.")
-        if not 0 < self.most_delta < 1:
-            raise SettingError(f"{FILE}: most_delta must lie between 0 and 1, found {self.most_delta}.")
+        if not 0 < self.max_delta < 1:
+            raise SettingError(f"{FILE}: max_delta must lie between 0 and 1, found {self.max_delta}.")
 
     @property
     def tells_class_counts(self) -> bool:
@@ -137,14 +137,14 @@ class Policy:
             yield "the run starts from a file of weights, and initial_weights does not name it"
 
     def _about_run(self, settings: Settings, run_config: Mapping[str, Any]) -> Iterator[str]:
-        if settings.rounds > self.most_rounds:
-            yield f"the run has {settings.rounds} rounds, most_rounds is {self.most_rounds}"
-        clients = run_config.get(MIN_NODES, self.least_clients)
-        if not isinstance(clients, int) or clients < self.least_clients:
-            yield f"the run needs {clients} clients only, least_clients is {self.least_clients}"
-        if settings.local_steps is not None and settings.local_steps * settings.batch_size < self.least_samples:
+        if settings.rounds > self.max_rounds:
+            yield f"the run has {settings.rounds} rounds, max_rounds is {self.max_rounds}"
+        clients = run_config.get(MIN_NODES, self.min_clients)
+        if not isinstance(clients, int) or clients < self.min_clients:
+            yield f"the run needs {clients} clients only, min_clients is {self.min_clients}"
+        if settings.local_steps is not None and settings.local_steps * settings.batch_size < self.min_samples:
             samples = settings.local_steps * settings.batch_size
-            yield f"clients train on {samples} examples in a round, least_samples is {self.least_samples}"
+            yield f"clients train on {samples} examples in a round, min_samples is {self.min_samples}"
         if not self.tells_class_counts and needs_class_counts(settings.loss):
             why = "dp_required is true" if self.class_counts else "class_counts is false"
             yield f"the loss {_name_in(settings.loss)} may need the numbers of examples by class, and {why}"
@@ -154,8 +154,8 @@ class Policy:
             yield "a newcomer's model is asked for, and newcomer is false"
         facts = ask.get("facts")
         rounds = [ask.get("round", 0), facts.get("rounds", 0) if isinstance(facts, Mapping) else 0]
-        if any(not isinstance(number, int) or number > self.most_rounds for number in rounds):
-            yield f"it is about round {rounds[0]} of {rounds[1]}, most_rounds is {self.most_rounds}"
+        if any(not isinstance(number, int) or number > self.max_rounds for number in rounds):
+            yield f"it is about round {rounds[0]} of {rounds[1]}, max_rounds is {self.max_rounds}"
 
     def _about_question(self, settings: Settings, question: str, extras: Mapping[str, Any]) -> Iterator[str]:
         """Every question is judged by what its answer lets out; the server writes the purpose, so that says nothing."""
@@ -202,10 +202,10 @@ class Policy:
             yield f"{settings.method} adds its noise at the server, which sees what leaves without it, and dp_required is true"
         if facts.noise_from != "system":
             yield f'{settings.method} takes its noise from the seed, which the server knows, and dp_required is true; noise="system" is needed'
-        if facts.epsilon > self.most_epsilon:
-            yield f"{settings.method} promises epsilon = {facts.epsilon:g}, most_epsilon is {self.most_epsilon:g}"
-        if facts.delta > self.most_delta:
-            yield f"{settings.method} promises delta = {facts.delta:g}, most_delta is {self.most_delta:g}"
+        if facts.epsilon > self.max_epsilon:
+            yield f"{settings.method} promises epsilon = {facts.epsilon:g}, max_epsilon is {self.max_epsilon:g}"
+        if facts.delta > self.max_delta:
+            yield f"{settings.method} promises delta = {facts.delta:g}, max_delta is {self.max_delta:g}"
         for row in uncovered(method, settings):
             yield f"{row.part} sends {row.what}, which no noise covers ({row.why}), and dp_required is true"
         for row in departures(method, settings):

@@ -23,8 +23,8 @@ from polyfed.methods._shared.privacy_budget import epsilon_of
 from polyfed.runs.folder.audit_log import AuditLog, verified_lines
 from polyfed.settings import Settings
 
-FILE_KEY, EPSILON_KEY, DELTA_KEY = "privacy-account", "most-epsilon-in-all", "most-delta"
-LEAST_SAMPLES_KEY = "least-samples"
+FILE_KEY, EPSILON_KEY, DELTA_KEY = "privacy-account", "max-total-epsilon", "max-delta"
+MIN_SAMPLES_KEY = "min-samples"
 """Keys of a node's configuration."""
 USUAL_DELTA = 1e-5
 NO_LIMIT = 0.0
@@ -37,7 +37,7 @@ class NodeAccount:
     """The account of one node, in a file."""
 
     path: Path
-    most_epsilon: float = NO_LIMIT  # what the node may spend over all runs
+    max_epsilon: float = NO_LIMIT  # what the node may spend over all runs
     delta: float = USUAL_DELTA  # at which epsilon is stated
 
     def spend(self, charge: Charge, client: str, run: str, round_number: int) -> None:
@@ -46,10 +46,10 @@ class NodeAccount:
         def line(before: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             charges = _charges_in(before)
             after = spent_by([*charges, charge], self.delta)
-            if self.most_epsilon and after > self.most_epsilon:
+            if self.max_epsilon and after > self.max_epsilon:
                 raise Declined(
-                    f"{absent}: over all runs it has spent epsilon = {spent_by(charges, self.delta):.4g} of the {self.most_epsilon:g} "
-                    f"that its own account allows (most_epsilon_in_all), and this round would take it to {after:.4g} "
+                    f"{absent}: over all runs it has spent epsilon = {spent_by(charges, self.delta):.4g} of the {self.max_epsilon:g} "
+                    f"that its own account allows (max_total_epsilon), and this round would take it to {after:.4g} "
                     f"at delta = {self.delta:g}."
                 )
             about = {"client": client, "run": run, "round": round_number}

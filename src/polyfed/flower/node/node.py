@@ -20,7 +20,7 @@ from polyfed.core.load_methods import load_file
 from polyfed.core.method import Method, as_method
 from polyfed.core.privacy import Charge
 from polyfed.core.rounds import TRAINING, Payload
-from polyfed.core.server import ClientInfo, in_fixed_order
+from polyfed.core.server import ClientInfo, canonical_order
 from polyfed.core.workbench import ClientState, Workbench
 from polyfed.data.federation_summary import RecordedInputs, input_type
 from polyfed.data.partitions.partition import federate
@@ -29,7 +29,7 @@ from polyfed.errors import ClientFailure, DataError, Declined, NotFinite, Polyfe
 from polyfed.extras import problem_with_values
 from polyfed.flower.app import read_settings, settings_text
 from polyfed.flower.deploy.private_files import home_of
-from polyfed.flower.node.account import EPSILON_KEY, LEAST_SAMPLES_KEY, NodeAccount, account_of, counts, uncounted
+from polyfed.flower.node.account import EPSILON_KEY, MIN_SAMPLES_KEY, NodeAccount, account_of, counts, uncounted
 from polyfed.flower.wire.codec import Encoder, extras_of, payload_of
 from polyfed.flower.wire.descriptions import own_versions, plain_text, version_problem
 from polyfed.flower.wire.message import DECLINED, DESCRIBE, BadMessage, WireMessage, refusal
@@ -93,10 +93,10 @@ class Node:
         home: Path,
         when_lost: str = REFUSE,
         account: NodeAccount | None = None,
-        least_samples: int = 1,
+        min_samples: int = 1,
     ) -> None:
         self.workplace, self.data, self.home, self.when_lost = workplace, data, home, when_lost
-        self.account, self.least_samples = account, least_samples
+        self.account, self.min_samples = account, min_samples
 
     def answer(self, wire_message: WireMessage) -> WireMessage:
         """Answer an ask; what goes wrong here is said in the answer."""
@@ -150,15 +150,15 @@ class Node:
 
     def require_samples(self) -> None:
         """Decline where the server's partition leaves too little of the node's data: what leaves would be of single examples."""
-        if (found := len(self.data.train)) < self.least_samples:
+        if (found := len(self.data.train)) < self.min_samples:
             raise Declined(
                 f"Client {self.data.id} takes no part: with the partition {plain_text(self.workplace.settings.partition)} it trains on {found} "
-                f"examples, least_samples is {self.least_samples}. Use a partition that leaves it more, such as domain."
+                f"examples, min_samples is {self.min_samples}. Use a partition that leaves it more, such as domain."
             )
 
     def require_countable(self, question: str, extras: Mapping[str, Any]) -> None:
         """Where the node limits what it spends over all runs, decline a method that would spend without being counted."""
-        method, limited = self.workplace.method, self.account is not None and self.account.most_epsilon > 0
+        method, limited = self.workplace.method, self.account is not None and self.account.max_epsilon > 0
         if limited and (problem := uncounted(method, self.workplace.settings, question, extras)):
             raise Declined(
                 f"Client {self.data.id} takes no part: its own account limits epsilon over all runs ({EPSILON_KEY}), and {problem}. "
@@ -299,12 +299,12 @@ def build_node(settings: Settings, config: Mapping[str, Any], home: Path | None 
     place = _workplace(settings_text(settings), json.dumps(shared, sort_keys=True))
     data = place.federation.clients[0]
     if place.simulated:
-        order = in_fixed_order(map(ClientInfo.of, place.federation.clients))
+        order = canonical_order(map(ClientInfo.from_data, place.federation.clients))
         wanted = order[int(config[PARTITION])].id
         data = next(client for client in place.federation.clients if client.id == wanted)
     home = home or home_of(config)
     account = None if place.simulated else account_of(config, home)
-    return Node(place, data, home, when_lost(config), account, least_samples(config))
+    return Node(place, data, home, when_lost(config), account, min_samples(config))
 
 
 def shared_workplace(settings: Settings) -> Workplace:
@@ -312,10 +312,10 @@ def shared_workplace(settings: Settings) -> Workplace:
     return _workplace(settings_text(settings), json.dumps({PARTITION: 0}))
 
 
-def least_samples(config: Mapping[str, Any]) -> int:
-    wanted = config.get(LEAST_SAMPLES_KEY, 1)
+def min_samples(config: Mapping[str, Any]) -> int:
+    wanted = config.get(MIN_SAMPLES_KEY, 1)
     if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
-        raise SettingError(f"--node-config: {LEAST_SAMPLES_KEY} takes a whole number from 1, found {wanted!r}.")
+        raise SettingError(f"--node-config: {MIN_SAMPLES_KEY} takes a whole number from 1, found {wanted!r}.")
     return wanted
 
 

@@ -38,7 +38,7 @@ Answer = TypeVar("Answer")
 
 
 def _patiently(ask: Callable[[Question], Answer], question: Question) -> Answer:
-    """Ask what may be asked again: a machine that is busy is no reason for a server to end."""
+    """Request what may be asked again: a machine that is busy is no reason for a server to end."""
     for _ in range(TRIES - 1):
         try:
             return ask(question)

@@ -132,7 +132,7 @@ def nginx() -> str:
 
 GOOD = (200, 499)
 """Answered; or the node went away before the answer."""
-MOST_LINES = 100
+MAX_LINES = 100
 """Audited at one look; more are counted together, so that nobody fills the disk line by line."""
 ROTATE_AT = 16 * 1024 * 1024
 WHO = ("address", "request", "path", "status", "certificate", "serial", "subject", "node")
@@ -155,9 +155,9 @@ class FrontLog:
                 seen[str(line["node"])] = line
             elif line.get("status") != 200:
                 refused[tuple(line.get(name) for name in WHO)] += 1
-        for who, count in refused.most_common(MOST_LINES):
+        for who, count in refused.most_common(MAX_LINES):
             self.audit.write("refused at the front", **dict(zip(WHO, who, strict=True)), count=count)
-        rest = sum(refused.values()) - sum(count for _, count in refused.most_common(MOST_LINES))
+        rest = sum(refused.values()) - sum(count for _, count in refused.most_common(MAX_LINES))
         if rest:
             self.audit.write("refused at the front", count=rest, why="more kinds of requests than are listed one by one")
         return seen

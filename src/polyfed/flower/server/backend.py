@@ -16,7 +16,7 @@ from flwr.app import MessageType
 
 from polyfed.backends.base import Outcome, StagingBackend
 from polyfed.core.data_types import ClientData
-from polyfed.core.rounds import EVALUATION, TRAINING, Ask
+from polyfed.core.rounds import EVALUATION, TRAINING, Request
 from polyfed.core.workbench import ClientState, Workbench
 from polyfed.errors import DataError
 from polyfed.extras import shown
@@ -68,35 +68,37 @@ class FlowerBackend(StagingBackend):
             "std": list(bench.preparation.std),
         }
 
-    def outcomes(self, ask: Ask, clients: Sequence[str]) -> Iterator[Outcome]:
-        nodes = self.roster.present(clients, insist=ask.attempt > 0)
+    def outcomes(self, request: Request, clients: Sequence[str]) -> Iterator[Outcome]:
+        nodes = self.roster.present(clients, insist=request.attempt > 0)
         encoder = Encoder()
-        messages = {node: self.message_for(encoder, ask, client) for client, node in nodes.items()}
+        messages = {node: self.message_for(encoder, request, client) for client, node in nodes.items()}
         model = sum(entry.size for entry in self.bench.plan.entries.values())
         # A larger answer is a mistake or worse.
         bounds = {client: TIMES_THE_MODEL * (model + messages[node].size) + SPARE_BYTES for client, node in nodes.items()}
         versions = {client: str(messages[node].control["version"]) for client, node in nodes.items()}
-        sent = self.roster.transport.send(messages, CATEGORIES.get(ask.purpose, MessageType.QUERY), str(ask.round), self.timeout)
+        sent = self.roster.transport.send(
+            messages, CATEGORIES.get(request.purpose, MessageType.QUERY), str(request.round), self.timeout
+        )
         del messages, encoder
         for client, node in nodes.items():
             yield self.read(sent[node], client, versions[client], bounds[client])
 
-    def message_for(self, encoder: Encoder, ask: Ask, client: str) -> WireMessage:
+    def message_for(self, encoder: Encoder, request: Request, client: str) -> WireMessage:
         self.number, bench = self.number + 1, self.bench
         start = self.current_state(client).memory
         control = {
             "client": client,
-            "what": ask.what,
-            "purpose": ask.purpose,
-            "round": ask.round,
-            "attempt": ask.attempt,
+            "what": request.what,
+            "purpose": request.purpose,
+            "round": request.round,
+            "attempt": request.attempt,
             "run": self.run,
             "start": {"version": start["version"], "digest": start["digest"]} if start else None,
-            "version": version_name(self.begun, self.number, ask.round, ask.attempt),
+            "version": version_name(self.begun, self.number, request.round, request.attempt),
             "needed": self.needed(client),
             "facts": self.facts | ({"measure": bench.measure} if bench.measure != bench.task.main_measure else {}),
         }
-        return encoder.encode(ask.payloads[client], control)
+        return encoder.encode(request.payloads[client], control)
 
     def read(self, sent: Sent, client: str, version: str, bound: int) -> Outcome:
         """What came of the question at one client; whatever is wrong with an answer leaves only this client out."""
@@ -114,7 +116,7 @@ class FlowerBackend(StagingBackend):
         try:
             payload = payload_of(answer)
             loss, mark = loss_in(answer.control), self.mark(answer.control, version)
-            validation = _validation_in(answer.control, self.bench.task.least_main)
+            validation = _validation_in(answer.control, self.bench.task.min_main)
         except BadMessage as error:
             return Outcome(client, None, ClientState(), problem=f"{error}.")
         if answer.control.get("restarted"):

@@ -170,7 +170,7 @@ class Roster:
             time.sleep(LOOK_AGAIN)
 
     def describe(self, nodes: Sequence[int]) -> tuple[dict[int, Description], dict[int, str], dict[int, str]]:
-        """Ask nodes who they are; those that cannot say so come with the reason, and apart those that had gone meanwhile."""
+        """Request nodes who they are; those that cannot say so come with the reason, and apart those that had gone meanwhile."""
         sent = self.transport.send(
             {node: WireMessage({"what": DESCRIBE, "versions": own_versions()}) for node in nodes}, "query", "describe", self.timeout
         )

@@ -23,8 +23,8 @@ from polyfed.trust import names_function
 Reader: TypeAlias = Callable[[object, str], Any]
 """Checks a value and returns it; the second argument is what the value is called in errors."""
 LONGEST_NAME, LONGEST_TEXT = 200, 1000
-MOST_CLASSES, MOST_DOMAINS, MOST_SIDES, MOST_CHANNELS = 100_000, 1000, 4, 4096
-MOST_SAMPLES = 10_000_000
+MAX_CLASSES, MAX_DOMAINS, MAX_SIDES, MAX_CHANNELS = 100_000, 1000, 4, 4096
+MAX_SAMPLES = 10_000_000
 """Of one node. The server holds a label for each; a node that says more is mistaken, or wants the others to count for nothing."""
 LARGEST_INPUT = 2**28
 MUST_AGREE = ("protocol", "polyfed")
@@ -80,8 +80,8 @@ def _model(value: object, what: str) -> str:
 
 
 def _count(value: object, what: str) -> int:
-    if type(value) is not int or not 0 <= value <= MOST_SAMPLES:
-        raise ValueError(f"{what} takes counts from 0 to {MOST_SAMPLES}, found {shown(value)}")
+    if type(value) is not int or not 0 <= value <= MAX_SAMPLES:
+        raise ValueError(f"{what} takes counts from 0 to {MAX_SAMPLES}, found {shown(value)}")
     return value
 
 
@@ -127,18 +127,18 @@ class Description:
     """What a node says of itself: names and numbers, no examples."""
 
     client: str = _told(_name)
-    domains: tuple[str, ...] = _told(_several(_name, 1, MOST_DOMAINS))
+    domains: tuple[str, ...] = _told(_several(_name, 1, MAX_DOMAINS))
     name: str = _told(_name)
     source: str = _told(_text)
     default_model: str = _told(_model)
     task: str = _told(_one_of(TASKS))
-    classes: tuple[str, ...] = _told(_several(_name, 1, MOST_CLASSES))
-    class_counts: tuple[int, ...] = _told(_several(_count, 0, MOST_CLASSES))
-    input_shape: tuple[int, ...] = _told(_several(_count, 1, MOST_SIDES))
+    classes: tuple[str, ...] = _told(_several(_name, 1, MAX_CLASSES))
+    class_counts: tuple[int, ...] = _told(_several(_count, 0, MAX_CLASSES))
+    input_shape: tuple[int, ...] = _told(_several(_count, 1, MAX_SIDES))
     input_type: str = _told(_one_of(INPUT_TYPES))
-    mean: tuple[float, ...] = _told(_several(_finite, 0, MOST_CHANNELS))
-    std: tuple[float, ...] = _told(_several(_finite, 0, MOST_CHANNELS))
-    tests: Mapping[str, int] = _told(_table(_count, MOST_DOMAINS))
+    mean: tuple[float, ...] = _told(_several(_finite, 0, MAX_CHANNELS))
+    std: tuple[float, ...] = _told(_several(_finite, 0, MAX_CHANNELS))
+    tests: Mapping[str, int] = _told(_table(_count, MAX_DOMAINS))
     validation: int | None = _told(lambda value, what: None if value is None else _count(value, what))
     samples: int = _told(_count)
     torch: str = ""

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.part import Part
-from polyfed.core.replies import Asked
-from polyfed.core.rounds import Ask, Payload, Talk
+from polyfed.core.replies import RequestContext
+from polyfed.core.rounds import Exchange, Payload, Request
 from polyfed.core.server import Server
 from polyfed.errors import ClientFailure, DataError, JoinError
 
@@ -19,12 +19,12 @@ LARGEST_PIXEL = 1e6
 """No prepared input has larger values: what a client sends of its images is passed on to the others, who train with it."""
 
 
-def input_type(asked: Asked) -> torch.dtype:
-    return asked.server.input_dtype
+def input_type(context: RequestContext) -> torch.dtype:
+    return context.server.input_dtype
 
 
 @dataclass(frozen=True)
-class Exchange(Part):
+class ClientExchange(Part):
     """The setup: one question that collects, one that hands out. The server keeps nothing afterwards."""
 
     part: str
@@ -37,13 +37,13 @@ class Exchange(Part):
     def hand_out(self) -> str:
         return f"{self.part}_bank"
 
-    def __call__(self, server: Server) -> Talk[None]:
+    def __call__(self, server: Server) -> Exchange[None]:
         ids = [info.id for info in server.clients]
-        replies = yield Ask(self.collect, dict.fromkeys(ids, Payload()))
+        replies = yield Request(self.collect, dict.fromkeys(ids, Payload()))
         given = {reply.client: reply.extras["given"] for reply in replies}
         answered = [client for client in ids if client in given or client in server.rejected]
         banks = {client: [value for other, value in given.items() if other != client] for client in answered}
-        yield Ask(self.hand_out, {client: Payload(extras={"bank": bank}) for client, bank in banks.items() if bank})
+        yield Request(self.hand_out, {client: Payload(extras={"bank": bank}) for client, bank in banks.items() if bank})
 
     def keep(self, client: Client, payload: Payload) -> None:
         """A client's answer to the second message: keep the others' gifts."""

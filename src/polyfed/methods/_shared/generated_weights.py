@@ -16,7 +16,7 @@ from polyfed.core.entries import HEAD, WEIGHT, Entry
 from polyfed.core.evaluation import Newcomer, client_states
 from polyfed.core.method import Facts, Granularity, Method
 from polyfed.core.part import Part
-from polyfed.core.rounds import Ask, Reply, Talk
+from polyfed.core.rounds import Exchange, Reply, Request
 from polyfed.core.seeds import default_stream
 from polyfed.core.server import Server
 from polyfed.core.sharing import Plan, Rule, bn_statistics
@@ -153,7 +153,7 @@ class Generation:
         return f"{self.require_memory(bench.plan, clients)}."
 
     def generator(self, server: Server) -> Generator:
-        return server.remember(MEMORY, lambda: self.built(server))
+        return server.persistent(MEMORY, lambda: self.built(server))
 
     def built(self, server: Server, embeddings: Tensor | None = None) -> Generator:
         """A hypernetwork for this server's model and clients, with its own random stream; embeddings may be given."""
@@ -198,7 +198,7 @@ class Generation:
         made = {name: value.to(entries[name].dtype) for name, value in self.generator(server).make(client).items()}
         return {n: server.state[n] for n in server.phase.down if n in server.state and n not in made} | made
 
-    def newcomer(self, server: Server) -> Talk[Newcomer]:
+    def newcomer(self, server: Server) -> Exchange[Newcomer]:
         """Every client's model, with the entries it keeps; their scores are averaged."""
         if server.plan.has_local_entries:
             states = list((yield from client_states(server)).values())
@@ -206,12 +206,12 @@ class Generation:
             states = [server.state | server.outgoing(info.id) for info in server.clients]
         return Newcomer([(1 / len(states), state) for state in states], score="mean_of_models")
 
-    def deltas(self, server: Server, ask: Ask, reply: Reply) -> dict[str, Tensor]:
+    def deltas(self, server: Server, request: Request, reply: Reply) -> dict[str, Tensor]:
         """Sent - returned of the generated entries: what local training descended by."""
-        sent, wide = ask.payloads[reply.client].entries, self.generator(server).network.embedding.weight.dtype
+        sent, wide = request.payloads[reply.client].entries, self.generator(server).network.embedding.weight.dtype
         return {n: sent[n].to(wide) - reply.entries[n].to(wide) for n in self.generator(server).network.shapes}
 
-    def absorbed(self, server: Server, ask: Ask, replies: Iterable[Reply]) -> dict[str, dict[str, Tensor]]:
+    def absorbed(self, server: Server, request: Request, replies: Iterable[Reply]) -> dict[str, dict[str, Tensor]]:
         """Let the server absorb the replies, which averages what is not generated, and return the deltas of those it took."""
         deltas: dict[str, dict[str, Tensor]] = {}
 
@@ -219,9 +219,9 @@ class Generation:
             for reply in replies:
                 yield reply
                 if reply.client not in server.rejected:
-                    deltas[reply.client] = self.deltas(server, ask, reply)
+                    deltas[reply.client] = self.deltas(server, request, reply)
 
-        server.absorb(noting())
+        server.aggregate(noting())
         return deltas
 
 
@@ -283,7 +283,7 @@ def last_stage(entries: Mapping[str, Entry]) -> list[str]:
 
 def generating_method(
     generation: Generation,
-    hold: Callable[[Server], Talk[None]],
+    hold: Callable[[Server], Exchange[None]],
     data_derived_uploads: str = "",
     granularity: Granularity = "",
     **slots: Any,

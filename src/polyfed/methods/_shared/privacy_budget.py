@@ -35,19 +35,19 @@ SEED, SYSTEM = "seed", "system"
 TOLERANCE = 1e-3
 """How far below its budget a planned run may end, as a share of epsilon."""
 
-LEAST_NOISE, MOST_NOISE = 0.1, 1e6
-LEAST_CLIP, MOST_CLIP = 1e-6, 1e6
+MIN_NOISE, MAX_NOISE = 0.1, 1e6
+MIN_CLIP, MAX_CLIP = 1e-6, 1e6
 """Clips far from the numbers of a model: beyond these, single precision would round away what was clipped, or the noise."""
 
 ACCOUNT_UPLOADS = "its account (epsilon spent, steps, noise and sample rate: a few numbers per round)"
 ACCOUNT = Record(
     {
-        "epsilon_spent": Number(least=0),
-        "epsilon": Number(least=0),
-        "delta": Number(least=0, most=1),
-        "noise_multiplier": Number(least=0),
-        "sample_rate": Number(least=0, most=1),
-        "steps": Number(least=0, whole=True),
+        "epsilon_spent": Number(minimum=0),
+        "epsilon": Number(minimum=0),
+        "delta": Number(minimum=0, maximum=1),
+        "noise_multiplier": Number(minimum=0),
+        "sample_rate": Number(minimum=0, maximum=1),
+        "steps": Number(minimum=0, whole=True),
     }
 )
 
@@ -106,16 +106,16 @@ def noise_for(epsilon: float, delta: float, rate: float, steps: int) -> float:
         found = epsilon_of(((math.exp(logarithm), rate, steps),), delta)
         return math.log(max(found, 1e-12) / (epsilon * (1 - TOLERANCE / 2)))
 
-    low, high = math.log(LEAST_NOISE), 0.0
+    low, high = math.log(MIN_NOISE), 0.0
     while excess(high) > 0:
         low, high = high, high + 1.0
-        if high > math.log(MOST_NOISE):
+        if high > math.log(MAX_NOISE):
             raise OptionError(
                 f"No noise makes {steps} steps at the sample rate {rate:.3g} (epsilon={epsilon:g}, delta={delta:g})-private. "
                 "Raise epsilon, or plan fewer rounds."
             )
     if excess(low) <= 0:
-        return LEAST_NOISE
+        return MIN_NOISE
     multiplier = math.exp(optimize.brentq(excess, low, high, xtol=TOLERANCE / 20))
     while epsilon_of(((multiplier, rate, steps),), delta) > epsilon:
         multiplier *= 1 + TOLERANCE / 10
@@ -164,9 +164,9 @@ class Randomness:
 
 
 def clip_problem(clip: object) -> str:
-    if isinstance(clip, int | float) and not isinstance(clip, bool) and LEAST_CLIP <= clip <= MOST_CLIP:
+    if isinstance(clip, int | float) and not isinstance(clip, bool) and MIN_CLIP <= clip <= MAX_CLIP:
         return ""
-    return f"clip must lie between {LEAST_CLIP:g} and {MOST_CLIP:g}, found {clip!r}"
+    return f"clip must lie between {MIN_CLIP:g} and {MAX_CLIP:g}, found {clip!r}"
 
 
 def require_clip(part: str, clip: object) -> None:
@@ -274,6 +274,6 @@ class NoteSpent(Account):
 
 
 def note_accounts(server: Server, extras: Mapping[str, Mapping[str, Any]]) -> None:
-    before: Mapping[str, Any] = server.remember(ACCOUNTS, dict)
+    before: Mapping[str, Any] = server.persistent(ACCOUNTS, dict)
     # A new value, not a changed one: the loop puts the old one back when the round is repeated.
     server.memory[ACCOUNTS] = {**before, **{client: dict(sent[ACCOUNTS]) for client, sent in extras.items()}}

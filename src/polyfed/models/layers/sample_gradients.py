@@ -32,7 +32,7 @@ from polyfed.models.layers.ws_conv import WSConv2d
 Sampler: TypeAlias = Callable[[Any, Sequence[Tensor], Tensor], Mapping[Tensor, Tensor]]
 """From a layer, its inputs and the gradient of its output to something of each sample, by parameter."""
 
-MOST_POWER = 100
+MAX_POWER = 100
 """Two to this power, and one over it, are numbers in single precision."""
 
 NEEDS_OPACUS = "Differential privacy needs opacus. Install it with: pip install 'polyfed[privacy]'"
@@ -159,7 +159,7 @@ def scaled(each: Tensor) -> tuple[Tensor, Tensor]:
     weights chooses how large gradients are.
     """
     largest = torch.linalg.vector_norm(each.flatten(1), torch.inf, 1)
-    powers = torch.exp2(torch.frexp(largest).exponent.clamp(-MOST_POWER, MOST_POWER).to(each.dtype))
+    powers = torch.exp2(torch.frexp(largest).exponent.clamp(-MAX_POWER, MAX_POWER).to(each.dtype))
     return each / powers.reshape(-1, *[1] * (each.dim() - 1)), powers
 
 

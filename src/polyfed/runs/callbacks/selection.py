@@ -115,8 +115,8 @@ class BestValidation(Callback):
         server, backend = self.experiment.server, self.experiment.backend
         # What later rounds spent of a privacy budget has left the clients, whichever model is kept.
         clients = _with_accounts(server.method, self.best.clients, backend.client_states)
-        accounts = {name: value for name, value in server.remembered().items() if name == ACCOUNTS}
-        server.state, server.memory, server.dormant = dict(self.best.state), {}, {**self.best.memory, **accounts}
+        accounts = {name: value for name, value in server.memory_state().items() if name == ACCOUNTS}
+        server.state, server.memory, server.restored_memory = dict(self.best.state), {}, {**self.best.memory, **accounts}
         backend.client_states = clients
         backend.changed = set(backend.client_states)
 
@@ -127,7 +127,7 @@ class BestLocalValidation(BestValidation):
     @property
     def scored(self) -> list[str]:
         """All clients: rounds in which others trained do not compare."""
-        return self.experiment.server.ids
+        return self.experiment.server.client_ids
 
     def scores(self) -> list[Row]:
         """What clients scored at the end of their local training."""

@@ -25,7 +25,7 @@ from torch import Tensor
 from polyfed.backends.base import Backend
 from polyfed.core.entries import STATISTIC
 from polyfed.core.privacy import account_of
-from polyfed.core.rounds import Ask, Reply
+from polyfed.core.rounds import Reply, Request
 from polyfed.core.server import Server
 from polyfed.core.sharing import Plan
 from polyfed.runs.callbacks.callback import Callback, RunState
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("polyfed")
 
 SPREAD, STATISTICS, NOTED = "spread", "statistics", "noted"
-"""Views of the metrics: both of the above, and what a method logs in a round (``server.note``)."""
+"""Views of the metrics: both of the above, and what a method logs in a round (``server.log_client_metric``)."""
 ALL = "all"
 """The client of lines about all clients."""
 OF_TRAINING = ("training", SPREAD, STATISTICS, NOTED)
@@ -96,7 +96,7 @@ def start_of(experiment: Experiment) -> float | None:
 
 def _noted_lines(server: Server) -> list[Mapping[str, Any]]:
     by_client: dict[str, dict[str, Any]] = {}
-    for name, values in server.notes.items():
+    for name, values in server.client_metrics.items():
         for client, value in values.items():
             by_client.setdefault(client, {})[name] = value
     return [{"round": server.round, "view": NOTED, "client": client, **values} for client, values in by_client.items()]
@@ -111,7 +111,7 @@ def _privacy_lines(number: int, account: Mapping[str, Any]) -> list[Mapping[str,
     return [*each, {**common, "client": "all", "privacy.epsilon_spent": account["epsilon_spent"]}]
 
 
-MOST_CLIENTS = 20
+MAX_CLIENTS = 20
 """Of more clients than this, as many are looked at, evenly spaced over the list of clients."""
 
 CHUNK = 1 << 18
@@ -191,8 +191,8 @@ def differing_entries(server: Server, backend: Backend, initial: Mapping[str, Te
 def few_clients(server: Server) -> list[str]:
     """The clients that are looked at after a round: all, or as many as keep a round's cost the same whatever their number."""
     clients = [info.id for info in server.clients]
-    step = max(1, len(clients) / MOST_CLIENTS)
-    return [clients[int(place * step)] for place in range(min(len(clients), MOST_CLIENTS))]
+    step = max(1, len(clients) / MAX_CLIENTS)
+    return [clients[int(place * step)] for place in range(min(len(clients), MAX_CLIENTS))]
 
 
 def _numbers(moments: Moments, names: list[str]) -> dict[str, float]:
@@ -230,8 +230,8 @@ class StatisticsDrift:
             return None
         return torch.cat([entries[name].detach().reshape(-1).to("cpu", torch.float64) for name in self.names])
 
-    def hear(self, ask: Ask, reply: Reply) -> None:
-        found = self._vector(reply.entries if reply.decoded is None else reply.decoded) if ask.what == "train" else None
+    def hear(self, request: Request, reply: Reply) -> None:
+        found = self._vector(reply.entries if reply.decoded is None else reply.decoded) if request.what == "train" else None
         if found is not None:
             self.heard[reply.client] = found
 

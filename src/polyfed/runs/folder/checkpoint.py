@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from polyfed.core.workbench import ClientState, client_digest
-from polyfed.errors import MOST_NAMED, RunFolderError
+from polyfed.errors import MAX_NAMED, RunFolderError
 from polyfed.runs.folder.atomic_write import sync_folder, write_atomically
 from polyfed.runs.folder.manifest import FORMAT, Damaged, digest_of, manifest_files, read_manifest, sealed
 from polyfed.trees import Piece, own, pieces, size, tree_digest, unpacked
@@ -140,7 +140,7 @@ class Checkpoints:
         """Files of the last checkpoints that somebody deleted since; they are named, and what is needed of them is written again."""
         there = {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
         lost = set(self.digests) - there
-        for name in sorted(lost)[:MOST_NAMED]:
+        for name in sorted(lost)[:MAX_NAMED]:
             log.warning("%s was deleted while the run was trained; what it held is written again.", self.folder / name)
         return lost
 

@@ -12,7 +12,7 @@ from polyfed.runs.folder.account_key import is_sealed
 from polyfed.runs.folder.manifest import Damaged, manifest_files, read_manifest
 from polyfed.trust import code_in
 
-MOST_FILES = 1000
+MAX_FILES = 1000
 
 
 def inspected(path: str | Path) -> dict[str, Any]:
@@ -99,6 +99,6 @@ def _sizes_of(folder: Path) -> dict[str, int]:
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not path.is_symlink():
             found[str(path.relative_to(folder))] = path.stat().st_size
-        if len(found) == MOST_FILES:
+        if len(found) == MAX_FILES:
             break
     return found

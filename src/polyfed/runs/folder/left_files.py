@@ -122,9 +122,9 @@ def put_back(experiment: Experiment, folder: Path) -> None:
             together = json.loads((file.metadata() or {}).get(TOGETHER, "null"))
         if together is None:
             names = experiment.bench.plan.local_names
-            experiment.server.averaged = {name: tensors[name] for name in names if name in tensors}
+            experiment.server.averaged_local_entries = {name: tensors[name] for name in names if name in tensors}
         else:
-            experiment.server.left = _newcomer_of(tensors, together)
+            experiment.server.saved_newcomer = _newcomer_of(tensors, together)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise RunFolderError(f"{path} cannot be read ({error}). Let the server write it again, or remove it.") from error
 

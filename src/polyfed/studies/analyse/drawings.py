@@ -14,7 +14,7 @@ from polyfed.studies.analyse.score_grid import ScoreGrid
 from polyfed.studies.analyse.tsne import TsneMap
 
 Rows = Sequence[Mapping[str, Any]]
-MOST_PANELS = 6
+MAX_PANELS = 6
 SMALL = 7
 
 
@@ -28,7 +28,7 @@ def _short(text: str, most: int = 28) -> str:
 
 def _panels(found: Mapping[str, Any], width: float, height: float, rows: int = 1) -> tuple[Any, dict[str, list[Any]]]:
     """A figure with a column of axes for each run."""
-    shown = list(found)[:MOST_PANELS]
+    shown = list(found)[:MAX_PANELS]
     figure = empty_figure(max(3.4, width * len(shown)), height * rows)
     axes = figure.subplots(rows, len(shown), squeeze=False)
     return figure, {label: [axes[row][place] for row in range(rows)] for place, label in enumerate(shown)}

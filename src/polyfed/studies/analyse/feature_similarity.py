@@ -22,7 +22,7 @@ from polyfed.studies.analyse.local_models import State, require_data, server_sta
 SERVER = "server"
 CHUNK = 8
 """Images that are looked at together: the maps of all models are in memory at once."""
-MOST_LAYERS = 6
+MAX_LAYERS = 6
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def default_layers(experiment: Experiment) -> list[str]:
     for kind in (nn.modules.conv._ConvNd, nn.Linear):
         found = [path for path, module in modules if isinstance(module, kind)]
         if found:
-            step = max(1, -(-len(found) // MOST_LAYERS))
+            step = max(1, -(-len(found) // MAX_LAYERS))
             return found[::-1][::step][::-1]
     raise ModelError(f"{type(experiment.bench.model).__name__} has no convolution and no linear layer to look behind.")
 

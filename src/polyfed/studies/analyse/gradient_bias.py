@@ -139,7 +139,7 @@ class _Probe:
     def __init__(self, experiment: Experiment, state: Mapping[str, Tensor], batch_size: int, fixed: bool) -> None:
         self.experiment, self.bench, self.state = experiment, experiment.bench, state
         self.batch_size, self.fixed = batch_size, fixed
-        self.data = [experiment.backend.data[name] for name in experiment.server.ids]
+        self.data = [experiment.backend.data[name] for name in experiment.server.client_ids]
         self.client = self._at_work()
         self._fit_memory()
 
@@ -169,7 +169,7 @@ class _Probe:
         """A client that is about to train, in the mode that its method gives the norm."""
         server, data = self.experiment.server, self.data[0]
         client = Client(data, self.bench, ClientState(dict(self.state)), max(server.round, 1))
-        begin_training(client, Payload(dict(self.state), server.message(data.id).extras))
+        begin_training(client, Payload(dict(self.state), server.training_payload(data.id).extras))
         for module in self.bench.model.modules():
             random = isinstance(module, nn.modules.dropout._DropoutNd)
             if random or (self.fixed and module in self.bench.batch_norms):

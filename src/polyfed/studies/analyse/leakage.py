@@ -47,7 +47,7 @@ class Attacked:
 def membership(
     experiment: Experiment,
     shadows: int = 0,
-    most: int = 1000,
+    maximum: int = 1000,
     model: Any = None,
     notify: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
@@ -56,14 +56,14 @@ def membership(
     Args:
         experiment: the run, with its own data.
         shadows: shadow runs for lira, an even number; each costs as much as the run. 0: only the loss.
-        most: members, and others, of a client that are attacked at most.
+        maximum: members, and others, of a client that are attacked at most.
         model: the model for shadow runs, where the run was started from Python with one.
         notify: called with a sentence before each shadow run.
     """
     if shadows < 0 or shadows % 2:
         raise SettingError(f"shadows={shadows}: shadow runs come in pairs. Use an even number, or 0 for none.")
     experiment.federation.task.require_class_labels("Membership inference")
-    pools = {client.id: pool_of(client, most, experiment.settings.seed) for client in experiment.federation.clients}
+    pools = {client.id: pool_of(client, maximum, experiment.settings.seed) for client in experiment.federation.clients}
     target = confidences(experiment, {name: pool.examples for name, pool in pools.items()})
     inside, scored = shadow_runs(experiment, pools, shadows, model, notify)
     attacked = []
@@ -91,7 +91,7 @@ class Pool:
     places: Tensor
 
 
-def pool_of(client: ClientData, most: int, seed: int) -> Pool:
+def pool_of(client: ClientData, maximum: int, seed: int) -> Pool:
     """Some training samples of a client, and some test samples of its own domains."""
     tests = [examples for domain, examples in client.tests.items() if domain in client.domains]
     if not tests or not sum(map(len, tests)):
@@ -99,7 +99,7 @@ def pool_of(client: ClientData, most: int, seed: int) -> Pool:
             f"Client {client.id} has no test samples of its own domains to tell members from. Use a run with tests at clients."
         )
     rest = joined(tests) if len(tests) > 1 else tests[0]
-    count = min(most, len(client.train), len(rest))
+    count = min(maximum, len(client.train), len(rest))
     stream = generator(seed, "leakage", client.id)
     orders = [torch.randperm(len(part), generator=stream) for part in (client.train, rest)]
     chosen = [order[:count] for order in orders]

@@ -31,7 +31,7 @@ STEPS = 10
 def states_as_tested(experiment: Experiment) -> Iterator[tuple[str, State]]:
     """Every client's model as it is tested: what the server sends, and what the client keeps."""
     server, bench = experiment.server, experiment.bench
-    for name in server.ids:
+    for name in server.client_ids:
         client = Client(experiment.backend.data[name], bench, experiment.backend.state_of(name), server.round)
         client.receive(server.outgoing(name))
         yield name, _copied(experiment)
@@ -47,10 +47,14 @@ def states_after_training(experiment: Experiment, steps: int = STEPS) -> Iterato
     require_data(experiment)
     server, bench = experiment.server, experiment.bench
     with threads(experiment.settings.threads):
-        for name in server.ids:
+        for name in server.client_ids:
             client = Client(experiment.backend.data[name], bench, experiment.backend.state_of(name), max(server.round, 1))
             with default_stream(experiment.settings.seed, "analysis", server.round, name, device=bench.device):
-                extras, total, taken = begin_training(client, server.message(name)), torch.zeros((), device=bench.device), 0
+                extras, total, taken = (
+                    begin_training(client, server.training_payload(name)),
+                    torch.zeros((), device=bench.device),
+                    0,
+                )
                 for taken, (x, y) in enumerate(islice(client.batches(), steps), 1):
                     total += client.train_on(taken - 1, x, y)
                 end_training(client, extras, total, taken)
@@ -108,8 +112,8 @@ def layer_spread(experiment: Experiment, states: Iterable[tuple[str, State]] | N
         experiment: a run of at least two clients.
         states: clients' models; default: those they are tested with.
     """
-    if len(experiment.server.ids) < 2:
-        raise DataError(f"The run has one client ({experiment.server.ids[0]}), and a deviation needs two.")
+    if len(experiment.server.client_ids) < 2:
+        raise DataError(f"The run has one client ({experiment.server.client_ids[0]}), and a deviation needs two.")
     entries = experiment.bench.plan.entries
     names = [n for n, e in entries.items() if e.of is None and e.dtype.is_floating_point and not bn_statistics.matches(e)]
     moments = Moments()

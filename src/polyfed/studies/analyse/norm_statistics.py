@@ -148,7 +148,7 @@ def _of_data(experiment: Experiment, images: int) -> Iterator[tuple[str, State]]
     """The statistics that each client's images have under the server's model."""
     require_data(experiment)
     bench, common = experiment.bench, server_state(experiment)
-    for name in experiment.server.ids:
+    for name in experiment.server.client_ids:
         bench.load(common)
         train = experiment.backend.data[name].train
         estimate_statistics(bench.model, _prepared(experiment, name, train, images), "samples")

@@ -21,7 +21,7 @@ from polyfed.backends.workers import worker_count
 from polyfed.core.data_types import Examples, Federation
 from polyfed.core.load_methods import load_file
 from polyfed.core.method import Method, as_method
-from polyfed.core.rounds import TRAINING, Ask, AskClients, Replies, hold
+from polyfed.core.rounds import TRAINING, Replies, Request, SendRequest, run_rounds
 from polyfed.core.server import Server
 from polyfed.core.workbench import give_back
 from polyfed.errors import PolyfedError
@@ -35,7 +35,7 @@ from polyfed.settings import Settings
 from polyfed.studies.compare.compare import ComparisonRun
 
 ROUNDS = 2
-SHORT, LEAST_LONG, MOST_LONG = 2, 4, 64
+SHORT, MIN_LONG, MAX_LONG = 2, 4, 64
 """Batches of every client: in the short measurement, and in the long one at least and at most."""
 SHORT_TEST, LONG_TEST = 1, 3
 """Batches of the largest test set; the others are cut by the same share."""
@@ -150,7 +150,7 @@ class Estimator:
         load_libraries()
         self.short = self.measure(settled, federation, SHORT, SHORT_TEST)
         batches = int(seconds / max(self.short.rounds[-1], 1e-3))
-        self.long = self.measure(settled, federation, min(max(batches, LEAST_LONG), MOST_LONG), LONG_TEST)
+        self.long = self.measure(settled, federation, min(max(batches, MIN_LONG), MAX_LONG), LONG_TEST)
 
     def population_of(self, federation: Federation) -> Federation:
         """The data as the method's clients hold them."""
@@ -169,7 +169,7 @@ class Estimator:
         self.notices, self.bench = experiment.notices, experiment.bench
         meter = LoopMeter(experiment)
         with threads(settings.threads):
-            hold(self.method, experiment.server, experiment.backend, meter.ask, ROUNDS, (meter.mark,))
+            run_rounds(self.method, experiment.server, experiment.backend, meter.ask, ROUNDS, (meter.mark,))
         asked = meter.asked[ROUNDS]
         taking_part = tuple(client for client in experiment.federation.clients if client.id in asked)
         return Measurement(
@@ -246,7 +246,7 @@ class LoopMeter:
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
-        self.forward: AskClients = experiment.ask_clients
+        self.forward: SendRequest = experiment.send_request
         self.asked: dict[int, set[str]] = {}
         self.seconds: list[float] = []
         self.bytes: list[dict[str, int]] = []
@@ -254,10 +254,10 @@ class LoopMeter:
         self.clock = time.process_time if experiment.bench.device.type == "cpu" else time.perf_counter
         self.last = self.clock()
 
-    def ask(self, ask: Ask) -> Replies:
-        if ask.purpose == TRAINING:
-            self.asked.setdefault(ask.round, set()).update(ask.payloads)
-        return self.forward(ask)
+    def ask(self, request: Request) -> Replies:
+        if request.purpose == TRAINING:
+            self.asked.setdefault(request.round, set()).update(request.payloads)
+        return self.forward(request)
 
     def mark(self, server: Server) -> None:
         now = self.clock()

@@ -49,9 +49,9 @@ class Diagnosis:
         return next(one for one in self.findings if one.name == name)
 
     @property
-    def apart(self) -> list[str]:
+    def outliers(self) -> list[str]:
         """Clients that stand out."""
-        return [name for one in self.findings for name in one.details.get("apart", ())]
+        return [name for one in self.findings for name in one.details.get("outliers", ())]
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -78,7 +78,7 @@ class Diagnosis:
                 "method": self.advice.method,
                 "runner_up": self.advice.runner_up,
                 "reasons": self.advice.reasons,
-                "apart": self.apart,
+                "outliers": self.outliers,
                 "findings": [one.as_json() for one in self.findings],
                 "left_out": self.left_out,
                 "clients": self.measures.clients,

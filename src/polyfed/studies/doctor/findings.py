@@ -130,7 +130,7 @@ def _statistics_finding(measures: Measures) -> Finding:
         sentence = "Clients differ from each other in what batch norm sees; none stands out."
     else:
         sentence = "Clients look alike to batch norm."
-    details = {"by_client": dict(measures.shift), "by_layer": dict(measures.shift_by_layer), "apart": apart}
+    details = {"by_client": dict(measures.shift), "by_layer": dict(measures.shift_by_layer), "outliers": apart}
     return Finding("statistics", value, "times chance", value > _SHIFT or bool(apart), sentence, details)
 
 

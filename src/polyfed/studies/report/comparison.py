@@ -38,7 +38,7 @@ class Comparison:
         rows: a row for each method, in the order given; ``problem`` is set where a method could not be run.
         metric: the measure of the table, and ``metric_reason`` why it is this one (``--metric``).
         warnings: a sentence for each method that does no better than always answering the most frequent class.
-        certainty: how surely the best is ahead of the next, on the same test images and over seeds.
+        significance: how surely the best is ahead of the next, on the same test images and over seeds.
         lead: the 95 % interval of the best less the next, as fractions; None where their answers cannot be compared.
         costs: cost and privacy of each method that was run, next to fedavg where it was compared.
         test_sizes: test images by domain.
@@ -62,7 +62,7 @@ class Comparison:
     metric: str = "accuracy"
     metric_reason: str = ""
     warnings: tuple[str, ...] = ()
-    certainty: str = ""
+    significance: str = ""
     lead: tuple[float, float] | None = None
     model: str = ""
 
@@ -148,7 +148,7 @@ class Comparison:
                 "metric": self.metric,
                 "metric_reason": self.metric_reason,
                 "baseline": {column.name: value for column, value in by_chance.items()},
-                "certainty": self.certainty,
+                "significance": self.significance,
                 "methods": [row_json(row, costs.get(row.method)) for row in self.rows],
                 "note": self.note,
                 "costs_note": NOTE,
@@ -203,7 +203,7 @@ class Comparison:
         )
         caption = escape(f"{self.data}, {self.protocol}, {rounds_words(self.rounds)}")
         warned = "".join(f"<p><b>{escape(text)}</b></p>" for text in self.warnings)
-        sure = f"<p>{escape(self.certainty)}</p>" if self.certainty else ""
+        sure = f"<p>{escape(self.significance)}</p>" if self.significance else ""
         picture = as_image(self.plot(), 70) if any(row.mean is not None for row in self.rows) else ""
         return f"{warned}<table><caption>{caption}</caption><tr>{top}</tr>{rows}</table>{sure}{problems}{picture}"
 
@@ -281,7 +281,9 @@ def compare_runs(runs: ComparedRuns) -> Comparison:
         metric=chosen.measure,
         metric_reason=chosen.reason,
         warnings=tuple(text for row in rows for text in _warned(row, found)),
-        certainty="" if first is None or images is None else f"{first.ahead.method} against {first.behind.method}: {images.words}",
+        significance=""
+        if first is None or images is None
+        else f"{first.ahead.method} against {first.behind.method}: {images.words}",
         lead=None if images is None else (images.low, images.high),
     )
 

@@ -34,12 +34,12 @@ from polyfed.studies.report.words import byte_words, capital, percent, points
 from polyfed.tasks.metrics import MEASURES
 
 ALL, NONE, GRID = "all", "none", "grid"
-MOST_RUNS = 6
+MAX_RUNS = 6
 DOTS_PER_INCH = 100
 SIDE = 72
-MOST_CLASSES, MOST_DOMAINS, MOST_MISTAKES = 12, 12, 4
-MOST_CLIENTS = 16
-MOST_CLASSES_DRAWN = 40
+MAX_CLASSES, MAX_DOMAINS, MAX_MISTAKES = 12, 12, 4
+MAX_CLIENTS = 16
+MAX_CLASSES_DRAWN = 40
 
 
 # -------------------------------------------------------------------------------------------------------------- charts
@@ -134,7 +134,7 @@ def loss_charts(runs: RunSet, styles: Mapping[str, int]) -> dict[str, Any] | Non
         )
         return {"title": title, "svg": svg}
 
-    few = clients if 1 < len(clients) <= MOST_CLIENTS else []
+    few = clients if 1 < len(clients) <= MAX_CLIENTS else []
     return {
         "mean": chart("Mean over clients", lambda row: _losses(row, None)),
         "clients": [chart(client, lambda row, client=client: _losses(row, client)) for client in few],  # type: ignore[misc]
@@ -224,7 +224,7 @@ def confusion_maps(runs: RunSet) -> list[dict[str, Any]]:
         charts = []
         for view, domain in ((one, domain) for one in runs.views for domain in runs.domains(one)):
             matrix = row.confusion(view, domain)
-            if matrix is not None and len(matrix) <= MOST_CLASSES_DRAWN:
+            if matrix is not None and len(matrix) <= MAX_CLASSES_DRAWN:
                 title = f"{domain}, unseen" if view == "unseen" and not runs.left_out else domain
                 svg = confusion_map(matrix, row.first.class_names(len(matrix)), f"Confusion matrix, {row.method}, {title}")
                 charts.append({"title": title, "svg": svg})
@@ -266,9 +266,9 @@ def _none(note: str) -> dict[str, Any]:
 
 def _one_of_each(data: DataSet) -> dict[str, Any] | None:
     """The first training image of each domain and class."""
-    classes = list(range(min(len(data.classes), MOST_CLASSES)))
+    classes = list(range(min(len(data.classes), MAX_CLASSES)))
     rows = []
-    for domain in data.domains[:MOST_DOMAINS]:
+    for domain in data.domains[:MAX_DOMAINS]:
         labels = domain.train.labels
         places = [next(iter((labels == c).nonzero().flatten().tolist()), None) for c in classes]
         rows.append({"domain": domain.name, "cells": [None if p is None else _data_uri(domain.train, p) for p in places]})
@@ -321,7 +321,7 @@ def _tested(federation: Federation, view: str, client: str, domain: str) -> Exam
 
 def _surest(examples: Examples, answers: Any, names: Sequence[str]) -> list[dict[str, Any]]:
     wrong = (answers["answers"] != answers["labels"]).nonzero().flatten()
-    order = wrong[answers["confidence"][wrong].argsort(descending=True)][:MOST_MISTAKES].tolist()
+    order = wrong[answers["confidence"][wrong].argsort(descending=True)][:MAX_MISTAKES].tolist()
     return [
         {
             "image": _data_uri(examples, place),
@@ -343,11 +343,11 @@ def chosen_kinds(text: str) -> list[str]:
 def analyses_of(runs: RunSet, chosen: str) -> dict[str, Any]:
     """The analyses of a set's methods, each by its first run; those of ``auto`` read nothing but the folders."""
     kinds = [name for name in chosen_kinds(chosen) if name != GRID]
-    folders = [row.first.folders[0].path for row in runs.rows if row.records][:MOST_RUNS]
+    folders = [row.first.folders[0].path for row in runs.rows if row.records][:MAX_RUNS]
     if not kinds or not folders:
         return {"parts": [], "skipped": [], "note": ""}
     found = from_folders(folders, kinds) if chosen == AUTO else analyse_runs(folders, kinds, notify=lambda _: None)
-    more = f" The first {MOST_RUNS} of {len(runs.rows)} methods." if len(runs.rows) > MOST_RUNS else ""
+    more = f" The first {MAX_RUNS} of {len(runs.rows)} methods." if len(runs.rows) > MAX_RUNS else ""
     left_out = f", which left out {runs.left_out[0]}" if runs.left_out else ""
     return {"parts": _parts_of(found), "skipped": found.skipped, "note": f"Each method by its first run{left_out}.{more}"}
 

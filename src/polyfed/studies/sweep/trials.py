@@ -22,7 +22,7 @@ from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.runs.result import Result
-from polyfed.setting_facts import MOST_RUNS
+from polyfed.setting_facts import MAX_RUNS
 from polyfed.settings import Settings
 from polyfed.studies.compare.candidates import Candidate
 from polyfed.studies.report.run_record import RunRecord
@@ -140,7 +140,7 @@ class Searcher:
         if not self.sweep.halving or not one.scores:
             return len(one.scores) < self.sweep.trials
         whole = one.scores[0].trial.settings.rounds
-        return one.rounds + whole <= self.sweep.trials * whole and len(one.scores) < MOST_RUNS
+        return one.rounds + whole <= self.sweep.trials * whole and len(one.scores) < MAX_RUNS
 
     def _score(self, method: Candidate, values: Values, heard_by: Callbacks, asked: optuna.Trial) -> Score:
         """Score one trial: read back, resumed or trained. A trial whose training fails is remembered as failed."""
