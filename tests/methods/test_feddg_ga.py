@@ -63,7 +63,7 @@ def test_feddg_ga_repeats_a_round_from_the_weights_before_it(monkeypatch: pytest
         if server.round == 2 and not failed:
             failed.append(dict(server.memory["feddg_ga"]["round"]))
             raise TooFewReplies("nobody answered")
-        absorb(server, replies)
+        aggregate(server, replies)
 
     monkeypatch.setattr(Server, "aggregate", failing_once)
     repeated = trained("feddg_ga(step=0.9)", rounds=3).server
