@@ -68,7 +68,7 @@ def in_general(message: str, one: str, other: str) -> str:
     either = re.compile(rf"\b({re.escape(one)}|{re.escape(other)})\b")
     letters = dict(zip(dict.fromkeys(either.findall(message)), "AB", strict=False))
     message = either.sub(lambda match: letters[match[1]], message)
-    message = re.sub(r" It has: [^.]*\.", "", message)
+    message = re.sub(r" \(it has: [^)]*\)", "", message)
     return re.sub(r"disagree on [\w./]+:", "disagree on an entry:", message)
 
 

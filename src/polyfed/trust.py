@@ -2,7 +2,7 @@
 
 Naming code on the command line or in Python is asking for it. A run folder, a recipe and a node's description do not: they may come from
 somebody else. A ``Trust`` is the code that may be run, and travels with the settings that name it (``Settings.trust``). It is empty until
-code is added. ``load_methods.load_file`` and ``runs/assemble.imported`` are the only places that import named code, and both require it:
+code is added. ``core.method.load_file`` and ``runs/assemble.imported`` are the only places that import named code, and both require it:
 settings from a new source that forgets to trust something are refused.
 """
 

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 import polyfed
 from polyfed.core.client import Client, Step
-from polyfed.core.load_methods import load_file
-from polyfed.core.method import Facts, Method, methods, parse
+from polyfed.core.method import Facts, Method, load_file, methods, parse
 from polyfed.core.part import DECLARATIONS, Part, declare, declared
 from polyfed.core.replies import planned_uploads
 from polyfed.core.rounds import Exchange, exchange
@@ -70,11 +69,11 @@ marked.read_data = False  # type: ignore[attr-defined]
 
 def test_a_declaration_that_nothing_reads_fails_check_method() -> None:
     for item, said in [
-        (Misspelt(), "Misspelt declares 'need_features', which a part cannot. Did you mean needs_features?"),
-        (MisspeltMethod(), "MisspeltMethod declares 'chek', which a part cannot. Did you mean check?"),
-        (Undocumented(), "Undocumented declares 'colour', which a part cannot."),
+        (Misspelt(), "Misspelt declares 'need_features', which is not an attribute of polyfed.Part. Did you mean needs_features?"),
+        (MisspeltMethod(), "MisspeltMethod declares 'chek', which is not an attribute of polyfed.Part. Did you mean check?"),
+        (Undocumented(), "Undocumented declares 'colour', which is not an attribute of polyfed.Part."),
         (NoBase(), "NoBase must have the base class polyfed.Part, or be a function."),
-        (marked, "the attribute 'read_data' of the function marked is not read."),
+        (marked, "the attribute 'read_data' of the function marked has no effect."),
     ]:
         with pytest.raises(JoinError, match=re.escape(f"mine, objective: {said}")):
             check_method(Method("mine", objective=(item,)))
@@ -158,8 +157,8 @@ def test_wrong_texts_say_what_would_be_right() -> None:
         ("fedbn" + " + fedbn" * 2000, TextError, "characters"),
         ("fedprox + fedprox(mu=0.1)", JoinError, "twice"),
         ("group_norm + layer_norm", JoinError, "group_norm and layer_norm"),
-        ("local + fedbn", JoinError, "local.*fedbn would be ignored"),
-        ("local + momentum(keep='global')", JoinError, "ignored"),
+        ("local + fedbn", JoinError, "fedbn has no effect with local"),
+        ("local + momentum(keep='global')", JoinError, "has no effect"),
     ]:
         with pytest.raises(error, match=says):
             parse(text)
@@ -203,7 +202,7 @@ def own_round(server: Server) -> Exchange[None]:
 
 def test_a_part_that_the_round_does_not_use_is_an_error_naming_both() -> None:
     owner = Method("owner", round=own_round)
-    with pytest.raises(JoinError, match=r"owner .* agc would be ignored"):
+    with pytest.raises(JoinError, match=r"agc has no effect with owner"):
         owner + parse("agc").parts[-1]
     assert (owner + parse("fedprox").parts[0]).objective
 
@@ -277,7 +276,7 @@ def test_bad_files_of_methods_say_why(tmp_path: Path) -> None:
         with pytest.raises(OptionError, match=says):
             load_file(file, trusting(file))
     missing = tmp_path / "missing.py"
-    with pytest.raises(OptionError, match="no file"):
+    with pytest.raises(OptionError, match="Method file not found"):
         load_file(missing, trusting(missing))
 
 
@@ -289,5 +288,5 @@ def test_the_text_of_shared_options_joins_the_docstring() -> None:
         """Something."""
         return Method("factory")
 
-    with pytest.raises(OptionError, match="has no option 'width'"):
+    with pytest.raises(OptionError, match="'width', which is not an option"):
         polyfed.register(shared_options={"width": "how wide."})(factory)

@@ -271,7 +271,7 @@ def test_a_failure_names_client_round_question_and_stage_and_debug_keeps_its_inp
     for backend in ("process", "debug"):
         experiment = Experiment(Settings(rounds=3, batch_size=4, backend=backend), tiny_federation(), failing, TinyNet())
         with pytest.raises(
-            ClientFailure, match=r"Client middle, round 2, question 'train', stage 'before_training': ValueError: something of mine"
+            ClientFailure, match=r"Client middle, round 2, request 'train', stage 'before_training': ValueError: something of mine"
         ) as caught:
             experiment.train()
         assert (caught.value.inputs is None) == (backend == "process")

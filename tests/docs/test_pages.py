@@ -24,8 +24,7 @@ from helpers.scripts import loaded
 from polyfed.cli.commands import all_groups, imported
 from polyfed.cli.completion import NAMES
 from polyfed.cli.main import app
-from polyfed.core.load_methods import load_file
-from polyfed.core.method import Method, methods
+from polyfed.core.method import Method, load_file, methods
 from polyfed.studies.compare.candidates import candidates
 from polyfed.trust import NOTHING, code_in
 

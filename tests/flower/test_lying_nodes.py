@@ -158,7 +158,7 @@ def test_bounds_hold_against_a_node_that_claims_many_samples_and_sends_a_large_u
     assert "it has another version of polyfed 9.9" in said
     expected = over_fakes(bounded, lies["post"], tmp_path)
     assert digest_in(ended.log) == expected.digest
-    assert re.search(r"the update of client post has the norm \S+ and is scaled to 0.5", ended.log)
+    assert re.search(r"scaled the update of client post from norm \S+ to 0.5", ended.log)
     server = expected.experiment.server
     weights = server.default_weights(server.client_ids)
     assert weights["post"] == sum(weights.values()) / 2

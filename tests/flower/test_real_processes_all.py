@@ -24,7 +24,7 @@ IN_THE_SHORT_TESTS = ("fedavg", "fedbn")
 FAULTS = {
     "nan": "not finite",
     "shape": "has the shape",
-    "extra": "was not asked for",
+    "extra": "was not requested",
     "huge": "bytes large",
     "failure": "disk on fire",
 }
@@ -110,7 +110,7 @@ def test_a_node_killed_in_mid_round_and_started_again_ends_with_the_same_digest(
     site.trial.restart_node(2, limit=900.0)
     ended = site.trial.ended(run, LONG)
     assert ended.status == "finished:completed", ended.log
-    assert "The round is repeated." in ended.log
+    assert "Retrying the round." in ended.log
     assert digest_in(ended.log) == in_process(settings_for("fedbn")).digest
 
 

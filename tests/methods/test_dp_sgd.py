@@ -110,7 +110,7 @@ def test_the_account_is_exact_after_kill_9_and_resume(tmp_path: Path) -> None:
 
 def test_a_client_stops_when_its_budget_is_spent(caplog: pytest.LogCaptureFixture) -> None:
     experiment = built("fedwon + dp_sgd(epsilon=8, planned_rounds=1)", {"one": 8, "two": 8}, rounds=2, retries=0)
-    with pytest.raises(PolyfedError, match="0 of 2 clients answered"):
+    with pytest.raises(PolyfedError, match="0 of 2 clients sent a valid reply"):
         experiment.train()
     assert experiment.server.round == 1
     assert "takes no part in round 2: it has spent epsilon = 7.99" in caplog.text

@@ -20,7 +20,7 @@ KNOWN = {
     ("gperxan", "guiding"): "already",
     ("fedbn", "fedwon"): "no batch norm",
     ("group_norm", "layer_norm"): "order would matter",
-    ("hfedf", "pfedhn"): "both want to decide",
+    ("hfedf", "pfedhn"): "both define",
     ("hfedf", "krum"): "would be ignored",
     ("hfedf", "median"): "would be ignored",
     ("hfedf", "trimmed_mean"): "would be ignored",

@@ -87,7 +87,7 @@ def test_only_what_is_sent_and_uploaded_is_stepped() -> None:
         travels = experiment.bench.plan.at(1).travels
         assert all(travels[name].up and travels[name].down for name in experiment.server.memory["fedavgm"])
     assert seen == {9, 5, 11}  # perxan: 5 others, and scale, shift and score of two instance sides
-    with pytest.raises(JoinError, match="local holds its own rounds"):
+    with pytest.raises(JoinError, match="has no effect with local"):
         built("local + fedavgm")
     with pytest.raises(JoinError, match="server step"):
         parse("fedavgm + fedadam")

@@ -179,4 +179,4 @@ def test_a_module_that_fails_when_it_is_imported_gets_one_sentence(polyfed: Comm
     name = f"edgy_module_{abs(hash(text))}"
     (tmp_path / f"{name}.py").write_text(text)
     says(polyfed("run", "digits-mini(per_domain=20)", "--model", f"{name}:f", "-q"), f"Cannot find the model {name}:f")
-    says(polyfed("run", "digits-mini(per_domain=20)", "--load", f"{name}.py", "-q"), "could not be run")
+    says(polyfed("run", "digits-mini(per_domain=20)", "--load", f"{name}.py", "-q"), "failed to run")

@@ -16,7 +16,7 @@ import pytest
 import polyfed as api
 from helpers.command_line import SHORT, Command, Ended, as_process, says
 from helpers.recorded_runs import sealed_again
-from polyfed.core.load_methods import load_file
+from polyfed.core.method import load_file
 from polyfed.data.federation_summary import FederationSummary
 from polyfed.errors import UntrustedCode
 from polyfed.runs.assemble import build_federation, build_model, imported

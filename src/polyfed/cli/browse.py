@@ -40,7 +40,7 @@ USUAL_DATA = "digits-mini"
 
 
 def _load_files(files: Iterable[str]) -> None:
-    from polyfed.core.load_methods import load_file
+    from polyfed.core.method import load_file
 
     trust = NOTHING.adding(code_in(files))
     for file in files:

@@ -1,4 +1,4 @@
-"""The client: its data and state, and the only training loop there is. Methods fill its slots; they never copy it."""
+"""The client: its data and state, and the only training loop. Methods fill its slots; they never copy it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class Step:
-    """One training step as objectives and gradient hooks see it. ``features`` is the head's input, when a part needs it."""
+    """One training step, as passed to objectives and gradient hooks. ``features`` is the input of the head, if a part needs it."""
 
     __slots__ = ("client", "features", "index", "logits", "task_loss", "x", "y")
 
@@ -53,7 +53,7 @@ class Step:
 
 
 class Client:
-    """A client at work in one round: its data, what it keeps, and the bench it works at."""
+    """A client in one round: its data, its client state, and the workbench that it uses."""
 
     def __init__(
         self,
@@ -76,44 +76,44 @@ class Client:
 
     @property
     def model(self) -> nn.Module:
-        """The resident model, holding this client's values after ``receive``."""
+        """Resident model. After ``receive`` it has this client's values."""
         return self.bench.model
 
     @property
     def memory(self) -> dict[str, Any]:
-        """What a method keeps at this client between rounds."""
+        """Values that a method keeps at this client between rounds."""
         return self.state.memory
 
     @property
     def rounds(self) -> int:
-        """How many rounds the run has."""
+        """Number of rounds in the run."""
         return self.bench.settings.rounds
 
     @cached_property
     def phase(self) -> Phase:
-        """What travels in this round."""
+        """Sharing plan of the current round."""
         return self.bench.plan.at(self.round)
 
     @cached_property
     def generator(self) -> torch.Generator:
-        """This client's own stream of random numbers for this round."""
+        """Random stream of this client for this round."""
         return generator(self.bench.settings.seed, "client", self.round, self.id)
 
     @property
     def lr(self) -> float:
-        """The learning rate of this round."""
+        """Learning rate of this round."""
         settings, schedule = self.bench.settings, self.bench.own_schedule
         if schedule is None and settings.schedule == "constant":
             schedule = self.bench.method.schedule
         return settings.lr_at(self.round) if schedule is None else settings.lr * schedule(self.round, settings.rounds)
 
     def spend(self, charge: Charge) -> None:
-        """Spend some of the client's privacy before it trains: where it keeps an account over runs, that may decline."""
+        """Charge the client's privacy ledger before training. A ledger that spans several runs may refuse."""
         if self.own_account is not None:
             self.own_account(charge)
 
     def receive(self, entries: Mapping[str, Tensor]) -> None:
-        """Become this client: what was sent, else its own client state, else the initial values."""
+        """Load this client's values: those that were sent, otherwise its client state, otherwise the initial values."""
         self.stage = "receiving"
         entries = self.brought(entries)
         for hook in self.bench.method.receiving:
@@ -124,11 +124,11 @@ class Client:
         self.bench.load({name: self.state.entries.get(name, self.bench.initial[name]) for name in unsent})
 
     def shared_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Trainable parameters whose values the server sent."""
+        """Yield the trainable parameters whose values the server sent."""
         return ((name, p) for name, p in self.bench.parameters.items() if name in self.received)
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """A fresh optimizer, with those buffers that were received or are part of the client's state."""
+        """Create an optimizer, with the buffers that were received or are part of the client state."""
         if self.bench.own_optimizer is not None:
             return self.bench.own_optimizer(self.bench.parameters.values(), lr=self.lr)
         optimizer = make_optimizer(self.bench.settings, self.bench.parameters.values(), self.lr)
@@ -140,7 +140,7 @@ class Client:
         return optimizer
 
     def optimizer_entries(self) -> dict[str, Tensor]:
-        """The optimizer's buffers as entries."""
+        """Return the optimizer's buffers as entries."""
         if self.optimizer is None:
             return {}
         names: dict[Tensor, str] = {parameter: name for name, parameter in self.bench.parameters.items()}
@@ -152,14 +152,14 @@ class Client:
         }
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """This round's training batches, prepared, through the method's ``inputs``."""
+        """Yield this round's training batches, preprocessed and passed through the method's ``inputs``."""
         settings, train, method = self.bench.settings, self.data.train, self.bench.method
         needs_two = any(norm.training for norm in self.bench.batch_norms)
-        own = method.sampling
+        sampling = method.sampling
         labels = train.labels if settings.sampling == "balanced" else None
         shuffled = batch_indices(len(train), settings, needs_two, self.generator, self.id, labels)
-        for indices in shuffled if own is None else own(self):
-            # A batch without samples has the shape of the others before they are prepared.
+        for indices in shuffled if sampling is None else sampling(self):
+            # A batch without samples has the shape of the others before preprocessing.
             taken = indices if len(indices) else torch.zeros(1, dtype=torch.long)
             x, y = (sent_to(part, self.bench.device) for part in train.batch(taken))
             if not len(indices):
@@ -170,13 +170,9 @@ class Client:
                 x, y = change(self, x, y)
             yield x, y
 
-    def step(self, index: int, x: Tensor, y: Tensor) -> Step:
-        """A step as the method's hooks see it."""
-        return Step(self, index, x, y)
-
     def forward(self, index: int, x: Tensor, y: Tensor) -> Step:
-        """Logits and task loss of one batch."""
-        step = self.step(index, x, y)
+        """Compute the logits and the task loss of one batch."""
+        step = Step(self, index, x, y)
         replaced = self.bench.method.task_loss
         with precision(self.bench.settings.amp, self.bench.device):
             if self.bench.wants_features:
@@ -187,7 +183,7 @@ class Client:
         return step
 
     def full_loss(self, step: Step) -> Tensor:
-        """What is minimised: the task loss and the terms that the method adds."""
+        """Return the loss to minimise: the task loss plus the terms of the method."""
         loss = step.task_loss
         with precision(self.bench.settings.amp, self.bench.device):
             for term in self.bench.method.objective:
@@ -195,20 +191,20 @@ class Client:
         return loss
 
     def backward(self, index: int, x: Tensor, y: Tensor) -> tuple[Step, Tensor]:
-        """The gradients of one batch, of the full loss or as the method makes them itself; returns the step and its loss."""
+        """Compute the gradients of one batch, from the full loss or by the method's ``batch_gradient``. Return the step and its loss."""
         assert self.optimizer is not None
-        own = self.bench.method.batch_gradient
-        step = self.forward(index, x, y) if own is None else self.step(index, x, y)
-        loss = self.full_loss(step) if own is None else own(step)
+        batch_gradient = self.bench.method.batch_gradient
+        step = self.forward(index, x, y) if batch_gradient is None else Step(self, index, x, y)
+        loss = self.full_loss(step) if batch_gradient is None else batch_gradient(step)
         if self.bench.checks_each_step:
             require_finite(self, loss.detach(), index + 1)
-        if own is None:
+        if batch_gradient is None:
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
         return step, loss
 
     def train_on(self, index: int, x: Tensor, y: Tensor) -> Tensor:
-        """One step of training; returns its loss."""
+        """Take one training step and return its loss."""
         assert self.optimizer is not None
         step, loss = self.backward(index, x, y)
         for rule in self.bench.method.gradients:
@@ -217,7 +213,7 @@ class Client:
         return loss.detach()
 
     def finish(self, extras: Mapping[str, Any]) -> Payload:
-        """Keep what stays, and give back what goes up."""
+        """Store the entries that stay at the client, and return the upload."""
         self.stage = "uploading"
         state = {**self.bench.live, **self.optimizer_entries()}
         self.state.entries |= {name: state[name].detach().to(CPU, copy=True) for name in self.phase.kept if name in state}
@@ -230,15 +226,15 @@ class Client:
         return Payload(moved(entries, CPU), moved(extras, CPU))
 
     def brought(self, tree: T) -> T:
-        """The same, with every tensor on the bench's device."""
+        """Return the same values, with every tensor on the workbench's device."""
         return tree if self.bench.device == CPU else moved(tree, self.bench.device)
 
 
 def batch_indices(
     count: int, settings: Settings, needs_two: bool, stream: torch.Generator, client: str, labels: Tensor | None = None
 ) -> Iterator[Tensor]:
-    """Positions of each training batch, for the epochs or steps of the settings: shuffled epochs, or drawn evenly over these labels."""
-    # Drawn with replacement, so that every class that is there is equally likely.
+    """Yield the positions of each training batch: shuffled epochs, or samples drawn uniformly over the given labels."""
+    # Drawn with replacement, so that every class that occurs is equally likely.
     chances = None if labels is None else 1 / labels.bincount()[labels].double()
     steps = epoch = 0
     while settings.local_steps is not None or epoch < settings.local_epochs:
@@ -260,8 +256,8 @@ def _epoch(order: Tensor, settings: Settings, needs_two: bool, client: str) -> l
         return chunks
     if settings.last_batch == "error" or len(chunks) == 1:
         raise DataError(
-            f"Client {client} would train on a batch of one sample ({len(order)} samples, batch size {settings.batch_size}), "
-            "and batch norm needs two. Use --last-batch merge or drop, another batch size, or another norm than batch norm."
+            f"Client {client}: the last batch has one sample ({len(order)} samples, batch size {settings.batch_size}), but batch norm "
+            "needs at least two. Use --last-batch merge or drop, a different batch size, or a different norm."
         )
     if settings.last_batch == "merge":
         chunks[-2:] = [torch.cat(chunks[-2:])]
@@ -271,7 +267,7 @@ def _epoch(order: Tensor, settings: Settings, needs_two: bool, client: str) -> l
 
 
 def train(client: Client, payload: Payload) -> Payload:
-    """The local training loop: receive, train, give back."""
+    """Run the local training loop: receive, train, upload."""
     extras = begin_training(client, payload)
     total = torch.zeros((), device=client.bench.device)
     index = -1
@@ -284,7 +280,7 @@ def train(client: Client, payload: Payload) -> Payload:
 
 
 def begin_training(client: Client, payload: Payload) -> dict[str, Any]:
-    """Become the client that trains; returns what its hooks send to the server."""
+    """Prepare the client for training. Return the extras of its ``before_training`` hooks."""
     client.extras = client.brought(payload.extras)
     client.receive(payload.entries)
     client.model.train()
@@ -298,7 +294,7 @@ def begin_training(client: Client, payload: Payload) -> dict[str, Any]:
 
 
 def end_training(client: Client, extras: dict[str, Any], total: Tensor, steps: int) -> Payload:
-    """Check the summed loss, and give back what was learnt."""
+    """Check the summed loss, and return the upload."""
     require_finite(client, total, steps)
     client.stage = "after_training"
     for hook in client.bench.method.after_training:
@@ -308,17 +304,17 @@ def end_training(client: Client, extras: dict[str, Any], total: Tensor, steps: i
 
 
 def require_finite(client: Client, loss: Tensor, steps: int) -> None:
-    """Refuse a loss that became infinite or NaN by the end of ``steps`` steps, unless the method withholds all that the loss would tell."""
+    """Raise ``NotFinite`` if the loss is NaN or infinite after ``steps`` steps, unless the method withholds the loss."""
     if not client.bench.method.facts.withholds_loss and not torch.isfinite(loss):
         when = f"step {steps}" if client.bench.checks_each_step else f"one of its {steps} steps"
         raise NotFinite(
             f"Client {client.id}: the loss became {float(loss)} in round {client.round} ({when}). "
-            f"Lower --lr (try {client.bench.settings.lr / 3:.2g}), clip gradients, or drop such clients with --on-nan drop."
+            f"Lower --lr (try {client.bench.settings.lr / 3:.2g}), clip the gradients, or drop such clients with --on-nan drop."
         )
 
 
 def evaluate(client: Client, payload: Payload) -> Payload:
-    """Score this client's model on its own test (or validation) data, by domain."""
+    """Score this client's model on its test (or validation) data, by domain."""
     client.receive(payload.entries)
     in_detail = bool(payload.extras.get("detail", False))
     scores = {}
@@ -330,16 +326,16 @@ def evaluate(client: Client, payload: Payload) -> Payload:
 
 
 def scored_parts(data: ClientData, split: str) -> Mapping[str, Examples]:
-    """What a client is scored on, by domain."""
+    """Return the examples that a client is scored on, by domain."""
     if split != "validation":
         return data.tests
     if data.validation is None or not len(data.validation):
-        raise DataError(f"Client {data.id} has no validation data. Use a data set or a partition with a validation part.")
+        raise DataError(f"Client {data.id} has no validation data. Use a data set or a partition with a validation split.")
     return {"+".join(data.domains): data.validation}
 
 
 def local_validation(client: Client) -> float | None:
-    """Score the model that a client has just trained on its validation data, by the run's metric, if the run chooses its round by it."""
+    """Score a client's trained model on its validation data with the run's metric, if the run selects its round by it."""
     bench, validation = client.bench, client.data.validation
     if bench.settings.selection != "best_local_validation" or validation is None:
         return None
@@ -352,7 +348,7 @@ def local_validation(client: Client) -> float | None:
 
 @torch.no_grad()
 def score(bench: Workbench, examples: Examples, in_detail: bool = False) -> TaskScores:
-    """Score the resident model, as it is now, on some examples; in detail, with the measures that cost more."""
+    """Score the resident model on some examples; in detail, including the expensive metrics."""
     scores = bench.task.scores(bench.classes, in_detail)
     bench.model.eval()
     for x, y in in_batches(examples, bench.test_batch_size):
@@ -361,7 +357,7 @@ def score(bench: Workbench, examples: Examples, in_detail: bool = False) -> Task
 
 
 def predicted(bench: Workbench, x: Tensor) -> Tensor:
-    """Predictions for prepared inputs (probabilities of classes, where the task has any), by the method's own ``predict`` where it has one."""
+    """Return the predictions for preprocessed inputs, by the method's ``predict`` slot if it is filled."""
     with precision(bench.settings.amp, bench.device):
         if bench.method.predict is not None:
             return bench.method.predict(bench.model, x)
@@ -370,7 +366,7 @@ def predicted(bench: Workbench, x: Tensor) -> Tensor:
 
 
 def give_entries(client: Client, payload: Payload) -> Payload:
-    """The values of the entries named in the question, as this client has them."""
+    """Return this client's values of the requested entries."""
     names, own = payload.extras["names"], client.state.entries
     untrained = bool(names) and not any(name in own for name in names)
     return Payload({name: own.get(name, client.bench.initial[name]).clone() for name in names}, {"untrained": untrained})
@@ -380,7 +376,7 @@ ANSWERS: Mapping[str, Answer] = {"train": train, "evaluate": evaluate, "entries"
 
 
 def answer(client: Client, what: str, payload: Payload) -> Payload:
-    """Answer a question in the client's own random stream; a failure says who and where."""
+    """Reply to a request, in the client's random stream. An error names the client and the stage."""
     handler = {**ANSWERS, **client.bench.method.answers}[what]
     seed, device = client.bench.settings.seed, client.bench.device
     with failures_named(client, what), default_stream(seed, "answer", client.round, client.id, device=device):
@@ -389,11 +385,11 @@ def answer(client: Client, what: str, payload: Payload) -> Payload:
 
 @contextmanager
 def failures_named(client: Client, what: str) -> Iterator[None]:
-    """An error inside the block says whose it is, and where it happened."""
+    """Add the client, round and stage to errors raised inside the block."""
     try:
         yield
     except (ClientFailure, DataError):
         raise
     except Exception as error:
-        where = f"Client {client.id}, round {client.round}, question {what!r}, stage {client.stage!r}"
+        where = f"Client {client.id}, round {client.round}, request {what!r}, stage {client.stage!r}"
         raise ClientFailure(f"{where}: {type(error).__name__}: {error}") from error

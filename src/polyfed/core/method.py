@@ -1,23 +1,29 @@
-"""A method is a value: named slots, joined with ``+``, written as text.
+"""A method is a value: named slots, joined with ``+``, written as an expression.
 
-A text means the same in Python, on the command line, in a recipe and in a report. Parts that conflict,
-do not commute, or would be ignored raise an error that names them.
+An expression means the same in Python, on the command line, in a recipe and in a report. Parts that conflict, do not commute, or have no
+effect raise an error that names them.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import importlib.util
 import inspect
+import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, overload
 
 from polyfed.core import slots
 from polyfed.core.part import joined_slots, refuse_ignored
 from polyfed.core.slots import SLOTS
-from polyfed.errors import JoinError, OptionError, TextError
+from polyfed.errors import JoinError, OptionError, PolyfedError, TextError
 from polyfed.registry import Recorded, Registry
 from polyfed.text import Call, Option, read_sum, write_call
+from polyfed.trust import Trust, code_in
 
 if TYPE_CHECKING:
     from polyfed.core.sharing import Rule
@@ -26,29 +32,29 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 Granularity: TypeAlias = Literal["", "per sample", "aggregate"]
 GRANULARITIES: tuple[Granularity, ...] = ("", "aggregate", "per sample")
-"""From what gives nothing away to what gives the most; of several parts the last one counts."""
+"""Ordered by how much they reveal. For several parts, the most revealing one counts."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a method needs and does, declared once; lists, tables and run-time warnings are made from it.
+    """Requirements and properties of a method. Lists, tables and warnings are generated from them.
 
     Attributes:
-        batch_norm: it works only on models with batch norm, which it may take out; a default model is chosen to have some.
-        class_labels: it needs one class label for each example, so it works only where the task has them.
-        client_state: clients keep something between rounds (cross-silo).
-        full_participation: every client must take part in every round.
-        smallest_batch: smallest batch it trains with; None: what the model allows (2 with batch norm, else 1).
-        data_derived_uploads: what leaves a client that is derived from data but is no model entry; empty: nothing.
-        granularity: whether that is made from single samples or from many together ("per sample", "aggregate"); empty: nothing leaves.
-        messages: messages per client and round, in words.
-        extra_work: extra computation in words; empty: none worth naming.
-        protects: the unit of its differential privacy: samples, or clients; empty: it promises none.
-        noise_at: who adds the noise of that promise.
-        epsilon: the budget of that promise.
-        delta: the probability with which that promise may fail.
-        withholds_loss: clients do not report their training loss, nor that it is not finite: its updates bound what such a loss does.
-        noise_from: where the noise comes from: the run's seed (everybody who knows it can take the noise off again), or the system's generator.
+        batch_norm: Works only on models with batch norm, which it may remove. The default model is chosen accordingly.
+        class_labels: Needs one class label per example, so it works only with tasks that have them.
+        client_state: Clients keep state between rounds (cross-silo).
+        full_participation: Every client must take part in every round.
+        smallest_batch: Smallest batch size. None: the minimum of the model (2 with batch norm, otherwise 1).
+        data_derived_uploads: Uploads that are derived from data but are not model entries. Empty: none.
+        granularity: Whether these uploads describe single samples ("per sample") or many ("aggregate"). Empty: no such uploads.
+        messages: Messages per client and round, as text.
+        extra_work: Extra computation, as text. Empty: negligible.
+        protects: Unit of its differential privacy guarantee: samples or clients. Empty: no guarantee.
+        noise_at: Where the noise is added.
+        noise_from: Source of the noise: the run's seed (anyone who knows the seed can remove the noise) or the system's generator.
+        epsilon: Privacy budget of the guarantee.
+        delta: Probability that the guarantee fails.
+        withholds_loss: Clients report neither their training loss nor that it is not finite, since updates are bounded anyway.
     """
 
     batch_norm: bool = False
@@ -69,31 +75,31 @@ class Facts:
 
     @property
     def uploads_with_granularity(self) -> str:
-        """What leaves a client beyond model entries, and in which granularity; empty: nothing."""
+        """Uploads other than model entries, with their granularity. Empty: none."""
         uploads = self.data_derived_uploads
         return f"{uploads} ({self.granularity})" if self.granularity else uploads
 
     @classmethod
     def of_all(cls, facts: Sequence[Facts]) -> Facts:
-        """The facts of several parts together: texts side by side, the largest number, else the first that is no default."""
+        """Combine the facts of several parts: join texts, take the largest number, otherwise the first value that is not the default."""
         joined: dict[str, Any] = {}
         for item in fields(cls):
-            told = [value for fact in facts if (value := getattr(fact, item.name)) != item.default]
+            values = [value for fact in facts if (value := getattr(fact, item.name)) != item.default]
             if item.name in ("data_derived_uploads", "extra_work"):
-                joined[item.name] = "; ".join(dict.fromkeys(told))
+                joined[item.name] = "; ".join(dict.fromkeys(values))
             elif item.name == "granularity":
-                joined[item.name] = max(told, key=GRANULARITIES.index, default="")
-            elif told:
-                joined[item.name] = told[0] if isinstance(told[0], str) else max(told)
+                joined[item.name] = max(values, key=GRANULARITIES.index, default="")
+            elif values:
+                joined[item.name] = values[0] if isinstance(values[0], str) else max(values)
         return cls(**joined)
 
 
 @dataclass(frozen=True)
 class Method:
-    """Named slots, see ``core/slots.py``. Most methods fill one or two.
+    """A federated method: named slots, see ``core/slots.py``. Most methods fill one or two.
 
-    ``standalone`` says that the name stands for a whole method, not for a part that modifies one.
-    ``is_base`` marks the method that all others modify; it is written out only where no other part is standalone.
+    ``standalone`` marks a complete method, as opposed to a part that modifies one.
+    ``is_base`` marks the method that all others modify. It is written only if no other part is standalone.
     """
 
     name: str
@@ -138,7 +144,7 @@ class Method:
 
     @property
     def parts(self) -> tuple[Method, ...]:
-        """The parts it was joined from; itself if it was not."""
+        """Parts that it was joined from, or the method itself."""
         return self.joined_from or (self,)
 
     def __str__(self) -> str:
@@ -146,15 +152,15 @@ class Method:
 
     @property
     def full_text(self) -> str:
-        """The text with every option written out, defaults too."""
+        """Expression with every option, including defaults."""
         return " + ".join(write_call(part.name, dict(part.options)) for part in self.parts)
 
     def fills(self, slot: str) -> bool:
-        """Whether anything is in a slot."""
+        """Return True if the slot is filled."""
         return bool(getattr(self, slot))
 
     def items(self, slot: str) -> tuple[Any, ...]:
-        """Return what is in a slot, whether it holds one value, a tuple or a mapping."""
+        """Return the items of a slot, whether it contains one value, a tuple or a mapping."""
         filled = getattr(self, slot)
         if isinstance(filled, Mapping):
             return tuple(filled.values())
@@ -162,12 +168,11 @@ class Method:
 
     @property
     def filled_slots(self) -> list[str]:
-        """The names of the slots it fills, in the order of the table."""
+        """Names of the filled slots, in the order of the table."""
         return [slot for slot in SLOTS if self.fills(slot)]
 
 
 def _written_options(part: Method) -> dict[str, Option]:
-    """Options worth writing: those that differ from their default, and those the method always shows."""
     if part.name not in methods.known():
         return dict(part.options)
     parameters = methods.find(part.name).signature.parameters
@@ -175,14 +180,14 @@ def _written_options(part: Method) -> dict[str, Option]:
 
 
 class _Methods(Registry[Method]):
-    """The methods that installed packages register by an entry point, polyfed's own folder among them, and those of loaded files."""
+    """Methods from entry points of installed packages, including polyfed, and from loaded files."""
 
     def known(self) -> Mapping[str, Recorded[Method]]:
-        """What is registered so far, without discovering more."""
+        """Return the methods registered so far, without discovering more."""
         return self._records
 
     def base(self) -> Method:
-        """The method that all others modify, at its defaults."""
+        """Return the method that all others modify, with default options."""
         self.discover()
         record = next(record for record in self._records.values() if record.extra["is_base"])
         made: Method = record.extra["build_with"]()
@@ -217,14 +222,14 @@ def register(
     shared_options: Mapping[str, str] | None = None,
     absent: Mapping[str, Option] | None = None,
 ) -> Any:
-    """Make a factory of methods listable, writable as text, and contract-tested.
+    """Register a method factory, so that the method is listed, can be written as an expression, and is contract-tested.
 
     Args:
-        factory: a function with literal options that returns a Method of the same name.
-        shows: options that the text form always writes, even at their default.
-        base: the method that all others modify; there is one.
-        shared_options: texts of options that several factories have; they are added to the docstring, whose last section is Args.
-        absent: the value that an option has in run folders written before the method had it, if that is not the default.
+        factory: Function with literal options that returns a ``Method`` of the same name.
+        shows: Options that the expression always contains, even at their default.
+        base: True for the one method that all others modify.
+        shared_options: Descriptions of options that several factories have. They are appended to the docstring's Args section.
+        absent: Values of options in run folders that predate these options, if they differ from the defaults.
     """
 
     def record(factory: Factory[P]) -> Factory[P]:
@@ -236,7 +241,7 @@ def register(
             options = entry.bind(Call(entry.name, args, kwargs))  # type: ignore[arg-type]
             made = factory(**options)  # type: ignore[arg-type, call-arg]
             if made.name != entry.name:
-                raise OptionError(f"The factory {entry.name} returned a method called {made.name}; the two names must be the same.")
+                raise OptionError(f"The factory {entry.name} returned a method called {made.name}. The two names must be equal.")
             return replace(made, options=tuple(options.items()), always_written=shows, is_base=base)
 
         entry = methods.add(factory, build_with=build, is_base=base, absent=absent or {})
@@ -246,18 +251,18 @@ def register(
 
 
 def _with_options(factory: Factory[P], texts: Mapping[str, str]) -> str:
-    strange = sorted(set(texts) - set(inspect.signature(factory).parameters))
-    if strange:
-        raise OptionError(f"The factory {factory.__name__} has no option {strange[0]!r} that the shared text could describe.")
+    unknown = sorted(set(texts) - set(inspect.signature(factory).parameters))
+    if unknown:
+        raise OptionError(f"shared_options describes {unknown[0]!r}, which is not an option of {factory.__name__}.")
     doc = inspect.getdoc(factory) or ""
     heading = [] if "\nArgs:\n" in doc else ["", "Args:"]
     return "\n".join([doc, *heading, *(f"    {name}: {text}" for name, text in texts.items())])
 
 
 def parse(text: str) -> Method:
-    """Read the text form.
+    """Parse a method expression, such as ``"fedavg + fedprox(mu=0.1)"``.
 
-    Names are joined by ``+``; options are literals in brackets. The result prints in its canonical order.
+    Names are joined with ``+``; options are literals in parentheses. The result is in canonical order.
     """
     parts: list[Method] = []
     for call in read_sum(text):
@@ -268,7 +273,7 @@ def parse(text: str) -> Method:
 
 
 def read_recorded(text: str) -> str:
-    """Return a method text from a run folder with the options that the method got later, at the values that the run had."""
+    """Add options that are newer than the run folder to its method expression, with the values that the run used."""
     try:
         calls = read_sum(text)
     except TextError:
@@ -282,7 +287,7 @@ def read_recorded(text: str) -> str:
 
 
 def join(parts: Iterable[Method]) -> Method:
-    """Join parts into one method, or say which two cannot be joined and why."""
+    """Join parts into one method. Raise ``JoinError`` if two parts cannot be joined."""
     ordered = _canonical(list(parts))
     name = " + ".join(part.name for part in ordered)
     facts = Facts.of_all([part.facts for part in ordered])
@@ -295,22 +300,52 @@ def _canonical(parts: list[Method]) -> list[Method]:
     names = [part.name for part in parts]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise JoinError(f"{twice[0]} is there twice. Write each part once, with the options you want.")
+        raise JoinError(f"{twice[0]} is given twice. Use each part once.")
     others = [part for part in parts if not part.is_base]
     base = next((part for part in parts if part.is_base), None)
     if any(part.standalone for part in others) and (base is None or not base.filled_slots):
         base = None
     elif base is None:
         base = methods.base()
-    rest = sorted(others, key=lambda part: (not _comes_first(part), part.name))
+    # Methods that the other parts are added to come first.
+    rest = sorted(others, key=lambda p: (not (p.standalone and (p.sharing or p.round or p.population or p.surgery)), p.name))
     return ([base] if base is not None else []) + rest
 
 
-def _comes_first(part: Method) -> bool:
-    """Whether it reads as what the other parts are added to."""
-    return part.standalone and bool(part.sharing or part.round or part.population or part.surgery)
-
-
 def as_method(value: str | Method) -> Method:
-    """A method from its text, or a value checked as if it had been written."""
+    """Return the method of an expression, or a ``Method`` checked in the same way."""
     return parse(value) if isinstance(value, str) else join(value.parts)
+
+
+def load_file(path: str | Path, trust: Trust) -> list[str]:
+    """Run a method or model file, if it is trusted, and return the names of the methods that it registers.
+
+    A file without methods must define a function or class, such as the one in ``model = "file:function"``.
+    """
+    trust.require(code_in(load=[str(path)]))
+    file = Path(path)
+    if not os.path.isfile(file):
+        raise OptionError(f"Method file not found: {path}.")
+    before = set(methods.names())
+    name = f"polyfed_loaded_{file.stem}_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise OptionError(f"{path} is not a Python file. Pass a file such as my_method.py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except PolyfedError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise OptionError(f"{path} failed to run: {type(error).__name__}: {error}.") from error
+    new = sorted(
+        (set(methods.names()) - before) | {known for known, record in methods.known().items() if record.build.__module__ == name}
+    )
+    defined = [value for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+    if not new and not any(getattr(value, "__module__", None) == name for value in defined):
+        raise OptionError(
+            f"{path} registers no method and defines no model. Decorate a function that returns a Method with @polyfed.register, "
+            f"or write a function that returns a torch module and pass --model {file.stem}:FUNCTION."
+        )
+    return new

@@ -1,7 +1,7 @@
-"""``Part``: what the code in a slot may declare about itself, and how the slots of several parts become those of one method.
+"""``Part``: declarations of the code in a slot, and joining the slots of several parts.
 
-A slot holds plain functions, which declare nothing, and instances of ``Part``. ``declare`` makes a ``Part`` of a function. Parts that
-conflict, or would be ignored, raise an error that names them.
+A slot contains plain functions, which declare nothing, and instances of ``Part``. ``declare`` turns a function into a ``Part``. Parts that
+conflict, or have no effect, raise an error that names them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ R = TypeVar("R")
 
 
 class Part:
-    """Base class of what fills a slot and declares something. Subclasses write ``__call__`` as the slot's protocol says.
+    """Base class of slot items with declarations. Subclasses implement ``__call__`` as the slot's protocol defines it.
 
     Attributes:
         stage: Stage in which it runs, for slots with stages (see ``core/slots.py``).
@@ -39,7 +39,7 @@ class Part:
         reads_data: False if it uses only weights, gradients and what the server sent. Decides what differential privacy covers.
         needs_features: ``step.features`` is filled (``objective``, ``gradients``, ``task_loss``).
         needs_head: It receives the path of the head as a second argument (``surgery``).
-        mixes_samples: It makes the output for one sample depend on others of the batch (``surgery``).
+        mixes_samples: The output for one sample depends on other samples of the batch (``surgery``).
         runs_model: It runs the model itself (``objective``).
         runs_evaluation: It evaluates the model on the client's data (``before_training``).
         account_key: Key in the client's memory under which its privacy ledger is stored (``after_training``).
@@ -65,22 +65,22 @@ class Part:
         """Raise an error if it cannot work with this model, plan or settings. Called once before the run."""
 
     def notice(self, bench: Workbench, clients: int) -> str:
-        """Return what the user should know before the run; empty: nothing."""
+        """Return a notice for the user before the run, or an empty string."""
         return ""
 
     def frozen_after(self, rounds: int) -> int | None:
-        """Return the last round in which batch-norm statistics change; None: it freezes none (``before_training``)."""
+        """Return the last round in which batch-norm statistics change, or None if it freezes none (``before_training``)."""
         return None
 
     def undo(self, server: Server, entries: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Decode at the server what ``__call__`` did to the entries; those it cannot decode stay (``uploads``)."""
+        """Invert ``__call__`` at the server. Entries that cannot be decoded are returned unchanged (``uploads``)."""
         return entries
 
 
 NEUTRAL = Part()
 DECLARATIONS = frozenset(name for name in vars(Part) if not name.startswith("_"))
 _ALIKE = 0.85
-"""Similarity of two names from which one is taken for the other, misspelt."""
+"""Similarity above which a name counts as a misspelling of another."""
 
 
 class DeclaredFunction(Part, Generic[P, R]):
@@ -99,7 +99,7 @@ class DeclaredFunction(Part, Generic[P, R]):
 
 
 def declare(**declarations: Any) -> Callable[[Callable[P, R]], DeclaredFunction[P, R]]:
-    """Make a ``Part`` of a function, with these attributes of ``Part``.
+    """Turn a function into a ``Part`` with these attributes.
 
     Raises:
         TypeError: If ``Part`` has no such attribute.
@@ -111,14 +111,14 @@ def declare(**declarations: Any) -> Callable[[Callable[P, R]], DeclaredFunction[
 
 
 def declared(item: object) -> Part:
-    """Return what an item of a slot declares; functions, rules and empty slots declare nothing."""
+    """Return the declarations of a slot item. Functions, rules and empty slots declare nothing."""
     return item if isinstance(item, Part) else NEUTRAL
 
 
 def refuse_unread(item: Any, where: str) -> None:
-    """Refuse declarations that would be ignored: without the base class ``Part``, or misspelt.
+    """Reject declarations that have no effect: without the base class ``Part``, or misspelt.
 
-    Fields of a dataclass, constants in capitals and private names are free. Methods are helpers, unless named almost like one of ``Part``.
+    Dataclass fields, upper-case constants and private names are allowed. So are methods, unless their name resembles one of ``Part``.
 
     Raises:
         JoinError: With the place and the attribute.
@@ -129,7 +129,7 @@ def refuse_unread(item: Any, where: str) -> None:
         unread = sorted(name for name in vars(item) if difflib.get_close_matches(name, DECLARATIONS, cutoff=_ALIKE))
         if unread:
             raise JoinError(
-                f"{where}: the attribute {unread[0]!r} of the function {item.__name__} is not read. Write @polyfed.declare(...) above it."
+                f"{where}: the attribute {unread[0]!r} of the function {item.__name__} has no effect. Use the decorator @polyfed.declare(...)."
             )
     elif not isinstance(item, Part):
         if not inspect.isroutine(item) and not isinstance(item, functools.partial):
@@ -137,13 +137,13 @@ def refuse_unread(item: Any, where: str) -> None:
     else:
         for name in _unknown_declarations(type(item)):
             raise JoinError(
-                f"{where}: {type(item).__name__} declares {name!r}, which a part cannot. {nearest(name, DECLARATIONS)} "
-                "Other values are fields of the dataclass, or private."
+                f"{where}: {type(item).__name__} declares {name!r}, which is not an attribute of polyfed.Part. {nearest(name, DECLARATIONS)} "
+                "Make other values dataclass fields, or private."
             )
 
 
 def _unknown_declarations(kind: type) -> Iterator[str]:
-    """Yield public class attributes that ``Part`` does not have, and methods that are named almost like one of its methods."""
+    """Yield public class attributes that ``Part`` does not have, and methods whose name resembles one of its methods."""
     known = {*DECLARATIONS, *getattr(kind, "__dataclass_fields__", ())}
     hooks = [name for name in DECLARATIONS if callable(getattr(Part, name))]
     own = {name: value for base in kind.__mro__ if base not in Part.__mro__ for name, value in vars(base).items()}
@@ -170,7 +170,7 @@ def _by_stage(parts: Sequence[Method], slot: str) -> tuple[Any, ...]:
         for item in getattr(part, slot):
             stage = declared(item).stage
             if stage not in stages:
-                raise JoinError(f"{part.name}: {slot} has no stage {stage!r}. There are: {', '.join(s for s in stages if s)}.")
+                raise JoinError(f"{part.name}: {slot} has no stage {stage!r}. Choose from: {', '.join(s for s in stages if s)}.")
             placed.append((stages.index(stage), part, item))
     placed.sort(key=lambda entry: entry[0])
     for (place, part, item), (other_place, other, other_item) in itertools.pairwise(placed):
@@ -178,7 +178,7 @@ def _by_stage(parts: Sequence[Method], slot: str) -> tuple[Any, ...]:
         if place == other_place and part is not other and not commute:
             stage = stages[place] or "unnamed"
             raise JoinError(
-                f"{part.name} and {other.name} both act on {slot} at the stage {stage!r}, and their order would matter. Use only one of them."
+                f"{part.name} and {other.name} both act on {slot} at stage {stage!r}, and their order matters. Use only one of them."
             )
     return tuple(item for _, _, item in placed)
 
@@ -188,7 +188,7 @@ def _in_order(parts: Sequence[Method], slot: str) -> tuple[Any, ...]:
 
 
 def _rules(parts: Sequence[Method], slot: str) -> tuple[Rule, ...]:
-    """The rules of all parts, each with the name of its part; whether they agree is seen when the plan is made."""
+    # Conflicts between rules are detected when the plan is built.
     return tuple(replace(rule, part=part.name) for part in parts for rule in getattr(part, slot))
 
 
@@ -196,7 +196,7 @@ def _one_owner(parts: Sequence[Method], slot: str) -> Any:
     owners = [part for part in parts if getattr(part, slot) is not None]
     if len(owners) > 1:
         raise JoinError(
-            f"{owners[0].name} and {owners[1].name} both want to decide the {slot.replace('_', ' ')}. Use only one of them."
+            f"{owners[0].name} and {owners[1].name} both define the {slot.replace('_', ' ')}. Use only one of them."
         )
     return getattr(owners[0], slot) if owners else None
 
@@ -238,7 +238,7 @@ _JOINERS: Mapping[Join, Callable[[Sequence[Method], str], Any]] = {
 
 
 def refuse_ignored(method: Method) -> None:
-    """A part whose slot the round's owner does not use would be ignored."""
+    """Reject a part that fills a slot that the custom round does not use."""
     if method.round is None:
         return
     owner = next(part for part in method.parts if part.round is not None)
@@ -247,5 +247,6 @@ def refuse_ignored(method: Method) -> None:
         ignored = [name for name in part.filled_slots if SLOTS[name].must_be_used and name not in uses]
         if part is not owner and ignored:
             raise JoinError(
-                f"{owner.name} holds its own rounds and does not use {ignored[0].replace('_', ' ')}, so {part.name} would be ignored."
+                f"{part.name} has no effect with {owner.name}, whose custom round does not use {ignored[0].replace('_', ' ')}. "
+                f"Remove {part.name}."
             )

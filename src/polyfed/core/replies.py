@@ -1,7 +1,7 @@
-"""Why a reply cannot be used. Each check gives a sentence, or nothing.
+"""Check replies. Each check returns the problem as text, or an empty string.
 
-``checked`` is the one place where replies are checked: before traffic is counted, before a exchange sees them, and before anything of
-them is passed on to other clients. What an answer may hold is declared: ``Method.reply_extras`` and ``Method.reply_entries``.
+``checked`` is the only place where replies are checked: before traffic is counted, before an exchange receives them, and before any of
+their content is sent to other clients. ``Method.reply_extras`` and ``Method.reply_entries`` declare what a reply may contain.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ log = logging.getLogger("polyfed")
 
 @dataclass(frozen=True)
 class RequestContext:
-    """Who was asked what, by which server: what the size of an answer may depend on."""
+    """Request to one client. The size of a reply may depend on it."""
 
     server: Server
     request: Request
@@ -52,52 +52,52 @@ class RequestContext:
 
     @property
     def plan(self) -> Plan:
-        """What travels, with the shape and type of every entry."""
+        """Sharing plan, with the shape and type of every entry."""
         return self.server.plan
 
     @property
     def info(self) -> ClientInfo:
-        """What the server knows of the client."""
+        """Information about the client that is available to the server."""
         return self.server.client_info[self.client]
 
     @property
     def devices(self) -> frozenset[str]:
-        """Where tensors of a reply may be: on the CPU, or where the model is."""
+        """Devices that tensors of a reply may be on: the CPU and the model's device."""
         anchor = next(iter(self.server.blueprint.parameters()), None)
         return frozenset({"cpu"} if anchor is None else {"cpu", anchor.device.type})
 
     @property
     def steps(self) -> int:
-        """The most steps this client makes in a round."""
+        """Maximum number of steps that this client takes in a round."""
         settings = self.server.settings
         return settings.local_epochs * self.batches if settings.local_steps is None else settings.local_steps
 
     @property
     def fewest_steps(self) -> int:
-        """The fewest steps it makes: a last batch of each epoch may be dropped or merged."""
+        """Minimum number of steps: the last batch of each epoch may be dropped or merged."""
         settings = self.server.settings
         return settings.local_epochs * max(self.batches - 1, 1) if settings.local_steps is None else settings.local_steps
 
     @property
     def batches(self) -> int:
-        """Batches of this client's data."""
+        """Number of batches in this client's data."""
         return math.ceil(self.info.samples / self.server.settings.batch_size)
 
 
 @declare(trains=True)
 def planned_uploads(context: RequestContext) -> Sequence[str]:
-    """What the plan says that clients upload after training."""
+    """Return the names of the entries that clients upload after training, according to the plan."""
     return context.plan.at(context.request.round).up
 
 
-def named_in_the_question(context: RequestContext) -> Sequence[str]:
-    """The entries that the question names."""
+def requested_entries(context: RequestContext) -> Sequence[str]:
+    """Return the names of the entries that the request lists."""
     names: Sequence[str] = context.request.payloads[context.client].extras["names"]
     return names
 
 
 def tested_domains(context: RequestContext) -> frozenset[str]:
-    """What a client's scores may be of: its domains, those of its tests, and, for validation, all of them together."""
+    """Return the valid keys of a client's scores: its domains, its test domains and, for validation, all its domains joined."""
     info = context.info
     tests = (mark[0] for mark in info.test_set_ids if isinstance(mark, tuple))
     return frozenset({*info.domains, *map(str, tests), "+".join(info.domains)})
@@ -105,7 +105,7 @@ def tested_domains(context: RequestContext) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class ScoreRecord:
-    """The scores of one test set, in the form that the run's task gives them."""
+    """Scores of one test set, in the format of the run's task."""
 
     required: bool = True
 
@@ -118,32 +118,37 @@ REPLY_EXTRAS: Mapping[str, Mapping[str, Extra]] = {
     "evaluate": {"scores": MappingOf(ScoreRecord(), tested_domains)},
     "entries": {"untrained": Flag()},
 }
-"""The extras in answers to the questions that every client knows; methods add to those of training."""
+"""Extras in replies to the built-in requests. Methods add to those of training."""
 
-REPLY_ENTRIES: Mapping[str, ReplyEntries] = {"train": planned_uploads, "entries": named_in_the_question}
-"""The entries in answers to the questions that every client knows."""
+REPLY_ENTRIES: Mapping[str, ReplyEntries] = {"train": planned_uploads, "entries": requested_entries}
+"""Entries in replies to the built-in requests."""
 
 
 NOT_NEGATIVE = {"exp_avg_sq": 0.0, "max_exp_avg_sq": 0.0, "step": 1.0}
-"""The least values of optimizer buffers that have one."""
+"""Minimum values of optimizer buffers, if they have one."""
 
 
 def checked(send_request: SendRequest, server: Server) -> SendRequest:
-    """A backend whose replies are checked: bad ones are rejected with who and why, and only good ones are passed on, decoded."""
+    """Wrap ``send_request``: reject invalid replies and log the reason; yield only valid replies, decoded."""
 
     def check(request: Request) -> Replies:
-        answered: set[str] = set()
+        replied: set[str] = set()
         server.requested_clients = tuple(client for client in request.payloads if client in server.client_info)
         for reply in send_request(request):
-            who = getattr(reply, "client", None)
-            if not isinstance(who, str) or who not in request.payloads or who not in server.client_info or who in answered:
-                # Not by ``reject``: it would hold a bad reply against a client that may have sent a good one.
-                server.drop_reply(shown(who), "it has answered already" if who in answered else "it was not asked")
+            client = getattr(reply, "client", None)
+            if (
+                not isinstance(client, str)
+                or client not in request.payloads
+                or client not in server.client_info
+                or client in replied
+            ):
+                # Do not reject the client: it may have sent a valid reply as well.
+                server.drop_reply(shown(client), "it has already replied" if client in replied else "it was not requested")
                 continue
-            answered.add(who)
+            replied.add(client)
             entries, problem = checked_reply(server, request, reply)
             if problem:
-                server.reject(who, problem)
+                server.reject(client, problem)
             else:
                 yield within_norm(server, request, replace(reply, decoded=entries))
 
@@ -151,64 +156,63 @@ def checked(send_request: SendRequest, server: Server) -> SendRequest:
 
 
 def within_norm(server: Server, request: Request, reply: Reply) -> Reply:
-    """A good reply, moved no further from what the client was sent than the settings allow."""
+    """Return a valid reply, with its update scaled down to ``max_update_norm`` if necessary."""
     largest, entries = server.settings.max_update_norm, reply.decoded
     if largest is None or not entries or not answered_by_training(declared_entries(server.method, request.what)):
         return reply
     found, norm = bounded(entries, {**server.state, **request.payloads[reply.client].entries}, largest)
     if found is entries:
         return reply
-    log.info("Round %d: the update of client %s has the norm %.4g and is scaled to %g.", server.round, reply.client, norm, largest)
-    # Rounds of their own may read the entries that came up; where these are encoded, only the decoded ones can be scaled.
+    log.info("Round %d: scaled the update of client %s from norm %.4g to %g.", server.round, reply.client, norm, largest)
+    # Custom rounds may read the uploaded entries. If these are encoded, only the decoded ones can be scaled.
     payload = Payload(found, reply.extras) if entries is reply.entries else reply.payload
     return replace(reply, payload=payload, decoded=found)
 
 
 def checked_reply(server: Server, request: Request, reply: Reply) -> tuple[Mapping[str, Tensor], str]:
-    """The decoded entries of a reply, and why it cannot be used; empty where it can."""
-    asked, method = RequestContext(server, request, reply.client), server.method
+    """Return the decoded entries of a reply, and its problem (empty if it is valid)."""
+    context, method = RequestContext(server, request, reply.client), server.method
     payload: Any = reply.payload
     if not isinstance(payload, Payload) or not isinstance(payload.entries, Mapping) or not isinstance(payload.extras, Mapping):
         return {}, f"it is {type(payload).__name__}, expected entries and extras"
-    if type(reply.samples) is not int or reply.samples != asked.info.samples:
-        return {}, f"it counts {shown(reply.samples)} samples, expected {asked.info.samples}"
-    if problem := problem_with_extras(payload.extras, declared_extras(method, request.what), asked):
+    if type(reply.samples) is not int or reply.samples != context.info.samples:
+        return {}, f"it counts {shown(reply.samples)} samples, expected {context.info.samples}"
+    if problem := problem_with_extras(payload.extras, declared_extras(method, request.what), context):
         return {}, problem
     named = declared_entries(method, request.what)
-    expected = () if named is None else named(asked)
-    return checked_entries(asked, payload.entries, expected, encoded=answered_by_training(named))
+    expected = () if named is None else named(context)
+    return checked_entries(context, payload.entries, expected, encoded=answered_by_training(named))
 
 
-def declared_entries(method: Method, question: str) -> ReplyEntries | None:
-    """What names the entries in the answers to a question; None where they hold none."""
-    return {**REPLY_ENTRIES, **method.reply_entries}.get(question)
+def declared_entries(method: Method, what: str) -> ReplyEntries | None:
+    """Return the declaration of the entries in replies to a request; None if they contain none."""
+    return {**REPLY_ENTRIES, **method.reply_entries}.get(what)
 
 
 def answered_by_training(named: ReplyEntries | None) -> bool:
-    """Whether clients answer such a question by training: their uploads are encoded, and all hooks of training send extras."""
+    """Return True if clients train for such a reply: uploads are encoded, and all training hooks send extras."""
     return declared(named).trains
 
 
-def declared_extras(method: Method, question: str) -> Mapping[str, Extra]:
-    """The forms of the extras in the answers to a question."""
-    trains = answered_by_training(declared_entries(method, question))
-    questions = ("train", question) if trains else (question,)
+def declared_extras(method: Method, what: str) -> Mapping[str, Extra]:
+    """Return the declarations of the extras in replies to a request."""
+    trains = answered_by_training(declared_entries(method, what))
     return {
         name: form
-        for what in questions
+        for request in (("train", what) if trains else (what,))
         for known in (REPLY_EXTRAS, method.reply_extras)
-        for name, form in known.get(what, {}).items()
+        for name, form in known.get(request, {}).items()
     }
 
 
 def checked_entries(
     context: RequestContext, entries: Mapping[Any, Any], expected: Sequence[str], encoded: bool
 ) -> tuple[Mapping[str, Tensor], str]:
-    """The entries, decoded where the method encodes uploads, and why they cannot be used."""
+    """Return the entries, decoded if the method encodes uploads, and their problem (empty if they are valid)."""
     allowed, known = frozenset(expected), context.plan.entries
     for name, value in entries.items():
         if not isinstance(name, str) or name not in allowed:
-            return {}, f"{shown(name)} was not asked for"
+            return {}, f"{shown(name)} was not requested"
         if problem := problem_with_layout(value, context.devices):
             return {}, f"{name!r} {problem}"
     decoded = context.server.decode_uploads(entries) if encoded else entries
@@ -218,7 +222,7 @@ def checked_entries(
 def problem_with(
     entries: Mapping[str, Tensor], expected: Sequence[str], known: Mapping[str, Entry], devices: frozenset[str] = frozenset({"cpu"})
 ) -> str:
-    """Why these entries cannot be absorbed; empty when they can."""
+    """Return the reason why these entries cannot be aggregated; empty if they can."""
     required = [name for name in expected if known[name].of is None]
     missing = [name for name in required if name not in entries]
     if missing:
@@ -226,7 +230,7 @@ def problem_with(
     allowed = set(expected)
     for name, value in entries.items():
         if name not in allowed:
-            return f"{name!r} was not asked for"
+            return f"{name!r} was not requested"
         if problem := problem_with_tensor(value, known[name].shape, known[name].dtype, devices):
             return f"{name!r} {problem}"
     return next(
@@ -235,7 +239,7 @@ def problem_with(
 
 
 def least(entry: Entry) -> float:
-    """The least value an entry may have. Variances, and what Adam and its like take the root of, are not negative; steps begin at 1."""
+    """Return the minimum value of an entry. Variances and second moments are not negative; step counters start at 1."""
     own = entry.name.removeprefix(OPTIMIZER).split("/", 1)[0] if entry.of is not None else entry.name.rpartition(".")[2]
     if entry.kind == STATISTIC and own == "running_var":
         return 0.0
@@ -245,12 +249,15 @@ def least(entry: Entry) -> float:
 
 
 def problem_with_counters(context: RequestContext, entries: Mapping[str, Tensor]) -> str:
-    """Why a counter cannot be: it counts more batches than the client has seen. The largest counter becomes everybody's."""
+    """Return the problem with a counter: it exceeds the number of batches that the client can have seen.
+
+    Counters must be bounded because the server keeps the largest one and sends it to all clients.
+    """
     sent, state = context.request.payloads[context.client].entries, context.server.state
     for name, value in entries.items():
         if context.plan.entries[name].kind != COUNTER or value.numel() == 0:
             continue
-        # A counter that the client was not sent is its own, and has grown in every round so far.
+        # A counter that was not sent is local, and has grown in every round so far.
         rounds = 1 if name in sent else max(context.server.round, 1)
         base = sent.get(name, state.get(name, torch.zeros_like(value)))
         start, most, least = int(base.max()), int(value.max()), int(value.min())
@@ -264,7 +271,7 @@ def problem_with_counters(context: RequestContext, entries: Mapping[str, Tensor]
 
 @torch.no_grad()
 def uses_in_a_pass(server: Server, name: str) -> int:
-    """How often the module that owns an entry runs in one pass of the model; a batch norm that is used twice counts two batches."""
+    """Return how often the module of an entry runs in one forward pass. A batch norm that runs twice counts two batches."""
     model, calls = server.blueprint, 0
     if not server.input_shape:
         return 1

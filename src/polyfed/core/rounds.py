@@ -1,7 +1,7 @@
-"""Rounds: what is asked of clients, and the loop that holds every exchange a method asks for. It knows nothing about any method.
+"""Run the setup and the rounds of a federation, independently of the method.
 
-A exchange is a generator that yields an Request and is given the replies; the loop only passes them on. One message per run, per round
-or per layer is the same code. How clients are asked is what differs between backends.
+An exchange is a generator that yields a ``Request`` and receives the replies. The same code handles one message per run, per round or per
+layer. Backends differ only in how they send requests.
 """
 
 from __future__ import annotations
@@ -22,12 +22,18 @@ if TYPE_CHECKING:
     from polyfed.core.server import Server
 
 
+log = logging.getLogger("polyfed")
 TRAINING, EVALUATION, NEWCOMER = "training", "evaluation", "newcomer"
 
 
 @dataclass(frozen=True)
 class Payload:
-    """The content of a message: ``entries`` of the state, and ``extras``: anything else (numbers, text, tensors, lists and dicts of them)."""
+    """Content of a message.
+
+    Attributes:
+        entries: State entries.
+        extras: Other values: numbers, text, tensors, and lists and dicts of them.
+    """
 
     entries: Mapping[str, Tensor] = field(default_factory=dict)
     extras: Mapping[str, Any] = field(default_factory=dict)
@@ -35,9 +41,15 @@ class Payload:
 
 @dataclass(frozen=True)
 class Request:
-    """A question to some clients, with a payload for each. ``purpose`` keeps the costs of training, evaluation and newcomers apart.
+    """Request to some clients, with one payload per client.
 
-    ``together``: the clients have the same model, so that a backend that holds their data may work out several answers at once.
+    Attributes:
+        what: Name of the request, such as "train".
+        payloads: Payload of each client.
+        purpose: Training, evaluation or newcomer. Traffic is counted separately for each.
+        round: Current round.
+        attempt: Attempt within the round, starting at 0.
+        together: True if all clients have the same model, so that a backend may compute several replies at once.
     """
 
     what: str
@@ -50,7 +62,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """One client's answer. ``decoded`` holds its entries once the core has checked them, with the method's ``uploads`` undone."""
+    """Reply of one client.
+
+    Attributes:
+        client: Client name.
+        payload: Uploaded entries and extras.
+        samples: Number of training samples of the client.
+        decoded: Entries with the method's ``uploads`` undone. Set once the core has checked the reply.
+    """
 
     client: str
     payload: Payload
@@ -59,12 +78,12 @@ class Reply:
 
     @property
     def entries(self) -> Mapping[str, Tensor]:
-        """The entries of the state that came up."""
+        """Uploaded state entries."""
         return self.payload.entries
 
     @property
     def extras(self) -> Mapping[str, Any]:
-        """Everything else that came up."""
+        """Uploaded extras."""
         return self.payload.extras
 
 
@@ -72,29 +91,29 @@ T = TypeVar("T")
 Replies: TypeAlias = Iterator[Reply]
 Exchange: TypeAlias = Generator[Request, Replies, T]
 SendRequest: TypeAlias = Callable[[Request], Replies]
-
 P = ParamSpec("P")
+Observer: TypeAlias = "Callable[[Server], None]"
 
 
 def exchange(uses: Collection[str] = ()) -> Callable[[Callable[P, T]], DeclaredFunction[P, T]]:
-    """Mark a round of one's own with the slots it uses; a part that fills another slot is then an error, not ignored."""
+    """Declare the slots that a custom round uses. Combining it with a part that fills another slot is then an error."""
     return declare(uses=frozenset(uses))
 
 
-def run_exchange(talk: Exchange[T], send_request: SendRequest) -> T:
-    """Put each question to the clients and hand back their replies, until the exchange ends.
+def run_exchange(requests: Exchange[T], send_request: SendRequest) -> T:
+    """Send each request to the clients and pass their replies back, until the exchange ends. Return its result.
 
-    Replies are lazy; those the exchange did not look at are still taken in before the next question.
+    Replies are lazy. Those that the exchange did not read are received before the next request is sent.
     """
     replies: Replies | None = None
     while True:
         try:
-            ask = talk.send(replies)  # type: ignore[arg-type]
+            request = requests.send(replies)  # type: ignore[arg-type]
         except StopIteration as end:
             _drain(replies)
             return end.value  # type: ignore[no-any-return]
         _drain(replies)
-        replies = iter(send_request(ask))
+        replies = iter(send_request(request))
 
 
 def _drain(replies: Replies | None) -> None:
@@ -104,24 +123,19 @@ def _drain(replies: Replies | None) -> None:
 
 @exchange(uses=USED_BY_THE_STANDARD_ROUND)
 def standard_round(server: Server) -> Exchange[None]:
-    """Sample clients, send them what the plan says, let them train, absorb what comes back."""
+    """Sample clients, send them the planned entries, and aggregate their replies after training."""
     replies = yield server.request("train", server.sample_clients())
     server.aggregate(replies)
 
 
-log = logging.getLogger("polyfed")
-
-Observer: TypeAlias = "Callable[[Server], None]"
-
-
 class Transaction(Protocol):
-    """What clients keep in a round: final when the round has succeeded, forgotten when it has not."""
+    """Client state that was staged during a round."""
 
     def commit(self, without: Collection[str] = ()) -> None:
-        """Make it final, except for some clients."""
+        """Make the staged state permanent, except for the clients in ``without``."""
 
     def rollback(self) -> None:
-        """Forget it."""
+        """Discard the staged state."""
 
 
 def run_rounds(
@@ -132,57 +146,60 @@ def run_rounds(
     rounds: int,
     observers: Iterable[Observer] = (),
 ) -> None:
-    """Hold the setup and the rounds that are still to come.
+    """Run the setup, if it has not run yet, and all remaining rounds.
 
     Args:
-        method: whose exchanges are held.
-        server: the state; ``server.round`` says how far it is.
-        client_states: what clients keep; usually the backend.
-        send_request: the backend, or a wrapper of it that counts what travels.
-        rounds: the last round.
-        observers: called after every round, and once after the setup.
+        method: Method to run.
+        server: Server state. ``server.round`` is the last completed round; 0 runs the setup first.
+        client_states: Staged client state, usually the backend.
+        send_request: Sends a request and yields the replies. Usually the backend, or a wrapper that counts traffic.
+        rounds: Number of the last round.
+        observers: Callables that receive the server after the setup and after every round.
     """
-    watching = tuple(observers)
+    observers = tuple(observers)
     if server.round == 0:
         for setup in method.setup:
             run_exchange(setup(server), send_request)
         client_states.commit()
-        for observer in watching:
+        for observer in observers:
             observer(server)
-    for number in range(server.round + 1, rounds + 1):
-        run_round(method, server, client_states, send_request, number)
-        for observer in watching:
+    for round_number in range(server.round + 1, rounds + 1):
+        run_round(method, server, client_states, send_request, round_number)
+        for observer in observers:
             observer(server)
 
 
-def run_round(method: Method, server: Server, client_states: Transaction, send_request: SendRequest, number: int) -> None:
-    """Hold one round; repeat it from the same state when too few clients answered."""
-    talk = method.round or standard_round
-    before = server.snapshot_memory()
+def run_round(method: Method, server: Server, client_states: Transaction, send_request: SendRequest, round_number: int) -> None:
+    """Run one round, and retry it from the same state if too few clients reply.
+
+    Raises:
+        TooFewReplies: If every attempt fails, or if all clients diverged.
+    """
+    start_exchange = method.round or standard_round
+    snapshot = server.snapshot_memory()
     for attempt in range(server.settings.retries + 1):
-        server.start_round(number, attempt)
+        server.start_round(round_number, attempt)
         try:
-            run_exchange(talk(server), send_request)
+            run_exchange(start_exchange(server), send_request)
         except TooFewReplies as error:
             client_states.rollback()
-            server.restore_memory(before)
-            if diverged(server):
-                server.round = number - 1
+            server.restore_memory(snapshot)
+            kept = f"The state after round {round_number - 1} is kept."
+            if all_clients_diverged(server):
+                server.round = round_number - 1
                 raise TooFewReplies(
-                    f"Training diverged in round {number}: the weights of all {server.num_requested} clients became NaN or infinite. Lower the "
-                    f"learning rate (--lr is {server.settings.lr:g}); everything up to round {number - 1} is kept."
+                    f"Training diverged in round {round_number}: the weights of all {server.num_requested} clients are NaN or "
+                    f"infinite. Lower the learning rate (--lr, currently {server.settings.lr:g}). {kept}"
                 ) from error
             if attempt == server.settings.retries:
-                server.round = number - 1
-                raise TooFewReplies(
-                    f"{error} The round was tried {attempt + 1} times; everything up to round {number - 1} is kept."
-                ) from error
-            log.warning("%s The round is repeated.", error)
+                server.round = round_number - 1
+                raise TooFewReplies(f"{error} Gave up after {attempt + 1} attempts. {kept}") from error
+            log.warning("%s Retrying the round.", error)
         else:
             client_states.commit(without=server.rejected)
             return
 
 
-def diverged(server: Server) -> bool:
-    """Whether every client that was asked answered with values that are not finite; to repeat the round would not help."""
-    return len(server.rejected) == server.num_requested > 1 and all("not finite" in why for why in server.rejected.values())
+def all_clients_diverged(server: Server) -> bool:
+    """Return True if every requested client sent NaN or infinite values, so that retrying cannot help."""
+    return len(server.rejected) == server.num_requested > 1 and all("not finite" in reason for reason in server.rejected.values())

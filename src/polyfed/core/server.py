@@ -1,4 +1,4 @@
-"""The server: its state, who takes part, what they weigh, and how replies become the next state."""
+"""The server: its state, client sampling, client weights, and aggregation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,14 @@ MemorySnapshot: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What the server knows of a client."""
+    """Information about a client that is available to the server.
+
+    Attributes:
+        id: Client name.
+        domains: Domains of its training data.
+        samples: Number of training samples.
+        test_set_ids: One identifier per test set. Equal identifiers mean the same test examples of the same domain.
+    """
 
     id: str
     domains: tuple[str, ...]
@@ -45,25 +52,44 @@ class ClientInfo:
 
     @classmethod
     def from_data(cls, data: ClientData) -> ClientInfo:
-        """What the server gets to know of this client's data. ``tests`` are marks: equal ones stand for the same examples of the same domain."""
-        tests = frozenset((domain, id(examples)) for domain, examples in data.tests.items())
-        return cls(data.id, data.domains, len(data.train), tests)
+        """Summarise a client's data for the server."""
+        test_set_ids = frozenset((domain, id(examples)) for domain, examples in data.tests.items())
+        return cls(data.id, data.domains, len(data.train), test_set_ids)
 
 
 def canonical_order(clients: Iterable[ClientInfo]) -> list[ClientInfo]:
-    """Samples descending, then id: the order of sending and of summing, the same for every backend."""
+    """Sort clients by number of samples (descending), then by id.
+
+    Every backend sends requests and sums replies in this order, so that results do not depend on the backend.
+    """
     return sorted(clients, key=lambda info: (-info.samples, info.id))
 
 
 @dataclass
 class Server:
-    """Everything the server knows. ``blueprint`` is the model's structure; ``state`` holds the values.
+    """State and behaviour of the server.
 
-    ``notes`` are what the method noted of this round (``note``).
-    ``partners`` are the clients of the ask that is being answered; ``absorbed`` how many replies went into the last aggregate.
-    ``averaged`` holds clients' local entries as they were averaged once, where the clients cannot be asked any more; ``left`` the
-    models that the method itself gave a newcomer then.
-    ``input_shape`` and ``input_dtype`` are those of one prepared input, which the size of some answers depends on.
+    Attributes:
+        method: Method of the run.
+        plan: Which entries are sent and uploaded in each round.
+        settings: Settings of the run.
+        clients: All clients, in canonical order.
+        state: Current value of every entry.
+        blueprint: Model structure. Its values are not used; they are in ``state``.
+        round: Current round; 0 before the first one.
+        attempt: Attempt within the round, starting at 0.
+        memory: Objects created with :meth:`persistent`.
+        restored_memory: State loaded from a checkpoint for objects that have not been created yet.
+        rejected: Reason for each reply that was rejected in this round, by client.
+        client_metrics: Values logged with :meth:`log_client_metric` in this round.
+        num_requested: Number of clients in the current request.
+        requested_clients: Ids of the clients in the current request.
+        num_aggregated: Number of replies in the last aggregate.
+        averaged_local_entries: Average of the clients' local entries, collected once, for use when clients are unreachable.
+        saved_newcomer: Newcomer models that the method produced while its clients were still reachable.
+        input_shape: Shape of one preprocessed input. The size of some replies depends on it.
+        input_dtype: Type of one preprocessed input.
+        task: Task of the run.
     """
 
     method: Method
@@ -88,49 +114,49 @@ class Server:
     task: Task = CLASSIFICATION
 
     def __post_init__(self) -> None:
-        own = self.method.weighting
-        if self.settings.max_weight_share is not None and own is not None and not declared(own).is_capped:
+        weighting = self.method.weighting
+        if self.settings.max_weight_share is not None and weighting is not None and not declared(weighting).is_capped:
             raise SettingError(
-                f"{self.method} weighs clients in its own way, so --max-weight-share would not be used. Leave it out."
+                f"--max-weight-share has no effect with {self.method}, which defines its own client weights. Remove the option."
             )
         self.set_clients(self.clients)
 
     def set_clients(self, clients: Iterable[ClientInfo]) -> None:
-        """Know these clients, and no others."""
+        """Replace the set of clients."""
         self.clients = canonical_order(clients)
         self.client_info = {info.id: info for info in self.clients}
         self.client_ids = sorted(self.client_info)
-        self.position = {info.id: place for place, info in enumerate(self.clients)}
+        self.position = {info.id: position for position, info in enumerate(self.clients)}
 
     @property
     def rounds(self) -> int:
-        """How many rounds the run has."""
+        """Number of rounds in the run."""
         return self.settings.rounds
 
     @property
     def phase(self) -> Phase:
-        """What travels in this round."""
+        """Sharing plan of the current round."""
         return self.plan.at(self.round)
 
     def start_round(self, round_number: int, attempt: int) -> None:
-        """Start a round, or repeat it."""
+        """Start or retry a round."""
         self.round, self.attempt = round_number, attempt
         self.rejected, self.client_metrics = {}, {}
 
     def log_client_metric(self, name: str, by_client: Mapping[str, float | Sequence[float]]) -> None:
-        """Note numbers of this round by client, for whoever looks at the run; they are written to its metrics and change nothing."""
+        """Log one value per client for this round. Logged values are written to the metrics and do not affect training."""
         self.client_metrics[name] = dict(by_client)
 
     def snapshot_memory(self) -> MemorySnapshot:
-        """The memory as it is now, for a round that may have to be repeated."""
+        """Return a shallow copy of the memory, to restore if the round has to be retried."""
         return dict(self.memory), dict(self.restored_memory)
 
-    def restore_memory(self, bookmark: MemorySnapshot) -> None:
-        """Forget what was remembered since."""
-        self.memory, self.restored_memory = (dict(part) for part in bookmark)
+    def restore_memory(self, snapshot: MemorySnapshot) -> None:
+        """Restore the memory from a snapshot."""
+        self.memory, self.restored_memory = (dict(part) for part in snapshot)
 
     def sample_clients(self) -> list[str]:
-        """The clients of this round, in the fixed order."""
+        """Sample the clients of this round, in canonical order."""
         count = self.settings.sampled(len(self.clients))
         if count == len(self.clients):
             return [info.id for info in self.clients]
@@ -138,43 +164,48 @@ class Server:
         return sorted(chosen, key=self.position.__getitem__)
 
     def outgoing(self, client: str) -> dict[str, Tensor]:
-        """The entries this client is sent: by the method's own slot, or what the plan says."""
+        """Return the entries to send to a client: from the method's ``outgoing`` slot, or as the plan specifies."""
         if self.method.outgoing is not None:
             return self.method.outgoing(self, client)
         return {name: self.state[name] for name in self.phase.down if name in self.state}
 
     def training_payload(self, client: str) -> Payload:
+        """Return the payload of a training request for one client."""
         extras = {name: make(self, client) for name, make in self.method.send_extras.items()}
         return Payload(self.outgoing(client), extras)
 
     def request(self, what: str, clients: Sequence[str]) -> Request:
-        """An ask of this round to these clients, with the usual payload."""
+        """Create a request to the given clients for the current round, with the training payload."""
         self.num_requested = len(clients)
         if self.method.outgoing is None and not self.method.send_extras:
-            same = Payload(self.outgoing(""))
-            return Request(what, dict.fromkeys(clients, same), TRAINING, self.round, self.attempt)
+            shared_payload = Payload(self.outgoing(""))
+            return Request(what, dict.fromkeys(clients, shared_payload), TRAINING, self.round, self.attempt)
         return Request(what, {client: self.training_payload(client) for client in clients}, TRAINING, self.round, self.attempt)
 
     def weight(self, reply: Reply) -> float:
-        """The weight of a reply in every mean."""
+        """Return the weight of a reply in all averages."""
         if self.method.weighting is not None:
             return float(self.method.weighting(self, reply))
         return self.default_weight(reply.client)
 
     def default_weight(self, client: str) -> float:
-        """The weight of a client by the settings: its samples or 1, capped among the clients that were asked."""
+        """Return the weight of a client according to the settings: its samples or 1, capped among the requested clients."""
         if self.settings.max_weight_share is None:
             return self.default_weights([client])[client]
         return self.default_weights(self.requested_clients if client in self.requested_clients else tuple(self.client_info))[client]
 
     def default_weights(self, clients: Sequence[str]) -> dict[str, float]:
-        """The weights of clients by the settings, none above its largest share of theirs."""
+        """Return the weights of several clients according to the settings, each capped at ``max_weight_share`` of their sum."""
         by_samples, share = self.settings.weights == "samples", self.settings.max_weight_share
         weights = tuple(float(self.client_info[client].samples) if by_samples else 1.0 for client in clients)
         return dict(zip(clients, weights if share is None else capped(weights, share), strict=True))
 
     def aggregate(self, replies: Iterable[Reply]) -> None:
-        """Fold the replies into the next state, by the plan; bad replies are dropped with who and why."""
+        """Aggregate the replies into the next state, as the plan specifies. Invalid replies are rejected and logged.
+
+        Raises:
+            TooFewReplies: If fewer than ``min_share`` of the requested clients sent a valid reply.
+        """
         reduction, extras = Reduction(self.phase.groups, self.state), {}
         for reply in replies:
             entries = self.validated_entries(reply)
@@ -184,19 +215,20 @@ class Server:
             extras[reply.client] = reply.extras
         self._require_min_replies(len(extras))
         self.num_aggregated = len(extras)
-        aggregate = self.cast_to_plan(reduction.finish())
+        aggregated = self.cast_to_plan(reduction.finish())
         step = self.method.server_step
-        self.state = {**self.state, **(aggregate if step is None else step(self, aggregate))}
+        self.state = {**self.state, **(aggregated if step is None else step(self, aggregated))}
         for hook in self.method.after_round:
             hook(self, extras)
 
     def cast_to_plan(self, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Cast entries to the types in the plan. Reductions may use wider types."""
         return {name: value.to(self.plan.entries[name].dtype) for name, value in entries.items()}
 
     def validated_entries(self, reply: Reply) -> Mapping[str, Tensor] | None:
-        """The entries of a good reply to training, decoded; a bad one is rejected with who and why, and gives None.
+        """Return the decoded entries of a training reply, or reject the reply and return None.
 
-        Replies that came through ``reply_checks.checked``, as all of a run do, are good.
+        Replies that passed ``replies.checked``, as all replies of a run do, are already decoded and valid.
         """
         if reply.decoded is not None:
             return reply.decoded
@@ -208,39 +240,45 @@ class Server:
         return entries
 
     def decode_uploads(self, entries: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Uploaded entries as they were before the method's ``uploads``; what cannot be decoded stays as it is."""
-        for change in reversed(self.method.uploads):
-            entries = declared(change).undo(self, entries)
+        """Invert the method's ``uploads`` transforms. Entries that cannot be decoded are returned unchanged."""
+        for transform in reversed(self.method.uploads):
+            entries = declared(transform).undo(self, entries)
         return entries
 
-    def reject(self, client: str, why: str) -> None:
-        """Drop a client's reply of this round."""
-        self.rejected[client] = why
-        self.drop_reply(client, why)
+    def reject(self, client: str, reason: str) -> None:
+        """Reject the reply of a client, and record the reason."""
+        self.rejected[client] = reason
+        self.drop_reply(client, reason)
 
-    def drop_reply(self, client: str, why: str) -> None:
-        """Drop a reply, and hold it against nobody."""
-        log.warning("Round %d: the reply of client %s is dropped: %s", self.round, client, why)
+    def drop_reply(self, client: str, reason: str) -> None:
+        """Drop a reply without marking the client as rejected."""
+        log.warning("Round %d: dropped the reply of client %s: %s", self.round, client, reason)
 
-    def _require_min_replies(self, answered: int) -> None:
-        needed = self.settings.needed(self.num_requested)
-        if answered < needed:
+    def _require_min_replies(self, num_replies: int) -> None:
+        required = self.settings.needed(self.num_requested)
+        if num_replies < required:
             raise TooFewReplies(
-                f"Round {self.round}: {answered} of {self.num_requested} clients answered, {needed} are needed (--min-share {self.settings.min_share})."
+                f"Round {self.round}: {num_replies} of {self.num_requested} clients sent a valid reply; "
+                f"--min-share {self.settings.min_share} requires {required}."
             )
 
-    def persistent(self, key: str, make: Callable[[], T]) -> T:
-        """Something the server keeps through the run and in checkpoints: an object with ``state_dict``, or plain values."""
+    def persistent(self, key: str, factory: Callable[[], T]) -> T:
+        """Return an object that persists across rounds and checkpoints, and create it on first use.
+
+        Args:
+            key: Name of the object.
+            factory: Creates the object: one with ``state_dict`` and ``load_state_dict``, or plain values and tensors.
+        """
         if key not in self.memory:
-            value = make()
+            value = factory()
             if key in self.restored_memory:
-                # A copy: a round that is repeated awakens it again, and optimizers step the tensors they are given in place.
+                # Copy the saved state: a retried round restores it again, and optimizers update its tensors in place.
                 value = restore_object(value, copy.deepcopy(self.restored_memory.pop(key)))
             self.memory[key] = value
         return self.memory[key]  # type: ignore[no-any-return]
 
     def memory_state(self) -> dict[str, Any]:
-        """The server's memory as plain values and tensors."""
+        """Return the memory as plain values and tensors, for a checkpoint."""
         return self.restored_memory | {
             key: value.state_dict() if hasattr(value, "state_dict") else value for key, value in self.memory.items()
         }

@@ -1,8 +1,7 @@
-"""The one place that decides what travels: rules over classed entries become a plan.
+"""The sharing plan: sharing rules decide which entries are sent, uploaded and kept.
 
-A rule selects entries by kind and layer type, never by the spelling of a name, and sets single aspects:
-``up`` (the client's value reaches the server), ``down`` (the server's value is loaded by the client), ``keep`` (the client's
-value persists between rounds) and ``reduce`` (how many values become one).
+A rule selects entries by entry kind and layer type and sets some of these aspects: ``up`` (clients upload their value), ``down`` (clients
+load the server's value), ``keep`` (the client's value persists between rounds) and ``reduce`` (how the values of clients are combined).
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from polyfed.schedule import share_of
 
 @dataclass(frozen=True)
 class Select:
-    """Entries of some kinds, of some layer types, or of names matching a pattern; empty means any.
+    """Selects entries by entry kind, layer type, or name pattern; empty means any.
 
-    Optimizer buffers are selected only by their kind, so ``everything`` is everything of the model.
+    Optimizer buffers are selected only by their kind, so ``everything`` selects all entries of the model.
     """
 
     label: str
@@ -31,7 +30,7 @@ class Select:
     names: tuple[str, ...] = ()
 
     def matches(self, entry: Entry) -> bool:
-        """Whether this entry is selected."""
+        """Return True if the entry is selected."""
         if entry.kind == MOMENTUM and MOMENTUM not in self.kinds:
             return False
         return (
@@ -51,11 +50,17 @@ momentum_buffers = Select("optimizer buffers", kinds=frozenset({MOMENTUM}))
 
 @dataclass(frozen=True)
 class Rule:
-    """Sets single aspects of the entries it selects; ``None`` leaves an aspect as it was.
+    """Sets aspects of the selected entries; ``None`` does not change an aspect.
 
-    ``since`` is the round after which the rule holds: a whole number, or a share of all rounds.
-    ``optional`` rules may match nothing (optimizer buffers, where the optimizer has none).
-    ``part`` is the name of the method part that brought it, filled in when methods are joined.
+    Attributes:
+        select: Entries that the rule applies to.
+        up: Clients upload their value.
+        down: Clients load the server's value.
+        keep: The client's value persists between rounds.
+        reduce: How the values of clients are combined.
+        since: Last round before the rule applies: an integer, or a fraction of all rounds.
+        optional: The rule may match nothing, such as optimizer buffers if the optimizer has none.
+        part: Name of the method part that contains the rule. Set when methods are joined.
     """
 
     select: Select
@@ -68,30 +73,30 @@ class Rule:
     part: str = ""
 
     def starts_after(self, rounds: int) -> int:
-        """The last round in which the rule does not hold yet."""
+        """Return the last round in which the rule does not apply yet."""
         if self.since is None:
             return 0
         return share_of(self.since, rounds) if isinstance(self.since, float) else self.since
 
 
 def keep_local(select: Select) -> Rule:
-    """These entries never leave the client and persist there."""
+    """Return a rule for entries that never leave the client and persist there."""
     return Rule(select, up=False, down=False, keep=True)
 
 
 def upload_only(select: Select) -> Rule:
-    """These entries reach the server and are never sent back."""
+    """Return a rule for entries that are uploaded and never sent back."""
     return Rule(select, up=True, down=False, keep=True)
 
 
 def reduce_with(select: Select, reducer: Reducer) -> Rule:
-    """These entries are reduced in another way than by the mean."""
+    """Return a rule for entries that are combined by a custom reducer instead of the mean."""
     return Rule(select, reduce=reducer)
 
 
 @dataclass(frozen=True)
 class Travel:
-    """What happens to one entry in one phase."""
+    """Aspects of one entry in one phase."""
 
     up: bool = True
     down: bool = True
@@ -100,7 +105,7 @@ class Travel:
 
     @property
     def words(self) -> str:
-        """The outcome in words, for tables."""
+        """Description for tables."""
         if self.up and self.down:
             return "shared"
         if self.up:
@@ -115,7 +120,7 @@ _ASPECTS = ("up", "down", "keep", "reduce")
 
 @dataclass(frozen=True)
 class Phase:
-    """The plan for a stretch of rounds."""
+    """Plan for consecutive rounds."""
 
     travels: Mapping[str, Travel]
 
@@ -136,7 +141,7 @@ class Phase:
 
     @cached_property
     def groups(self) -> dict[Reducer, tuple[str, ...]]:
-        """Uploaded entries by how they are reduced."""
+        """Uploaded entries by reducer."""
         groups: dict[Reducer, list[str]] = {}
         for name in self.up:
             groups.setdefault(self.travels[name].reduce, []).append(name)
@@ -144,7 +149,7 @@ class Phase:
 
 
 class Plan:
-    """What travels in every round."""
+    """Which entries are sent, uploaded and kept in each round."""
 
     def __init__(self, entries: Mapping[str, Entry], rules: Sequence[Rule], rounds: int) -> None:
         self.entries = dict(entries)
@@ -156,7 +161,7 @@ class Plan:
         _check_reductions(self)
 
     def at(self, round_number: int) -> Phase:
-        """The phase that a round belongs to."""
+        """Return the phase of a round."""
         start = max((s for s in self.phases if s < max(round_number, 1)), default=0)
         return self.phases[start]
 
@@ -165,30 +170,32 @@ class Plan:
         travels = {name: _travel(entry, active) for name, entry in self.entries.items()}
         for name, entry in self.entries.items():
             if entry.of is not None and not (travels[entry.of].up and travels[entry.of].down):
-                travels[name] = _following_its_parameter(travels[name])
+                # A buffer stays with a parameter that is not exchanged.
+                travel = travels[name]
+                travels[name] = replace(travel, up=False, down=False, keep=travel.keep or travel.up or travel.down)
         return Phase(travels)
 
     @property
     def has_local_entries(self) -> bool:
-        """Whether in the last phase a client's model differs from the server's."""
+        """True if a client's model differs from the server's in the last phase."""
         last = self.phases[max(self.phases)]
         return any(not travel.down and travel.keep and self.entries[name].of is None for name, travel in last.travels.items())
 
     @property
     def local_names(self) -> tuple[str, ...]:
-        """Model entries whose value, in the last phase, only the client knows."""
+        """Model entries that are neither sent nor uploaded in the last phase."""
         last = self.phases[max(self.phases)]
         return tuple(n for n, t in last.travels.items() if t.keep and not t.down and not t.up and self.entries[n].of is None)
 
     @property
     def unsent_names(self) -> tuple[str, ...]:
-        """Model entries that, in the last phase, the server does not send: each client's own."""
+        """Model entries that the server does not send in the last phase."""
         last = self.phases[max(self.phases)]
         return tuple(n for n, t in last.travels.items() if not t.down and self.entries[n].of is None)
 
     @property
     def keeps_state(self) -> bool:
-        """Whether clients keep anything between rounds."""
+        """True if clients keep entries between rounds."""
         return any(phase.kept for phase in self.phases.values())
 
 
@@ -212,12 +219,6 @@ def _travel(entry: Entry, rules: Iterable[Rule]) -> Travel:
     return replace(start, **{aspect: value for aspect, (value, _) in chosen.items()})  # type: ignore[arg-type]
 
 
-def _following_its_parameter(travel: Travel) -> Travel:
-    """A buffer that would be exchanged stays with a parameter that is not."""
-    exchanged = travel.up or travel.down
-    return replace(travel, up=False, down=False, keep=travel.keep or exchanged)
-
-
 def _disagree(entry: Entry, aspect: str, one: Rule, other: Rule) -> None:
     said = {
         "up": "whether it is uploaded",
@@ -235,8 +236,8 @@ def _check_selections(entries: Mapping[str, Entry], rules: Iterable[Rule]) -> No
         if not rule.optional and not any(rule.select.matches(entry) for entry in entries.values()):
             kinds = sorted({entry.layer for entry in entries.values()})
             raise SharingError(
-                f"{rule.part or 'A rule'}: the model has no {rule.select.label}, so the rule would change nothing. "
-                f"It has: {', '.join(kinds)}. Use a model that has it, or leave {rule.part or 'the rule'} out."
+                f"{rule.part or 'A rule'} has no effect: the model has no {rule.select.label} (it has: {', '.join(kinds)}). "
+                f"Use a model with {rule.select.label}, or remove {rule.part or 'the rule'}."
             )
 
 
@@ -247,12 +248,12 @@ def _check_reductions(plan: Plan) -> None:
         names = [name for name, entry in plan.entries.items() if rule.select.matches(entry)]
         if not any(phase.travels[name].up for phase in plan.phases.values() for name in names):
             raise SharingError(
-                f"{rule.part or 'A rule'} reduces {rule.select.label}, but none of it is uploaded: it would be ignored."
+                f"{rule.part or 'A rule'} has no effect: it reduces {rule.select.label}, which is not uploaded. Remove it."
             )
 
 
 def check_none_redundant(entries: Mapping[str, Entry], rules: Sequence[Rule], rounds: int, only_share: Collection[str]) -> None:
-    """Refuse a part that only shares (``only_share``) and whose rules change nothing where the other parts are there."""
+    """Reject a part of ``only_share`` whose sharing rules have no effect in combination with the other parts."""
     parts = {rule.part for rule in rules}
     if len(parts) < 2:
         return
@@ -261,4 +262,4 @@ def check_none_redundant(entries: Mapping[str, Entry], rules: Sequence[Rule], ro
         rest = Plan(entries, [rule for rule in rules if rule.part != part], rounds)
         if all(whole.at(r).travels == rest.at(r).travels for r in (*(s + 1 for s in whole.phases), *(s + 1 for s in rest.phases))):
             others = ", ".join(sorted(parts - {part}))
-            raise SharingError(f"{part} changes nothing next to {others}: what it would do is done already. Leave one of them out.")
+            raise SharingError(f"{part} has no effect in combination with {others}. Remove one of them.")

@@ -1,6 +1,6 @@
-"""The slots of a method: one row for each, from which checks, joining, the standard round, the recorder and the docs are made.
+"""The slots (hooks) of a method: one table row per slot. Checks, joining, the standard round, the recorder and the docs use the table.
 
-A slot holds callables. What each must look like is a protocol below; mypy compares every method with it.
+A slot contains callables. Each slot has a protocol below, which mypy checks for every method.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Entries: TypeAlias = "Mapping[str, Tensor]"
 
 
 class Join(Enum):
-    """What becomes of a slot that two parts fill."""
+    """How to combine a slot that two parts fill."""
 
     BY_STAGE = "by stage"
     IN_ORDER = "in order"
@@ -33,11 +33,11 @@ class Join(Enum):
     MERGED = "merged; disagreement is an error"
     ONE_OWNER = "one owner"
     DISTINCT_NAMES = "names distinct"
-    DISTINCT_BY_QUESTION = "names distinct for each question"
+    DISTINCT_BY_QUESTION = "names distinct for each request"
 
 
 class Population(Protocol):
-    """Who trains on what."""
+    """Changes the clients and their data."""
 
     def __call__(self, federation: Federation, /) -> Federation: ...
 
@@ -49,17 +49,17 @@ class Surgery(Protocol):
 
 
 class HeadSurgery(Protocol):
-    """Changes the model around its head, whose path it is given. A head in doubt is refused before it is called."""
+    """Changes the model around its head, whose path it receives. It is an error if the head could not be detected."""
 
     @property
     def needs_head(self) -> bool:
-        """True: it is given the head."""
+        """True: it receives the path of the head."""
 
     def __call__(self, model: nn.Module, head: str, /) -> nn.Module: ...
 
 
 class Receiving(Protocol):
-    """Changes what a client loads, in training and in evaluation."""
+    """Changes the entries that a client loads, in training and in evaluation."""
 
     def __call__(self, client: Client, entries: Entries, /) -> Entries: ...
 
@@ -89,7 +89,7 @@ class Inputs(Protocol):
 
 
 class AroundTraining(Protocol):
-    """Runs before or after a client's steps; what it returns goes up as extras."""
+    """Runs before or after a client's steps. It returns extras to upload."""
 
     def __call__(self, client: Client, /) -> Extras | None: ...
 
@@ -107,67 +107,67 @@ class GradientChange(Protocol):
 
 
 class Upload(Protocol):
-    """Changes entries before they go up. One with ``undo(server, entries)`` is undone by the server."""
+    """Changes entries before they are uploaded. The server inverts it with ``undo(server, entries)``."""
 
     def __call__(self, client: Client, entries: Entries, /) -> Entries: ...
 
 
 class Answer(Protocol):
-    """A client's answer to a question of the method's own."""
+    """Reply of a client to a custom request."""
 
     def __call__(self, client: Client, payload: Payload, /) -> Payload | None: ...
 
 
 class Predict(Protocol):
-    """Class probabilities of prepared inputs."""
+    """Class probabilities for preprocessed inputs."""
 
     def __call__(self, model: nn.Module, x: Tensor, /) -> Tensor: ...
 
 
 class Outgoing(Protocol):
-    """The entries one client is sent."""
+    """Entries to send to one client."""
 
     def __call__(self, server: Server, client: str, /) -> dict[str, Tensor]: ...
 
 
 class SendExtras(Protocol):
-    """One extra sent with a training ask."""
+    """One extra to send with a training request."""
 
     def __call__(self, server: Server, client: str, /) -> Any: ...
 
 
 class Weighting(Protocol):
-    """The weight of a reply in every mean."""
+    """Weight of a reply in all averages."""
 
     def __call__(self, server: Server, reply: Reply, /) -> float: ...
 
 
 class ServerStep(Protocol):
-    """From what the replies were reduced to, to the entries that the state takes."""
+    """Turns the aggregate of the replies into the new state entries."""
 
     def __call__(self, server: Server, aggregate: dict[str, Tensor], /) -> Entries: ...
 
 
 class AfterRound(Protocol):
-    """Looks at the extras of all accepted replies."""
+    """Processes the extras of all valid replies."""
 
     def __call__(self, server: Server, extras: Mapping[str, Extras], /) -> None: ...
 
 
 class ExchangeFunction(Protocol):
-    """A exchange of the server with its clients."""
+    """Exchange between the server and its clients."""
 
     def __call__(self, server: Server, /) -> Exchange[None]: ...
 
 
 class NewcomerExchange(Protocol):
-    """A exchange that returns the models of somebody never trained on."""
+    """Exchange that returns the models for a newcomer."""
 
     def __call__(self, server: Server, /) -> Exchange[Newcomer]: ...
 
 
 class ReplyEntries(Protocol):
-    """The names of the entries in an answer. With ``trains = True`` clients answer by training: ``uploads`` and the extras of "train" apply."""
+    """Names of the entries in a reply. With ``trains = True`` clients train first: ``uploads`` and the extras of "train" apply."""
 
     def __call__(self, context: RequestContext, /) -> Sequence[str]: ...
 
@@ -177,14 +177,14 @@ class Slot:
     """One slot.
 
     Attributes:
-        name: the field of ``Method``.
-        side: where its code runs.
-        meaning: what it is given and gives back.
-        join: what becomes of two parts that fill it.
-        stages: the stages of a slot whose order matters, in the order they run; "" is for parts that name none.
-        must_be_used: whether a round of one's own must say that it uses it, since a part that fills it would otherwise be ignored.
-        given_server: whether its code is given the server and may change its state in place.
-        one_by_one: whether clients of a method that fills it are trained one by one, by steps that are neither stacked nor compiled.
+        name: Field of ``Method``.
+        side: Where its code runs.
+        meaning: Its arguments and its result.
+        join: How to combine two parts that fill it.
+        stages: Stages in execution order, if the order matters; "" is for parts without a stage.
+        must_be_used: A custom round must declare that it uses the slot; otherwise parts that fill it are an error.
+        given_server: Its code receives the server and may change its state in place.
+        one_by_one: Clients of a method that fills it train one by one, with steps that are neither stacked nor compiled.
     """
 
     name: str
@@ -227,11 +227,11 @@ _TABLE = (
     Slot("before_training", "client", "client → extras or None", Join.IN_ORDER, must_be_used=True),
     Slot("after_training", "client", "client → extras or None", Join.IN_ORDER, must_be_used=True),
     Slot("objective", "client", "step → scalar, added to the task loss", Join.SUMMED, must_be_used=True),
-    Slot("sharing", "both", "rules: what travels and how it is reduced", Join.MERGED, must_be_used=True),
+    Slot("sharing", "both", "sharing rules: which entries are sent, uploaded and kept, and how they are reduced", Join.MERGED, must_be_used=True),
     Slot("after_round", "server", "server, {client: extras} → None", Join.IN_ORDER, must_be_used=True, given_server=True),
     Slot("setup", "server", "exchange before round 1", Join.IN_ORDER, given_server=True),
     Slot("before_evaluation", "server", "exchange before an evaluation", Join.IN_ORDER, given_server=True),
-    Slot("population", "both", "federation → federation (who trains)", Join.ONE_OWNER),
+    Slot("population", "both", "federation → federation (clients and their data)", Join.ONE_OWNER),
     Slot(
         "sampling",
         "client",
@@ -262,12 +262,12 @@ _TABLE = (
     Slot("weighting", "server", "server, reply → weight", Join.ONE_OWNER, must_be_used=True, given_server=True),
     Slot("server_step", "server", "server, aggregate → entries", Join.ONE_OWNER, must_be_used=True, given_server=True),
     Slot("round", "server", "exchange each round", Join.ONE_OWNER, given_server=True),
-    Slot("newcomer", "server", "exchange that returns the models of somebody never trained on", Join.ONE_OWNER, given_server=True),
-    Slot("answers", "client", "name → (client, payload → payload), a client's answer to a question", Join.DISTINCT_NAMES),
+    Slot("newcomer", "server", "exchange that returns the models for a newcomer", Join.ONE_OWNER, given_server=True),
+    Slot("answers", "client", "name → (client, payload → payload), a client's reply to a custom request", Join.DISTINCT_NAMES),
     Slot(
         "send_extras",
         "server",
-        "name → (server, client → value), sent with a training ask",
+        "name → (server, client → value), sent with a training request",
         Join.DISTINCT_NAMES,
         must_be_used=True,
         given_server=True,
@@ -275,20 +275,20 @@ _TABLE = (
     Slot(
         "reply_extras",
         "server",
-        "question → name → the form of an extra in its answers (`Number`, `Array`, ...); others are refused",
+        "request → name → declaration of an extra in its replies (`Number`, `Array`, ...); others are rejected",
         Join.DISTINCT_BY_QUESTION,
     ),
     Slot(
         "reply_entries",
         "server",
-        "question → (asked → names of the entries in its answers); others are refused",
+        "request → (context → names of the entries in its replies); others are rejected",
         Join.DISTINCT_NAMES,
     ),
 )
 SLOTS: Mapping[str, Slot] = {slot.name: slot for slot in _TABLE}
-"""All slots by their names, in the order in which ``Method`` has them."""
+"""All slots by name, in the order of the fields of ``Method``."""
 
 ONE_BY_ONE = tuple(slot.name for slot in _TABLE if slot.one_by_one)
-"""Slots whose owners take every step of training themselves."""
+"""Slots that replace the training step, so that clients train one by one."""
 
 USED_BY_THE_STANDARD_ROUND = frozenset(slot.name for slot in _TABLE if slot.must_be_used)

@@ -14,8 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from polyfed.backends.base import Backend
 from polyfed.backends.choose import refuse_unused
 from polyfed.core.data_types import ClientData, Federation
-from polyfed.core.load_methods import load_file
-from polyfed.core.method import as_method
+from polyfed.core.method import as_method, load_file
 from polyfed.core.workbench import Workbench
 from polyfed.errors import SettingError
 from polyfed.flower.app import RunConfig, settings_from

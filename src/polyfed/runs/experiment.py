@@ -18,8 +18,7 @@ from polyfed.backends.choose import BackendFor, backend_for, require_known
 from polyfed.core import evaluation
 from polyfed.core.data_types import Examples, Federation
 from polyfed.core.evaluation import Row, models_are_equal, scored_clients
-from polyfed.core.load_methods import load_file
-from polyfed.core.method import Method, as_method
+from polyfed.core.method import Method, as_method, load_file
 from polyfed.core.replies import checked
 from polyfed.core.rounds import Exchange, Observer, Reply, Request, SendRequest, run_exchange, run_rounds
 from polyfed.core.server import Server

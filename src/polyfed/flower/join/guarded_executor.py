@@ -22,7 +22,7 @@ from flwr.app import Context, Message
 from flwr.cli.install import install_from_fab
 from flwr.clientapp import ClientApp
 
-from polyfed.core.load_methods import load_file
+from polyfed.core.method import load_file
 from polyfed.errors import PolyfedError
 from polyfed.flower import executor
 from polyfed.flower.app import SETTINGS_KEY, read_settings, settings_from

@@ -16,8 +16,7 @@ from typing import Any
 
 from polyfed.core.client import Client, answer, local_validation
 from polyfed.core.data_types import ClientData, Examples, Federation
-from polyfed.core.load_methods import load_file
-from polyfed.core.method import Method, as_method
+from polyfed.core.method import Method, as_method, load_file
 from polyfed.core.privacy import Charge
 from polyfed.core.rounds import TRAINING, Payload
 from polyfed.core.server import ClientInfo, canonical_order

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from polyfed.core.load_methods import load_file
-from polyfed.core.method import Method, parse
+from polyfed.core.method import Method, load_file, parse
 from polyfed.errors import PolyfedError, SettingError
 from polyfed.settings import FACTS, Settings, read_change, require_names, with_changes, with_tuples
 from polyfed.text import apart, outside_brackets

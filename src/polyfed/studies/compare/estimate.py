@@ -19,8 +19,7 @@ import torch
 
 from polyfed.backends.workers import worker_count
 from polyfed.core.data_types import Examples, Federation
-from polyfed.core.load_methods import load_file
-from polyfed.core.method import Method, as_method
+from polyfed.core.method import Method, as_method, load_file
 from polyfed.core.rounds import TRAINING, Replies, Request, SendRequest, run_rounds
 from polyfed.core.server import Server
 from polyfed.core.workbench import give_back

@@ -16,8 +16,7 @@ from typing import Any
 
 from polyfed.backends.choose import require_known
 from polyfed.core.data_types import DataSet, Federation
-from polyfed.core.load_methods import load_file
-from polyfed.core.method import methods, parse
+from polyfed.core.method import load_file, methods, parse
 from polyfed.data.own.own_data import is_own_data
 from polyfed.data.partitions.federate import federate
 from polyfed.data.placeholders import blank_data, blank_federation
