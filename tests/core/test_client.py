@@ -33,7 +33,7 @@ def test_a_last_batch_of_one_follows_the_stated_choice(policy: str, batches: int
 
 
 def test_a_last_batch_of_one_can_be_refused_and_needs_no_choice_without_batch_norm() -> None:
-    with pytest.raises(DataError, match="batch of one"):
+    with pytest.raises(DataError, match="last batch has one sample"):
         trained("fedavg", tiny_federation({"one": 13}), last_batch="error")
     trained("fedavg + group_norm(groups=2)", tiny_federation({"one": 13}), last_batch="error")
     with pytest.raises(SettingError, match="batches of one sample"):

@@ -284,7 +284,7 @@ def test_bad_input_gets_one_clear_sentence() -> None:
         ({"model": nn.Linear(5, 3)}, ModelError, "cannot take an input"),
         ({"model": "nowhere.at_all:build"}, ModelError, "module.path:function"),
         ({"model": "smal_cnn"}, UnknownName, "small_cnn"),
-        ({"head": "nothing"}, ModelError, "no module called"),
+        ({"head": "nothing"}, ModelError, "no module 'nothing'"),
         ({"init": "missing.pth"}, SettingError, "no file"),
     ]:
         given = {"data": tiny_federation(), "method": "fedavg", "model": TinyNet(), "batch_size": 4} | values

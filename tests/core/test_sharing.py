@@ -130,16 +130,16 @@ def test_a_rule_that_matches_nothing_is_an_error() -> None:
 
 def test_a_reduction_of_what_never_travels_is_an_error() -> None:
     rules = [keep_local(batch_norm), Rule(bn_affine, reduce=First(), part="firsts")]
-    with pytest.raises(SharingError, match=r"firsts .* ignored"):
+    with pytest.raises(SharingError, match=r"firsts has no effect"):
         Plan(entries_of(TinyNet()), rules, rounds=1)
 
 
 def test_a_part_that_changes_nothing_beside_another_is_an_error() -> None:
     rules = parse("fedbn + silobn").sharing
-    with pytest.raises(SharingError, match="silobn changes nothing next to fedbn"):
+    with pytest.raises(SharingError, match="silobn has no effect in combination with fedbn"):
         check_none_redundant(entries_of(TinyNet()), rules, 1, ["fedbn", "silobn"])
     check_none_redundant(entries_of(TinyNet()), rules, 1, ["fedbn"])
-    with pytest.raises(SharingError, match="silobn changes nothing"):
+    with pytest.raises(SharingError, match="silobn has no effect"):
         Experiment(Settings(method="fedbn + silobn"), tiny_federation(), model=TinyNet())
 
 

@@ -16,7 +16,7 @@ ODD_NODES: dict[str, tuple[Change, str]] = {
     "counts that add up": (lambda told: told | {"class_counts": [MAX_SAMPLES] * len(told["classes"])}, "add up to"),
     "more samples than counts": (lambda told: told | {"samples": told["samples"] + 1}, "add up to"),
     "no task": (lambda told: told | {"task": "guessing"}, "there is no task"),
-    "another task": (lambda told: told | {"task": "regression"}, "regression counts none"),
+    "another task": (lambda told: told | {"task": "regression"}, "regression has no classes"),
     "too few counts": (lambda told: told | {"class_counts": [1]}, "1 class_counts for"),
     "a negative count": (lambda told: told | {"class_counts": [-1] * len(told["classes"])}, "class_counts takes counts"),
     "an input of another shape": (lambda told: told | {"input_shape": [3, 99, 99]}, "All nodes need the same"),

@@ -54,7 +54,7 @@ def test_it_learns_and_answers_with_masks(scenes: DataSet) -> None:
 
 
 def test_the_guide_is_refused(scenes: DataSet) -> None:
-    with pytest.raises(SettingError, match="gperxan needs one class label for each example, and the task is segmentation"):
+    with pytest.raises(SettingError, match="gperxan needs one class label per example, but the task is segmentation"):
         polyfed.run(scenes, 'gperxan(tiny_maps="skip")', rounds=1, out=None)
 
 

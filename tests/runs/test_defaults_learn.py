@@ -27,7 +27,7 @@ DATA = {
     "vlcs(size=32)": "vlcs_mini96.tar",
 }
 """Data sets at their defaults, three of them with smaller images to save time, and the file that each is read from."""
-REJECTED = {("camvid", "gperxan"): "needs one class label for each example"}
+REJECTED = {("camvid", "gperxan"): "needs one class label per example"}
 """Combinations that raise an error, and a word of it."""
 RISES = {
     ("office-caltech10(size=64)", "gperxan"): "at the rate of FedWon's Table 8 the loss rises from 2.35 to 2.42; it falls at 0.001"

@@ -132,7 +132,7 @@ def test_the_terminal_says_it_first(hospitals: DataSet, tmp_path: Path, polyfed:
     found = json.loads(ended.out.splitlines()[-1])
     assert next(iter(found)) == "warning" and found["metric"] == "balanced_accuracy"
     assert "In hospital_" in found["metric_reason"]
-    assert "Classes are uneven, so balanced accuracy heads the tables." in ended.out
+    assert "Classes are uneven, so balanced accuracy is the primary metric." in ended.out
     chosen = polyfed("run", str(tmp_path / "data"), "--rounds", "2", "--metric", "accuracy", "--lr", "0.5")
     assert chosen.out.startswith("Warning: fedavg is no better") and "balanced accuracy %" not in chosen.out
     assert "uneven" not in chosen.out

@@ -150,7 +150,7 @@ def test_the_choice_is_recorded_and_everything_that_opens_the_run_reads_it(tmp_p
     opened = polyfed.open_run(folder, model=net(), notify=lambda _: None)
     assert opened.headline == result.headline == resume(folder, data=data, how=Reopening(model=net())).headline
     assert look_at(folder).measure == "balanced_accuracy"
-    assert "Classes are uneven, so balanced accuracy heads the tables" in words(render([folder]))
+    assert "Classes are uneven, so balanced accuracy is the primary metric" in words(render([folder]))
     write_tables([folder], tmp_path / "table.tex", "latex")
     assert r"\caption{Balanced accuracy in" in (tmp_path / "table.tex").read_text()
 

@@ -77,7 +77,7 @@ def test_balanced_needs_counts_and_names_are_suggested() -> None:
         losses.build("weighted_focal")
     with pytest.raises(UnknownName, match="weighted_focal"):
         losses.build("weigted_focal")
-    with pytest.raises(OptionError, match="2 weights, but the data have 3"):
+    with pytest.raises(OptionError, match="2 weights, but the data has 3"):
         losses.build("weighted_focal(alpha=(1, 1))", class_counts=(1, 1, 1))
     with pytest.raises(OptionError, match="2 weights, but the logits have 3"):
         losses.build("weighted_focal(alpha=(1, 1))")(torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64))

@@ -15,7 +15,7 @@ import polyfed
 from polyfed.core.data_types import ArrayExamples
 from polyfed.errors import DataError, NotFinite, SettingError
 from polyfed.settings import AUTO, FACTS
-from polyfed.tasks.known import CLASSIFICATION, MULTILABEL, REGRESSION, SEGMENTATION, TASKS, pooled, task_of_record, told_from
+from polyfed.tasks.known import CLASSIFICATION, MULTILABEL, REGRESSION, SEGMENTATION, TASKS, infer_task, pooled, task_of_record
 from polyfed.tasks.losses import losses, task_loss
 from polyfed.tasks.metrics import MEASURES
 from polyfed.tasks.segmentation import IGNORED
@@ -65,7 +65,7 @@ def test_every_task_has_a_loss_of_its_own_that_falls_when_outputs_are_right(task
 
 
 def test_a_loss_of_another_task_is_refused() -> None:
-    with pytest.raises(SettingError, match=r"cross_entropy is for classification, and the task is regression.*squared_error"):
+    with pytest.raises(SettingError, match=r"cross_entropy supports classification, but the task is regression.*squared_error"):
         task_loss("cross_entropy", REGRESSION, [])
     assert all("tasks" in losses.find(name).extra for name in losses.names())
 
@@ -82,7 +82,7 @@ def test_the_task_is_told_from_the_targets() -> None:
         (torch.tensor([[0.5, 2.0]]), REGRESSION),
         (torch.zeros(2, 4, 4, dtype=torch.uint8), SEGMENTATION),
     ]:
-        assert told_from([targets]) is task
+        assert infer_task([targets]) is task
         assert not task.problem(targets)
 
 
@@ -90,29 +90,29 @@ def test_the_task_is_told_from_the_targets() -> None:
     ("targets", "sentence"),
     [
         (torch.tensor([0.0, 1.0, 2.0]), "may be classes or measurements.*y.long.*--task regression"),
-        (torch.zeros(2, 3, 4), "no task has"),
-        (torch.tensor([[0, 3]]), "no task has"),
+        (torch.zeros(2, 3, 4), "no task supports"),
+        (torch.tensor([[0, 3]]), "no task supports"),
     ],
 )
 def test_targets_that_no_task_has_or_several_could_have_are_refused(targets: Tensor, sentence: str) -> None:
     with pytest.raises(DataError, match=sentence):
-        told_from([targets])
+        infer_task([targets])
 
 
 def test_targets_of_another_kind_are_refused_with_a_sentence() -> None:
     for task, targets, problem in [
         (CLASSIFICATION, torch.tensor([0.5]), "float32"),
         (CLASSIFICATION, torch.tensor([[1, 0]]), r"shape \(n, 2\)"),
-        (CLASSIFICATION, torch.tensor([0, 3]), "label 3, and there are 3 classes"),
+        (CLASSIFICATION, torch.tensor([0, 3]), "label 3, but the 3 classes"),
         (CLASSIFICATION, torch.tensor([0, -1]), "label -1"),
         (MULTILABEL, torch.tensor([[0, 2, 1]]), "value 2"),
-        (MULTILABEL, torch.tensor([[0, 1]]), "2 places, and there are 3 labels"),
+        (MULTILABEL, torch.tensor([[0, 1]]), "2 columns, but there are 3 labels"),
         (REGRESSION, torch.tensor([math.nan]), "not finite"),
-        (REGRESSION, torch.tensor([[1.0, 2.0]]), "2 numbers each, and there are 3 outputs"),
+        (REGRESSION, torch.tensor([[1.0, 2.0]]), "2 columns, but there are 3 outputs"),
         (SEGMENTATION, torch.tensor([0, 1]), r"shape \(n,\)"),
-        (SEGMENTATION, torch.full((1, 2, 2), 7), "class 7, and there are 3 classes"),
+        (SEGMENTATION, torch.full((1, 2, 2), 7), "class 7, but the 3 classes"),
     ]:
-        with pytest.raises(DataError, match=f"(?i)Targets of client a .*{problem}.*{task.name} takes"):
+        with pytest.raises(DataError, match=f"(?i)Targets of client a .*{problem}.*{task.name} needs"):
             task.check(ArrayExamples(torch.zeros(len(targets), 3, 4, 4), targets), "client a", 3)
 
 
@@ -184,7 +184,7 @@ def test_parts_scored_together_have_the_results_of_each_by_itself(task: Task) ->
 @pytest.mark.parametrize("task", OTHERS, ids=lambda task: task.name)
 def test_predictions_that_do_not_fit_are_refused(task: Task) -> None:
     outputs, targets = random_batch(task, 4)
-    with pytest.raises(DataError, match="do not fit"):
+    with pytest.raises(DataError, match="do not match"):
         task.scores(3).add(outputs[:, :2], targets)
     with pytest.raises(NotFinite, match="diverged"):
         task.scores(3).add(outputs * math.nan, targets)
@@ -257,16 +257,16 @@ def test_a_task_that_the_targets_are_not_for_is_refused(task: str) -> None:
 
 
 def test_a_task_that_a_data_set_is_not_for_is_refused() -> None:
-    with pytest.raises(SettingError, match="--task regression was asked for, but digits-mini is a data set for classification"):
+    with pytest.raises(SettingError, match="--task regression does not match digits-mini, a data set for classification"):
         polyfed.run("digits-mini", "fedavg", rounds=1, task="regression", out=None)
-    with pytest.raises(SettingError, match=r"--metric mean_iou .* is no measure of classification"):
+    with pytest.raises(SettingError, match=r"--metric mean_iou .* is not a metric of classification"):
         polyfed.run("digits-mini", "fedavg", rounds=1, metric="mean_iou", out=None)
 
 
 def test_methods_that_need_class_labels_are_refused_elsewhere() -> None:
     for method in ["copa", "fedsr", "rsc", "guiding", "gperxan", 'feddg_ga(metric="accuracy")']:
         assert polyfed.parse(method).facts.class_labels
-        with pytest.raises(SettingError, match="needs one class label for each example, and the task is regression"):
+        with pytest.raises(SettingError, match="needs one class label per example, but the task is regression"):
             image_regression = {"a": (images(8), images(4))}
             polyfed.run(image_regression, method, model="small_cnn", rounds=1, out=None)
 

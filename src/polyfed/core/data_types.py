@@ -1,8 +1,7 @@
-"""Data as polyfed sees them: examples, domains, data sets, clients, federations.
+"""Data types: examples, domains, data sets, clients, federations.
 
-A *data set* is a list of domains, each with train, validation and test examples.
-A *partition* deals the domains to clients; the result is a *federation*: clients that train,
-and domains nobody trains on. Images stay ``uint8`` until a batch is made.
+A *data set* is a list of domains, each with train, validation and test examples. A *partition* splits the domains across clients. The result
+is a *federation*: clients that train, and unseen domains that are held out. Images stay ``uint8`` until a batch is made.
 """
 
 from __future__ import annotations
@@ -28,29 +27,29 @@ SHOWN_CLIENTS = 12
 
 @runtime_checkable
 class Examples(Protocol):
-    """Inputs with targets that can be taken a batch at a time."""
+    """Inputs with targets that can be read in batches."""
 
     @property
     def labels(self) -> Tensor:
-        """All targets: of classification int64, shape (n,); of other tasks as the task says."""
+        """All targets. Classification: int64, shape (n,). Other tasks: as the task defines them."""
 
     def __len__(self) -> int: ...
 
     def batch(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Raw inputs and targets at these positions."""
+        """Return the raw inputs and targets at these positions."""
 
     def subset(self, indices: Tensor) -> Examples:
-        """The examples at these positions, in this order."""
+        """Return the examples at these positions, in this order."""
 
 
 def as_targets(y: Tensor) -> Tensor:
-    """Targets as they are stored: labels become int64, everything else stays as it is."""
+    """Convert class labels to int64. Other targets are returned unchanged."""
     return y.to(torch.int64) if y.dim() == 1 and y.dtype in WHOLE else y
 
 
 @dataclass(frozen=True, eq=False)
 class ArrayExamples:
-    """Examples as two tensors: ``x`` (n, channels, height, width), usually uint8, and ``y`` (n,), or what the task has."""
+    """Examples as two tensors: ``x`` (n, channels, height, width), usually uint8, and ``y`` (n,), or the shape of the task."""
 
     x: Tensor
     y: Tensor
@@ -76,7 +75,7 @@ class ArrayExamples:
 
 @dataclass(frozen=True, eq=False)
 class DatasetExamples:
-    """Examples of any map-style torch data set that gives (input, target) pairs; loaded item by item."""
+    """Examples of a map-style torch data set of (input, target) pairs, loaded item by item."""
 
     dataset: Any
     positions: Tensor | None = None
@@ -107,19 +106,16 @@ class DatasetExamples:
 
 
 def _stacked(targets: Sequence[Any]) -> Tensor:
-    """The targets of single examples as one tensor."""
     if not targets:
         return torch.zeros(0, dtype=torch.int64)
     try:
         return as_targets(torch.stack([torch.as_tensor(target) for target in targets]))
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(
-            f"The targets of examples cannot be put together: {error}. Give numbers, or tensors of one shape."
-        ) from error
+        raise DataError(f"The targets of examples cannot be stacked: {error}. Use numbers, or tensors of one shape.") from error
 
 
 def joined(parts: Sequence[Examples]) -> Examples:
-    """One set of examples after the other; those that lie on disk stay there if they say how (``joined_with``)."""
+    """Concatenate sets of examples. Those stored on disk stay there if they implement ``joined_with``."""
     if len(parts) == 1:
         return parts[0]
     join = getattr(parts[0], "joined_with", None)
@@ -131,7 +127,7 @@ def joined(parts: Sequence[Examples]) -> Examples:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    """Lines of a small text table; numbers to the right."""
+    """Return the lines of a text table, with numbers aligned right."""
     cells = [list(map(str, heads)), *(list(map(str, row)) for row in rows)]
     widths = [max(len(line[place]) for line in cells) for place in range(len(heads))]
     numeric = [bool(rows) and isinstance(rows[0][place], int) for place in range(len(heads))]
@@ -142,12 +138,14 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
 
 @dataclass(frozen=True)
 class Preparation:
-    """From raw batches to what a model eats: augment (training only), scale to [0, 1], normalise.
+    """Preprocessing of raw batches: augment (training only), scale to [0, 1], normalise.
 
-    ``augment`` works on a whole uint8 batch with *per-sample* random choices and draws from torch's
-    default generator, which the client has seeded with its own stream. ``augment_pairs`` comes first and moves inputs and targets
-    together (random crops of an image and its mask). ``middle_square`` says how image files were read, so that others are read alike:
-    the middle square was cut out of each, and then resized; else each was resized whatever its aspect ratio.
+    Attributes:
+        mean: Mean per channel.
+        std: Standard deviation per channel.
+        augment: Augments a uint8 batch with *per-sample* random choices from torch's default generator, which the client seeds.
+        augment_pairs: Augments inputs and targets together, before ``augment`` (random crops of an image and its mask).
+        middle_square: Image files are cropped to the middle square before resizing; otherwise the aspect ratio is ignored.
     """
 
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -157,17 +155,17 @@ class Preparation:
     middle_square: bool = False
 
     def pair_for_training(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Prepare a training batch with its targets."""
+        """Preprocess a training batch with its targets."""
         if self.augment_pairs is not None:
             x, y = self.augment_pairs(x, y)
         return self.for_training(x), y
 
     def for_training(self, x: Tensor) -> Tensor:
-        """Prepare a training batch."""
+        """Preprocess a training batch."""
         return self.for_testing(self.augment(x) if self.augment is not None else x)
 
     def for_testing(self, x: Tensor) -> Tensor:
-        """Prepare a batch without augmentation. Floating-point inputs pass unchanged."""
+        """Preprocess a batch without augmentation. Floating-point inputs are returned unchanged."""
         if x.dtype != torch.uint8:
             return x
         if len(set(self.mean)) == len(set(self.std)) == 1:
@@ -184,7 +182,7 @@ class Preparation:
 
 @dataclass(frozen=True)
 class Domain:
-    """One domain of a data set. ``groups`` holds natural ids (patients, writers) of training examples."""
+    """One domain of a data set. ``groups`` contains natural ids (patients, writers) of training examples."""
 
     name: str
     train: Examples
@@ -194,7 +192,7 @@ class Domain:
 
 
 def class_words(data: DataSet | Federation) -> str:
-    """How many classes, labels or outputs data have, and for what task, where that is not classification."""
+    """Describe the number of classes, labels or outputs, and the task if it is not classification."""
     count, noun = len(data.classes), data.task.noun
     plural = noun if count == 1 else f"{noun}es" if noun.endswith("s") else f"{noun}s"
     return f"{count} {plural}" + ("" if data.task is CLASSIFICATION else f", {data.task.name}")
@@ -202,7 +200,7 @@ def class_words(data: DataSet | Federation) -> str:
 
 @dataclass(frozen=True)
 class TrainsWith:
-    """Settings that a data set or a model is trained with if none are given, as its paper has them."""
+    """Default training settings of a data set or a model, from its paper."""
 
     lr: float
     optimizer: str = "sgd"
@@ -213,8 +211,8 @@ class TrainsWith:
 class DataSet:
     """Domains with the same classes.
 
-    ``source`` says which files and splits were used, for every table; ``notes`` are sentences that users read before training;
-    ``task`` is what is learnt; ``trains_with`` are training settings to use if none are given.
+    ``source`` describes the files and splits, for tables. ``notes`` are printed before training. ``trains_with`` are the default training
+    settings.
     """
 
     name: str
@@ -233,7 +231,7 @@ class DataSet:
         return "\n".join([head, *_table(("domain", "train", "validation", "test"), rows)])
 
     def domain(self, name: str) -> Domain:
-        """Find a domain by name; a wrong one names the nearest right one."""
+        """Return a domain by name."""
         for domain in self.domains:
             if domain.name == name:
                 return domain
@@ -242,7 +240,7 @@ class DataSet:
 
 @dataclass(frozen=True)
 class ClientData:
-    """What one client holds. ``tests`` are by domain; usually there is one."""
+    """Data of one client. ``tests`` maps domains to test sets; usually there is one."""
 
     id: str
     domains: tuple[str, ...]
@@ -253,7 +251,7 @@ class ClientData:
 
 @dataclass(frozen=True, repr=False)
 class Federation:
-    """Clients that train, and domains nobody trains on."""
+    """Clients that train, and unseen domains that are held out of training."""
 
     name: str
     classes: tuple[str, ...]
@@ -266,19 +264,21 @@ class Federation:
     task: Task = CLASSIFICATION
     trains_with: TrainsWith | None = None
     trusts_default_model: bool = False
-    """The default model was named by code of this process, not by a file or a node: if it is a function, it may be called."""
+    """True if code of this process chose the default model, not a file or a node, so that a function may be called."""
 
     def __post_init__(self) -> None:
         ids = [client.id for client in self.clients]
         if not ids:
-            raise DataError(f"{self.name}: no clients are left to train. Leave at least one domain seen.")
+            raise DataError(f"{self.name}: no client is left to train. Keep at least one domain seen.")
         if len(set(ids)) != len(ids):
-            raise DataError(f"{self.name}: client ids must differ, found {sorted(i for i in set(ids) if ids.count(i) > 1)} twice.")
+            raise DataError(
+                f"{self.name}: client ids must be unique; duplicated: {sorted(i for i in set(ids) if ids.count(i) > 1)}."
+            )
         empty = [client.id for client in self.clients if len(client.train) == 0]
         if empty:
             raise DataError(
-                f"{self.name}: clients without training data: {', '.join(empty)}. Use fewer clients or another "
-                "partition, or leave domains that have none unseen (--unseen NAME)."
+                f"{self.name}: these clients have no training data: {', '.join(empty)}. Use fewer clients or a different partition, "
+                "or hold out their domains (--unseen NAME)."
             )
 
     def __repr__(self) -> str:
@@ -300,13 +300,13 @@ class Federation:
         return "\n".join([head, *_table(("client", "domain", "train", "validation", "test"), rows), *more, *unseen])
 
     def sample_input(self) -> Tensor:
-        """A prepared batch of at most two inputs, for tracing a model."""
+        """Return a preprocessed batch of at most two inputs, for tracing a model."""
         train = self.clients[0].train
         x, _ = train.batch(slice(0, min(2, len(train))))
         return self.preparation.for_testing(x)
 
     def without_validation(self) -> str:
-        """Which clients have nothing to validate on, in words; empty where all have something."""
+        """Describe the clients without validation data; empty if all have some."""
         lacking = [client.id for client in self.clients if client.validation is None or not len(client.validation)]
         if not lacking:
             return ""
@@ -315,7 +315,7 @@ class Federation:
         return f"{len(lacking)} of {len(self.clients)} clients of {self.name} have none ({shown})"
 
     def tests(self, clients: Collection[str] | None = None) -> dict[str, list[Examples]]:
-        """The test data of seen domains, or of these clients only; what several clients share is there once."""
+        """Return the test sets by seen domain, optionally of some clients only. Shared test sets occur once."""
         found: dict[str, dict[int, Examples]] = {}
         for client in self.clients if clients is None else (client for client in self.clients if client.id in clients):
             for domain, examples in client.tests.items():
@@ -323,14 +323,14 @@ class Federation:
         return {domain: list(examples.values()) for domain, examples in found.items()}
 
     def test_sizes(self, clients: Collection[str] | None = None) -> dict[str, dict[str, int]]:
-        """Numbers of test examples by view and domain; of seen domains, those of these clients only, where they are given."""
+        """Return the number of test examples by view and domain. ``clients`` restricts the seen domains."""
         return {
             "seen": {domain: sum(map(len, parts)) for domain, parts in self.tests(clients).items()},
             "unseen": {domain: len(examples) for domain, examples in self.unseen.items()},
         }
 
     def pooled(self) -> Federation:
-        """The same data with all training examples at one client, tests kept by domain."""
+        """Return the same data with all training examples at one client, and test sets by domain."""
         tests = self.tests()
         validations = [client.validation for client in self.clients if client.validation is not None]
         union = ClientData(
@@ -344,7 +344,7 @@ class Federation:
 
 
 def in_batches(examples: Examples, size: int, minimum: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-    """Examples in order, a batch at a time; a last batch of fewer than ``minimum`` is merged into the one before."""
+    """Yield the examples in batches. A last batch smaller than ``minimum`` is merged into the previous one."""
     size, count = max(size, minimum), len(examples)
     starts = list(range(0, count, size))
     if len(starts) > 1 and count - starts[-1] < minimum:

@@ -1,4 +1,4 @@
-"""The entries of a model's state, each classed by the type of the module that owns it; and the statistics of batch norm."""
+"""State entries (parameters and buffers), with their entry kind; and the statistics of batch norm."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Average: TypeAlias = Literal["moving", "batches", "samples"]
 
 
 def batch_norms_of(model: nn.Module) -> list[BatchNorm]:
-    """Every batch norm of a model, in its order."""
+    """Return all batch norms of a model, in order."""
     return [module for module in model.modules() if isinstance(module, BatchNorm)]
 
 
 def layers_with_statistics(model: nn.Module) -> list[str]:
-    """The paths of all batch norms that keep running statistics, in the order of the model."""
+    """Return the paths of all batch norms with running statistics, in order."""
     return [path for path, module in model.named_modules() if isinstance(module, BatchNorm) and module.running_mean is not None]
 
 
@@ -30,14 +30,14 @@ def layers_with_statistics(model: nn.Module) -> list[str]:
 def estimate_statistics(
     model: nn.Module, batches: Iterable[Tensor], average: Average, forward: Callable[[Tensor], object] | None = None
 ) -> None:
-    """Let the statistics of batch norm follow some batches; everything else predicts. The model is left in evaluation mode.
+    """Update the batch-norm statistics with some batches. The model is in evaluation mode afterwards.
 
     Args:
-        model: whose statistics are changed in place.
-        batches: prepared inputs on the model's device.
-        average: moving: go on from the present statistics, with each layer's own momentum; batches: forget them, and take the mean over
-            batches; samples: the same, each batch weighted by its size.
-        forward: runs one batch through the model; None: the model itself.
+        model: Model whose statistics are changed in place.
+        batches: Preprocessed inputs on the model's device.
+        average: "moving" continues from the current statistics with each layer's momentum. "batches" discards them and takes the
+            mean over batches. "samples" does the same, with each batch weighted by its size.
+        forward: Runs one batch through the model. None: the model itself.
     """
     layers = batch_norms_of(model)
     momenta = [layer.momentum for layer in layers]
@@ -75,7 +75,7 @@ OPTIMIZER = "optimizer/"
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of the state. ``of`` names the parameter that an optimizer buffer belongs to."""
+    """State entry: a parameter or buffer. ``of`` is the parameter that an optimizer buffer belongs to."""
 
     name: str
     kind: str
@@ -87,12 +87,12 @@ class Entry:
 
     @property
     def size(self) -> int:
-        """Bytes of its values."""
+        """Size in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def layer_family(module: nn.Module) -> str:
-    """The family of a module by its type, whatever it is called; a layer may declare its own."""
+    """Return the layer type of a module, from its class. A layer may declare its own."""
     declared: str | None = getattr(type(module), "layer_family", None)
     if declared is not None:
         return declared
@@ -114,7 +114,7 @@ NORM_FAMILIES = frozenset({"batch_norm", "instance_norm", "group_norm", "layer_n
 
 
 def entries_of(model: nn.Module, head: str | None = None) -> dict[str, Entry]:
-    """Class every entry of the state, in the order of ``state_dict``."""
+    """Return all entries of a model with their kinds, in the order of ``state_dict``."""
     found: dict[str, Entry] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         family = layer_family(module)
@@ -122,14 +122,19 @@ def entries_of(model: nn.Module, head: str | None = None) -> dict[str, Entry]:
             name = f"{path}.{key}" if path else key
             found[name] = Entry(name, _kind(module, family, key), family, tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
     state = model.state_dict()
-    _complain_about_unlisted(model, state, found)
+    unlisted = [name for name, value in state.items() if name not in found or not isinstance(value, Tensor)]
+    if unlisted:
+        raise ModelError(
+            f"{type(model).__name__} has state that is neither a parameter nor a buffer ({', '.join(unlisted[:3])}). "
+            "Register it as a buffer, so that it can be sent."
+        )
     if head is not None:
         found = {name: _as_head(entry, head) for name, entry in found.items()}
     return {name: found[name] for name in state}
 
 
 def optimizer_entries(entries: Mapping[str, Entry], buffers: tuple[str, ...]) -> dict[str, Entry]:
-    """Entries for the optimizer's buffers of every trainable parameter."""
+    """Return the entries of the optimizer buffers of all trainable parameters."""
     made = {}
     for entry in entries.values():
         if entry.trainable:
@@ -160,31 +165,22 @@ def _kind(module: nn.Module, family: str, key: str) -> str:
     return AFFINE if family in NORM_FAMILIES else WEIGHT
 
 
-def _complain_about_unlisted(model: nn.Module, state: Mapping[str, Any], found: Mapping[str, Entry]) -> None:
-    strange = [name for name, value in state.items() if name not in found or not isinstance(value, Tensor)]
-    if strange:
-        raise ModelError(
-            f"{type(model).__name__} keeps state that is neither a parameter nor a buffer ({', '.join(strange[:3])}); "
-            "register it as a buffer so that it can be classed and sent."
-        )
-
-
 def _as_head(entry: Entry, head: str) -> Entry:
     inside = entry.name.startswith(f"{head}.")
     return replace(entry, kind=HEAD) if inside and entry.kind == WEIGHT else entry
 
 
 def find_head(model: nn.Module, sample: Tensor, named: str | None = None) -> tuple[str | None, str]:
-    """The path of the module that makes the logits, and, where it is in doubt, why.
+    """Return the path of the module that produces the logits, or None and the reason.
 
-    The head is what the user named, else the model's own ``get_classifier()``, else the last module with parameters of its own
+    The head is the module that the user specified, otherwise the model's ``get_classifier()``, otherwise the last module with parameters
     whose output is the model's output in one traced batch.
     """
     paths = {module: path for path, module in model.named_modules()}
     if named is not None:
         known = {path: module for module, path in paths.items()}
         if named not in known:
-            raise ModelError(f"{type(model).__name__} has no module called {named!r} to be the head. {nearest(named, known)}")
+            raise ModelError(f"{type(model).__name__} has no module {named!r} to use as the head. {nearest(named, known)}")
         return named, ""
     own = getattr(model, "get_classifier", None)
     if callable(own):
@@ -211,4 +207,4 @@ def _traced_head(model: nn.Module, sample: Tensor, paths: Mapping[nn.Module, str
             hook.remove()
     if last and last[0][1] is output and paths[last[0][0]]:
         return paths[last[0][0]], ""
-    return None, f"the output of {type(model).__name__} is not made by one last layer; name it with --head"
+    return None, f"the output of {type(model).__name__} does not come from a single last layer; specify the head with --head"

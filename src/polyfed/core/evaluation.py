@@ -1,14 +1,12 @@
-"""Evaluation, as exchanges: each seen client's own model on its domains, and the newcomer model on unseen domains.
+"""Evaluation as exchanges: each seen client's model on its domains, and the newcomer model on unseen domains.
 
-The two views are never mixed. What a newcomer gets for layers that are local is a choice; their values are collected by a
-question of their own, only when a newcomer is asked for, and counted apart.
+The two views are never mixed. A newcomer is a client that did not take part in training. ``--newcomer`` selects its values for local
+layers. They are collected by a separate request, only if needed, and this traffic is counted separately.
 
-Which clients are scored: where all models are equal, enough to cover all test data; else all, or a sample drawn by the seed. Clients with
-one and the same model are scored in one pass over all their examples. Scored one by one, a client with a few examples costs as much as
-one with a hundred: loading the model, a small batch, and a few dozen small sums. So neighbours share a test batch, if that costs less
-than trying it. That this changes no score is tried at every batch: the predictions of its first and its last client must be those that
-they get when they are alone. Where they are not (statistics of the batch, random predictions), and wherever anything fails, clients are
-scored one by one.
+If all models are equal, the scored clients cover all test data; otherwise all clients are scored, or a seeded sample. Clients with the same
+model share test batches, since scoring a client with a few examples costs as much as one with a hundred. Every shared batch is verified: the
+predictions for its first and its last client must equal those for the client alone. If they differ (batch statistics, random predictions), or
+if anything fails, clients are scored one by one.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def scored_clients(server: Server, split: str = "test") -> list[str]:
-    """Ids of the clients to ask for scores, in the fixed order; the same ones after every round."""
+    """Return the ids of the clients to score, in canonical order. They are the same after every round."""
     if not models_are_equal(server.method, server.plan):
         return sample_to_score(server.clients, server.settings.evaluate_clients, server.settings.seed)
     if split == "validation":
@@ -48,7 +46,7 @@ def scored_clients(server: Server, split: str = "test") -> list[str]:
 
 
 def models_are_equal(method: Method, plan: Plan) -> bool:
-    """Whether all clients have the server's model."""
+    """Return True if all clients have the server's model."""
     return not plan.has_local_entries and method.outgoing is None and not method.receiving
 
 
@@ -63,7 +61,7 @@ def covering(clients: Sequence[ClientInfo]) -> list[str]:
 
 
 def sample_to_score(clients: Sequence[ClientInfo], most: int, seed: int) -> list[str]:
-    """``most`` clients (0: all), from each domain by its share of the clients; at least one from each, even if these are more."""
+    """Sample ``most`` clients (0: all), in proportion to the domains, with at least one client per domain."""
     if not most or len(clients) <= most:
         return [info.id for info in clients]
     by_domain: dict[tuple[str, ...], list[str]] = {}
@@ -118,7 +116,7 @@ def pays(sizes: Sequence[int]) -> bool:
 
 
 def evaluate_together(clients: Sequence[Client], payload: Payload) -> list[Payload | None] | None:
-    """Return the replies of these clients to ``evaluate``, in one batch; None for a client that is scored alone, or if all of them are."""
+    """Return the replies of these clients to ``evaluate``, computed in one batch. None: score that client, or all clients, alone."""
     first, bench = clients[0], clients[0].bench
     if len(clients) == 1 or not may_share(clients, payload):
         return None
@@ -126,12 +124,12 @@ def evaluate_together(clients: Sequence[Client], payload: Payload) -> list[Paylo
         with default_stream(bench.settings.seed, "answer", first.round, first.id, device=bench.device):
             first.receive(payload.entries)
             return _answers(clients, payload.extras.get("split", "test"), bool(payload.extras.get("detail", False)))
-    except Exception:  # each client by itself says what is wrong, and with whom
+    except Exception:  # scoring the clients one by one reports which client fails
         return None
 
 
 def may_share(clients: Sequence[Client], payload: Payload) -> bool:
-    """Whether these clients have the same model, and predict in single precision."""
+    """Return True if these clients have the same model, and predict in single precision."""
     bench = clients[0].bench
     unsent = bench.live.keys() - payload.entries.keys()
     return (
@@ -148,7 +146,7 @@ def _answers(clients: Sequence[Client], split: str, in_detail: bool) -> list[Pay
     by_client = [scored_parts(client.data, split) for client in clients]
     parts = [examples for found in by_client for examples in found.values()]
     pairs = [examples.batch(slice(None)) for examples in parts]
-    if len({x.dtype for x, _ in pairs}) > 1:  # joined, bytes would become numbers that nobody scales
+    if len({x.dtype for x, _ in pairs}) > 1:  # concatenation would turn bytes into unscaled numbers
         return None
     x, y = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
     if len(y) > bench.test_batch_size:
@@ -167,7 +165,7 @@ def _answers(clients: Sequence[Client], split: str, in_detail: bool) -> list[Pay
 
 
 def near_ties(probabilities: Tensor) -> Tensor:
-    """Mark the images whose answer is not clear enough to be the same in a batch of another size."""
+    """Mark the examples whose prediction may differ in a batch of another size."""
     if probabilities.shape[1] < 2:
         return torch.zeros(len(probabilities), dtype=torch.bool)
     first, second = probabilities.topk(2, dim=1).values.unbind(dim=1)
@@ -180,7 +178,7 @@ def _predicted(bench: Workbench, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Row:
-    """The scores of one client's model on one domain; ``client`` is "newcomer" on unseen domains."""
+    """Scores of one client's model on one domain. ``client`` is "newcomer" on unseen domains."""
 
     view: str
     client: str
@@ -190,36 +188,36 @@ class Row:
 
 @dataclass(frozen=True)
 class Newcomer:
-    """Models for somebody never trained on. ``score`` says whether their outputs are averaged (ensemble) or their scores are (mean_of_models)."""
+    """Models for a newcomer, with weights. ``score``: average their outputs ("ensemble") or their scores ("mean_of_models")."""
 
     models: Sequence[tuple[float, Mapping[str, Tensor]]]
     score: str = "ensemble"
 
 
 def seen(server: Server, split: str = "test", in_detail: bool = False) -> Exchange[list[Row]]:
-    """Request clients to score their own models; in detail, with the confusion matrix and the AUROC."""
+    """Request clients to score their models; in detail, with the confusion matrix and the AUROC."""
     for prepare in server.method.before_evaluation:
         yield from prepare(server)
     clients = scored_clients(server, split)
-    question: dict[str, Any] = {"split": split, **({"detail": True} if in_detail else {})}
+    extras: dict[str, Any] = {"split": split, **({"detail": True} if in_detail else {})}
     enough = MANY if in_detail or not server.task.class_labels else 2
     together = len(clients) >= enough and models_are_equal(server.method, server.plan)
     if together:
-        payloads = dict.fromkeys(clients, Payload(server.outgoing(""), question))
+        payloads = dict.fromkeys(clients, Payload(server.outgoing(""), extras))
     else:
-        payloads = {client: Payload(server.outgoing(client), question) for client in clients}
+        payloads = {client: Payload(server.outgoing(client), extras) for client in clients}
     replies = yield Request("evaluate", payloads, EVALUATION, server.round, together=together)
     return [Row("seen" if split == "test" else split, r.client, d, n) for r in replies for d, n in r.extras["scores"].items()]
 
 
 def newcomer(server: Server, bench: Workbench, choice: str, target: Callable[[], Iterator[Tensor]]) -> Exchange[Newcomer]:
-    """The models a newcomer gets.
+    """Build the models for a newcomer.
 
     Args:
-        server: whose state it starts from.
-        bench: where models are tried.
+        server: Server state to start from.
+        bench: Workbench to run models on.
         choice: averaged, re-estimated, nearest or ensemble.
-        target: gives the newcomer's own inputs on the bench's device, prepared, without labels, a batch at a time.
+        target: Yields batches of the newcomer's inputs, preprocessed, without labels, on the workbench's device.
     """
     for prepare in server.method.before_evaluation:
         yield from prepare(server)
@@ -236,7 +234,7 @@ def newcomer(server: Server, bench: Workbench, choice: str, target: Callable[[],
 
 
 def own_newcomer(server: Server) -> Exchange[Newcomer]:
-    """What the method itself gives a newcomer, or gave it when clients could still be asked."""
+    """Return the method's newcomer models, or those saved while its clients were still reachable."""
     assert server.method.newcomer is not None
     if server.saved_newcomer is not None:
         return server.saved_newcomer
@@ -245,7 +243,7 @@ def own_newcomer(server: Server) -> Exchange[Newcomer]:
 
 
 def inputs_of(bench: Workbench, examples: Examples) -> Callable[[], Iterator[Tensor]]:
-    """Gives a newcomer's inputs, prepared, a batch at a time; none of one input, which some norms cannot take, if it can be helped."""
+    """Return a function that yields preprocessed inputs in batches of at least two if possible, since some norms need two."""
 
     def target() -> Iterator[Tensor]:
         batches = in_batches(examples, bench.settings.test_batch_size, minimum=2)
@@ -254,33 +252,33 @@ def inputs_of(bench: Workbench, examples: Examples) -> Callable[[], Iterator[Ten
     return target
 
 
-def _ask_for_entries(server: Server, names: Sequence[str]) -> Request:
-    question = Payload(extras={"names": list(names)})
-    return Request("entries", dict.fromkeys((info.id for info in server.clients), question), NEWCOMER, server.round)
+def _request_entries(server: Server, names: Sequence[str]) -> Request:
+    payload = Payload(extras={"names": list(names)})
+    return Request("entries", dict.fromkeys((info.id for info in server.clients), payload), NEWCOMER, server.round)
 
 
 def averaged_state(server: Server) -> Exchange[Entries]:
-    """The server's state, with entries that are local averaged over the clients that have trained."""
+    """Return the server's state, with local entries averaged over the clients that have trained."""
     names = server.plan.local_names
     if not names or server.averaged_local_entries:
         return server.state | server.averaged_local_entries
     reduction = Reduction(by_type({name: server.plan.entries[name].dtype for name in names}))
-    replies = yield _ask_for_entries(server, names)
-    answered = False
+    replies = yield _request_entries(server, names)
+    any_reply = False
     for reply in replies:
-        answered = True
+        any_reply = True
         if not reply.extras["untrained"]:
             reduction.add(reply.entries, server.weight(reply))
-    if not answered:
-        raise TooFewReplies("No client has sent the layers it keeps, so there is no average of them for a newcomer.")
+    if not any_reply:
+        raise TooFewReplies("Cannot build a newcomer model: no client sent its local layers.")
     return server.state | reduction.finish()
 
 
 def client_states(server: Server) -> Exchange[dict[str, Entries]]:
-    """Every trained client's own model; what is shared is stored once."""
+    """Return the model of every trained client. Shared tensors are stored once."""
     if not server.plan.has_local_entries and server.method.outgoing is None:
         return {"server": dict(server.state)}
-    replies = yield _ask_for_entries(server, server.plan.unsent_names)
+    replies = yield _request_entries(server, server.plan.unsent_names)
     states = {
         reply.client: server.state | server.outgoing(reply.client) | dict(reply.entries)
         for reply in replies
@@ -291,7 +289,7 @@ def client_states(server: Server) -> Exchange[dict[str, Entries]]:
 
 @torch.no_grad()
 def re_estimated(bench: Workbench, state: Mapping[str, Tensor], target: Iterator[Tensor]) -> Entries:
-    """The state with batch-norm statistics estimated on the newcomer's own inputs (a mean over batches, by their sizes)."""
+    """Return the state with batch-norm statistics estimated on the newcomer's inputs (mean over batches, weighted by size)."""
     bench.load(_model_entries(bench, state))
     estimate_statistics(bench.model, target, "samples", functools.partial(_pass, bench.model))
     return {name: value.detach().to(CPU, copy=True) for name, value in bench.live.items()}
@@ -304,15 +302,15 @@ def _pass(model: nn.Module, x: Tensor) -> None:
         if len(x) > 1:
             raise
         raise DataError(
-            f"Statistics cannot be estimated from one input: {error} Give two or more, or choose --newcomer averaged or ensemble."
+            f"Statistics cannot be estimated from one input: {error} Pass two or more inputs, or use --newcomer averaged or ensemble."
         ) from error
 
 
 def nearest_client(bench: Workbench, states: Mapping[str, Mapping[str, Tensor]], target: Callable[[], Iterator[Tensor]]) -> str:
-    """The client whose model suits the target best, judged without labels.
+    """Return the client whose model fits the target best, without labels.
 
-    Where clients hold statistics of their own, the one whose statistics are nearest to those of the target under its own weights
-    (symmetric divergence of the channels' Gaussians, averaged); else the one that is surest of its answers (lowest mean entropy).
+    If clients have local statistics, it is the client whose statistics are nearest to those of the target under its weights (mean symmetric
+    divergence of the channels' Gaussians). Otherwise it is the client with the most confident predictions (lowest mean entropy).
     """
     local_statistics = [n for n, e in bench.plan.entries.items() if e.kind == STATISTIC and n in bench.plan.unsent_names]
     judge = _statistics_distance if local_statistics else _mean_entropy
@@ -338,7 +336,7 @@ def _statistics_distance(bench: Workbench, state: Mapping[str, Tensor], target: 
 def _mean_entropy(bench: Workbench, state: Mapping[str, Tensor], target: Iterator[Tensor]) -> float:
     bench.load(_model_entries(bench, state))
     bench.model.eval()
-    entropies = [bench.task.doubt(predicted(bench, x)) for x in target]
+    entropies = [bench.task.entropy(predicted(bench, x)) for x in target]
     return float(torch.cat(entropies).mean())
 
 
@@ -375,7 +373,7 @@ def _all_predicted(bench: Workbench, state: Mapping[str, Tensor], examples: Exam
 
 
 def mean_numbers(many: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The mean of several scores, number by number, over those that all of them have."""
+    """Return the mean of each number that all score records have."""
     shared = [key for key in many[0] if all(key in numbers for numbers in many)]
     return {key: _mean([numbers[key] for numbers in many]) for key in shared}
 

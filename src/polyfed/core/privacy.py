@@ -1,8 +1,8 @@
-"""What leaves a client, and whether the method's promise of differential privacy covers it; and what of that promise was spent.
+"""List everything that leaves a client, and whether the method's differential privacy guarantee covers it; report the privacy ledger.
 
-A method that adds noise says so in its facts: ``protects`` (samples or clients), ``noise_at``, ``noise_from``. Everything that leaves a client
-is then judged here, by what parts declare. Code in a slot is taken to look at the data unless it says ``reads_data = False``: then it works with
-weights, gradients and what the server sent, and what it makes of noisy values is as private as they are.
+A method that adds noise declares it in its facts: ``protects`` (samples or clients), ``noise_at``, ``noise_from``. Everything that leaves a
+client is judged here by the declarations of parts. Code in a slot counts as reading the data unless it declares ``reads_data = False``. Such
+code uses only weights, gradients and values from the server, so its results are as private as its inputs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from polyfed.settings import Settings
 
 TRAINING_SLOTS = ("receiving", "inputs", "gradients", "uploads", "before_training", "after_training", "objective", "task_loss")
-"""Slots whose code runs at a client while it trains, between the data and what leaves."""
+"""Slots whose code runs at a client during training, between the data and the uploads."""
 
 ACCOUNTS = "privacy"
-"""Where the server remembers what every client has spent, and the name of the extra that says it."""
+"""Key of the clients' privacy ledgers in the server's memory, and name of the extra that reports them."""
 
 CLASS_COUNTS, TRAINING_LOSS, VALIDATION_SCORES = "numbers of samples by class", "training loss", "validation scores"
-"""What every run may send without noise, and a node can do without."""
+"""Values that any run may send without noise, and that a node may withhold."""
 
 TEST_SCORES, KEPT_LAYERS = "test scores", "layers that stay at clients"
 
@@ -37,12 +37,12 @@ class Departure:
     """One thing that leaves a client.
 
     Attributes:
-        what: its name.
-        part: the part of the method that sends it; empty: every run does.
-        when: how often.
-        granularity: made from single samples (``per sample``), from many together (``aggregate``), or from none.
-        covered: whether the promise holds for it.
-        why: the reason, in words.
+        what: Name.
+        part: Part of the method that sends it. Empty: every run does.
+        when: How often it is sent.
+        granularity: Derived from single samples (``per sample``), from many (``aggregate``), or from ``none``.
+        covered: True if the privacy guarantee covers it.
+        why: Reason.
     """
 
     what: str
@@ -58,13 +58,13 @@ class Departure:
 
 @dataclass(frozen=True)
 class Charge:
-    """What one training of a client spends: steps of a Gaussian mechanism on Poisson samples.
+    """Privacy cost of one training of a client: steps of a Gaussian mechanism on Poisson samples.
 
     Attributes:
-        protects: the unit of the promise: samples, or the whole client.
-        noise_multiplier: the spread of the noise over the clip.
-        sample_rate: the probability with which a sample is in a step.
-        steps: how many there are.
+        protects: Unit of the guarantee: samples, or the whole client.
+        noise_multiplier: Standard deviation of the noise divided by the clipping norm.
+        sample_rate: Probability that a sample is part of a step.
+        steps: Number of steps.
     """
 
     protects: str
@@ -74,7 +74,7 @@ class Charge:
 
 
 def looking_at_data(method: Method) -> Iterator[tuple[str, str]]:
-    """Part and slot of code that may look at the data while a client trains."""
+    """Yield part and slot of all code that may read the data during training."""
     for part in method.parts:
         for slot in TRAINING_SLOTS:
             if any(declared(hook).reads_data for hook in part.items(slot)):
@@ -82,18 +82,18 @@ def looking_at_data(method: Method) -> Iterator[tuple[str, str]]:
 
 
 def departures(method: Method, settings: Settings, plan: Plan | None = None) -> list[Departure]:
-    """Everything that leaves a client, judged; with a plan, model entries by their kinds."""
+    """List everything that leaves a client. With a plan, model entries are listed by entry kind."""
     kept = [_kept_layers(method)] if plan is not None and plan.local_names else []
     return [*_entries(method, plan), *kept, *_extras(method), *_answers(method), *_pooled(method), *_of_every_run(method, settings)]
 
 
 def answered(method: Method, question: str, extras: Mapping[str, Any]) -> Departure | None:
-    """What leaves with the answer to one question, by what it says itself; None: nobody declares such an answer.
+    """Describe what leaves a client with the reply to a request; None if no part declares such a reply.
 
     Args:
-        method: of the run.
-        question: its name.
-        extras: what the server sends along with it.
+        method: Method of the run.
+        question: Name of the request.
+        extras: Extras of the request.
     """
     own = {row.what: row for row in _answers(method)}
     if question in method.answers:
@@ -109,12 +109,12 @@ def answered(method: Method, question: str, extras: Mapping[str, Any]) -> Depart
 
 
 def uncovered(method: Method, settings: Settings, plan: Plan | None = None) -> list[Departure]:
-    """What parts of the method send and its promise does not cover."""
+    """List what parts of the method send without being covered by the privacy guarantee."""
     return [row for row in departures(method, settings, plan) if not row.covered and row.part]
 
 
 def _trained(method: Method) -> tuple[bool, str]:
-    """Whether trained values are covered, and why."""
+    """Return whether trained values are covered, and the reason."""
     facts = method.facts
     if not facts.protects:
         return False, "no noise is added"
@@ -123,10 +123,10 @@ def _trained(method: Method) -> tuple[bool, str]:
         return False, f"{readers[0]} looks at the data without noise"
     if facts.noise_at == "server":
         return True, "clipped at the client; the server, which sees it without noise, adds noise to the sum"
-    made = (
-        "gradients are clipped by sample and get noise" if facts.protects == "samples" else "the update is clipped and gets noise"
+    return (
+        True,
+        "gradients are clipped per sample and get noise" if facts.protects == "samples" else "the update is clipped and gets noise",
     )
-    return True, made
 
 
 def _entries(method: Method, plan: Plan | None) -> Iterator[Departure]:
@@ -198,24 +198,24 @@ def _pooled(method: Method) -> Iterator[Departure]:
 
 
 TEST_DATA_ONLY = Departure(TEST_SCORES, "", "every evaluation", "aggregate", False, "of test data, which nothing is trained on")
-"""Scores that tell nothing of training data beyond what the server has sent itself, or noise covers."""
+"""Scores that reveal no training data beyond values that the server sent, or that noise covers."""
 
 _SCORES = {
     "test": TEST_DATA_ONLY,
     "validation": Departure(VALIDATION_SCORES, "", "every round", "aggregate", False, "of validation data, without noise"),
 }
-"""By the data that a client is scored on."""
+"""Scores by the split that a client is scored on."""
 
 
 def _test_scores(method: Method) -> Departure:
-    """Scores of a client's own layers tell of the data they were trained on, where the noise is only on what is uploaded."""
+    """Describe test scores. Those of local layers reveal training data if only uploads get noise."""
     if method.facts.protects == "clients" and keeps_layers(method):
         return replace(TEST_DATA_ONLY, why="of a model with layers that stay at clients and get no noise")
     return TEST_DATA_ONLY
 
 
 def keeps_layers(method: Method) -> bool:
-    """Whether a rule lets entries of the model stay at clients."""
+    """Return True if a sharing rule keeps model entries at the clients."""
     return any(rule.keep and rule.down is False and rule.select.kinds != {MOMENTUM} for rule in method.sharing)
 
 
@@ -230,14 +230,14 @@ def _of_every_run(method: Method, settings: Settings) -> Iterator[Departure]:
 
 
 def account_keys(method: Method) -> set[str]:
-    """Return where clients store what they have spent."""
+    """Return the keys of the clients' privacy ledgers in their memory."""
     return {declared(hook).account_key for hook in method.after_training} - {""}
 
 
 def account_of(server: Server) -> dict[str, Any] | None:
-    """What the run has spent of its promise, by client and in all; None where it promises nothing.
+    """Return the privacy ledger of the run, by client and in total; None if the method has no privacy guarantee.
 
-    A sample is at one client, so what is spent in all is the most that one client has spent.
+    A sample belongs to one client, so the total is the maximum over clients.
     """
     facts = server.method.facts
     clients: Mapping[str, Mapping[str, Any]] = server.memory_state().get(ACCOUNTS, {})

@@ -1,8 +1,7 @@
-"""How entries of many clients become one: running mean, first, largest; and how much one client can move the mean.
+"""Reducers combine the entries of many clients: running mean, first, largest. Bounds limit the influence of one client.
 
-A reducer starts a folding over a group of entries; the folding takes replies one by one, so a mean keeps one model in memory.
-Reducers that need every reply at once subclass ``CollectedReducer``. Bounds (shares of weight are capped, updates are scaled to a norm)
-are off unless asked for.
+A reducer starts a folding over a group of entries. The folding receives replies one by one, so a mean keeps only one model in memory.
+Reducers that need all replies at once subclass ``CollectedReducer``. Bounds (capped weights, update norms) are off by default.
 """
 
 from __future__ import annotations
@@ -20,28 +19,28 @@ Entries: TypeAlias = "dict[str, Tensor]"
 
 
 class Folding(Protocol):
-    """Takes one client's entries after the other and gives the result."""
+    """Reduction in progress."""
 
     def add(self, entries: Mapping[str, Tensor], weight: float) -> None:
-        """Take one client's values of the group."""
+        """Add one client's values of the group."""
 
     def finish(self) -> Entries:
-        """The reduced values."""
+        """Return the reduced values."""
 
 
 class Reducer(Protocol):
-    """Starts a folding for a group of entries; ``reference`` has the server's present values."""
+    """Starts a folding for a group of entries. ``reference`` contains the server's current values."""
 
     def start(self, reference: Mapping[str, Tensor]) -> Folding: ...
 
 
 class Reduction:
-    """Replies folded into one state: each group of entries by its own reducer. Entries that a reply has not are left out."""
+    """Folds replies into one state, each group of entries with its reducer. Replies may lack some entries."""
 
     def __init__(self, groups: Mapping[Reducer, Sequence[str]], reference: Mapping[str, Tensor] | None = None) -> None:
-        present = reference or {}
+        current = reference or {}
         self.foldings = [
-            (names, reducer.start({name: present[name] for name in names if name in present}))
+            (names, reducer.start({name: current[name] for name in names if name in current}))
             for reducer, names in groups.items()
             if names
         ]
@@ -56,7 +55,7 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Mean:
-    """The weighted mean, folded as a running mean so that no total is needed in advance."""
+    """Weighted mean, as a running mean, so that the total weight is not needed in advance."""
 
     def start(self, reference: Mapping[str, Tensor]) -> Folding:
         return _RunningMean()
@@ -84,13 +83,13 @@ class _RunningMean:
 
 def _summed_in(value: Tensor) -> torch.dtype:
     if not value.is_floating_point():
-        raise TypeError("an integer entry cannot be averaged; give it another reducer")
+        raise TypeError("an integer entry cannot be averaged; use a different reducer")
     return torch.float32 if value.element_size() < 4 else value.dtype
 
 
 @dataclass(frozen=True)
 class First:
-    """The value of the first client in the fixed order (most samples)."""
+    """Value of the first client in canonical order (most samples)."""
 
     def start(self, reference: Mapping[str, Tensor]) -> Folding:
         return _FirstSeen()
@@ -110,7 +109,7 @@ class _FirstSeen:
 
 @dataclass(frozen=True)
 class Largest:
-    """The element-wise largest value: what counters take, so that integers stay integers."""
+    """Element-wise maximum, used for counters, so that integers stay integers."""
 
     def start(self, reference: Mapping[str, Tensor]) -> Folding:
         return _LargestSeen()
@@ -123,7 +122,7 @@ class _LargestSeen(_FirstSeen):
 
 
 def by_type(names: Mapping[str, torch.dtype]) -> dict[Reducer, list[str]]:
-    """The usual reducers: the mean of real numbers, the largest of integers."""
+    """Group entries by default reducer: the mean for floating point, the maximum for integers."""
     groups: dict[Reducer, list[str]] = {Mean(): [], Largest(): []}
     for name, dtype in names.items():
         groups[Mean() if dtype.is_floating_point else Largest()].append(name)
@@ -131,7 +130,7 @@ def by_type(names: Mapping[str, torch.dtype]) -> dict[Reducer, list[str]]:
 
 
 class CollectedReducer:
-    """Base of reducers that need all replies at once; subclasses write ``combine``."""
+    """Base class of reducers that need all replies at once. Subclasses implement ``combine``."""
 
     def start(self, reference: Mapping[str, Tensor]) -> Folding:
         return _Collection(self, reference)
@@ -139,8 +138,8 @@ class CollectedReducer:
     def combine(
         self, clients: Sequence[Mapping[str, Tensor]], weights: Sequence[float], reference: Mapping[str, Tensor]
     ) -> Entries:
-        """The reduced values of the group, from every client's values and weights."""
-        raise TypeError(f"{type(self).__name__} must write combine()")
+        """Return the reduced values of the group."""
+        raise TypeError(f"{type(self).__name__} must implement combine()")
 
 
 class _Collection:
@@ -159,7 +158,7 @@ class _Collection:
 
 @functools.lru_cache(maxsize=8)
 def capped(weights: tuple[float, ...], share: float) -> tuple[float, ...]:
-    """Weights of which none is more than a share of their sum; those below stay. Where that cannot be, all are equal.
+    """Cap weights at a fraction of their sum. If that is impossible, all weights are equal.
 
     >>> capped((20_000_000.0, 100.0, 100.0), 0.5)
     (200.0, 100.0, 100.0)
@@ -178,10 +177,9 @@ def capped(weights: tuple[float, ...], share: float) -> tuple[float, ...]:
 
 @torch.no_grad()
 def bounded(entries: Mapping[str, Tensor], start: Mapping[str, Tensor], largest: float) -> tuple[Mapping[str, Tensor], float]:
-    """Entries whose change from ``start`` is scaled down to a norm, and the norm it had; a smaller change stays as it is to the bit.
+    """Scale the change from ``start`` down to a norm. Return the entries and the original norm; smaller changes are bit-identical.
 
-    The norm is that of everything real-valued that the client changed, batch norm statistics included: what is left out of it
-    could be moved without bound.
+    The norm covers all floating-point entries, including batch-norm statistics, since an excluded entry could change without bound.
     """
     changes = {
         name: value.double() - start[name].double()

@@ -1,4 +1,4 @@
-"""Randomness that depends on names, never on order: every stream derives from (seed, purpose, ...)."""
+"""Random streams that depend on names, not on order: every stream is derived from (seed, purpose, ...)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def derive(seed: int, *names: str | int) -> int:
-    """A 63-bit seed for one purpose.
+    """Return a 63-bit seed for one purpose.
 
     >>> derive(0, "batches", 1, "a") == derive(0, "batches", 1, "a") != derive(0, "batches", 2, "a")
     True
@@ -30,7 +30,7 @@ def chooser(seed: int, *names: str | int) -> random.Random:
 
 @contextmanager
 def default_stream(seed: int, *names: str | int, device: torch.device | None = None) -> Iterator[None]:
-    """Seed torch's default generator inside the block (dropout, augmentation), and a GPU's with it; put them back after."""
+    """Seed the default generators of torch (CPU and GPU) inside the block, and restore them afterwards."""
     own = derive(seed, *names)
     with torch.random.fork_rng(devices=[]), _gpu_stream(own, device):
         torch.default_generator.manual_seed(own)

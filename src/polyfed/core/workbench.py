@@ -1,14 +1,13 @@
-"""The workbench: the one resident model of a process, into which clients are swapped; its device and memory, and what a client keeps.
+"""The workbench: the resident model of a process, its device and memory, and the client state that is swapped in.
 
-Untested on a GPU: the machines this was written on have none. The same code is exercised on the CPU and on torch's ``meta`` device.
+GPU code is untested. The same code runs in tests on the CPU and on torch's ``meta`` device.
 
-Freed memory: steps on large images free and ask for blocks of some hundred megabytes, and what outlives a step lies between them. The
-gaps that are left fit the next client's blocks less and less, so a process would grow with every client. So much freed memory that the C
-library keeps goes back to the system between two clients; within a client's training nothing does, since its next step needs the same blocks.
+Freed memory: steps on large images allocate and free blocks of several hundred megabytes. Fragmentation would let a process grow with every
+client, so large amounts of freed memory are returned to the system between clients. Within a client's training nothing is returned, since
+the next step needs the same blocks.
 
-Optimizers: the methods of torch's own are wrapped, so that its compiler keeps out of them; the wrappers import the compiler for that, more
-than a thousand modules and a third of the time to the first finished round. Nothing in polyfed compiles an optimizer (compiled.py
-traces SGD by itself), so the methods underneath the wrappers are used. Results are not touched by either.
+Optimizers: torch wraps the methods of its optimizers to keep the compiler out of them. The wrappers import the compiler, more than a thousand
+modules. polyfed does not compile optimizers (compiled.py traces SGD itself), so it uses the unwrapped methods. Results are the same.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ PRECISIONS = {"bfloat16": torch.bfloat16}
 
 
 def chosen_device(text: str) -> torch.device:
-    """The device of a setting; one that this machine has not is an error that names what it has."""
+    """Return the device of a setting. Raise ``SettingError`` if this machine does not have it."""
     if text == "auto":
         return torch.device(present_devices()[0])
     device = torch.device(text)
@@ -61,41 +60,41 @@ def chosen_device(text: str) -> torch.device:
 
 
 def present_devices() -> list[str]:
-    """The kinds of devices of this machine, the fastest first."""
+    """Return the device types of this machine, fastest first."""
     found = ["cuda"] if torch.cuda.is_available() else []
     found += ["mps"] if torch.backends.mps.is_available() else []
     return [*found, "cpu"]
 
 
 def moved(tree: T, device: torch.device) -> T:
-    """Plain values and tensors with every tensor on the device; what is there already is not copied."""
+    """Move all tensors of a tree to the device. Tensors that are already on it are not copied."""
     return map_tensors(tree, lambda tensor: tensor.to(device))
 
 
 def sent_to(batch: Tensor, device: torch.device) -> Tensor:
-    """A batch on the device, copied from pinned memory while earlier steps still run."""
+    """Copy a batch to the device, asynchronously from pinned memory on CUDA."""
     if device.type == "cuda":
         batch = batch.pin_memory()
     return batch.to(device, non_blocking=device.type == "cuda")
 
 
 def precision(amp: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Inside the block, operations that allow it run in the precision of the setting. Values and gradients stay in float32."""
+    """Use the given precision inside the block for operations that allow it. Values and gradients stay in float32."""
     return nullcontext() if amp == "off" else torch.autocast(device.type, PRECISIONS[amp])
 
 
 def lay_channels_last(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Before a model's forward pass: images with their channels side by side. Layers hand this layout on; parameters keep theirs."""
+    """Convert images to the channels-last layout before a forward pass. Layers preserve it; parameters are not converted."""
     images = [isinstance(x, Tensor) and x.dim() == 4 for x in inputs]
     return tuple(x.contiguous(memory_format=torch.channels_last) if image else x for x, image in zip(inputs, images, strict=True))
 
 
 MUCH = 256 << 20
-"""Bytes that are kept without asking: they come back page by page, which a small step would feel."""
+"""Freed bytes that are kept: returning them would slow down small steps, which get them back page by page."""
 
 
 class _HeapFacts(ctypes.Structure):
-    """What ``mallinfo2`` of the GNU C library tells, in its order."""
+    """Result of ``mallinfo2`` of the GNU C library."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -105,7 +104,7 @@ class _HeapFacts(ctypes.Structure):
 
 @cache
 def _library() -> Any:
-    """The C library of Linux; None elsewhere, where it cannot be asked for in this way."""
+    """Return the C library on Linux, otherwise None."""
     library = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
     if library is not None and hasattr(library, "mallinfo2"):
         library.mallinfo2.restype = _HeapFacts
@@ -113,14 +112,14 @@ def _library() -> Any:
 
 
 def give_back() -> None:
-    """Return freed memory to the system, where the C library can."""
+    """Return freed memory to the system, if the C library supports it."""
     trim = getattr(_library(), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def give_back_much() -> bool:
-    """Give freed memory back if it is much; returns whether it was. Other C libraries than GNU's are left alone."""
+    """Return freed memory to the system if there is much of it (GNU C library only). Return True if it was."""
     heap = getattr(_library(), "mallinfo2", None)
     if heap is None or heap().free < MUCH:
         return False
@@ -129,7 +128,7 @@ def give_back_much() -> bool:
 
 
 def unwrapped(kind: type[Optimizer]) -> type[Optimizer]:
-    """The same optimizer, whose methods are those underneath the wrappers."""
+    """Return the same optimizer class with unwrapped methods."""
     methods = {name: inspect.unwrap(getattr(kind, name)) for name in ("add_param_group", "zero_grad", "step")}
     return type(kind.__name__, (kind,), methods | {"step": torch.no_grad()(methods["step"])})
 
@@ -143,12 +142,12 @@ def make_optimizer(settings: Settings, parameters: Iterable[torch.nn.Parameter],
 
 
 PIXELS_OF_A_TEST_BATCH = 256 * 96 * 96
-"""At 224 pixels a test batch has 47 images; of 256, each of the first maps of a ResNet-18 would have 0.8 GB."""
+"""Limits a test batch to 47 images at 224 pixels. With 256, each of the first maps of a ResNet-18 would take 0.8 GB."""
 
 
 @dataclass
 class Workbench:
-    """The one resident model of a process, into which clients are swapped by copying only what differs."""
+    """Resident model of a process. Clients are swapped in by copying only the values that differ."""
 
     model: nn.Module
     method: Method
@@ -176,29 +175,29 @@ class Workbench:
         self.parameters: dict[str, nn.Parameter] = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         inside = "" if self.head is None else f"{self.head}."
         self.head_entries = {name: name.removeprefix(inside) for name in self.live if inside and name.startswith(inside)}
-        """The entries inside the head, each with its name there."""
+        """Entries inside the head, with their name relative to it."""
         self.batch_norms = batch_norms_of(self.model)
         hooks = (*self.method.objective, *self.method.gradients, self.method.task_loss)
         self.wants_features = any(declared(hook).needs_features for hook in hooks)
         self.own_step: Callable[[Client, int, Tensor, Tensor], Tensor] | None = None
-        """Takes a training step in the place of the client's own way (compiled steps)."""
+        """Replaces ``Client.train_on`` (compiled steps)."""
         self.own_optimizer: Callable[..., torch.optim.Optimizer] | None = None
-        """Makes a client's optimizer from its parameters and ``lr``, where the user gave one in Python."""
+        """User-supplied factory of a client's optimizer, from its parameters and ``lr``."""
         self.own_schedule: Callable[[int, int], float] | None = None
-        """The factor on the learning rate from a round and the number of rounds, where the user gave one in Python."""
+        """User-supplied factor on the learning rate, from the round and the number of rounds."""
         self.measure: str = self.task.main_measure
-        """The metric by which the run chooses its round; the run sets it before round 1."""
+        """Metric that selects the best round. The run sets it before round 1."""
         self.answers: dict[tuple[str, str, str], Mapping[str, Tensor]] | None = None
-        """The answers of the last evaluation by view, client and domain, where this process notes them. They never travel."""
+        """Predictions of the last evaluation by view, client and domain, if this process records them. They are never sent."""
 
     def note_answers(self, view: str, client: str, domain: str, scores: TaskScores) -> None:
-        """Note the answer for each image, where somebody in this process wants them."""
+        """Record the prediction for each example, if this process records them."""
         if self.answers is not None and scores.in_detail and (answers := scores.answers()):
             self.answers[view, client, domain] = answers
 
     @property
     def test_batch_size(self) -> int:
-        """Samples in a test batch: as the settings say, and of large images fewer, so that what layers make of a batch stays bounded."""
+        """Samples in a test batch: the setting, reduced for large images to bound the memory."""
         height_and_width = self.input_shape[1:]
         return min(self.settings.test_batch_size, max(1, PIXELS_OF_A_TEST_BATCH // math.prod(height_and_width)))
 
@@ -212,22 +211,22 @@ class Workbench:
         return self.model.get_submodule(self.require_head("This method"))
 
     def require_head(self, what: str) -> str:
-        """The path of the head; where it is in doubt, an error that says what needs it."""
+        """Return the path of the head. Raise ``ModelError`` if it could not be detected."""
         if self.head is None:
-            raise ModelError(f"{what} needs the model's head, which is in doubt. Name it with --head NAME.")
+            raise ModelError(f"{what} needs the model's output layer, which could not be detected. Specify it with --head NAME.")
         return self.head
 
 
 @dataclass
 class ClientState:
-    """What a client keeps between rounds: local entries, and memory (tensors, numbers, text)."""
+    """State that a client keeps between rounds: local entries, and memory (tensors, numbers, text)."""
 
     entries: dict[str, Tensor] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
 
 
 def forward_with_features(bench: Workbench, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits, and the input of the head that made them."""
+    """Return the logits and the input of the head."""
     caught: list[Tensor] = []
     hook = bench.head_module.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
     try:
@@ -238,7 +237,7 @@ def forward_with_features(bench: Workbench, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def features_or_outputs(bench: Workbench, x: Tensor) -> Tensor:
-    """A flat vector for each input: the input of the head, or, where the head is in doubt, what the model gives."""
+    """Return a flat vector per input: the input of the head, or the model's output if the head could not be detected."""
     return (bench.model(x) if bench.head is None else forward_with_features(bench, x)[1]).flatten(1)
 
 

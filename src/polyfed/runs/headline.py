@@ -104,10 +104,10 @@ def warnings(domains: Domains, who: str = "The model") -> list[str]:
     if not found:
         return []
     task = task_of_records(found)
-    shown = [f"{view} {domain}: {task.compared_with_nobody(numbers)}" for (view, domain), numbers in found.items()]
+    shown = [f"{view} {domain}: {task.compared_with_baseline(numbers)}" for (view, domain), numbers in found.items()]
     more = f"; and {len(shown) - NAMED} more" if len(shown) > NAMED else ""
     return [
-        f"{who} is no better than {task.nobody} on {len(found)} of {len(domains)} test sets ({'; '.join(shown[:NAMED])}{more})."
+        f"{who} is no better than {task.baseline} on {len(found)} of {len(domains)} test sets ({'; '.join(shown[:NAMED])}{more})."
     ]
 
 

@@ -29,14 +29,14 @@ from polyfed.tasks.task import (
 
 UNEVEN = 3.0
 BINS = 15
-"""Confidence bins of equal width for the calibration error."""
+"""Number of confidence bins of equal width for the calibration error."""
 
 
 class Classification(Task):
     """Every example has one class."""
 
     name = "classification"
-    targets = "one whole number for each example, its class, from 0"
+    targets = "one integer per example, its class, starting at 0"
     default_loss = "cross_entropy"
     measures = (
         *("accuracy", "balanced_accuracy", "macro_f1", "auroc"),
@@ -52,10 +52,10 @@ class Classification(Task):
         if targets.dtype not in WHOLE or targets.dim() != 1:
             return kind_of(targets)
         bounds = (int(targets.min()), int(targets.max())) if len(targets) else (0, 0)
-        strange = next((label for label in bounds if label < 0 or (classes is not None and label >= classes)), None)
-        if strange is None:
+        invalid = next((label for label in bounds if label < 0 or (classes is not None and label >= classes)), None)
+        if invalid is None:
             return ""
-        return f"hold the label {strange}" + ("" if classes is None else f", and there are {classes} classes: 0 to {classes - 1}")
+        return f"contain the label {invalid}" + ("" if classes is None else f", but the {classes} classes are 0 to {classes - 1}")
 
     def width(self, targets: Sequence[Tensor]) -> int:
         return 1 + max(int(part.max()) for part in targets if len(part))
@@ -67,7 +67,7 @@ class Classification(Task):
     def problem_with_counts(self, counts: Sequence[int], samples: int, classes: int) -> str:
         if len(counts) != classes:
             return f"{len(counts)} class_counts for {classes} different classes"
-        return "" if sum(counts) == samples else f"class_counts add up to {sum(counts)}, and it has {samples} examples"
+        return "" if sum(counts) == samples else f"class_counts add up to {sum(counts)}, but it has {samples} examples"
 
     def strata(self, examples: HasTargets) -> Tensor:
         return examples.labels
@@ -85,7 +85,7 @@ class Classification(Task):
         by_class = {name: float(value) for name, value in zip(classes, predicted, strict=True)}
         return Prediction(classes[place], float(predicted[place]), by_class)
 
-    def doubt(self, predicted: Tensor) -> Tensor:
+    def entropy(self, predicted: Tensor) -> Tensor:
         entropy: Tensor = torch.special.entr(predicted).sum(dim=1)
         return entropy
 
@@ -101,7 +101,7 @@ class Classification(Task):
         return _RECORD.problem(record, None) or problem_with_class_counts(record)
 
     def headline(self, counts: ClassCounts, split: str = "training") -> Headline:
-        """Choose balanced accuracy if the classes of a domain are uneven, else accuracy."""
+        """Choose balanced accuracy if the classes of a domain are uneven, otherwise accuracy."""
         uneven = {domain: ratio for domain, found in counts.items() if (ratio := unevenness(found)) > UNEVEN}
         if not uneven:
             return Headline("accuracy", f"No {split} set has a class with more than three times the images of the others.")
@@ -109,14 +109,14 @@ class Classification(Task):
         more = f" ({len(uneven)} {split} sets are uneven)" if len(uneven) > 1 else ""
         return Headline(
             "balanced_accuracy",
-            f"Classes are uneven, so balanced accuracy heads the tables. In {worst} the most frequent class has {uneven[worst]:.1f} times "
+            f"Classes are uneven, so balanced accuracy is the primary metric. In {worst} the most frequent class has {uneven[worst]:.1f} times "
             f"the {split} images that the other classes have on average{more}. --metric accuracy shows accuracy instead.",
         )
 
     def no_better(self, record: Mapping[str, Any]) -> bool:
-        """Its accuracy is not above the share of that class, and its balanced accuracy is within two standard errors of chance.
+        """Return True if accuracy is not above the baseline, and balanced accuracy is within two standard errors of chance.
 
-        A test set of one class cannot say; neither can scores of before counts were kept.
+        Test sets with one class, and old records without counts, are inconclusive.
         """
         counts = [count for count in record.get("class_counts", ()) if count]
         if len(counts) < 2 or record["accuracy"] > record["majority_rate"] + 1e-9:
@@ -125,7 +125,7 @@ class Classification(Task):
         error = math.sqrt(sum(chance * (1 - chance) / count for count in counts)) / len(counts)
         return bool(record["balanced_accuracy"] <= chance + 2 * error)
 
-    def compared_with_nobody(self, record: Mapping[str, Any]) -> str:
+    def compared_with_baseline(self, record: Mapping[str, Any]) -> str:
         occurring = sum(count > 0 for count in record["class_counts"])
         accuracy, majority, balanced, chance = (
             f"{100 * value:.1f} %"
@@ -135,7 +135,7 @@ class Classification(Task):
 
 
 class Scores(TaskScores):
-    """Sums over test examples from which all measures follow; batches add up.
+    """Sums over test examples, from which all metrics are computed.
 
     >>> scores = Scores(classes=2)
     >>> scores.add(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
@@ -144,11 +144,11 @@ class Scores(TaskScores):
 
     Attributes:
         classes: Number of classes.
-        in_detail: Keep the answer for each example, and, for the AUROC, all probabilities (up to 200 classes).
-        confusion: How often class i was taken for class j, int64, shape (classes, classes).
-        bin_right: Right answers by confidence bin, int64, shape (bins,).
-        bin_confidence: Sum of confidence by bin, float64, shape (bins,).
-        confidence: Sum of the confidence of right answers, and of wrong ones.
+        in_detail: Keep the prediction for each example and, for the AUROC, all probabilities (up to 200 classes).
+        confusion: Number of examples of class i predicted as class j, int64, shape (classes, classes).
+        bin_right: Correct predictions per confidence bin, int64, shape (bins,).
+        bin_confidence: Sum of confidence per bin, float64, shape (bins,).
+        confidence: Sums of the confidence of correct and of wrong predictions.
     """
 
     def __init__(self, classes: int, in_detail: bool = False) -> None:
@@ -162,7 +162,7 @@ class Scores(TaskScores):
         self._probabilities: list[Tensor] = []
 
     def add(self, predicted: Tensor, targets: Tensor) -> None:
-        """Count a batch of probabilities, shape (n, classes), with its labels, shape (n,)."""
+        """Add a batch of probabilities, shape (n, classes), with its labels, shape (n,)."""
         probabilities, labels = checked(predicted, targets, self.classes)
         confidence, answers = probabilities.max(dim=1)
         right = answers == labels
@@ -192,10 +192,10 @@ class Scores(TaskScores):
 
     @property
     def auroc(self) -> float:
-        """The area under the ROC curve of each class against the others, averaged over classes that occur and are not all there is.
+        """Mean one-versus-rest area under the ROC curve, over classes with both positive and negative examples.
 
-        It is the share of pairs (an image of the class, one of another) in which the first has the higher probability; equal ones
-        count half (Hand and Till 2001 write it so for two classes).
+        The area is the fraction of pairs (an example of the class, one of another) in which the first has the higher probability; ties
+        count half (Hand and Till 2001).
         """
         if not self._probabilities:
             return math.nan
@@ -206,7 +206,7 @@ class Scores(TaskScores):
         return ratio(sum(areas), len(areas))
 
     def answers(self) -> dict[str, Tensor]:
-        """Label, answer and confidence for each example, in their order; only where scores are kept in detail."""
+        """Return label, prediction and confidence per example, in order, if scores are kept in detail."""
         columns = {
             "labels": (self._labels, torch.int32),
             "answers": ([answers for answers, _ in self._answers], torch.int32),
@@ -215,7 +215,7 @@ class Scores(TaskScores):
         return {name: torch.cat(parts).to(kind) if parts else torch.zeros(0, dtype=kind) for name, (parts, kind) in columns.items()}
 
     def results(self) -> dict[str, Any]:
-        """All measures as plain numbers, and counts by class. A mean over nothing (no example, no wrong answer) is left out."""
+        """Return all metrics as plain numbers, and counts per class. Undefined means (no example, no wrong prediction) are omitted."""
         counts = (self.confusion.sum(dim=1).tolist(), self.confusion.diagonal().tolist(), self.confusion.sum(dim=0).tolist())
         gap = float((self.bin_right - self.bin_confidence).abs().sum())
         matrix = {"confusion": self.confusion.tolist()} if self.in_detail and self.classes <= MAX_CLASSES else {}
@@ -225,9 +225,9 @@ class Scores(TaskScores):
 def results_of_parts(
     predicted: Tensor, targets: Tensor, sizes: Sequence[int], classes: int, in_detail: bool = False
 ) -> list[dict[str, Any]]:
-    """What ``Scores.results`` says of each of several parts that lie one after the other; sums are made for all of them at once.
+    """Return ``Scores.results`` for each of several consecutive parts, with the sums computed for all parts at once.
 
-    In detail there is a confusion matrix too, but no AUROC: clients that are scored together have few images each.
+    In detail, the confusion matrix is included but not the AUROC, since clients that share a batch have few examples.
     """
     probabilities, labels = checked(predicted, targets, classes)
     parts = len(sizes)
@@ -265,10 +265,10 @@ def _measures(
     """Return the score record.
 
     Args:
-        counts: Test images of each class, those that were right, and how often each class was the answer.
+        counts: Test examples, correct predictions and predictions, per class.
         balanced: Balanced accuracy.
-        gap: Distance between right answers and summed confidence, summed over the confidence bins.
-        confidence: Sum of the confidence of right answers, and of wrong ones.
+        gap: Difference between correct predictions and summed confidence, summed over the confidence bins.
+        confidence: Sums of the confidence of correct and of wrong predictions.
         auroc: AUROC, if scores are in detail.
     """
     count, right = sum(counts[0]), sum(counts[1])
@@ -290,10 +290,10 @@ def _measures(
 
 
 def checked(probabilities: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """The batch on the CPU in double precision; a batch that does not fit is refused."""
+    """Return the batch on the CPU in double precision. Raise an error if it is invalid."""
     if probabilities.shape != (len(labels), classes):
         raise DataError(
-            f"Probabilities of shape {tuple(probabilities.shape)} do not fit {len(labels)} labels and {classes} classes."
+            f"Probabilities of shape {tuple(probabilities.shape)} do not match {len(labels)} labels and {classes} classes."
         )
     probabilities, labels = probabilities.detach().to("cpu", torch.float64), labels.to("cpu", torch.int64)
     if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= classes):
@@ -305,12 +305,12 @@ def checked(probabilities: Tensor, labels: Tensor, classes: int) -> tuple[Tensor
 
 
 def confidence_bins(confidence: Tensor, bins: int = BINS) -> Tensor:
-    """The bin of each confidence. A bin holds its upper bound but not its lower one, as in Guo et al. 2017."""
+    """Return the bin of each confidence. A bin includes its upper bound but not its lower one, as in Guo et al. 2017."""
     return (confidence * bins).ceil().to(torch.int64).sub(1).clamp(0, bins - 1)
 
 
 def problem_with_class_counts(scores: Mapping[str, Any]) -> str:
-    """Why counts by class cannot be; empty where they can, or where there are none."""
+    """Return why counts per class are invalid; empty if they are valid, or if there are none."""
     given = [key for key in (*COUNTS, "confusion") if key in scores]
     if not given:
         return ""

@@ -1,4 +1,4 @@
-"""All tasks: by name, by the targets of given data, and by the numbers in a score record."""
+"""Find a task by name, by targets, or by score record."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def task_named(name: str) -> Task:
 
 
 def task_of_record(record: Mapping[str, Any]) -> Task:
-    """The task whose scores these are."""
+    """Return the task of a score record."""
     return next((task for task in TASKS.values() if task.mark in record), CLASSIFICATION)
 
 
@@ -37,12 +37,12 @@ def task_of_records(records: Mapping[tuple[str, str], Mapping[str, Any]]) -> Tas
 
 
 def pooled(many: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The scores of several clients on one domain as those of one: sums add up, the rest is a mean by the number of test examples."""
+    """Combine the scores of several clients on one domain: sum the counts, average the rest by number of test examples."""
     return task_of_record(many[0]).pooled(many)
 
 
-def told_from(targets: Sequence[Tensor]) -> Task:
-    """The task that targets of this kind are for; where several could be meant, an error that says how to choose."""
+def infer_task(targets: Sequence[Tensor]) -> Task:
+    """Infer the task from the targets. Raise ``DataError`` if they are ambiguous."""
     kinds = {(part.dim(), part.dtype in (*WHOLE, torch.bool)) for part in targets}
     if len(kinds) > 1:
         raise DataError(
@@ -59,47 +59,44 @@ def told_from(targets: Sequence[Tensor]) -> Task:
     if sample.is_floating_point() and sample.dim() in (1, 2):
         if sample.dim() == 1 and all(bool((part == part.round()).all()) for part in targets):
             raise DataError(
-                f"Targets {kind_of(sample)} and hold whole numbers only, so they may be classes or measurements. For classes give whole "
-                "numbers (y.long()); for measurements say --task regression."
+                f"Targets {kind_of(sample)} with integer values, so they may be classes or measurements. For classes, pass integers "
+                "(y.long()). For measurements, use --task regression."
             )
         return REGRESSION
     raise DataError(
-        f"Targets {kind_of(sample)}, which no task has. "
-        + " ".join(f"{task.name.capitalize()} takes {task.targets}." for task in TASKS.values())
+        f"Targets {kind_of(sample)}, which no task supports. "
+        + " ".join(f"{task.name.capitalize()} needs {task.targets}." for task in TASKS.values())
     )
 
 
 def task_for(asked: str, targets: Sequence[Tensor]) -> Task:
-    """The task that was asked for, or the one that the targets are for."""
-    return told_from(targets) if asked == AUTO else task_named(asked)
+    return infer_task(targets) if asked == AUTO else task_named(asked)
 
 
 def require_same(asked: str, found: Task, name: str) -> None:
-    """Refuse a task that the data are not for."""
+    """Raise ``SettingError`` if the requested task does not match the data."""
     if asked not in (AUTO, found.name):
-        raise SettingError(
-            f"--task {asked} was asked for, but {name} is a data set for {found.name} ({found.targets}). Leave --task out."
-        )
+        raise SettingError(f"--task {asked} does not match {name}, a data set for {found.name} ({found.targets}). Remove --task.")
 
 
 def require_measure(metric: str, task: Task) -> None:
-    """Refuse a measure at the head of the tables that the task does not have."""
+    """Raise ``SettingError`` if the task does not have the metric."""
     if metric != AUTO and metric not in task.measures:
         raise SettingError(
-            f"--metric {metric} ({MEASURES[metric]}) is no measure of {task.name}. There are: {', '.join(task.measures)}."
+            f"--metric {metric} ({MEASURES[metric]}) is not a metric of {task.name}. Choose from: {', '.join(task.measures)}."
         )
 
 
 def value_by(measure: str, numbers: Mapping[str, Any], client: str, view: str = "validation") -> float:
-    """Return a metric from the scores of a client; rounds and settings are chosen by it."""
+    """Return the metric that selects rounds and settings, from the scores of a client."""
     if measure not in numbers:
         raise DataError(
-            f"The scores of client {client} have no {MEASURES[measure]}: its {view} targets cannot tell models apart "
-            "(all are equal, or there are none). Give it others, choose by another --metric, or choose the last round (--selection last)."
+            f"The scores of client {client} have no {MEASURES[measure]}: its {view} targets cannot distinguish models "
+            "(all are equal, or there are none). Use other targets, a different --metric, or the last round (--selection last)."
         )
     return float(numbers[measure])
 
 
 def in_percent(task: Task) -> list[str]:
-    """The measures of a task that are shares, and can be shown in percent."""
+    """Return the metrics of a task that are fractions and can be shown in percent."""
     return [name for name in task.measures if name not in IN_UNITS]

@@ -1,4 +1,4 @@
-"""Task losses by name: from a model's outputs and targets to the scalar that is minimised. Each names the tasks that it is for."""
+"""Task losses by name. Each declares the tasks that it supports."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from polyfed.tasks.task import Task
 from polyfed.text import read_call
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""From a batch of outputs and its targets to the mean loss."""
+"""Maps a batch of outputs and its targets to the mean loss."""
 
 losses: Registry[Loss] = Registry("loss")
-"""The run gives ``class_counts`` to those that ask for it; other options come from the text."""
+"""The run passes ``class_counts`` to losses with this parameter. Other options come from the expression."""
 
 
 def cross_entropy(class_weights: str | tuple[float, ...] = "none", class_counts: Sequence[int] | None = None) -> Loss:
-    """Cross-entropy, perhaps with a weight for each class.
+    """Cross-entropy, optionally with class weights.
 
     Args:
         class_weights: "none", "balanced" for ``n / n_c`` over all training examples (0 for a class that has none), or one
@@ -49,10 +49,10 @@ def _weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: tuple[float
 def weighted_focal(
     gamma: float = 2.0, alpha: str | tuple[float, ...] = "balanced", class_counts: Sequence[int] | None = None
 ) -> Loss:
-    """Focal loss with a weight for each class (Fed-ISIC2019, as FLamby trains it).
+    """Focal loss with class weights (Fed-ISIC2019, as in FLamby).
 
     Args:
-        gamma: How strongly easy examples are turned down; 0 gives weighted cross-entropy.
+        gamma: Focusing parameter, which reduces the loss of easy examples; 0 gives weighted cross-entropy.
         alpha: One weight per class, or "balanced" for ``n / n_c`` over all training examples
             (0 for a class that has none).
         class_counts: Training examples of each class over all clients.
@@ -66,24 +66,23 @@ def _focal(logits: Tensor, labels: Tensor, gamma: float, alpha: tuple[float, ...
     """``-alpha_y (1 - p_y)^gamma log p_y``, mean over the batch."""
     of_each = _by_class("weighted_focal: alpha has {} weights", alpha, logits)[labels]
     right = F.log_softmax(logits, dim=1).gather(1, labels[:, None]).squeeze(1)
-    # At p_y = 1 a gamma below 1 has no finite slope; the smallest positive number keeps it finite.
+    # At p_y = 1 and gamma < 1 the gradient is infinite; the smallest positive number keeps it finite.
     wrong = (-torch.expm1(right)).clamp_min(torch.finfo(right.dtype).tiny)
     return -(of_each * wrong**gamma * right).mean()
 
 
 def _by_class(said: str, weights: tuple[float, ...], logits: Tensor, noun: str = "the logits have {} classes") -> Tensor:
-    """One weight per class as a tensor; another number of classes is an error."""
     if logits.shape[1] != len(weights):
         raise OptionError(f"{said.format(len(weights))}, but {noun.format(logits.shape[1])}.")
     return torch.tensor(weights, dtype=logits.dtype, device=logits.device)
 
 
 def _weights(loss: str, option: str, chosen: str | tuple[float, ...], class_counts: Sequence[int] | None) -> tuple[float, ...]:
-    """The weight of each class: as written, or balanced (``n / n_c``, and 0 for a class without examples)."""
+    """Return one weight per class: as given, or balanced (``n / n_c``, and 0 for a class without examples)."""
     if chosen == "balanced":
         total = sum(class_counts or ())
         if class_counts is None or not total:
-            raise DataError(f"{loss}: {option}='balanced' needs the number of training examples of each class, and there is none.")
+            raise DataError(f"{loss}: {option}='balanced' needs the number of training examples per class, which is not available.")
         return tuple(total / count if count else 0.0 for count in class_counts)
     wanted = f"{loss}: {option} is {chosen!r}; it must be 'balanced' or a list with one weight per class"
     if isinstance(chosen, str):
@@ -92,26 +91,26 @@ def _weights(loss: str, option: str, chosen: str | tuple[float, ...], class_coun
     if not numbers or not chosen or any(weight < 0 or not math.isfinite(weight) for weight in chosen):
         raise OptionError(f"{wanted}, none below 0.")
     if class_counts is not None and len(class_counts) != len(chosen):
-        raise OptionError(f"{loss}: {option} has {len(chosen)} weights, but the data have {len(class_counts)} classes.")
+        raise OptionError(f"{loss}: {option} has {len(chosen)} weights, but the data has {len(class_counts)} classes.")
     return tuple(float(weight) for weight in chosen)
 
 
 def pixel_cross_entropy() -> Loss:
-    """Cross-entropy of each pixel that has a class."""
+    """Cross-entropy per pixel, without ignored pixels."""
     return _pixel_cross_entropy
 
 
 def _pixel_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """``-log p_y``, mean over the pixels that have a class; 0 where none has."""
+    """``-log p_y``, mean over the pixels that have a class; 0 if none has."""
     total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
     return total / (labels != IGNORED).sum().clamp_min(1)
 
 
 def binary_cross_entropy(positive: tuple[float, ...] = ()) -> Loss:
-    """Cross-entropy of each label by itself.
+    """Binary cross-entropy per label.
 
     Args:
-        positive: One weight per label for examples that have it; default: 1.
+        positive: One weight per label for positive examples. Default: 1.
     """
     if any(not isinstance(weight, int | float) or not math.isfinite(weight) or weight < 0 for weight in positive):
         raise OptionError(
@@ -128,20 +127,20 @@ def _binary_cross_entropy(logits: Tensor, labels: Tensor, positive: tuple[float,
 
 
 def squared_error() -> Loss:
-    """The mean squared error."""
+    """Mean squared error."""
     return partial(_of_numbers, F.mse_loss)
 
 
 def absolute_error() -> Loss:
-    """The mean absolute error."""
+    """Mean absolute error."""
     return partial(_of_numbers, F.l1_loss)
 
 
 def huber(delta: float = 1.0) -> Loss:
-    """The Huber loss: squared for small errors, absolute for large ones.
+    """Huber loss: squared for small errors, absolute for large ones.
 
     Args:
-        delta: Where it turns from one to the other.
+        delta: Error at which it changes from squared to absolute.
     """
     if not (math.isfinite(delta) and delta > 0):
         raise OptionError(f"huber: delta is {delta}; it must be above 0.")
@@ -153,12 +152,12 @@ def _of_numbers(formula: Callable[..., Tensor], outputs: Tensor, targets: Tensor
 
 
 def task_loss(text: str, task: Task, class_counts: Sequence[int]) -> Loss:
-    """The loss of a task; one that asks for the numbers of examples by class is given them.
+    """Return the loss of a task.
 
     Args:
-        text: of the settings.
-        task: what is learnt.
-        class_counts: training examples of each class over all clients, where the task counts any.
+        text: Loss expression of the settings.
+        task: Task of the run.
+        class_counts: Training examples per class over all clients, for losses with this parameter. Empty if the task has none.
     """
     written = task.default_loss if text == AUTO else text
     record = losses.find(read_call(written).name)
@@ -166,13 +165,13 @@ def task_loss(text: str, task: Task, class_counts: Sequence[int]) -> Loss:
     if task.name not in suited:
         fitting = [name for name in losses.names() if task.name in losses.find(name).extra.get("tasks", tuple(TASKS))]
         raise SettingError(
-            f"The loss {record.name} is for {' and '.join(suited)}, and the task is {task.name}. There are: {', '.join(fitting)}."
+            f"The loss {record.name} supports {' and '.join(suited)}, but the task is {task.name}. Choose from: {', '.join(fitting)}."
         )
     return losses.build(written, class_counts=class_counts or None)
 
 
 def needs_class_counts(text: str) -> bool:
-    """Whether a loss asks for the numbers of examples by class; those of ``auto`` and those without class weights do not."""
+    """Return True if a loss needs the class counts. ``auto`` and losses without class weights do not."""
     if text == AUTO:
         return False
     call = read_call(text)

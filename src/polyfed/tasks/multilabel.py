@@ -15,7 +15,7 @@ from polyfed.tasks.metrics import area_under_roc, macro_f1, ratio
 from polyfed.tasks.task import COUNT, SHARE, HasTargets, Prediction, Task, TaskScores, finite, kind_of, plain, require_probabilities
 
 COUNTS = ("label_counts", "label_right", "label_answers")
-"""Test examples that have each label, those of them that were given it, and how often it was given."""
+"""Per label: test examples that have it, correct positive predictions, and positive predictions."""
 
 
 class MultiLabel(Task):
@@ -23,11 +23,11 @@ class MultiLabel(Task):
 
     name = "multilabel"
     noun = "label"
-    targets = "a row of 0 and 1 for each example, one place for each label"
+    targets = "a row of 0 and 1 per example, one column per label"
     default_loss = "binary_cross_entropy"
     measures = ("macro_f1", "accuracy", "exact_match", "micro_f1", "auroc")
     mark = "label_counts"
-    nobody = "always answering what is more frequent for each label"
+    baseline = "always answering the more frequent value of each label"
 
     def chance_loss(self, outputs: int) -> float | None:
         return math.log(2)
@@ -36,11 +36,11 @@ class MultiLabel(Task):
         if targets.dim() != 2:
             return kind_of(targets)
         if targets.dtype is not torch.bool and len(targets):
-            strange = targets[(targets != 0) & (targets != 1)]
-            if len(strange):
-                return f"hold the value {strange[0].item():g}"
+            invalid = targets[(targets != 0) & (targets != 1)]
+            if len(invalid):
+                return f"contain the value {invalid[0].item():g}"
         if classes is not None and targets.shape[1] != classes:
-            return f"have {targets.shape[1]} places, and there are {classes} labels"
+            return f"have {targets.shape[1]} columns, but there are {classes} labels"
         return ""
 
     def width(self, targets: Sequence[Tensor]) -> int:
@@ -56,7 +56,7 @@ class MultiLabel(Task):
     def problem_with_counts(self, counts: Sequence[int], samples: int, classes: int) -> str:
         if len(counts) != classes:
             return f"{len(counts)} class_counts for {classes} different labels"
-        return "" if max(counts, default=0) <= samples else f"class_counts up to {max(counts)}, and it has {samples} examples"
+        return "" if max(counts, default=0) <= samples else f"class_counts up to {max(counts)}, but it has {samples} examples"
 
     def blank_targets(self, samples: int, class_counts: Sequence[int], classes: int, input_shape: Sequence[int]) -> Tensor:
         counts = torch.tensor(list(class_counts) or [0] * classes)
@@ -71,7 +71,7 @@ class MultiLabel(Task):
         sure = min(max(value, 1 - value) for value in by_label.values())
         return Prediction(" + ".join(given) or "none", sure, by_label)
 
-    def doubt(self, predicted: Tensor) -> Tensor:
+    def entropy(self, predicted: Tensor) -> Tensor:
         entropy: Tensor = (torch.special.entr(predicted) + torch.special.entr(1 - predicted)).sum(dim=1)
         return entropy
 
@@ -85,17 +85,17 @@ class MultiLabel(Task):
         return _RECORD.problem(record, None) or _problem_with_counts(record)
 
     def no_better(self, record: Mapping[str, Any]) -> bool:
-        """No label was ever right, or it decides no better than the more frequent answer for each label."""
+        """Return True if no positive prediction is correct, or if accuracy is below the baseline."""
         if not record.get("count") or record["accuracy"] > record["majority_rate"] + 1e-9:
             return False
         return not sum(record["label_right"]) or bool(record["accuracy"] < record["majority_rate"])
 
-    def compared_with_nobody(self, record: Mapping[str, Any]) -> str:
+    def compared_with_baseline(self, record: Mapping[str, Any]) -> str:
         return f"accuracy {100 * record['accuracy']:.1f} %, the more frequent answers {100 * record['majority_rate']:.1f} %"
 
 
 class LabelScores(TaskScores):
-    """Sums over test examples by label. A label is given where its probability is one half or more.
+    """Sums over test examples per label. A label is predicted if its probability is at least 0.5.
 
     >>> scores = LabelScores(labels=2)
     >>> scores.add(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([[1, 0], [0, 0]]))
@@ -110,10 +110,10 @@ class LabelScores(TaskScores):
         self._kept: list[tuple[Tensor, Tensor]] = []
 
     def add(self, predicted: Tensor, targets: Tensor) -> None:
-        """Count a batch of probabilities, shape (n, labels), with its targets of the same shape."""
+        """Add a batch of probabilities, shape (n, labels), with its targets of the same shape."""
         if predicted.shape != targets.shape or targets.shape[1:] != (self.labels,):
             raise DataError(
-                f"Predictions of shape {tuple(predicted.shape)} do not fit targets of shape {tuple(targets.shape)} and {self.labels} labels."
+                f"Predictions of shape {tuple(predicted.shape)} do not match targets of shape {tuple(targets.shape)} and {self.labels} labels."
             )
         predicted, having = finite(predicted.detach().to("cpu", torch.float64)), targets.to("cpu") != 0
         require_probabilities(predicted)
@@ -133,7 +133,7 @@ class LabelScores(TaskScores):
 
     @property
     def auroc(self) -> float:
-        """The area under the ROC curve of each label, averaged over labels that some examples have and some have not."""
+        """Mean area under the ROC curve, over labels with both positive and negative examples."""
         if not self._kept:
             return math.nan
         predicted, having = (torch.cat(parts) for parts in zip(*self._kept, strict=True))
@@ -151,7 +151,6 @@ class LabelScores(TaskScores):
 
 
 def label_measures(record: Mapping[str, Any]) -> dict[str, float]:
-    """The measures that follow from counts by label."""
     having, right, given = (record[name] for name in COUNTS)
     count, decisions = record["count"], record["count"] * len(having)
     wrong = sum(having) + sum(given) - 2 * sum(right)

@@ -15,7 +15,7 @@ from polyfed.tasks.metrics import ratio
 from polyfed.tasks.task import COUNT, Prediction, Task, TaskScores, finite, kind_of, plain
 
 SUMS = ("absolute_errors", "squared_errors", "target_sums", "target_squares")
-"""By output: sums of absolute and squared errors, of the targets and of their squares."""
+"""Per output: sums of absolute errors, squared errors, targets and squared targets."""
 
 
 class Regression(Task):
@@ -23,20 +23,20 @@ class Regression(Task):
 
     name = "regression"
     noun = "output"
-    targets = "one real number for each example, or a row of them"
+    targets = "one real number per example, or a row of them"
     default_loss = "squared_error"
     measures = ("r2", "mean_absolute_error", "root_mean_squared_error")
     mark = "squared_errors"
-    nobody = "always answering the mean"
+    baseline = "always answering the mean"
     min_main = -LARGEST
 
     def problem(self, targets: Tensor, classes: int | None = None) -> str:
         if targets.dim() not in (1, 2) or targets.dtype is torch.bool or targets.is_complex():
             return kind_of(targets)
         if not bool(targets.isfinite().all()):
-            return "hold values that are not finite"
+            return "contain values that are not finite"
         width = self.width([targets])
-        return "" if classes is None or width == classes else f"have {width} numbers each, and there are {classes} outputs"
+        return "" if classes is None or width == classes else f"have {width} columns, but there are {classes} outputs"
 
     def width(self, targets: Sequence[Tensor]) -> int:
         return 1 if targets[0].dim() == 1 else int(targets[0].shape[1])
@@ -66,15 +66,15 @@ class Regression(Task):
         return "" if len({len(record[name]) for name in SUMS}) == 1 else "sums over different numbers of outputs"
 
     def no_better(self, record: Mapping[str, Any]) -> bool:
-        """R² is not above 0."""
+        """Return True if R² is not above 0."""
         return bool(record.get("r2", 1.0) <= 0)
 
-    def compared_with_nobody(self, record: Mapping[str, Any]) -> str:
+    def compared_with_baseline(self, record: Mapping[str, Any]) -> str:
         return f"R² {record['r2']:.3f}"
 
 
 class ErrorSums(TaskScores):
-    """Sums of errors and of targets by output.
+    """Sums of errors and targets per output.
 
     >>> scores = ErrorSums(outputs=1)
     >>> scores.add(torch.tensor([[1.0], [2.0]]), torch.tensor([1.0, 3.0]))
@@ -88,11 +88,11 @@ class ErrorSums(TaskScores):
         self.sums = torch.zeros(len(SUMS), outputs, dtype=torch.float64)
 
     def add(self, predicted: Tensor, targets: Tensor) -> None:
-        """Count a batch of predictions, shape (n, outputs), with its targets."""
+        """Add a batch of predictions, shape (n, outputs), with its targets."""
         targets = targets.to("cpu", torch.float64).reshape(len(targets), -1)
         if predicted.shape != targets.shape or targets.shape[1] != self.outputs:
             raise DataError(
-                f"Predictions of shape {tuple(predicted.shape)} do not fit targets of shape {tuple(targets.shape)} and "
+                f"Predictions of shape {tuple(predicted.shape)} do not match targets of shape {tuple(targets.shape)} and "
                 f"{self.outputs} outputs."
             )
         errors = finite(predicted.detach().to("cpu", torch.float64)) - targets
@@ -101,7 +101,7 @@ class ErrorSums(TaskScores):
 
     @property
     def main(self) -> float:
-        """R²; where it is not defined, since all targets are equal, minus the root mean squared error."""
+        """R², or minus the root mean squared error if all targets are equal and R² is undefined."""
         found = error_measures(self._record())
         return -found["root_mean_squared_error"] if math.isnan(found["r2"]) else found["r2"]
 
@@ -113,7 +113,7 @@ class ErrorSums(TaskScores):
 
 
 def error_measures(record: Mapping[str, Any]) -> dict[str, float]:
-    """The measures that follow from the sums: R² is the mean over outputs whose targets differ, errors are over all outputs."""
+    """Compute the metrics from the sums. R² is the mean over outputs with different targets; errors are over all outputs."""
     count = record["count"]
     absolute, squared, sums, squares = (record[name] for name in SUMS)
     shares = [

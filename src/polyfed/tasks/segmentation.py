@@ -1,4 +1,4 @@
-"""Segmentation: every pixel has a class. Pixels of the value ``IGNORED`` are neither trained on nor scored."""
+"""Segmentation: every pixel has a class. Pixels with the value ``IGNORED`` are neither trained on nor scored."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from polyfed.tasks.metrics import COUNTS, MAX_CLASSES, balanced_accuracy, macro_
 from polyfed.tasks.task import COUNT, SHARE, WHOLE, Prediction, Task, TaskScores, finite, kind_of, plain
 
 IGNORED = 255
-"""The value of pixels without a class, in every mask; readers of data sets give it to what a set leaves out."""
+"""Value of pixels without a class, in all masks. Data set readers map unlabelled pixels to it."""
 
 
 class Segmentation(Task):
     """Every pixel has a class."""
 
     name = "segmentation"
-    targets = f"a mask of whole numbers for each image, the class of each pixel from 0 ({IGNORED}: left out), as large as the image"
+    targets = f"an integer mask per image, of the same size: the class of each pixel, starting at 0 ({IGNORED}: ignored)"
     default_loss = "pixel_cross_entropy"
     default_model = "small_unet"
     measures = ("mean_iou", "accuracy", "balanced_accuracy", "macro_f1")
@@ -36,11 +36,11 @@ class Segmentation(Task):
         if targets.dtype not in WHOLE or targets.dim() != 3:
             return kind_of(targets)
         most = IGNORED if classes is None else classes
-        strange = next((value for value in values_in(targets) if value < 0 or (value >= most and value != IGNORED)), None)
-        if strange is None:
+        invalid = next((value for value in values_in(targets) if value < 0 or (value >= most and value != IGNORED)), None)
+        if invalid is None:
             return ""
-        return f"hold the class {strange}" + (
-            "" if classes is None else f", and there are {classes} classes: 0 to {classes - 1} ({IGNORED}: left out)"
+        return f"contain the class {invalid}" + (
+            "" if classes is None else f", but the {classes} classes are 0 to {classes - 1} ({IGNORED}: ignored)"
         )
 
     def width(self, targets: Sequence[Tensor]) -> int:
@@ -67,7 +67,7 @@ class Segmentation(Task):
         words = ", ".join(f"{name} {100 * shares[name]:.0f} %" for name in most if shares[name])
         return Prediction(words, float(sure.mean()), shares, mask.to(torch.uint8))
 
-    def doubt(self, predicted: Tensor) -> Tensor:
+    def entropy(self, predicted: Tensor) -> Tensor:
         entropy: Tensor = torch.special.entr(predicted).sum(dim=1).flatten(1).mean(dim=1)
         return entropy
 
@@ -82,16 +82,16 @@ class Segmentation(Task):
         return problem or problem_with_class_counts({**record, "count": record["pixels"], "right": sum(record["class_right"])})
 
     def no_better(self, record: Mapping[str, Any]) -> bool:
-        """Its pixel accuracy is not above the share of that class."""
+        """Return True if the pixel accuracy is not above the baseline."""
         occurring = sum(count > 0 for count in record.get("class_counts", ()))
         return occurring > 1 and bool(record["accuracy"] <= record["majority_rate"] + 1e-9)
 
-    def compared_with_nobody(self, record: Mapping[str, Any]) -> str:
+    def compared_with_baseline(self, record: Mapping[str, Any]) -> str:
         return f"pixel accuracy {100 * record['accuracy']:.1f} %, that class {100 * record['majority_rate']:.1f} %"
 
 
 def values_in(masks: Tensor) -> list[int]:
-    """The values that occur in masks, a few masks at a time."""
+    """Return the values that occur in masks. Reads a few masks at a time to bound the memory."""
     found: set[int] = set()
     for few in torch.split(masks, 64):
         found |= set(
@@ -101,7 +101,7 @@ def values_in(masks: Tensor) -> list[int]:
 
 
 class PixelScores(TaskScores):
-    """How often pixels of class i were taken for class j; ignored pixels are left out.
+    """Confusion matrix over pixels, without ignored ones.
 
     >>> scores = PixelScores(classes=2)
     >>> scores.add(torch.tensor([[[[0.9, 0.2, 0.1]], [[0.1, 0.8, 0.9]]]]), torch.tensor([[[0, 0, 255]]]))
@@ -115,11 +115,11 @@ class PixelScores(TaskScores):
         self.confusion = torch.zeros(classes, classes, dtype=torch.int64)
 
     def add(self, predicted: Tensor, targets: Tensor) -> None:
-        """Count a batch of probabilities, shape (n, classes, height, width), with its masks, shape (n, height, width)."""
+        """Add a batch of probabilities, shape (n, classes, height, width), with its masks, shape (n, height, width)."""
         wanted = (len(targets), self.classes, *targets.shape[1:])
         if tuple(predicted.shape) != wanted or targets.dim() != 3:
             raise DataError(
-                f"Predictions of shape {tuple(predicted.shape)} do not fit masks of shape {tuple(targets.shape)} and {self.classes} "
+                f"Predictions of shape {tuple(predicted.shape)} do not match masks of shape {tuple(targets.shape)} and {self.classes} "
                 f"classes; expected {wanted}."
             )
         answers = finite(predicted.detach()).argmax(dim=1).to("cpu")
@@ -128,7 +128,7 @@ class PixelScores(TaskScores):
         labels, answers = targets[scored], answers[scored]
         if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= self.classes):
             raise DataError(
-                f"Masks hold classes from {int(labels.min())} to {int(labels.max())}, but the classes go from 0 to {self.classes - 1}."
+                f"Masks contain classes from {int(labels.min())} to {int(labels.max())}, but the classes go from 0 to {self.classes - 1}."
             )
         self.count += len(targets)
         self.confusion += torch.bincount(labels * self.classes + answers, minlength=self.classes**2).view_as(self.confusion)
@@ -150,7 +150,7 @@ class PixelScores(TaskScores):
 
 
 def pixel_measures(record: Mapping[str, Any]) -> dict[str, float]:
-    """The measures that follow from counts of pixels by class. The mean IoU is over the classes that occur or were answered."""
+    """Compute the metrics from pixel counts per class. The mean IoU is over the classes that occur or were predicted."""
     counts, right, answers = (record[name] for name in COUNTS)
     unions = [(r, n + a - r) for n, r, a in zip(counts, right, answers, strict=True) if n + a]
     return {

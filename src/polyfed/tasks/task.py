@@ -1,4 +1,4 @@
-"""What a task decides, and what its scores can do. The core asks the task; it never asks which one it is."""
+"""Interfaces of a task and its scores. The core uses only these; it does not depend on a specific task."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from polyfed.extras import Number
 from polyfed.tasks.metrics import MEASURES, pooled
 
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-"""Types of targets that are whole numbers."""
+"""Integer types of targets."""
 SHARE = Number(0, 1.001, required=False)
-"""The form of a measure between 0 and 1."""
+"""Declaration of a metric between 0 and 1."""
 COUNT = Number(0, 1e12, whole=True)
-"""The form of a number of examples."""
+"""Declaration of a number of examples."""
 ClassCounts = Mapping[str, Sequence[float]]
-"""Examples of each class, by domain."""
+"""Number of examples per class, by domain."""
 
 
 class HasTargets(Protocol):
-    """Examples, as far as a task looks at them."""
+    """The part of ``Examples`` that a task uses."""
 
     @property
     def labels(self) -> Tensor:
@@ -36,31 +36,31 @@ class HasTargets(Protocol):
 
 
 class TaskScores(abc.ABC):
-    """Sums over test examples from which all measures of a task follow; batches add up. ``in_detail``: also measures that cost more."""
+    """Sums over test examples, from which all metrics are computed. ``in_detail`` includes the expensive metrics."""
 
     in_detail: bool
 
     @property
     @abc.abstractmethod
     def main(self) -> float:
-        """The measure by which rounds and settings are chosen."""
+        """Metric that selects rounds and settings."""
 
     @abc.abstractmethod
     def add(self, predicted: Tensor, targets: Tensor) -> None:
-        """Count a batch of predictions with its targets."""
+        """Add a batch of predictions with its targets."""
 
     @abc.abstractmethod
     def results(self) -> dict[str, Any]:
-        """All measures as plain numbers, with the sums they follow from. A mean over nothing is left out."""
+        """Return all metrics as plain numbers, with their sums. Undefined means are omitted."""
 
     def answers(self) -> dict[str, Tensor]:
-        """Target, answer and confidence for each example; empty if an example of the task has no single answer."""
+        """Return target, prediction and confidence per example; empty if the task has no single prediction per example."""
         return {}
 
 
 @dataclass(frozen=True)
 class Headline:
-    """The measure that heads the tables, and why it is this one."""
+    """Primary metric, with the reason for the choice."""
 
     measure: str
     reason: str
@@ -72,13 +72,13 @@ class Headline:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The answer for one example.
+    """Prediction for one example.
 
     Attributes:
-        label: the answer in words: the class, the labels, the numbers, or the classes of most pixels.
-        probability: how sure the model is of it; NaN where it does not say.
-        probabilities: by class or label its probability; by output its value; by class of pixels their share.
-        mask: the class of each pixel, where pixels have one.
+        label: Prediction as text: the class, the labels, the numbers, or the most frequent pixel classes.
+        probability: Confidence of the model; NaN if the task has none.
+        probabilities: Probability per class or label, value per output, or fraction of pixels per class.
+        mask: Class per pixel (segmentation).
     """
 
     label: str
@@ -88,19 +88,19 @@ class Prediction:
 
 
 class Task(abc.ABC):
-    """What is learnt, as one value.
+    """Task of a data set: its targets, predictions and scores.
 
     Attributes:
-        name: its name in settings, recipes and run folders.
-        noun: what each name in ``DataSet.classes`` is.
-        targets: the targets it takes, in words.
-        default_loss: the loss of ``--loss auto``.
-        default_model: the model for own data that name none.
-        measures: the measures of its scores, the main one first.
-        mark: a number that only its score records have.
-        nobody: what a model is measured against, as "no better than ..." says it.
-        class_labels: whether every example has one class. Methods that index by class need it (``Facts.class_labels``).
-        min_main: the least value of the main measure; the largest is 1.
+        name: Name in settings, recipes and run folders.
+        noun: What the names in ``DataSet.classes`` are.
+        targets: Description of its targets.
+        default_loss: Loss of ``--loss auto``.
+        default_model: Default model for user-supplied data.
+        measures: Metrics of its scores, the main one first.
+        mark: Key that only its score records have.
+        baseline: Trivial prediction that a model is compared with ("no better than ...").
+        class_labels: True if every example has one class. Methods that index by class need it (``Facts.class_labels``).
+        min_main: Minimum of the main metric; the maximum is 1.
     """
 
     name: str
@@ -110,7 +110,7 @@ class Task(abc.ABC):
     default_model: str = "small_cnn"
     measures: tuple[str, ...]
     mark: str
-    nobody: str = "always answering the most frequent class"
+    baseline: str = "always answering the most frequent class"
     class_labels: bool = False
     min_main: float = 0.0
 
@@ -119,125 +119,127 @@ class Task(abc.ABC):
 
     @property
     def main_measure(self) -> str:
-        """The measure by which rounds and settings are chosen."""
+        """Metric that selects rounds and settings."""
         return self.measures[0]
 
     # ------------------------------------------------------------------------------------------------------ targets
     @abc.abstractmethod
     def problem(self, targets: Tensor, classes: int | None = None) -> str:
-        """Why these are no targets of the task, as the end of a sentence; empty where they are."""
+        """Return why these targets are invalid, as a verb phrase; empty if they are valid."""
 
     @abc.abstractmethod
     def width(self, targets: Sequence[Tensor]) -> int:
-        """How many classes (labels, outputs) the targets of some given data have."""
+        """Return the number of classes (labels, outputs) in the targets."""
 
     def chance_loss(self, outputs: int) -> float | None:
         """Return the default loss of a model that gives every class or label the same probability; None if the task has none."""
         return None
 
     def for_loss(self, y: Tensor) -> Tensor:
-        """A batch of targets as the loss takes them."""
+        """Convert a batch of targets for the loss."""
         return y
 
     def check(self, examples: HasTargets, whose: str, classes: int) -> None:
-        """Refuse targets of another kind, or beyond the classes."""
+        """Raise ``DataError`` if targets are invalid."""
         if len(examples) and (problem := self.problem(examples.labels, classes)):
-            raise DataError(f"Targets of {whose} {problem}. {self.name.capitalize()} takes {self.targets}.")
+            raise DataError(f"Targets of {whose} {problem}. {self.name.capitalize()} needs {self.targets}.")
 
     def class_counts(self, examples: HasTargets, classes: int) -> list[int]:
-        """Training examples of each class, where the task counts any; else nothing."""
+        """Return the number of examples per class; empty if the task has no classes."""
         return []
 
     def problem_with_counts(self, counts: Sequence[int], samples: int, classes: int) -> str:
-        """Why these cannot be the class counts of this number of examples; empty where they can."""
-        return f"{len(counts)} class_counts, and {self.name} counts none" if counts else ""
+        """Return why class counts are invalid for this number of examples; empty if they are valid."""
+        return f"{len(counts)} class_counts, but {self.name} has no classes" if counts else ""
 
     def strata(self, examples: HasTargets) -> Tensor:
-        """A class for each example, within which a random split takes equal shares; one for all where there are none."""
+        """Return the stratum of each example, for stratified splits; 0 for all if the task has no classes."""
         return torch.zeros(len(examples), dtype=torch.int64)
 
     @abc.abstractmethod
     def blank_targets(self, samples: int, class_counts: Sequence[int], classes: int, input_shape: Sequence[int]) -> Tensor:
-        """Targets in the place of ones that are not here."""
+        """Return placeholder targets for data that is stored elsewhere."""
 
     def require_class_labels(self, what: str) -> None:
-        """Refuse what needs one class for each example."""
+        """Raise ``SettingError`` if the task does not have one class per example."""
         if not self.class_labels:
-            raise SettingError(f"{what} needs one class label for each example, and the task is {self.name}: {self.targets}.")
+            raise SettingError(f"{what} needs one class label per example, but the task is {self.name}: {self.targets}.")
 
     # ------------------------------------------------------------------------------------------------------ predictions
     def output_shape(self, inputs: Tensor, classes: int) -> tuple[int, ...]:
-        """The shape of a model's output for a batch."""
+        """Return the shape of a model's output for a batch."""
         return (len(inputs), classes)
 
     @abc.abstractmethod
     def predicted(self, outputs: Tensor) -> Tensor:
-        """Predictions from a model's outputs."""
+        """Convert a model's outputs to predictions."""
 
-    def doubt(self, predicted: Tensor) -> Tensor:
-        """How unsure a model is of each example (entropy); the newcomer choice ``nearest`` takes the surest client."""
+    def entropy(self, predicted: Tensor) -> Tensor:
+        """Return the entropy of each prediction, for ``--newcomer nearest``."""
         raise SettingError(
-            f"--newcomer nearest compares how sure models are of their answers, and a model for {self.name} does not say. "
+            f"--newcomer nearest compares the confidence of predictions, which {self.name} models do not provide. "
             "Use averaged, re-estimated or ensemble."
         )
 
     @abc.abstractmethod
     def answer(self, predicted: Tensor, classes: Sequence[str]) -> Prediction:
-        """What was predicted for one example."""
+        """Return the prediction for one example."""
 
     # ------------------------------------------------------------------------------------------------------ scores
     @abc.abstractmethod
     def scores(self, classes: int, in_detail: bool = False) -> TaskScores:
-        """Scores to add batches to."""
+        """Return empty scores."""
 
     def results_of_parts(
         self, predicted: Tensor, targets: Tensor, sizes: Sequence[int], classes: int, in_detail: bool = False
     ) -> list[dict[str, Any]]:
-        """The results of several parts that lie one after the other."""
+        """Return the results of several consecutive parts of a batch."""
         found = []
-        for own, aims in zip(torch.split(predicted, list(sizes)), torch.split(targets, list(sizes)), strict=True):
+        for part, part_targets in zip(torch.split(predicted, list(sizes)), torch.split(targets, list(sizes)), strict=True):
             scores = self.scores(classes, in_detail)
-            scores.add(own, aims)
+            scores.add(part, part_targets)
             found.append(scores.results())
         return found
 
     def pooled(self, many: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The scores of several clients on one domain as those of one."""
+        """Combine the scores of several clients on one domain."""
         found = pooled(many)
         return found | (plain(self.from_sums(found)) if len(many) > 1 else {})
 
     def from_sums(self, record: Mapping[str, Any]) -> dict[str, float]:
-        """The measures that follow from the sums of a record, where the mean over clients is not exact."""
+        """Recompute metrics from the sums of a record, if the mean over clients is not exact."""
         return {}
 
     @abc.abstractmethod
     def problem_with_record(self, record: Any) -> str:
-        """Why something is no score record of the task; empty where it is one."""
+        """Return why something is not a score record of the task; empty if it is one."""
 
     def headline(self, counts: ClassCounts, split: str = "training") -> Headline:
         """Choose the metric of ``--metric auto`` from the class counts of a split."""
-        return Headline(self.main_measure, f"It is the main measure of the task {self.name}.")
+        return Headline(self.main_measure, f"It is the main metric of the task {self.name}.")
 
     def no_better(self, record: Mapping[str, Any]) -> bool:
-        """Whether a model does no better than ``nobody``."""
+        """Return True if a model is no better than ``baseline``."""
         return False
 
-    def compared_with_nobody(self, record: Mapping[str, Any]) -> str:
-        """The numbers behind ``no_better``."""
+    def compared_with_baseline(self, record: Mapping[str, Any]) -> str:
+        """Return the numbers behind ``no_better``, as text."""
         return ""
 
 
 def finite(predicted: Tensor) -> Tensor:
-    """Predictions, unless some are not finite."""
+    """Return the predictions. Raise ``NotFinite`` if some are NaN or infinite."""
     if not bool(predicted.isfinite().all()):
         raise NotFinite("Some predictions are NaN or infinite, so they cannot be scored: the model has diverged.")
     return predicted
 
 
 def require_probabilities(predicted: Tensor) -> None:
-    """Refuse predictions that are no probabilities."""
+    """Raise ``DataError`` if some predictions are not probabilities."""
     if predicted.numel() and (float(predicted.min()) < 0 or float(predicted.max()) > 1 + 1e-4):
-        raise DataError("Some predicted probabilities are outside 0 to 1. A method's predict returns probabilities, not logits.")
+        raise DataError(
+            "Some predicted probabilities are outside 0 to 1. A method's predict must return probabilities, not logits."
+        )
 
 
 def plain(found: Mapping[str, float]) -> dict[str, float]:
@@ -245,6 +247,6 @@ def plain(found: Mapping[str, float]) -> dict[str, float]:
 
 
 def kind_of(targets: Tensor) -> str:
-    """The type and shape of targets, in words."""
+    """Describe the type and shape of targets, as a verb phrase."""
     shape = ", ".join(["n", *map(str, targets.shape[1:])])
     return f"are {str(targets.dtype).removeprefix('torch.')} of shape ({shape}{',' if targets.dim() == 1 else ''})"

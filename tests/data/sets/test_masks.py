@@ -119,7 +119,7 @@ def test_cityscapes_has_one_client_for_each_city(tmp_path: Path) -> None:
     _, y = found.domains[0].train.batch(slice(None))
     assert set(y.unique().tolist()) == {0, 2, IGNORED}, "ids 7 and 11 are road and building, 5 is left out"
     assert len(found.domain("lindau").train) == 0 and len(found.domain("lindau").test) == 4
-    with pytest.raises(DataError, match=r"clients without training data: lindau\..*--unseen NAME"):
+    with pytest.raises(DataError, match=r"these clients have no training data: lindau\..*--unseen NAME"):
         polyfed.run(found, "fedbn", model="small_unet(width=2)", rounds=1)
     result = polyfed.run(found, "fedbn", model="small_unet(width=2)", rounds=1, batch_size=3, unseen=("lindau",), out=None)
     assert sorted(client.id for client in result.experiment.federation.clients) == ["aachen", "ulm"]

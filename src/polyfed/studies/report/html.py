@@ -181,7 +181,7 @@ def _values(runs: RunSet, styles: Mapping[str, int], metric: str, with_pictures:
             for row in runs.rows
             for text in warnings_over_seeds({run.seed: run.domains for run in row.counted}, row.method)
         },
-        "nobody": runs.task.nobody,
+        "nobody": runs.task.baseline,
         "notices": notices(runs),
         "headlines": [{"words": one, "differences": sections.difference_rows(one)} for one in verdicts],
         "tables": tables,
