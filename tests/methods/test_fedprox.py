@@ -36,5 +36,5 @@ def test_the_gradient_of_fedprox_is_the_formula() -> None:
 
 
 def test_fedprox_without_anything_received_is_an_error() -> None:
-    with pytest.raises(JoinError, match="fedprox has no effect with local"):
+    with pytest.raises(JoinError, match="fedprox would be ignored"):
         trained("local + fedprox(mu=0.1)")

@@ -170,9 +170,13 @@ class Client:
                 x, y = change(self, x, y)
             yield x, y
 
+    def step(self, index: int, x: Tensor, y: Tensor) -> Step:
+        """Create the step that the method's hooks receive. Backends override it."""
+        return Step(self, index, x, y)
+
     def forward(self, index: int, x: Tensor, y: Tensor) -> Step:
         """Compute the logits and the task loss of one batch."""
-        step = Step(self, index, x, y)
+        step = self.step(index, x, y)
         replaced = self.bench.method.task_loss
         with precision(self.bench.settings.amp, self.bench.device):
             if self.bench.wants_features:
@@ -194,7 +198,7 @@ class Client:
         """Compute the gradients of one batch, from the full loss or by the method's ``batch_gradient``. Return the step and its loss."""
         assert self.optimizer is not None
         batch_gradient = self.bench.method.batch_gradient
-        step = self.forward(index, x, y) if batch_gradient is None else Step(self, index, x, y)
+        step = self.forward(index, x, y) if batch_gradient is None else self.step(index, x, y)
         loss = self.full_loss(step) if batch_gradient is None else batch_gradient(step)
         if self.bench.checks_each_step:
             require_finite(self, loss.detach(), index + 1)

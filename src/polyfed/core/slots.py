@@ -25,7 +25,7 @@ Entries: TypeAlias = "Mapping[str, Tensor]"
 
 
 class Join(Enum):
-    """How to combine a slot that two parts fill."""
+    """Rules for combining a slot that two parts fill."""
 
     BY_STAGE = "by stage"
     IN_ORDER = "in order"

@@ -120,7 +120,7 @@ clients_per_round = 5
     assert len(found) == 5
     small = 'data = "pacs(size=32)"\nmodel = "hfedf_cnn"\n'
     assert "only 4 clients" in said(tmp_path, f"[settings]\n{small}clients_per_round = 5\n")[0]
-    assert "fedprox has no effect with local" in said(tmp_path, f'[settings]\n{small}method = "local + fedprox"\n')[0]
+    assert "fedprox would be ignored" in said(tmp_path, f'[settings]\n{small}method = "local + fedprox"\n')[0]
     (sentence,) = said(
         tmp_path, '[settings]\ndata = "cifar10"\nmodel = "lenet"\nmethod = "fedavg + group_norm(groups=(2, 2, 2))"\n'
     )
