@@ -19,7 +19,7 @@ KNOWN = {
     ("ccst", "elcfs"): "",
     ("gperxan", "guiding"): "already",
     ("fedbn", "fedwon"): "no batch norm",
-    ("group_norm", "layer_norm"): "order would matter",
+    ("group_norm", "layer_norm"): "their order matters",
     ("hfedf", "pfedhn"): "both define",
     ("hfedf", "krum"): "would be ignored",
     ("hfedf", "median"): "would be ignored",
@@ -69,7 +69,7 @@ def test_reasons_are_given_in_general() -> None:
     message = 'fedtan + partialfed_fix(skip=("batch_norm", "head")): fedtan needs more. Leave partialfed_fix out, or fedtan(x=1).'
     assert in_general(message, "fedtan", "partialfed_fix") == "A needs more. Leave B out, or A(x=1)."
     assert (
-        in_general("b: the model has none. It has: linear, head. Leave b out.", "a", "b") == "A: the model has none. Leave A out."
+        in_general("b: the model has none (it has: linear, head). Leave b out.", "a", "b") == "A: the model has none. Leave A out."
     )
 
 
