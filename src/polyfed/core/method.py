@@ -223,7 +223,7 @@ def register(
         factory: a function with literal options that returns a Method of the same name.
         shows: options that the text form always writes, even at their default.
         base: the method that all others modify; there is one.
-        shared_options: texts of options that several factories have; they are added to the docstring, whose last section is Args.
+        shared_options: texts of options that several factories have; they are added to the Args section of the docstring.
         absent: the value that an option has in run folders written before the method had it, if that is not the default.
     """
 
@@ -249,9 +249,9 @@ def _with_options(factory: Factory[P], texts: Mapping[str, str]) -> str:
     strange = sorted(set(texts) - set(inspect.signature(factory).parameters))
     if strange:
         raise OptionError(f"The factory {factory.__name__} has no option {strange[0]!r} that the shared text could describe.")
-    doc = inspect.getdoc(factory) or ""
+    doc, section, reference = (inspect.getdoc(factory) or "").partition("\n\nReference:\n")
     heading = [] if "\nArgs:\n" in doc else ["", "Args:"]
-    return "\n".join([doc, *heading, *(f"    {name}: {text}" for name, text in texts.items())])
+    return "\n".join([doc, *heading, *(f"    {name}: {text}" for name, text in texts.items())]) + section + reference
 
 
 def parse(text: str) -> Method:
