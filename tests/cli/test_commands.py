@@ -185,7 +185,7 @@ def test_show_tells_the_plan(polyfed: Command, images: Path) -> None:
     assert told["name"] == "fedbn + agc(clip=1.28)"
     assert travels["norm_affine"] == travels["norm_stat"] == "local" and travels["weight"] == travels["head"] == "shared"
     printed = polyfed("show", "fedbn", "--data", images, "--model", "resnet20").out
-    assert "Reference: Li et al." in printed and "norm_stat" in printed
+    assert "Reference: X. Li et al." in printed and "norm_stat" in printed
     model = polyfed("show", "small_cnn", "--data", images, "--json").json
     assert model["parameters"] == 34714 - 8 * (1024 + 1)
 

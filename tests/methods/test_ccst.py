@@ -98,5 +98,5 @@ def test_more_copies_than_sources_are_refused() -> None:
 def test_a_client_that_missed_the_setup_says_so() -> None:
     experiment = built("ccst")
     client = client_of(experiment)
-    with pytest.raises(ClientFailure, match="not there before round 1"):
+    with pytest.raises(ClientFailure, match="absent from the exchange before round 1"):
         experiment.method.inputs[0](client, *prepared_batch(client))

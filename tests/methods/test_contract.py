@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import random
 import re
 from collections.abc import Mapping
@@ -11,7 +10,6 @@ import pytest
 import torch
 
 from helpers.method_texts import WITHOUT_BATCH_NORM, as_trained
-from helpers.paths import PACKAGE
 from polyfed.core.client import Client, Step
 from polyfed.core.method import Facts, Method, methods, parse
 from polyfed.core.part import Part
@@ -30,12 +28,15 @@ def test_every_registered_method_keeps_the_contract(name: str) -> None:
     check_method(as_trained(name))
 
 
-def test_every_file_of_methods_says_formula_reference_and_differences_in_this_order() -> None:
-    for file in (PACKAGE / "methods").glob("[!_]*.py"):
-        said = ast.get_docstring(ast.parse(file.read_text())) or ""
-        assert re.match(r"[^\n]+\n\n.*?^    \S.*?^Reference: .*?^Differences from the papers?:", said, re.DOTALL | re.MULTILINE), (
-            file
-        )
+def test_every_method_documents_its_formula_and_reference_in_this_order() -> None:
+    for record in map(methods.find, methods.names()):
+        if record.build.__module__.startswith("polyfed.methods."):
+            form = (
+                r"[^\n]+\.\n\n {4}\S.*?^Args:\n.*?^Reference:\n {4}\S"
+                if record.signature.parameters
+                else r"[^\n]+\.\n\n {4}\S.*?^Reference:\n {4}\S"
+            )
+            assert re.match(form, record.doc, re.DOTALL | re.MULTILINE), record.name
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from polyfed.methods.dp_fedavg import (
     AddNoise,
     ClipUpdate,
     MoveClip,
-    SayWhetherBelow,
+    ReportBelowClip,
     changes,
     dp_fedavg,
     length,
@@ -73,11 +73,11 @@ def test_an_update_that_is_not_finite_counts_as_zero(value: float) -> None:
 def test_a_clip_that_is_none_is_declined_by_the_client_and_refused_as_an_option(clip: float) -> None:
     experiment = built("dp_fedavg(epsilon=8.0)")
     client, entries = at_work(experiment, clip)
-    say = next(hook for hook in experiment.method.after_training if isinstance(hook, SayWhetherBelow))
+    say = next(hook for hook in experiment.method.after_training if isinstance(hook, ReportBelowClip))
     for use in (lambda: uploading(experiment)(client, entries), lambda: say(client)):
-        with pytest.raises(Declined, match=r"of what the server sent, clip must lie between 1e-06 and 1e\+06"):
+        with pytest.raises(Declined, match=r"of what the server sent, clip must be between 1e-06 and 1e\+06"):
             use()
-    with pytest.raises(OptionError, match="dp_fedavg: clip must lie between 1e-06 and"):
+    with pytest.raises(OptionError, match="dp_fedavg: clip must be between 1e-06 and"):
         dp_fedavg(clip=clip)
 
 
@@ -140,7 +140,7 @@ def test_updates_and_bits_together_stay_within_the_budget(clients: int) -> None:
     """Worked out without an accountant: 20 rounds of Gaussian noise are one, whose delta has a closed form (Balle and Wang, 2018)."""
     experiment = built("dp_fedavg(epsilon=8.0)")
     own = uploading(experiment)
-    say = next(hook for hook in experiment.method.after_training if isinstance(hook, SayWhetherBelow))
+    say = next(hook for hook in experiment.method.after_training if isinstance(hook, ReportBelowClip))
     client, _ = at_work(experiment, 1.0)
     zero = say(client)[BELOW]
     with torch.no_grad():
@@ -164,7 +164,7 @@ def test_the_clip_follows_the_quantile() -> None:
         server.round = 1
         move(server, {str(k): {BELOW: below} for k in range(2000)})
         assert server.memory[MEMORY]["clip"] == pytest.approx(wanted, rel=0.02)
-    say = next(hook for hook in experiment.method.after_training if isinstance(hook, SayWhetherBelow))
+    say = next(hook for hook in experiment.method.after_training if isinstance(hook, ReportBelowClip))
     client, _ = at_work(experiment, 1.0)
     assert say(client) == {BELOW: 0.5}  # it has changed nothing yet
     with torch.no_grad():
@@ -198,7 +198,7 @@ def test_workers_train_to_the_same_digest() -> None:
 
 
 def test_what_would_escape_is_refused_or_said() -> None:
-    with pytest.raises(JoinError, match="uploaded and not sent down"):
+    with pytest.raises(JoinError, match="uploaded but not sent down"):
         built(f'{PLAIN} + momentum(keep="global")', momentum=0.9)
     with pytest.raises(JoinError, match="reduces updates in another way"):
         built(f"{PLAIN} + median")

@@ -218,10 +218,10 @@ def test_batch_norm_that_is_frozen_from_the_start_of_public_weights_is_allowed(t
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("feddg_ga + group_norm(groups=2) + dp_sgd", "feddg_ga looks at the data in its before training"),
-        ("guiding + group_norm(groups=2) + dp_sgd", "guiding looks at the data in its objective"),
-        ("rsc + group_norm(groups=2) + dp_sgd", "rsc looks at the data in its task loss"),
-        ("ccst + group_norm(groups=2) + dp_sgd", "ccst looks at the data in its inputs"),
+        ("feddg_ga + group_norm(groups=2) + dp_sgd", "feddg_ga uses the data in its before training"),
+        ("guiding + group_norm(groups=2) + dp_sgd", "guiding uses the data in its objective"),
+        ("rsc + group_norm(groups=2) + dp_sgd", "rsc uses the data in its task loss"),
+        ("ccst + group_norm(groups=2) + dp_sgd", "ccst uses the data in its inputs"),
         ("mixstyle + group_norm(groups=2) + dp_sgd", "mixstyle mixes the samples"),
     ],
 )
@@ -300,7 +300,7 @@ def test_samples_whose_gradient_is_not_finite_count_as_zero(bad: list[int]) -> N
 
 @pytest.mark.parametrize("clip", [1e-30, 1e7, 0.0, math.nan])
 def test_a_clip_beyond_single_precision_is_refused(clip: float) -> None:
-    with pytest.raises(OptionError, match="dp_sgd: clip must lie between 1e-06 and 1e\\+06"):
+    with pytest.raises(OptionError, match="dp_sgd: clip must be between 1e-06 and 1e\\+06"):
         dp_sgd(clip=clip)
 
 
@@ -356,6 +356,6 @@ def test_the_training_loss_stays_at_the_client() -> None:
     "loss", ["weighted_focal", 'cross_entropy(class_weights="balanced")', "cross_entropy(class_weights=(1.0, 2.0, 3.0))"]
 )
 def test_losses_with_class_weights_are_refused(loss: str) -> None:
-    with pytest.raises(SettingError, match=r"weighs samples by their class.*Use a loss without class weights"):
+    with pytest.raises(SettingError, match=r"weights samples by class.*Use a loss without class weights"):
         built(FEDWON, SIZES, loss=loss)
     assert built(FEDWON, SIZES, loss="cross_entropy").method

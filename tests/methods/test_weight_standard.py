@@ -71,7 +71,7 @@ def test_weight_standard_travels_as_fedavg_and_says_what_it_cannot_do() -> None:
         built("weight_standard + fixup")
     constant = TinyNet()
     nn.init.zeros_(constant.branch[0].weight)  # type: ignore[arg-type]
-    with pytest.raises(ModelError, match="no spread"):
+    with pytest.raises(ModelError, match="standard deviation is 0"):
         built("weight_standard", model=constant)
     with pytest.raises(JoinError, match="convolution"):
         parse("fedwon + weight_standard")

@@ -254,9 +254,9 @@ def _with_options(factory: Factory[P], texts: Mapping[str, str]) -> str:
     unknown = sorted(set(texts) - set(inspect.signature(factory).parameters))
     if unknown:
         raise OptionError(f"shared_options describes {unknown[0]!r}, which is not an option of {factory.__name__}.")
-    doc = inspect.getdoc(factory) or ""
+    doc, section, reference = (inspect.getdoc(factory) or "").partition("\n\nReference:\n")
     heading = [] if "\nArgs:\n" in doc else ["", "Args:"]
-    return "\n".join([doc, *heading, *(f"    {name}: {text}" for name, text in texts.items())])
+    return "\n".join([doc, *heading, *(f"    {name}: {text}" for name, text in texts.items())]) + section + reference
 
 
 def parse(text: str) -> Method:

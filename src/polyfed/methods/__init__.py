@@ -1,6 +1,6 @@
-"""One file per method, part or family of siblings. Importing the folder registers them all, so there is no list to maintain.
+"""One file per method or family of methods. Importing the package registers all of them.
 
-polyfed declares this folder as an entry point of the group ``polyfed.methods``, as any package with methods of its own may.
+The package is declared as an entry point in the group ``polyfed.methods``; other packages can add methods in the same way.
 """
 
 from __future__ import annotations

@@ -1,17 +1,4 @@
-"""AGC: adaptive gradient clipping, unit by unit.
-
-    if ||G_i|| / max(||W_i||, eps) > clip:   G_i <- clip * max(||W_i||, eps) / ||G_i|| * G_i
-
-A unit i is a row of the first axis: a filter of a convolution, an output of a linear layer; a one-dimensional tensor is one unit.
-Applied to raw gradients after backward, before the optimizer's step.
-
-Reference: Brock et al., High-Performance Large-Scale Image Recognition Without Normalization, ICML 2021; FedWon Eq. 4.
-
-Differences from the papers: FedWon names no exclusion, so all trainable tensors are clipped; ``exclude="head"`` leaves the classifier alone, as
-NFNets advise. A unit of a linear layer is an output, as in Eq. 4; ``linear="inputs"`` takes columns instead, as the public PyTorch port of NFNets
-does, whose axes are those of another layout. FedWon clips at batch size 32 only (0.64 on Digits-Five, 1.28 elsewhere: A.3) and never at 1, 2 or 4;
-that is the user's choice here.
-"""
+"""Adaptive gradient clipping. Differences from the paper: docs/methods/agc.md."""
 
 from __future__ import annotations
 
@@ -29,11 +16,10 @@ from polyfed.errors import OptionError
 from polyfed.methods._shared import require_choice
 
 UNITS = ("outputs", "inputs")
-"""What a unit of a matrix is: a row, or a column."""
 
 
 def unit_norms(x: Tensor, linear: str = "outputs") -> Tensor:
-    """The norm of each unit, shaped to multiply ``x``."""
+    """Return the norm of each unit, shaped to broadcast with ``x``."""
     axes: tuple[int, ...] | None = tuple(range(1, x.dim())) if x.dim() > 1 else None
     if x.dim() == 2 and linear == "inputs":
         axes = (0,)
@@ -50,7 +36,7 @@ def clip_units(weight: Tensor, gradient: Tensor, clip: float, eps: float, linear
 
 @dataclass(frozen=True)
 class AdaptiveClip(Part):
-    """Clip each unit's gradient to a share of the unit's own norm."""
+    """Clip each unit's gradient to a multiple of the unit's weight norm."""
 
     clip: float
     eps: float
@@ -75,11 +61,17 @@ class AdaptiveClip(Part):
 def agc(clip: float = 1.28, eps: float = 1e-3, exclude: str = "nothing", linear: str = "outputs") -> Method:
     """Clip gradients unit by unit, relative to the weights.
 
+        if ||G_i|| / max(||W_i||, eps) > clip:      G_i <- clip * max(||W_i||, eps) / ||G_i|| * G_i
+
     Args:
         clip: largest ratio of gradient norm to weight norm.
         eps: floor of the weight norm.
         exclude: nothing, or head.
         linear: unit of a linear layer's weight: outputs (rows), or inputs (columns).
+
+    Reference:
+        A. Brock et al. High-Performance Large-Scale Image Recognition Without Normalization. ICML 2021.
+        W. Zhuang and L. Lyu. FedWon: Triumphing Multi-domain Federated Learning Without Normalization. ICLR 2024. Eq. 4.
     """
     if clip <= 0 or eps <= 0:
         raise OptionError(f"agc: clip and eps must be positive, found clip={clip}, eps={eps}.")

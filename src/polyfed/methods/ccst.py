@@ -1,21 +1,4 @@
-"""CCST (cross-client style transfer): clients exchange style statistics, and train on their images in each other's styles.
-
-    style_j = (mu_j, sigma_j)                                    channel means and standard deviations, sent once
-    AdaIN(x, j) = sigma_j * (x - mu(x)) / sigma(x) + mu_j        mu(x), sigma(x): of the image itself
-    x' = (1 - alpha) * x + alpha * AdaIN(x, j)
-
-For each image K of the N sources are chosen; the own source stands for the image as it is. Then FedAvg on the enlarged data.
-
-Reference: Chen et al., Federated Domain Generalization for Image Recognition via Cross-Client Style Transfer (CCST), WACV 2023.
-
-Differences from the paper: ``style="pixel"``: it takes statistics of VGG-19 features (relu4_1) and decodes with a trained AdaIN network; without
-those weights the statistics here are those of the pixels' colour channels, a weaker style, and the text form always says so. It enlarges the data
-once, offline; here each batch is restyled as it is made, so a batch holds ``copies`` times the images and an epoch has the same number of steps.
-Statistics are of images without augmentation; variances are population variances plus 1e-5. Restyled values are cut to the range of pixels.
-
-Defaults: overall mode, alpha = 1, K = number of sources (authors' program, PACS and Office-Home; Camelyon17: 4). The program weighs clients
-equally: a setting of the run (``--weights uniform``).
-"""
+"""CCST: cross-client style transfer. Differences from the paper: docs/methods/ccst.md."""
 
 from __future__ import annotations
 
@@ -52,7 +35,7 @@ def image_styles(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Measure(Part):
-    """A client's answer: its style, or the styles of its images."""
+    """Reply with the client's style, or with one style per image."""
 
     mode: str
 
@@ -71,7 +54,7 @@ class Measure(Part):
 
 @dataclass(frozen=True)
 class StyleShape:
-    """Of what shape the styles of a client are: (styles, 2, channels)."""
+    """The shape of a client's styles: (styles, 2, channels)."""
 
     mode: str
 
@@ -113,7 +96,7 @@ class Restyle(Part):
         EXCHANGE.refuse_one_client(clients)
         if self.copies > clients:
             raise OptionError(
-                f"ccst: copies={self.copies}, but there are only {clients} sources. Give at most {clients}, or 0 for all."
+                f"ccst: copies={self.copies}, but there are only {clients} sources. Use at most {clients}, or 0 for all."
             )
         return 'ccst runs with style="pixel": colour statistics instead of the paper\'s VGG-19 features.'
 
@@ -137,7 +120,6 @@ def restyled(x: Tensor, styles: Tensor, alpha: float) -> Tensor:
 
 
 def within_range(client: Client, x: Tensor) -> Tensor:
-    """Images without values that no pixel has."""
     ends = pixel_range(client, x)
     return x if ends is None else x.clamp(*ends)
 
@@ -146,19 +128,25 @@ def within_range(client: Client, x: Tensor) -> Tensor:
 def ccst(style: str = "pixel", mode: str = "overall", copies: int = 0, alpha: float = 1.0) -> Method:
     """Train on images in the styles of the other clients.
 
+        style_j     = (μ_j, σ_j)                                 channel means and standard deviations
+        AdaIN(x, j) = σ_j (x − μ(x)) / σ(x) + μ_j                μ(x), σ(x): of the image itself
+        x'          = (1 − alpha) x + alpha AdaIN(x, j)
+
     Args:
-        style: what a style is: pixel, the statistics of colour channels (the paper's VGG-19 features need weights that are not shipped).
+        style: pixel, the statistics of colour channels (the paper uses VGG-19 features, whose weights polyfed does not include).
         mode: overall: one style per client; single: one per image.
-        copies: images made of each image, each in the style of another source, its own included; 0: as many as there are clients.
-        alpha: strength of the restyling; 0 changes nothing, enlarges nothing and sends nothing.
+        copies: images per image, each in the style of a different source, including its own; 0: one per client.
+        alpha: strength of the restyling; 0 is FedAvg, without an exchange.
+
+    Reference:
+        J. Chen, M. Jiang, Q. Dou and Q. Chen. Federated Domain Generalization for Image Recognition via Cross-Client Style
+        Transfer. WACV 2023.
     """
     if style != "pixel":
-        raise OptionError(
-            f'ccst: style cannot be {style!r}. Only "pixel" is there: the AdaIN weights of the paper cannot be had with polyfed.'
-        )
+        raise OptionError(f'ccst: style cannot be {style!r}. Use "pixel": polyfed does not include the AdaIN weights of the paper.')
     require_choice("ccst", "mode", mode, UPLOADS)
     if copies < 0 or not 0 <= alpha <= 1:
-        raise OptionError(f"ccst: copies must not be negative and alpha lies between 0 and 1, found {copies} and {alpha}.")
+        raise OptionError(f"ccst: copies must not be negative and alpha must be between 0 and 1, got {copies} and {alpha}.")
     if alpha == 0:
         return Method("ccst")
     dtype: From[torch.dtype] = input_type if mode == "single" else torch.float32

@@ -1,22 +1,4 @@
-"""Compressed uploads: changes of parameters in a few bits (quantise), or only the largest ones (topk).
-
-    quantise:   d = w_k - w_received;   scale = (max d - min d) / (2^bits - 1);   code = floor((d - min d) / scale + u),  u uniform in [0, 1)
-                the server restores w_received + min d + scale * code: right on average, and at most one scale off
-    topk:       d = w_k - w_received + e_k;   the ceil(share * size) entries of d largest in magnitude are sent;   e_k <- what was not sent
-                the server restores w_received + sent changes
-
-An exchanged parameter travels as one tensor of bytes under its own name, and the bytes counted are those that travel. quantise: min d and scale (4 bytes
-each, 8 in double precision), then the codes, 8/bits to a byte. topk: positions (4 bytes each), then values; a parameter that would not get smaller passes
-unchanged. So does everything else: statistics, counters, buffers, entries that are not sent down.
-
-Reference: Alistarh et al., QSGD, NeurIPS 2017; Reisizadeh et al., FedPAQ, AISTATS 2020 (quantised changes of models). bits = 8: our choice.
-Stich et al., Sparsified SGD with Memory, NeurIPS 2018 (e_k is its memory); Aji and Heafield, Sparse Communication for Distributed Gradient Descent,
-EMNLP 2017. share = 0.01: a common choice.
-
-Differences from the papers: quantise has levels evenly between the smallest and the largest change of a tensor instead of between 0 and its norm; codes
-are not entropy-coded; ``stochastic=False`` rounds to the nearest level. topk sparsifies changes of a whole round, tensor by tensor, instead of gradients
-of single steps; ``memory=False`` forgets what was not sent and keeps nothing at clients. No code of the authors was checked.
-"""
+"""Compressed uploads: quantised or sparsified parameter changes. Differences from the paper: docs/methods, one page per method."""
 
 from __future__ import annotations
 
@@ -41,12 +23,12 @@ POSITION = torch.int32
 
 
 def _refuse_unknown_start(bench: Workbench, part: str) -> None:
-    """A change can be undone only where the server knows what the client started from."""
+    """Require that clients start from the state that the server sent; only then can it decode changes."""
     require_exchange(bench, part)
     if bench.method.outgoing is not None or bench.method.receiving:
         raise JoinError(
             f"{bench.method}: {part} sends changes of what the server sent, but another part makes clients start from something else. "
-            f"Leave {part} out."
+            f"Remove {part}."
         )
 
 
@@ -69,7 +51,7 @@ class Quantise(Part):
         return {**entries, **{name: self.encoded(change, client.generator) for name, change in changes.items()}}
 
     def undo(self, server: Server, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Values from bytes; what does not have the right size stays as it is, and is then rejected."""
+        """Decode bytes to values; those of the wrong size stay unchanged and are then rejected."""
         restored = dict(entries)
         for name in exchanged_parameters(server.plan, server.round):
             entry, value = server.plan.entries[name], entries.get(name)
@@ -121,12 +103,21 @@ def unpacked(value: Tensor, bits: int) -> Tensor:
 def quantise(bits: int = 8, stochastic: bool = True) -> Method:
     """Upload changes of parameters in a few bits.
 
+        d = w_k - w_received
+        scale = (max d - min d) / (2^bits - 1)
+        code = floor((d - min d) / scale + u),   u uniform in [0, 1)   (stochastic=False: u = 1/2)
+        server:  w_received + min d + scale * code
+
     Args:
-        bits: bits for each value: 1, 2, 4 or 8; 32 changes nothing.
-        stochastic: round at random, right on average; else to the nearest level.
+        bits: bits per value: 1, 2, 4 or 8; 32 disables quantisation.
+        stochastic: round at random, without bias; False: to the nearest level.
+
+    Reference:
+        D. Alistarh et al. QSGD. NeurIPS 2017.
+        A. Reisizadeh et al. FedPAQ. AISTATS 2020.
     """
     if bits not in (*WIDTHS, 32):
-        raise OptionError(f"quantise: bits can be 1, 2, 4, 8, or 32 for no change, found {bits}.")
+        raise OptionError(f"quantise: bits must be 1, 2, 4, 8, or 32 for no change, got {bits}.")
     return Method("quantise", uploads=(Quantise(bits, stochastic),) if bits < 32 else (), standalone=False)
 
 
@@ -152,7 +143,7 @@ class LargestChanges(Part):
         return sent
 
     def undo(self, server: Server, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Values from bytes; what cannot be read stays as it is, and is then rejected."""
+        """Decode bytes to values; invalid ones stay unchanged and are then rejected."""
         restored = dict(entries)
         for name in exchanged_parameters(server.plan, server.round):
             entry, value = server.plan.entries[name], entries.get(name)
@@ -191,12 +182,21 @@ class LargestChanges(Part):
 def topk(share: float = 0.01, memory: bool = True) -> Method:
     """Upload only the largest changes of each parameter.
 
+        d = w_k - w_received + e_k                   e_k starts at 0
+        sent: the ceil(share * size) values of d largest in magnitude, with their positions
+        e_k <- what was not sent                     (memory=False: discarded)
+        server:  w_received + sent
+
     Args:
-        share: share of each parameter's values that is sent; 1.0 changes nothing.
+        share: fraction of each parameter's values that is sent; 1.0 sends all.
         memory: clients keep what was not sent and add it the next time.
+
+    Reference:
+        S. U. Stich et al. Sparsified SGD with Memory. NeurIPS 2018.
+        A. F. Aji and K. Heafield. Sparse Communication for Distributed Gradient Descent. EMNLP 2017.
     """
     if not 0 < share <= 1:
-        raise OptionError(f"topk: share lies in (0, 1], found {share}.")
+        raise OptionError(f"topk: share must be in (0, 1], got {share}.")
     acts = share < 1
     uploads = (LargestChanges(share, memory),) if acts else ()
     return Method("topk", uploads=uploads, standalone=False, facts=Facts(client_state=acts and memory))

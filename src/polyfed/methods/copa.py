@@ -1,18 +1,4 @@
-"""COPA: one feature extractor for all, one head per client, and features that suit every head.
-
-    loss_i = l(h_i(g(x)), y) + weight * sum_{j != i} l(h_j(g(x)), y),    h_j frozen, as client j uploaded it last
-    g <- sum_k p_k g_k,   heads are filed, not averaged, and sent to all others
-    newcomer: mean over j of softmax(h_j(g(x)))
-
-The extractor normalises by both batch and instance: y = gamma * (rho * BN^(x) + (1 - rho) * IN^(x)) + beta, rho per channel in [0, 1], 1 at first.
-
-Reference: Wu and Gong, Collaborative Optimization and Aggregation for Decentralized Domain Generalization and Adaptation (COPA), ICCV 2021.
-
-Differences from the paper: the authors' program was not available; objective and aggregation were checked against a third party's program,
-the normalisation is from the paper's abstract. Only the domain-generalisation half is here, without adaptation to unlabelled targets. RandAugment
-belongs to the data. Only heads of clients that have trained are filed, so round 1 has no other heads and a client that never took part brings no
-untrained one. rho is cut to [0, 1] before every training pass, and where it is used. weight is ours; the paper's sum has weight 1.
-"""
+"""COPA: one feature extractor, one head per client. Differences from the paper: docs/methods/copa.md."""
 
 from __future__ import annotations
 
@@ -46,7 +32,7 @@ NORMS = ("batch_instance", "keep")
 
 
 class BatchInstanceNorm(BatchNorm):
-    """Batch norm and instance norm with one affine, mixed by a share per channel; rho = 1 is batch norm."""
+    """Batch norm and instance norm with one affine, mixed by rho per channel; rho = 1 is batch norm."""
 
     entry_kinds: ClassVar[dict[str, str]] = {"rho": MIX}
     rho: nn.Parameter
@@ -62,7 +48,7 @@ class BatchInstanceNorm(BatchNorm):
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 3:
-            raise ModelError(f"BatchInstanceNorm takes maps (N, C, ...), found an input of shape {tuple(input.shape)}.")
+            raise ModelError(f"BatchInstanceNorm requires maps (N, C, ...), got an input of shape {tuple(input.shape)}.")
 
     def forward(self, x: Tensor) -> Tensor:
         if math.prod(x.shape[2:]) == 1:
@@ -126,9 +112,8 @@ class FilingRound(Part):
         bench.require_head(f"{bench.method}: copa")
 
     def notice(self, bench: Workbench, clients: int) -> str:
-        """One client has no other heads, so copa would be ignored."""
         if clients < 2:
-            raise JoinError("copa trains with the heads of other clients, and there is only one client here. Leave copa out.")
+            raise JoinError("copa trains with the heads of other clients, but there is only one client. Remove copa.")
         return ""
 
 
@@ -146,7 +131,7 @@ def heads_of(server: Server) -> Heads:
 
 
 def other_heads(server: Server, client: str) -> list[Mapping[str, Tensor]]:
-    """The filed heads of everybody else, in a fixed order."""
+    """Return the stored heads of the other clients, in a fixed order."""
     filed = heads_of(server)
     return [filed[other] for other in sorted(filed) if other != client]
 
@@ -164,9 +149,18 @@ def every_head(server: Server) -> Exchange[Newcomer]:
 def copa(weight: float = 1.0, norm: str = "batch_instance") -> Method:
     """Average the feature extractor, keep a head per client, and make features suit every head.
 
+        loss_i   = l(h_i(g(x)), y) + weight Σ_{j≠i} l(h_j(g(x)), y)        h_j frozen, as client j uploaded it last
+        g        ← Σ_k p_k g_k
+        newcomer = mean_j softmax(h_j(g(x)))
+        norm       y = γ (ρ BN̂(x) + (1 − ρ) IN̂(x)) + β                     ρ per channel in [0, 1], initially 1; one affine
+
     Args:
         weight: weight of the other heads' losses; 0: none, and no heads are sent.
         norm: batch_instance: mix instance norm into each batch norm; keep: the model's own layers.
+
+    Reference:
+        G. Wu and S. Gong. Collaborative Optimization and Aggregation for Decentralized Domain Generalization and Adaptation.
+        ICCV 2021.
     """
     if weight < 0:
         raise OptionError(f"copa: weight must not be negative, found {weight}.")

@@ -1,19 +1,4 @@
-"""DP-FedAvg: differential privacy for clients. Updates are clipped as a whole and get Gaussian noise, at the server or at the clients.
-
-    d_k <- d_k min(1, S / ||d_k||),   d_k = what client k would change of all entries that it uploads
-    noise="server":  state + mean_k d_k + Normal(0, (z S / m)^2 I)              m clients answered, each with the weight 1
-    noise="client":  state + mean_k (d_k + Normal(0, (z S)^2 I))                nobody, the server included, sees d_k
-    adaptive:        S <- S exp(-0.2 (b - quantile)),  b = noisy share of clients whose update was not longer than S
-
-z is the least noise with which the planned rounds stay within (epsilon, delta). The noise on b takes a part of it: z_d = (z^-2 - s_b^-2)^-1/2.
-
-Reference: McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018; Andrew et al., Differentially Private Learning with
-Adaptive Clipping, NeurIPS 2021 (quantile 0.5, rate 0.2, s_b = m / 20). Accountant: opacus'.
-
-Differences from the papers: what a client spends is counted by the rounds that it answered, without a discount for sampling, which would need
-that nobody knows who takes part. Two federations are neighbours where one client's updates are all zero. With an update of
-zeros a client is below the clip, so its bit moves by 1, not by 1/2 as in the paper. s_b is at least 2 z, and 2 z at a client.
-"""
+"""DP-FedAvg: client-level differential privacy. Differences from the paper: docs/methods/dp_fedavg.md."""
 
 from __future__ import annotations
 
@@ -66,7 +51,7 @@ FEWEST_BELOW, MAX_BELOW = -1e6, 1e6
 
 @dataclass(frozen=True)
 class Noise(Account):
-    """How much noise goes where. ``first`` is the clip of round 1."""
+    """The amounts of noise. ``first`` is the clip of round 1."""
 
     first: float = 1.0
     adaptive: bool = False
@@ -95,7 +80,7 @@ class Noise(Account):
 
 
 def changes(client: Client, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What a client would change: every number that it uploads, less what it was sent."""
+    """Return the client's update: every number that it uploads minus the one that it received."""
     return {name: value - client.received[name] for name, value in entries.items() if value.is_floating_point()}
 
 
@@ -122,7 +107,7 @@ def require_clip_sent(client: Client) -> None:
 
 
 def finite(client: Client, update: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The update, or zeros where it has no length: no noise would cover it, and to refuse would tell something of the data."""
+    """Return the update, or zeros if its norm is not finite: no noise would cover it, and declining would leak information."""
     if math.isfinite(length(update)):
         return update
     log.warning("Client %s, round %d: its update is not finite and counts as zero.", client.id, client.round)
@@ -155,19 +140,19 @@ class ClipUpdate(Noise):
             for name in phase.up:
                 if entries[name].kind == MOMENTUM or (entries[name].dtype.is_floating_point and name not in phase.down):
                     raise JoinError(
-                        f"{bench.method}: {name} is uploaded and not sent down, so it is no change that dp_fedavg could clip. "
+                        f"{bench.method}: {name} is uploaded but not sent down, so dp_fedavg cannot clip its change. "
                         "Use parts that share it both ways, or keep it local."
                     )
             if self.at == "server" and any(not isinstance(reducer, Mean | Largest) for reducer in phase.groups):
                 raise JoinError(
-                    f"{bench.method}: dp_fedavg adds the noise of a mean at the server, and another part reduces updates in another way. "
+                    f"{bench.method}: dp_fedavg adds noise to a mean at the server, but another part reduces updates differently. "
                     'Use dp_fedavg(noise_at="client").'
                 )
         if self.at == "server":
             refuse_compression(bench)
         if bench.method.outgoing is not None or bench.method.receiving:
             raise JoinError(
-                f"{bench.method}: dp_fedavg clips changes of what the server sent, and another part changes that. Leave it out."
+                f"{bench.method}: dp_fedavg clips changes of what the server sent, but another part changes what clients start from. Remove it."
             )
 
     def notice(self, bench: Workbench, clients: int) -> str:
@@ -175,24 +160,24 @@ class ClipUpdate(Noise):
         words = [f"dp_fedavg does not cover: {'; '.join(said)}."] if said else []
         if self.noise != SYSTEM:
             words.append(
-                'dp_fedavg takes its noise from the run\'s seed; whoever knows it can take the noise off. For real data: noise="system".'
+                'dp_fedavg takes its noise from the run\'s seed; anyone who knows it can remove the noise. For real data, use noise="system".'
             )
         return " ".join(words)
 
 
 def refuse_compression(bench: Workbench) -> None:
-    """What is compressed after it was clipped may be longer than the clip: by rounding, or by what earlier rounds left over."""
+    """Reject compression after clipping: rounding and residuals of earlier rounds can exceed the clip."""
     for part in bench.method.parts:
         if any(declared(change).stage == "compress" for change in part.uploads):
             raise JoinError(
                 f"{bench.method}: {part.name} changes updates after dp_fedavg has clipped them, so the noise of the server would not cover "
-                f'them. Leave {part.name} out, or use dp_fedavg(noise_at="client"), whose noise is added before that.'
+                f'them. Remove {part.name}, or use dp_fedavg(noise_at="client"), whose noise is added before that.'
             )
 
 
 @dataclass(frozen=True)
-class SayWhetherBelow(Noise):
-    """Say whether the update is within the clip: 1/2 or -1/2, with noise where clients add it."""
+class ReportBelowClip(Noise):
+    """Report whether the update is within the clip: 1/2 or -1/2, with noise if clients add it."""
 
     def __call__(self, client: Client) -> dict[str, float]:
         live = client.bench.live
@@ -259,30 +244,40 @@ def dp_fedavg(
     noise: str = "seed",
     planned_rounds: int = 0,
 ) -> Method:
-    """Differential privacy for clients: clip whole updates, and add noise.
+    """Protect clients with differential privacy: clip whole updates, and add noise.
+
+        d_k <- d_k min(1, S / ||d_k||),   d_k = change of all entries that client k uploads
+        noise_at="server":  state + mean_k d_k + Normal(0, (z S / m)^2 I)         m = number of replies, each with weight 1
+        noise_at="client":  state + mean_k (d_k + Normal(0, (z S)^2 I))           d_k is hidden from everyone, including the server
+        adaptive:           S <- S exp(-0.2 (b - quantile)),  b = noisy fraction of clients with ||d_k|| <= S
+        z_d = (z^-2 - s_b^-2)^-1/2,   s_b = max(m / 20, 2 z)                      z_d replaces z above if S is adaptive; s_b: noise on b
 
     Args:
         epsilon: the budget of every client over the whole run.
-        delta: probability with which the promise may fail; well below one over the number of clients.
-        clip: largest norm of an update; where adaptive, that of round 1.
-        adaptive: whether the clip follows a quantile of the norms of updates.
-        quantile: share of updates that are to stay below the clip.
+        delta: probability with which the guarantee may fail; well below 1 / (number of clients).
+        clip: largest norm of an update; if adaptive, in round 1.
+        adaptive: let the clip follow a quantile of the update norms.
+        quantile: target fraction of updates below the clip.
         noise_at: server (which sees updates without noise), or client.
         noise: seed (from the run's seed: repeatable, for studies) or system (the system's secure generator).
         planned_rounds: rounds for which the budget must last, after which a client stops; 0: all rounds.
+
+    Reference:
+        H. B. McMahan et al. Learning Differentially Private Recurrent Language Models. ICLR 2018.
+        G. Andrew et al. Differentially Private Learning with Adaptive Clipping. NeurIPS 2021.
     """
     require_budget("dp_fedavg", epsilon, delta, noise, planned_rounds)
     require_choice("dp_fedavg", "noise_at", noise_at, ("server", "client"))
     require_clip("dp_fedavg", clip)
     if not 0 < quantile < 1:
-        raise OptionError(f"dp_fedavg: quantile must lie between 0 and 1, found {quantile}.")
+        raise OptionError(f"dp_fedavg: quantile must be between 0 and 1, got {quantile}.")
     account = (Budget(epsilon, delta), planned_rounds, noise, MEMORY, True)
     how = (float(clip), bool(adaptive), float(quantile), noise_at)
     below = {BELOW: Number(FEWEST_BELOW, MAX_BELOW)} if adaptive else {}
     return Method(
         "dp_fedavg",
         before_training=(require_clip_sent, RequireBudget(*account)),
-        after_training=(NoteSpent(*account), *((SayWhetherBelow(*account, *how),) if adaptive else ())),
+        after_training=(NoteSpent(*account), *((ReportBelowClip(*account, *how),) if adaptive else ())),
         uploads=(ClipUpdate(*account, *how),),
         send_extras={CLIP: SendClip(*account, *how)},
         reply_extras={"train": {ACCOUNTS: ACCOUNT, **below}},

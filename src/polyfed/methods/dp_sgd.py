@@ -1,17 +1,4 @@
-"""DP-SGD: differential privacy for samples. Gradients are clipped sample by sample and get Gaussian noise.
-
-    batch:      every sample of the client with probability q = B / N (Poisson sampling; a batch may be empty)
-    gradient:   ( sum_i min(1, clip / ||g_i||) g_i + Normal(0, sigma^2 clip^2 I) ) / B
-    sigma:      the least noise with which the planned steps of the run stay within (epsilon, delta)
-
-All that is done with the noisy gradient afterwards is as private as it is: agc, momentum, averaging, compression of uploads.
-
-Reference: Abadi et al., Deep Learning with Differential Privacy, CCS 2016; Mironov, Rényi Differential Privacy, CSF 2017 (accountant, opacus').
-Defaults: epsilon = 8, delta = 1e-5, clip = 1 (De et al., Unlocking High-Accuracy Differentially Private Image Classification, 2022).
-
-Differences from the paper: none known. The promise is about one sample of one client against everybody else, the server included, where the
-noise comes from the system's generator.
-"""
+"""DP-SGD: sample-level differential privacy. Differences from the paper: docs/methods/dp_sgd.md."""
 
 from __future__ import annotations
 
@@ -52,7 +39,7 @@ TRIES = 4
 
 @dataclass(frozen=True)
 class PoissonBatches(Account):
-    """Every sample is in a batch with the same probability, whatever else is."""
+    """Batches in which every sample occurs independently with the same probability."""
 
     def __call__(self, client: Client) -> Iterator[Tensor]:
         rate, chance = self.rate(client), self.randomness(client, "batches")
@@ -62,7 +49,7 @@ class PoissonBatches(Account):
 
 @dataclass(frozen=True)
 class NoisyGradient(Account):
-    """The gradient of a batch: clipped by sample, summed, with noise, over the expected size of a batch."""
+    """The batch gradient: clipped per sample, summed, with noise, divided by the expected batch size."""
 
     clip: float = 1.0
 
@@ -80,13 +67,13 @@ class NoisyGradient(Account):
         return step.task_loss.detach()
 
     def add_terms(self, step: Step) -> None:
-        """Terms of the loss that look at no data have a gradient without noise."""
+        """Add the gradients of loss terms that do not use the data, without noise."""
         terms = [term(step) for term in step.client.bench.method.objective]
         if terms:
             torch.stack(terms).sum().backward()  # type: ignore[no-untyped-call]
 
     def check(self, bench: Workbench) -> None:
-        """Refuse what has no gradients by sample, and what would leave without noise."""
+        """Reject models without per-sample gradients, and uploads without noise."""
         refuse_batch_norm(bench)
         refuse_leaks(bench)
         refuse_class_weights(bench)
@@ -96,26 +83,23 @@ class NoisyGradient(Account):
         refuse_mixing(bench)
 
     def notice(self, bench: Workbench, clients: int) -> str:
-        """Noise that anybody can repeat protects nobody; statistics must come from public data."""
         said = []
         if self.noise != SYSTEM:
             said.append(
-                "dp_sgd takes its noise from the run's seed, so that runs can be repeated. Whoever knows the seed can take the noise off: "
-                'for real data of others use dp_sgd(noise="system").'
+                "dp_sgd takes its noise from the run's seed, so that runs can be repeated. Anyone who knows the seed can remove the noise. "
+                'For real data, use dp_sgd(noise="system").'
             )
         if bench.batch_norms:
-            said.append(
-                "dp_sgd: the statistics of batch norm come from --init and are promised nothing; they must be of public data."
-            )
+            said.append("dp_sgd: the statistics of batch norm come from --init and are not protected; they must be of public data.")
         return " ".join(said)
 
 
 def clipped(client: Client, step: Step, clip: float) -> Mapping[nn.Parameter, Tensor]:
-    """The sum of clipped gradients; samples without a finite one count as zero. The step gets the mean loss of the others."""
+    """Return the sum of clipped gradients without non-finite samples, and set the step's loss to the mean of the others."""
     bench = client.bench
 
     def each(logits: Tensor, label: Tensor) -> Tensor:
-        # A batch of its own for each sample: a loss that weighs samples against each other cannot.
+        # One batch per sample, so that no loss can weight samples against each other.
         return bench.loss(logits[None], label[None])
 
     def losses() -> Tensor:
@@ -125,7 +109,7 @@ def clipped(client: Client, step: Step, clip: float) -> Mapping[nn.Parameter, Te
     found = clipped_gradients(client.model, losses, clip)
     finite = torch.isfinite(found.losses) & torch.isfinite(found.norms)
     if not bool(finite.all()):
-        # Zero times infinity is no zero: such samples must not be in the sum at all. To refuse the batch would tell of them without noise.
+        # Zero times infinity is not zero, so such samples must not enter the sum. Rejecting the batch would reveal them without noise.
         step.x, step.y = step.x[finite], step.y[finite]
         if not len(step.x):
             return {}
@@ -135,7 +119,7 @@ def clipped(client: Client, step: Step, clip: float) -> Mapping[nn.Parameter, Te
 
 
 def refuse_batch_norm(bench: Workbench) -> None:
-    """Batch norm mixes the samples of a batch, unless its statistics stand still from the start."""
+    """Reject batch norm, which mixes the samples of a batch, unless its statistics are frozen from the start."""
     paths = [path for path, module in bench.model.named_modules() if isinstance(module, BatchNorm)]
     if not paths:
         return
@@ -147,44 +131,44 @@ def refuse_batch_norm(bench: Workbench) -> None:
         return
     named = ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
     raise ModelError(
-        f"{bench.method}: dp_sgd needs gradients by sample, and the batch norms of {type(bench.model).__name__} ({named}) mix the samples "
+        f"{bench.method}: dp_sgd needs per-sample gradients, but the batch norms of {type(bench.model).__name__} ({named}) mix the samples "
         "of a batch. Remove them with fedwon, or replace them with group_norm; fixbn(freeze_at=0) with --init FILE of public data keeps "
         "them frozen from the start."
     )
 
 
 def refuse_leaks(bench: Workbench) -> None:
-    """Refuse parts that look at the data on another way than by the noisy gradient."""
+    """Reject parts that use the data other than through the noisy gradient."""
     method = bench.method
     mixing = [part.name for part in method.parts for surgery in part.surgery if declared(surgery).mixes_samples]
     if mixing:
         raise JoinError(
-            f"{method}: {mixing[0]} mixes the samples of a batch, so there are no gradients by sample. Leave {mixing[0]} out."
+            f"{method}: {mixing[0]} mixes the samples of a batch, so there are no per-sample gradients. Remove {mixing[0]}."
         )
     for part, slot in looking_at_data(method):
         raise JoinError(
-            f"{method}: {part} looks at the data in its {slot.replace('_', ' ')}, where dp_sgd adds no noise. Leave {part} out."
+            f"{method}: {part} uses the data in its {slot.replace('_', ' ')}, where dp_sgd adds no noise. Remove {part}."
         )
     pooling = [part.name for part in method.parts if part.population is not None]
     for row in uncovered(method, bench.settings, bench.plan):
         if row.part not in pooling:
             raise JoinError(
-                f"{method}: what leaves a client as {row.what} is {row.why}, so dp_sgd would not cover it. Leave {row.part} out."
+                f"{method}: what leaves a client as {row.what} is {row.why}, so dp_sgd would not cover it. Remove {row.part}."
             )
 
 
 def refuse_class_weights(bench: Workbench) -> None:
-    """Weights from counts change with one sample for all others; given ones cancel in the mean of one sample."""
+    """Reject class weights: counts change with one sample for all others, and given weights cancel in a mean over one sample."""
     if needs_class_counts(bench.settings.loss):
         raise SettingError(
-            f"{bench.method}: the loss {bench.settings.loss} weighs samples by their class. Weights from class counts let one sample change "
+            f"{bench.method}: the loss {bench.settings.loss} weights samples by class. Weights from class counts let one sample change "
             "the gradients of others, which dp_sgd does not clip, and in batches of one sample weights of cross_entropy cancel. "
             "Use a loss without class weights, such as --loss cross_entropy."
         )
 
 
 def refuse_mixing(bench: Workbench) -> None:
-    """Refuse a model in which one sample changes what comes out for another, or that notes something of its inputs."""
+    """Reject a model in which one sample changes the output for another, or that stores something about its inputs."""
     model = copy.deepcopy(bench.model).train()
     for module in model.modules():
         if isinstance(module, BatchNorm | nn.modules.dropout._DropoutNd):
@@ -196,19 +180,19 @@ def refuse_mixing(bench: Workbench) -> None:
     if not apart:
         raise ModelError(
             f"{bench.method}: in {type(bench.model).__name__} one sample of a batch changes the output for another, so there are no "
-            "gradients by sample. Use a model without such layers."
+            "per-sample gradients. Use a model without such layers."
         )
     changed = next((name for name, value in model.named_buffers() if not torch.equal(value, before[name])), None)
     if changed is not None:
         raise ModelError(
-            f"{bench.method}: {type(bench.model).__name__} notes something of its inputs in {changed}, which dp_sgd would not cover. "
+            f"{bench.method}: {type(bench.model).__name__} stores something about its inputs in {changed}, which dp_sgd would not cover. "
             "Use a layer that keeps no statistics."
         )
     refuse_hidden_parameters(bench, model, torch.cat([one, one.flip(-1)]))
 
 
 def independent(model: nn.Module, one: Tensor, seed: int) -> bool:
-    """Whether the output for a sample is the same next to two other samples."""
+    """Return True if the output for a sample does not depend on the other sample."""
     outputs = []
     for other in (one.flip(-1), 5 * one.square() - 1):
         torch.default_generator.manual_seed(seed)
@@ -217,7 +201,7 @@ def independent(model: nn.Module, one: Tensor, seed: int) -> bool:
 
 
 def refuse_hidden_parameters(bench: Workbench, model: nn.Module, x: Tensor) -> None:
-    """Refuse parameters that are used outside their own layer, where gradients by sample would miss them."""
+    """Reject parameters that are used outside their layer, where per-sample gradients would miss them."""
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
 
     def losses() -> Tensor:
@@ -229,21 +213,29 @@ def refuse_hidden_parameters(bench: Workbench, model: nn.Module, x: Tensor) -> N
     for (name, parameter), whole in zip(named.items(), wanted, strict=True):
         if whole is not None and (parameter not in found or not torch.allclose(found[parameter], whole, rtol=1e-2, atol=1e-3)):
             raise ModelError(
-                f"{bench.method}: the gradient of {name} in {type(bench.model).__name__} cannot be made by sample, since it is used outside "
-                "its own layer. Use a model whose layers hold their own weights."
+                f"{bench.method}: the gradient of {name} in {type(bench.model).__name__} cannot be computed per sample, because it is used outside "
+                "its layer. Use a model whose layers contain their weights."
             )
 
 
 @register(shows=("epsilon",))
 def dp_sgd(epsilon: float = 8.0, delta: float = 1e-5, clip: float = 1.0, noise: str = "seed", planned_rounds: int = 0) -> Method:
-    """Differential privacy for samples: clip gradients by sample, and add noise.
+    """Protect samples with differential privacy: clip per-sample gradients, and add noise.
+
+        batch:      every sample of the client with probability q = B / N (Poisson sampling; a batch may be empty)
+        gradient:   ( sum_i min(1, clip / ||g_i||) g_i + Normal(0, sigma^2 clip^2 I) ) / B
+        sigma:      the smallest noise with which the planned steps of the run stay within (epsilon, delta)
 
     Args:
         epsilon: the budget of every client over the whole run.
-        delta: probability with which the promise may fail; well below one over the number of samples.
+        delta: probability with which the guarantee may fail; well below 1 / (number of samples).
         clip: largest norm of one sample's gradient.
         noise: seed (from the run's seed: repeatable, for studies) or system (the system's secure generator, for real data of others).
         planned_rounds: rounds for which the budget must last, after which a client stops; 0: all rounds.
+
+    Reference:
+        M. Abadi et al. Deep Learning with Differential Privacy. CCS 2016.
+        I. Mironov. Rényi Differential Privacy. CSF 2017.
     """
     require_budget("dp_sgd", epsilon, delta, noise, planned_rounds)
     require_clip("dp_sgd", clip)
@@ -262,7 +254,7 @@ def dp_sgd(epsilon: float = 8.0, delta: float = 1e-5, clip: float = 1.0, noise: 
             data_derived_uploads=ACCOUNT_UPLOADS,
             granularity="aggregate",
             smallest_batch=1,
-            extra_work="norms of gradients by sample, and noise",
+            extra_work="per-sample gradient norms, and noise",
             protects="samples",
             noise_at="client",
             noise_from="system" if noise == SYSTEM else "seed",

@@ -1,20 +1,4 @@
-"""DSON: one normalisation whose statistics are a learnt mixture of the batch's and of the sample's own.
-
-    mu     = w mu_bn + (1 - w) mu_in,   w = sigmoid(score), a score per layer
-    sigma2 = w sigma2_bn + (1 - w) sigma2_in + w (1 - w) (mu_bn - mu_in)^2
-    y = gamma (x - mu) / sqrt(sigma2 + eps) + beta
-
-In evaluation mu_bn and sigma2_bn are running averages, as in batch norm; mu_in and sigma2_in are always the sample's. ``guiding + dson`` is a row of gPerXAN's
-Table 4.
-
-Reference: Seo et al., Learning to Optimize Domain Specific Normalization for Domain Generalization, ECCV 2020.
-
-Differences from the paper: no code of the authors was available to check against. It gives every domain an affine, statistics and a w of its own in one
-network; how gPerXAN put it into FedAvg is not stated. Default here: an ordinary layer, everything averaged. ``domain_specific=True`` keeps every
-batch norm's affine, statistics and w at the client; the paper's inference, the mean of the predictions of all domains' branches, is then
-``--newcomer ensemble``. w is kept in [0, 1] by a sigmoid, starts at 0.5 and is per layer (one version of the paper shares it across layers). The last term of
-sigma2 makes it the variance of the mixture; ``exact=False`` leaves it out.
-"""
+"""DSON: a learned mixture of batch and instance statistics. Differences from the paper: docs/methods/dson.md."""
 
 from __future__ import annotations
 
@@ -49,7 +33,7 @@ class DSON(BatchNorm):
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 3:
-            raise ModelError(f"DSON takes maps of shape (N, C, ...), found {tuple(input.shape)}.")
+            raise ModelError(f"DSON requires maps of shape (N, C, ...), got {tuple(input.shape)}.")
 
     def forward(self, x: Tensor) -> Tensor:
         self._check_input_dim(x)
@@ -94,12 +78,20 @@ class ToDSON(Part):
 
 @register
 def dson(domain_specific: bool = False, score: float = 0.0, exact: bool = True) -> Method:
-    """Normalise with a learnt mixture of batch and instance statistics.
+    """Normalise with a learned mixture of batch and instance statistics.
+
+        w      = sigmoid(score), one score per layer
+        mu     = w mu_bn + (1 - w) mu_in
+        sigma2 = w sigma2_bn + (1 - w) sigma2_in + w (1 - w) (mu_bn - mu_in)^2
+        y      = gamma (x - mu) / sqrt(sigma2 + eps) + beta
 
     Args:
         domain_specific: keep affine, statistics and mixture at the client; newcomers are then best served by --newcomer ensemble.
-        score: initial score of the batch statistics, whose share is sigmoid(score); 0: half.
+        score: initial score of the batch statistics, whose weight is sigmoid(score); 0: 0.5.
         exact: the variance of the mixture; False: the mixture of the variances.
+
+    Reference:
+        S. Seo et al. Learning to Optimize Domain Specific Normalization for Domain Generalization. ECCV 2020.
     """
     return Method(
         "dson",

@@ -1,21 +1,4 @@
-"""ELCFS (FedDG): clients exchange amplitude spectra, and learn to step so that images with others' low frequencies are classified too.
-
-    x_freq = IFFT( A_mix, phase(x) ),  A_mix = ratio * A(x) + (1 - ratio) * A_other  in the centred square of half-width b, else A(x)
-    b = floor(L * min(H, W)),  ratio drawn from {0.1, ..., 0.9},  A = |FFT2|
-    w'   = w - beta * clip(grad_w l(f(x; w), y), -c, c)
-    loss = l(f(x; w), y) + weight * l(f(x_freq; w'), y)          the gradient of the second term reaches w through w'
-
-Reference: Liu et al., FedDG: Federated Domain Generalization on Medical Image Segmentation via Episodic Learning in Continuous Frequency Space,
-CVPR 2021.
-
-Differences from the paper: it segments; for classification its boundary term (weight 0.1) is left out. Spectra are exchanged once, before
-round 1, and the other's spectrum is drawn again for every image and step: first a client, then one of its spectra. Values are cut to the range of
-pixels. The second pass leaves the running statistics of batch norm as they are (not stated). L = 0.01 is the paper's; the authors' program and
-CCST's re-implementation call theirs with L = 0, only the mean colour, and below 100 pixels L = 0.01 is the same (b = 0). The re-implementation's
-outer loss is taken on a copy of the model and gives it no gradient: not copied.
-
-Defaults: share = 1/8 (programs), beta = 1e-3, c = 1 (CCST's classification program; the original: 100). weight and first_order are ours.
-"""
+"""ELCFS (FedDG): episodic learning in continuous frequency space. Differences from the paper: docs/methods/elcfs.md."""
 
 from __future__ import annotations
 
@@ -66,7 +49,7 @@ def from_pixels(client: Client, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Give(Part):
-    """A client's answer: the spectra of some training images, or their mean."""
+    """Reply with the spectra of some training images, or their mean."""
 
     share: float
     aggregate: bool
@@ -76,8 +59,8 @@ class Give(Part):
         count = max(1, int(self.share * len(train)))
         if self.aggregate and count < 2:
             raise DataError(
-                f"elcfs(aggregate=True): {_share_in_words(self.share)} of the {len(train)} images of client {client.id} is one image, "
-                f"whose spectrum would be sent as it is. Use a share of at least 2/{len(train)}, or aggregate=False."
+                f"elcfs(aggregate=True): {_format_share(self.share)} of the {len(train)} images of client {client.id} is one image, "
+                f"whose spectrum would be sent unchanged. Use a share of at least 2/{len(train)}, or aggregate=False."
             )
         x, _ = train.batch(torch.randperm(len(train), generator=client.generator)[:count])
         require_images("elcfs", client, x)
@@ -87,7 +70,7 @@ class Give(Part):
 
 @dataclass(frozen=True)
 class SpectraShape:
-    """Of what shape the spectra of a client are: (spectra, channels, height, width)."""
+    """The shape of a client's spectra: (spectra, channels, height, width)."""
 
     share: float
     aggregate: bool
@@ -102,7 +85,7 @@ def largest_amplitude(context: RequestContext) -> float:
 
 
 def mixed(x: Tensor, others: Tensor, ratio: Tensor, half_width: int) -> Tensor:
-    """Images with the low frequencies of other amplitude spectra mixed in; ``ratio`` is the share of their own."""
+    """Mix the low frequencies of other amplitude spectra into images; ``ratio`` is the weight of an image's own spectrum."""
     spectrum = spectra(x)
     amplitude, phase = spectrum.abs(), spectrum.angle()
     rows, columns = (slice(size // 2 - half_width, size // 2 + half_width + 1) for size in x.shape[-2:])
@@ -177,19 +160,31 @@ def elcfs(
 ) -> Method:
     """Exchange amplitude spectra, and step so that images with others' low frequencies are classified too.
 
+        A, P   = |FFT2(x)|, phase(FFT2(x))
+        A_mix  = ratio A + (1 − ratio) A_other   in the centred square of half-width b = floor(L min(H, W)), A outside;   ratio from {0.1, …, 0.9}
+        x_freq = IFFT2(A_mix, P)
+        w'     = w − beta clip(∇_w l(f(x; w), y), −c, c)
+        loss   = l(f(x; w), y) + weight l(f(x_freq; w'), y)
+
     Args:
-        low: L: half-width of the exchanged square of low frequencies, as a share of the smaller side; 0: only the mean colour.
+        low: L: half-width of the exchanged square of low frequencies, as a fraction of the smaller side; 0: only the mean colour.
         beta: size of the inner step.
         clip: largest value of its gradient.
-        share: share of its training images whose spectra a client sends, one image at least (two with aggregate, else an error).
+        share: fraction of its training images whose spectra a client sends; at least one image (two with aggregate).
         aggregate: send the mean of these spectra instead of each.
         first_order: take the inner gradient as a constant: cheaper.
-        weight: weight of the outer loss; 0 changes nothing and sends nothing.
+        weight: weight of the outer loss; 0 is FedAvg, without an exchange.
+
+    Reference:
+        Q. Liu, C. Chen, J. Qin, Q. Dou and P.-A. Heng. FedDG: Federated Domain Generalization on Medical Image Segmentation via
+        Episodic Learning in Continuous Frequency Space. CVPR 2021.
     """
     if not 0 <= low < 0.5 or not 0 < share <= 1:
-        raise OptionError(f"elcfs: low lies in [0, 0.5) and share in (0, 1], found low={low} and share={share}.")
+        raise OptionError(f"elcfs: low must be in [0, 0.5) and share in (0, 1], got low={low} and share={share}.")
     if beta < 0 or clip <= 0 or weight < 0:
-        raise OptionError(f"elcfs: beta and weight must not be negative, clip is above 0, found {beta}, {weight} and {clip}.")
+        raise OptionError(
+            f"elcfs: beta and weight must not be negative and clip must be positive, got {beta}, {weight} and {clip}."
+        )
     if weight == 0:
         return Method("elcfs")
     return Method(
@@ -200,12 +195,12 @@ def elcfs(
         objective=(OuterLoss(low, beta, clip, weight, first_order),),
         facts=Facts(
             client_state=True,
-            data_derived_uploads=f"{'the mean of ' if aggregate else ''}amplitude spectra of {_share_in_words(share)} of its training images, once",
+            data_derived_uploads=f"{'the mean of ' if aggregate else ''}amplitude spectra of {_format_share(share)} of its training images, once",
             granularity="aggregate" if aggregate else "per sample",
             extra_work="a second pass and one more gradient" + ("" if first_order else ", taken through the first: about 5x"),
         ),
     )
 
 
-def _share_in_words(share: float) -> str:
+def _format_share(share: float) -> str:
     return "an eighth" if share == 0.125 else f"{share:.0%}"

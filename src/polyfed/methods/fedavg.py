@@ -1,14 +1,4 @@
-"""FedAvg: local SGD, then the weighted mean of everything.
-
-    theta <- sum_k p_k theta_k,   p_k = n_k / sum_j n_j  (or uniform: a setting of the run)
-
-Reference: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017.
-
-Differences from the paper: none. What other libraries do with batch-norm statistics under the same name is an option:
-``average`` (default: Flower, FedML, NVFlare, FedBN's program), ``local`` (kept by clients: PFLlib, FLamby, FederatedScope),
-``first`` (the first client's: PFLlib's server model), ``drop`` (never uploaded, the initial ones are sent: FL-bench's option).
-Counters take the maximum and stay integers.
-"""
+"""FedAvg: the weighted mean of all entries. Differences from the paper: docs/methods/fedavg.md."""
 
 from __future__ import annotations
 
@@ -29,8 +19,13 @@ STATISTICS: dict[str, tuple[Rule, ...]] = {
 def fedavg(statistics: str = "average") -> Method:
     """Average everything, weighted by samples.
 
+        theta <- sum_k p_k theta_k      p_k = n_k / sum_j n_j      (--weights uniform: p_k = 1 / K)
+
     Args:
         statistics: what happens to batch-norm statistics: average, local, first or drop.
+
+    Reference:
+        B. McMahan et al. Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017.
     """
     require_choice("fedavg", "statistics", statistics, STATISTICS)
     return Method("fedavg", sharing=STATISTICS[statistics], facts=Facts(client_state=statistics == "local"))

@@ -1,17 +1,4 @@
-"""FedDG-GA: clients whose validation score suffers most from averaging gain weight (generalisation adjustment).
-
-    gap_k = loss of the averaged model on val_k - loss of client k's own model, before averaging, on val_k
-    a_k  <- a_k + s_t / K * (gap_k - mean_j gap_j) / max_j |gap_j - mean gap|,   then clipped to [0, 1] and divided by the sum
-    theta <- sum_k a_k theta_k;   a_k starts at 1/K,   s_t falls linearly from ``step`` to 0
-
-Reference: Zhang et al., Federated Domain Generalization with Generalization Adjustment, CVPR 2023.
-
-Differences from the paper: the gap of round t needs the averaged model, which clients meet, and score, at the start of round t+1; the weights learnt from
-it hold in the aggregation of round t+1, whose replies wait until all scores are in: one model a client in the server's memory. The published formula
-centres the gaps by their mean and the authors' program does not: ``center``. Where no gap differs from the others, weights stay. With clients sampled, gaps
-come from those that took part in both rounds; the others keep their weight, before dividing by the sum. The authors' program keeps the optimizer between rounds: add
-``momentum(keep="local")``. Defaults: step = 0.2 and its decay from the authors' program (40 rounds of 5 epochs, SGD 1e-3, momentum 0.9).
-"""
+"""FedDG-GA: client weights from generalisation gaps. Differences from the paper: docs/methods/feddg_ga.md."""
 
 from __future__ import annotations
 
@@ -35,13 +22,13 @@ KEY = "feddg_ga"
 BEFORE, AFTER = "feddg_ga_averaged", "feddg_ga_own"
 LARGEST_LOSS = 1e9
 METRICS = ("loss", "accuracy")
-# Keeps a mean defined where all clients of a round have lost their weight; next to any other weight it is negligible.
+# Keeps the mean defined if all clients of a round have weight 0; negligible compared with any other weight.
 FLOOR = 1e-9
 
 
 @torch.no_grad()
 def badness(client: Client, metric: str) -> float:
-    """The loss, or the share of errors, of the model as it is now on the client's validation data. Leaves every module's mode as it was."""
+    """Return the loss, or the error rate, of the current model on the client's validation data."""
     validation, bench = client.data.validation, client.bench
     if validation is None or not len(validation):
         raise DataError(
@@ -75,7 +62,7 @@ def adjusted(weights: Mapping[str, float], gaps: Mapping[str, float], step: floa
     mean = sum(gaps.values()) / len(gaps) if center and gaps else 0.0
     moved = {client: gap - mean for client, gap in gaps.items()}
     largest = max((abs(move) for move in moved.values()), default=0.0)
-    # Equal gaps differ from their mean by rounding only, which must not be blown up to a whole step.
+    # Equal gaps differ from their mean only by rounding, which must not be scaled up to a full step.
     if largest <= 1e-9 * max((abs(gap) for gap in gaps.values()), default=0.0):
         return dict(weights)
     share = step / len(weights) / largest
@@ -129,13 +116,22 @@ def equal_weight(server: Server, reply: Reply) -> float:
 def feddg_ga(step: float = 0.2, center: bool = True, metric: str = "loss") -> Method:
     """Give weight to the clients that averaging hurts most, judged on validation data.
 
+        gap_k = loss of the averaged model on val_k - loss of client k's own model, before averaging, on val_k
+        a_k  <- a_k + s_t / K * (gap_k - mean gap) / max_j |gap_j - mean gap|       clipped to [0, 1], then divided by the sum
+        theta <- sum_k a_k theta_k
+
+        a_k starts at 1/K;  s_t = step * (1 - (t - 1) / T)
+
     Args:
         step: how far weights move in round 1, times 1/K; it falls to 0 over the rounds. 0 is FedAvg with equal weights.
-        center: subtract the mean gap, as published; False: as the authors' program.
+        center: subtract the mean gap, as published; False: as in the authors' code.
         metric: loss or accuracy.
+
+    Reference:
+        R. Zhang et al. Federated Domain Generalization with Generalization Adjustment. CVPR 2023.
     """
     if not 0 <= step <= 1:
-        raise OptionError(f"feddg_ga: step lies between 0 and 1, found {step}.")
+        raise OptionError(f"feddg_ga: step must be between 0 and 1, got {step}.")
     require_choice("feddg_ga", "metric", metric, METRICS)
     if step == 0:
         return Method(KEY, weighting=equal_weight)

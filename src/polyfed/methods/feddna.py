@@ -1,18 +1,4 @@
-"""FedDNA-lite: weights by FedAvg, batch-norm statistics with importance weights. AN APPROXIMATION, NOT THE PUBLISHED METHOD.
-
-    S = sum_k a_k S_k,   a = softmax(-d / tau),   d_k = symmetric divergence of the channels' Gaussians between S_k and S, averaged over channels
-
-S starts as the weighted mean sum_k p_k S_k; a and S are then computed in turn, ``iterations`` times. ``merge="moments"`` instead merges moments exactly:
-
-    mu = sum_k p_k mu_k,   sigma2 = sum_k p_k (sigma2_k + (mu_k - mu)^2)
-
-Reference: Duan et al., FedDNA: Federated Learning with Decoupled Normalization-Layer Aggregation for Non-IID Data, ECML PKDD 2021.
-
-Differences from the paper: it learns the weights at the server by an adversarial procedure with a variational auto-encoder, and was known to us by its
-abstract only; nothing of this procedure is here. What is kept: gradient parameters and statistical parameters are aggregated apart, and the weights of
-the latter lessen the divergence between clients and server. One weight per client, over the channels of all layers; tau = 1 and 3 iterations are ours.
-Do not report its numbers as FedDNA's.
-"""
+"""FedDNA-lite, an approximation of FedDNA: do not report its numbers as FedDNA's. Differences from the paper: docs/methods/feddna.md."""
 
 from __future__ import annotations
 
@@ -93,18 +79,28 @@ class Moments(CollectedReducer):
 
 @register
 def feddna(merge: str = "importance", tau: float = 1.0, iterations: int = 3) -> Method:
-    """Aggregate batch-norm statistics apart, by importance or as exact moments (an approximation of FedDNA).
+    """Aggregate batch-norm statistics separately, by importance or as exact moments (an approximation of FedDNA).
+
+        S <- sum_k p_k S_k;   then, ``iterations`` times:
+            d_k = mean over all channels of (KL(N_k || N) + KL(N || N_k)) / 2,    N_k = Gaussian(mu_k, sigma2_k) of a channel
+            a = softmax(-d / tau);   S <- sum_k a_k S_k
+
+        merge="moments":   mu = sum_k p_k mu_k,   sigma2 = sum_k p_k (sigma2_k + (mu_k - mu)^2)
 
     Args:
         merge: importance (weights by nearness), or moments (exact mean and variance of the mixture).
         tau: temperature of the importance weights; large is uniform.
         iterations: how often weights and statistics are computed in turn; 0 is FedAvg.
+
+    Reference:
+        J.-H. Duan et al. FedDNA: Federated Learning with Decoupled Normalization-Layer Aggregation for Non-IID Data. ECML PKDD
+        2021.
     """
     require_choice("feddna", "merge", merge, MERGES)
     if tau <= 0:
         raise OptionError(f"feddna: tau must be positive, found {tau}.")
     if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 0:
-        raise OptionError(f"feddna: iterations takes a whole number of at least 0, found {iterations!r}.")
+        raise OptionError(f"feddna: iterations must be an integer of at least 0, got {iterations!r}.")
     neutral = merge == "importance" and iterations == 0
     reducer = Moments() if merge == "moments" else Importance(tau, iterations)
     return Method("feddna", sharing=() if neutral else (reduce_with(MOMENTS, reducer),), facts=Facts(batch_norm=True))

@@ -1,18 +1,4 @@
-"""FedGMA: gradient-masked averaging; coordinates on which the clients' signs disagree move less.
-
-    d_k = theta_k - theta,   A = | (1/K) sum_k sign(d_k) |,   m = 1 where A >= tau, else A
-    masked_delta:       theta <- theta + server_lr * m * sum_k p_k d_k
-    average_plus_step:  theta <- theta + (1 + server_lr * m) * sum_k p_k d_k      (FedAvg, then a masked step along the same update)
-
-Every parameter is masked; batch-norm statistics are averaged and counters take the maximum, as in FedAvg.
-
-Reference: Tenison et al., Gradient Masked Averaging for Federated Learning, TMLR 2023.
-
-Differences from the paper: the formula is the published definition; no code of the authors was available to check against. Of two programs by others, one
-has a hard mask and an extra step after FedAvg, the other multiplies by mask * (1 - A) and takes the threshold for the step size; neither is followed.
-Defaults: tau = 0.7 (hFedF Table 10, PACS; Office-Home 0.3, VLCS 0.5), server_lr = 1 (same place, PACS). The 1e-2 printed there for the other two moves
-``masked_delta`` by two full rounds in 200; it fits ``average_plus_step``, whose step is written here with the soft mask of the definition.
-"""
+"""FedGMA: gradient-masked averaging. Differences from the paper: docs/methods/fedgma.md."""
 
 from __future__ import annotations
 
@@ -49,7 +35,7 @@ class MaskedMean:
         step = torch.where(agreement >= self.tau, 1.0, agreement) * self.server_lr
         if self.variant == "average_plus_step":
             step = step + 1
-        # lerp gives the mean to the bit where the step is 1, so full agreement is FedAvg.
+        # lerp returns exactly the mean if the step is 1, so full agreement is bit-identical to FedAvg.
         return start.to(mean.dtype).lerp(mean, step.to(mean.dtype))
 
 
@@ -86,13 +72,23 @@ class _MaskedFolding:
 def fedgma(tau: float = 0.7, server_lr: float = 1.0, variant: str = "masked_delta") -> Method:
     """Damp what clients disagree on: average updates through a mask of sign agreement.
 
+        d_k = theta_k - theta                        change of client k
+        A   = | (1/K) sum_k sign(d_k) |              agreement per coordinate: 1 if all signs are equal
+        m   = 1 where A >= tau, otherwise A
+
+        masked_delta        theta <- theta + server_lr * m * sum_k p_k d_k
+        average_plus_step   theta <- theta + (1 + server_lr * m) * sum_k p_k d_k        FedAvg, then a masked step along the same update
+
     Args:
         tau: agreement from which a coordinate moves in full, between 0 and 1; 0 is FedAvg.
         server_lr: step of the server along the masked update.
         variant: masked_delta (the definition), or average_plus_step (FedAvg, then an extra masked step).
+
+    Reference:
+        I. Tenison et al. Gradient Masked Averaging for Federated Learning. TMLR 2023.
     """
     if not 0 <= tau <= 1:
-        raise OptionError(f"fedgma: tau lies between 0 and 1, found {tau}.")
+        raise OptionError(f"fedgma: tau must be between 0 and 1, got {tau}.")
     if server_lr < 0:
         raise OptionError(f"fedgma: server_lr must not be negative, found {server_lr}.")
     require_choice("fedgma", "variant", variant, VARIANTS)

@@ -1,17 +1,4 @@
-"""FedNova: a client counts by its direction, not by how many steps it made.
-
-    w <- w + steps_eff * sum_k p_k (w_k - w) / a_k,   steps_eff = sum_k p_k a_k
-    a_k: local steps of client k; with momentum m each step also counts what it sets in motion: a_k = sum_{j=1..steps} (1 - m^j) / (1 - m)
-
-A client uploads w + (w_k - w) * r / a_k, the normalised change scaled by a reference r that the server sends (the steps of its largest client), so that
-nothing is lost in rounding; the server multiplies by steps_eff / r. Where all a_k = r, this is FedAvg to the bit.
-
-Reference: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS 2020.
-
-Differences from the paper: statistics, counters and parameters that are not sent and uploaded are FedAvg's. a_k of proximal terms (``fedprox``) and of
-adaptive optimizers is not worked out: steps are counted as those of SGD. Carried-over momentum buffers are not counted. No server momentum. The rule for
-momentum is the paper's; the authors' code was not run.
-"""
+"""FedNova: normalised averaging. Differences from the paper: docs/methods/fednova.md."""
 
 from __future__ import annotations
 
@@ -37,7 +24,7 @@ STEPS, REFERENCE, SUMS = "fednova_steps", "fednova_reference", "fednova"
 
 
 def local_steps(client: Client) -> int:
-    """How many steps this client makes in a round of the training loop."""
+    """Return the number of this client's steps per round."""
     settings = client.bench.settings
     if settings.local_steps is not None:
         return settings.local_steps
@@ -46,7 +33,7 @@ def local_steps(client: Client) -> int:
 
 
 def effective_steps(steps: int, settings: Settings) -> float:
-    """Plain steps that move as far, under a constant gradient, as these steps with the run's momentum."""
+    """Return the number of plain steps that move as far, under a constant gradient, as these steps with the run's momentum."""
     m = settings.momentum if settings.optimizer == "sgd" else 0.0
     return (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
 
@@ -62,7 +49,7 @@ def reference(server: Server, _: str) -> float:
 
 
 def largest_steps(context: RequestContext) -> float:
-    """The most that a_k can be; a share more, for rounding."""
+    """Return the largest possible a_k, plus a margin for rounding."""
     return effective_steps(context.steps, context.server.settings) * (1 + 1e-9)
 
 
@@ -71,7 +58,7 @@ def smallest_steps(context: RequestContext) -> float:
 
 
 @declare(reads_data=False)
-def tell_steps(client: Client) -> dict[str, float]:
+def report_steps(client: Client) -> dict[str, float]:
     return {STEPS: own_steps(client)}
 
 
@@ -90,19 +77,19 @@ class Normalise(Part):
 
 
 def scaled(start: Mapping[str, Tensor], end: Mapping[str, Tensor], names: tuple[str, ...], scale: float) -> dict[str, Tensor]:
-    """Go a multiple of the way from start to end; nothing at a scale of 1, which must not round."""
+    """Return start + scale * (end - start); empty for scale 1, which must not round."""
     return {} if scale == 1 else {name: start[name] + scale * (end[name] - start[name]) for name in names if name in end}
 
 
 @declare(is_capped=True)
 def weigh(server: Server, reply: Reply) -> float:
-    """The run's weight of a client; a_k is added up with it."""
+    """Return the run's weight of a client, and add a_k to the weighted sum."""
     weight = server.default_weight(reply.client)
     if STEPS in reply.extras:
         sums: dict[str, float] = server.persistent(SUMS, dict)
         if sums.get("round") != server.round:
             sums = {"round": server.round, "weights": 0.0, "steps": 0.0}
-        # A new value, not a changed one: the loop puts the old one back when the round is repeated.
+        # A new value, not a changed one: the loop restores the old one if the round is repeated.
         server.memory[SUMS] = {
             "round": server.round,
             "weights": sums["weights"] + weight,
@@ -112,7 +99,7 @@ def weigh(server: Server, reply: Reply) -> float:
 
 
 def step_on(server: Server, aggregate: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Go steps_eff / r times as far as the mean of what came up."""
+    """Scale the mean change by steps_eff / r."""
     sums: dict[str, float] = server.persistent(SUMS, dict)
     scale = sums["steps"] / sums["weights"] / reference(server, "")
     return {**aggregate, **scaled(server.state, aggregate, exchanged_parameters(server.plan, server.round), scale)}
@@ -120,11 +107,21 @@ def step_on(server: Server, aggregate: Mapping[str, Tensor]) -> dict[str, Tensor
 
 @register
 def fednova() -> Method:
-    """Average changes per step, so that clients with many steps do not pull more."""
+    """Average changes per step, so that clients with many steps do not pull more.
+
+        w <- w + steps_eff * sum_k p_k (w_k - w) / a_k,     steps_eff = sum_k p_k a_k
+        a_k = number of local steps;  with momentum m:  a_k = sum over j = 1 ... steps of (1 - m^j) / (1 - m)
+
+    A client uploads w + (w_k - w) * r / a_k with a reference r from the server (the steps of its largest client), to avoid rounding;
+    the server multiplies by steps_eff / r. If all a_k = r, the result is bit-identical to FedAvg.
+
+    Reference:
+        J. Wang et al. Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization. NeurIPS 2020.
+    """
     return Method(
         "fednova",
         send_extras={REFERENCE: reference},
-        after_training=(tell_steps,),
+        after_training=(report_steps,),
         reply_extras={"train": {STEPS: Number(smallest_steps, largest_steps)}},
         uploads=(Normalise(),),
         weighting=weigh,

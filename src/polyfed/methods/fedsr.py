@@ -1,21 +1,4 @@
-"""FedSR: a probabilistic representation, short, and with no more information about the input than the label gives.
-
-    (mu, s) = layer(g(x)),   sigma = softplus(s),   z = mu + sigma * eps,   logits = h(z);   one sample of eps in training
-    loss = l(h(z), y) + l2r * mean_i ||z_i|| + cmi * mean_i KL( N(C mu_i, (C sigma_i)^2) || N(r_mu[y_i], softplus(r_sigma[y_i])^2) )
-
-KL is summed over dimensions. The class references r_mu (0 at first), r_sigma (1) and the scale C (1) are trained and stay at the client. A prediction
-is the mean of the probabilities of 20 samples of z.
-
-Reference: Nguyen et al., FedSR: A Simple and Effective Domain Generalization Method for Federated Learning, NeurIPS 2022.
-
-Differences from the paper: the term of l2r is the norm as in the authors' program, not its square (``squared=True``, as in a benchmark's
-re-implementation). The scale enters by its size, so that a negative one is no error. Samples of a prediction are drawn from a fixed stream, the same for
-all inputs: predictions repeat, and do not depend on the rest of the batch. In evaluation, whatever is not a prediction (validation losses) uses z = mu.
-A linear layer of twice the width is put in front of the head of any network, as the program does for ResNets. The program averages with equal weights
-(``--weights uniform``) and keeps the optimizer between rounds (``momentum(keep="local")``): settings and a part of their own here.
-Defaults: l2r = 0.01, cmi = 0.001 (authors, PACS); the width of the head's input (512 for ResNet-18, 256 for the CNN of hFedF, as printed). hFedF
-Table 10: l2r 0.1, 0.1, 0.01 for PACS, Office-Home, VLCS; cmi is not listed.
-"""
+"""FedSR: a simple probabilistic representation. Differences from the paper: docs/methods/fedsr.md."""
 
 from __future__ import annotations
 
@@ -186,12 +169,19 @@ class MeanOfSamples(Part):
 def fedsr(l2r: float = 0.01, cmi: float = 0.001, squared: bool = False, width: int = 0, samples: int = 20) -> Method:
     """Learn a simple probabilistic representation: short, and no more informative about the input than the label.
 
+        (mu, s) = layer(g(x)),  sigma = softplus(s),  z = mu + sigma * eps,  logits = h(z)        one sample of eps in training
+        loss = l(h(z), y) + l2r * mean_i ||z_i||
+             + cmi * mean_i KL( N(C mu_i, (C sigma_i)^2) || N(r_mu[y_i], softplus(r_sigma[y_i])^2) )
+
     Args:
         l2r: weight of the length of the representation.
         cmi: weight of the divergence from the class references (conditional mutual information).
         squared: square the length.
         width: dimensions of the representation; 0: those of the head's input.
         samples: samples of the representation per prediction.
+
+    Reference:
+        A. T. Nguyen et al. FedSR: A Simple and Effective Domain Generalization Method for Federated Learning. NeurIPS 2022.
     """
     if l2r < 0 or cmi < 0 or width < 0 or samples < 1:
         raise OptionError(

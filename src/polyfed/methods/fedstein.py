@@ -1,20 +1,4 @@
-"""FedStein: clients keep the batch-norm affine; batch-norm statistics are shared and used as James-Stein estimates.
-
-    w, mu, sigma2 <- sum_k p_k (w, mu, sigma2)_k;   gamma_k, beta_k stay at client k
-    y = gamma_k * (x - JS(mu)) / sqrt(JS(sigma2) + eps) + beta_k,   JS(v) = (1 - (c - 2) * s2(v) / ||v||^2) * v
-
-v is the vector of the c channel means (or variances) of a layer, s2(v) its variance across channels; the factor lies in [2/c, 1].
-
-Reference: Gupta et al., FedStein: Enhancing Multi-Domain Federated Learning Through James-Stein Estimator, 2024; JSNorm: Khoshsirat and
-Kambhamettu, Improving Normalization with the James-Stein Estimator, WACV 2024.
-
-Differences from the paper: its text shrinks batch statistics in the layer, its Algorithm 1 shrinks averaged statistics at the server, and its
-code was not available. ``jsnorm`` (default) averages raw statistics and shrinks them where they are used, in training and in evaluation:
-"average, then shrink" without shrinking again what was shrunk in the round before. ``server`` is Algorithm 1 to the letter, which does compound
-and trains without shrinkage; ``eval_only`` shrinks in evaluation only. Line 22 divides by the norm of sigma; by Eq. 9 it is the norm of sigma2.
-The paper weighs clients equally (``--weights uniform``; here a setting of the run) and prints no learning rates (searched in 0.001 to 0.1).
-A newcomer gets the clients' affine averaged; the paper says only that the server's model is used.
-"""
+"""FedStein: James-Stein estimates of batch-norm statistics. Differences from the paper: docs/methods/fedstein.md."""
 
 from __future__ import annotations
 
@@ -61,12 +45,11 @@ class ShrinkAverages(Part):
         return {name: james_stein(value) if SHRUNK.matches(entries[name]) else value for name, value in aggregate.items()}
 
     def check(self, bench: Workbench) -> None:
-        """Without uploaded statistics there is nothing to shrink."""
         uploaded = {name for phase in bench.plan.phases.values() for name in phase.up}
         if not any(SHRUNK.matches(bench.plan.entries[name]) for name in uploaded):
             raise JoinError(
                 f'{bench.method}: no batch-norm statistics are uploaded, so fedstein(variant="server") would shrink nothing. '
-                'Use variant="jsnorm", or leave out the part that keeps statistics local.'
+                'Use variant="jsnorm", or remove the part that keeps statistics local.'
             )
 
 
@@ -74,9 +57,21 @@ class ShrinkAverages(Part):
 def fedstein(variant: str = "jsnorm", shrink: bool = True) -> Method:
     """Share James-Stein estimates of batch-norm statistics, keep the affine local.
 
+        JS(v) = (1 - (c - 2) * s2(v) / ||v||^2) * v        s2(v): variance of the entries of v across channels (divided by c)
+        y = gamma_k * (x - JS(mu)) / sqrt(JS(sigma2) + eps) + beta_k
+
+        w, mu, sigma2 <- sum_k p_k (w, mu, sigma2)_k;   gamma_k, beta_k stay at client k
+
+    v is the vector of the c channel means (or variances) of a layer; the factor is in [2/c, 1].
+
     Args:
-        variant: jsnorm (shrink where statistics are used), server (Algorithm 1 to the letter) or eval_only.
+        variant: jsnorm (shrink where statistics are used), server (literally Algorithm 1) or eval_only.
         shrink: False switches the shrinkage off: FedAvg with the batch-norm affine kept local.
+
+    Reference:
+        S. Gupta, N. Jangid and A. Sethi. FedStein: Enhancing Multi-Domain Federated Learning Through James-Stein Estimator.
+        2024.
+        S. Khoshsirat and C. Kambhamettu. Improving Normalization with the James-Stein Estimator. WACV 2024 (the layer, JSNorm).
     """
     require_choice("fedstein", "variant", variant, VARIANTS)
     at_server = shrink and variant == "server"

@@ -1,20 +1,4 @@
-"""FedTAN: the first local step of a round uses batch-norm statistics, and gradients of statistics, of all clients' batches together.
-
-For each batch norm, in forward order, then in reverse order, with m_k values per channel in client k's batch:
-
-    forward 1:  mu = sum_k p_k mean(x_k)
-    forward 2:  v  = sum_k p_k mean((x_k - mu)^2);   y = gamma * (x - mu) / sqrt(v + eps) + beta
-    backward:   g_mu = sum_k p_k dL_k/dmu,   g_v = sum_k p_k dL_k/dv;   dL_k/dx = direct term + g_mu / m_k + g_v * 2 (x - mu) / m_k
-
-Running statistics follow (mu, v * m/(m - 1)) with m = sum_k m_k. Later steps are local; then everything is averaged. With L batch norms that is
-3L + 1 messages per client and round: message 1 brings the model, the last one brings the trained model back.
-
-Reference: Wang et al., Why Batch Normalization Damage Federated Learning on Non-IID Data?, 2023.
-
-Differences from the paper: none known. The authors' program weighs clients equally (``--weights uniform``) and takes 5 local steps. No graph is kept
-between messages: a client computes its first step again for each, with the same batch and dropout masks. The model is sent once a round and remembered
-by the client until the round ends. The number of values m_k travels too, for the variance.
-"""
+"""FedTAN: batch-norm statistics of the union of all clients' batches. Differences from the paper: docs/methods/fedtan.md."""
 
 from __future__ import annotations
 
@@ -70,7 +54,7 @@ def over_channels(x: Tensor) -> Tensor:
 
 
 class _Enough(Exception):
-    """The layer that was asked about is reached; what comes after it is not needed."""
+    """Raised at the requested layer, because later layers are not needed."""
 
 
 @dataclass
@@ -83,7 +67,7 @@ class Pass:
     last: bool = False
 
     def target(self, path: str) -> bool:
-        """Whether this layer's gradients are to be found: it is the last of those that miss them."""
+        """Return True if this layer is the last one without gradients."""
         missing = [name for name, facts in self.known.items() if "mean_gradient" not in facts]
         return bool(missing) and path == missing[-1]
 
@@ -103,7 +87,7 @@ class UnionBatchNorm(BatchNorm):
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
-            raise ModelError(f"Batch norm takes inputs of shape (N, C) or (N, C, ...), found {tuple(input.shape)}.")
+            raise ModelError(f"Batch norm requires inputs of shape (N, C) or (N, C, ...), got {tuple(input.shape)}.")
 
     def forward(self, x: Tensor) -> Tensor:
         current = self.current
@@ -169,9 +153,7 @@ class ToUnion(Part):
                 f"{bench.method}: a part runs the model a second time in a step, and fedtan exchanges statistics of one pass. Use only one of the two."
             )
         if bench.plan.has_local_entries or bench.method.outgoing is not None:
-            raise JoinError(
-                f"{bench.method}: fedtan needs the same model at all clients. Leave out the part that keeps layers local."
-            )
+            raise JoinError(f"{bench.method}: fedtan needs the same model at all clients. Remove the part that keeps layers local.")
 
 
 def set_pass(model: nn.Module, current: Pass | None) -> None:
@@ -218,7 +200,7 @@ def answer_step(client: Client, payload: Payload) -> Payload:
 def train_with_union(client: Client, payload: Payload) -> Payload:
     """Train as usual, the first step with all that was exchanged."""
     memory = remembered(client, payload)
-    # In the place of the whole model, which the messages before left here.
+    # Replaces the whole model, which the previous messages stored here.
     client.memory[MEMORY] = client.round
     set_pass(client.model, Pass(memory["layers"], [], {}, last=True))
     try:
@@ -254,11 +236,11 @@ STATISTICS: Mapping[str, Extra] = {
     "mean_gradient": Array(vectors, computed_in, required=False),
     "variance_gradient": Array(vectors, computed_in, required=False),
 }
-"""What an answer about a layer may hold; ``fitting`` sees to it that it is what the present exchange needs."""
+"""Extras that a reply about a layer may contain; ``fitting`` checks that they fit the current exchange."""
 
 
 def fitting(server: Server, replies: Replies) -> Replies:
-    """The replies that are about one layer and have the same statistics, a finite number for each channel; others are rejected with who and why."""
+    """Yield the replies that have the same statistics of the same layer, one number per channel; reject the others."""
     channels = channels_in(server)
     expected: tuple[str, set[str]] | None = None
     for reply in replies:
@@ -266,7 +248,7 @@ def fitting(server: Server, replies: Replies) -> Replies:
         vectors = [value for value in reply.extras.values() if isinstance(value, Tensor)]
         fits = layer in channels and statistics in FORMS and all(tuple(vector.shape) == (channels[layer],) for vector in vectors)
         if not fits or expected not in (None, (layer, statistics)):
-            server.reject(reply.client, f"{sorted(statistics)} of {layer!r} are not the statistics that were asked for")
+            server.reject(reply.client, f"{sorted(statistics)} of {layer!r} are not the requested statistics")
             continue
         expected = (layer, statistics)
         yield reply
@@ -287,7 +269,7 @@ def averaged(server: Server, replies: Replies) -> dict[str, Any]:
             else:
                 sums[key] = value if key == "layer" else sums.get(key, 0) + value
     if not total:
-        raise TooFewReplies(f"Round {server.round}: no client answered with batch-norm statistics.")
+        raise TooFewReplies(f"Round {server.round}: no client replied with batch-norm statistics.")
     return {key: (value / total).to(kinds[key]) if isinstance(value, Tensor) else value for key, value in sums.items()}
 
 
@@ -300,16 +282,28 @@ def layerwise_round(server: Server) -> Exchange[None]:
     clients = server.sample_clients()
     layers = len(channels_in(server))
     replies = yield server.request(STEP, clients)
-    for question in (*[STEP] * (3 * layers - 1), LAST):
+    for message in (*[STEP] * (3 * layers - 1), LAST):
         same = Payload(extras=averaged(server, replies))
         sound = [client for client in clients if client not in server.rejected]
-        replies = yield Request(question, dict.fromkeys(sound, same), TRAINING, server.round, server.attempt)
+        replies = yield Request(message, dict.fromkeys(sound, same), TRAINING, server.round, server.attempt)
     server.aggregate(replies)
 
 
 @register
 def fedtan() -> Method:
-    """Take the first step of each round with batch-norm statistics and gradients of all clients together."""
+    """Take the first step of each round with batch-norm statistics and gradients of all clients together.
+
+        forward 1:   mu = sum_k p_k mean(x_k)
+        forward 2:   v  = sum_k p_k mean((x_k - mu)^2);      y = gamma (x - mu) / sqrt(v + eps) + beta
+        backward:    g_mu = sum_k p_k dL_k/dmu,   g_v = sum_k p_k dL_k/dv
+                     dL_k/dx = direct term + g_mu / m_k + g_v 2 (x - mu) / m_k
+
+    m_k is the number of values per channel in client k's batch. Running statistics follow (mu, v * m/(m - 1)) with m = sum_k m_k.
+    Later steps are local. With L batch norms, a round takes 3L + 1 messages per client.
+
+    Reference:
+        Y. Wang et al. Why Batch Normalization Damage Federated Learning on Non-IID Data? 2023. Also in FixBN Table 4.
+    """
     return Method(
         "fedtan",
         surgery=(ToUnion(),),

@@ -1,23 +1,4 @@
-"""FedWon: no normalisation layers; every convolution with scaled weight standardisation; averaged as FedAvg does.
-
-    W_hat_i = gamma * gain_i * (W_i - mean_i) / sqrt(max(N * var_i, 1e-4)),   y = conv(x, W_hat) + b
-
-``var`` is unbiased, N = C_in / groups * kernel positions, ``gain`` is learnt, one number per output channel. One global model, nothing depends
-on the batch, so batches of one sample train. ``fold`` turns the trained model into plain convolutions.
-
-Slow start: with the paper's gamma = 1 every ReLU shrinks what passes through. At initialisation the last hidden layer of digits-mini's network has a
-tenth of the scale it has with batch norm, and training begins slowly. ``gamma=1.7139`` (NFNets' gain for ReLU) keeps the scale. After 20 rounds on
-digits-mini at the default lr 0.05: 67.6 % with gamma = 1, 81.6 with 1.7139; FedAvg 83.0. With 1.7139, ``agc(clip=0.64)`` and lr 0.1: 83.9; with
-gamma = 1 and lr 0.2: 85.1 (one seed). gamma = 1 stays the default.
-
-Reference: Zhuang and Lyu, FedWon: Triumphing Multi-domain Federated Learning Without Normalization, ICLR 2024; Listing 1.
-
-Differences from the paper: Listing 1 is followed where Equation 3 differs (``form="equation"`` has the biased variance, no learnt gain, no floor). Every
-convolution is standardised; Table 6 prints AlexNet's third as plain: ``fedwon(plain=("body.conv3",))``. Convolutions without a bias get one
-(``bias="keep"`` leaves them), since the norm's shift is gone. The listing ignores ``padding_mode``, here it holds. Filters of one weight stay plain:
-standardised they would be zero. There is no residual scaling (the paper has none, and no table needs it).
-Clipping is a part of its own: the paper adds ``agc`` at batch size 32 (0.64 on Digits-Five, 1.28 elsewhere: A.3), never at 1, 2 or 4.
-"""
+"""FedWon: scaled weight standardisation instead of norms. Differences from the paper: docs/methods/fedwon.md."""
 
 from __future__ import annotations
 
@@ -52,13 +33,13 @@ CHOICES = {"bias": ("on", "keep"), "init": ("xavier", "keep"), "norms": ("all", 
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module normalises activations, by its type or by what it declares of its entries."""
+    """Return True if a module normalises activations, by its type or by its declared entry kinds."""
     declared = getattr(module, "entry_kinds", {}).values()
     return layer_family(module) in NORM_FAMILIES or AFFINE in declared or STATISTIC in declared
 
 
 def without_norm(norm: nn.Module) -> nn.Module:
-    """What stays of a norm: nothing, or the layers it holds besides (timm's norms hold their activation)."""
+    """Return what remains of a norm: nothing, or the layers inside it (timm's norms contain their activation)."""
     inside = list(norm.children())
     return nn.Sequential(*inside) if inside else nn.Identity()
 
@@ -155,13 +136,21 @@ def fedwon(
 ) -> Method:
     """Remove every norm and standardise the weights of every convolution.
 
+        W_hat_i = gamma · gain_i · (W_i − mean(W_i)) / sqrt(max(N · var(W_i), 1e-4))
+        y       = conv(x, W_hat) + b
+
+    var is unbiased, N = C_in / groups * kernel positions, and gain is learned, one number per output channel.
+
     Args:
         bias: on gives a bias to convolutions that had none, keep leaves them without.
         init: xavier starts from fresh weights; keep takes the model's weights and folds each batch norm into the convolution before it.
         gamma: constant factor of every standardised weight; 1.7139 keeps variance through ReLU.
         norms: which norms go: all (batch, group, instance, layer), or batch.
         form: listing (learnt gain, unbiased variance, floor 1e-4), or equation (Eq. 3: none of these).
-        plain: paths of convolutions that stay plain, with * for any letters.
+        plain: paths of convolutions that stay plain, with * as a wildcard.
+
+    Reference:
+        W. Zhuang and L. Lyu. FedWon: Triumphing Multi-domain Federated Learning Without Normalization. ICLR 2024.
     """
     values = {"bias": bias, "init": init, "norms": norms, "form": form}
     for option, known in CHOICES.items():
@@ -169,7 +158,7 @@ def fedwon(
     if gamma <= 0:
         raise OptionError(f"fedwon: gamma must be positive, found {gamma}.")
     if not isinstance(plain, tuple) or not all(isinstance(path, str) for path in plain):
-        raise OptionError(f"fedwon: plain takes a list of names of convolutions, found {plain!r}.")
+        raise OptionError(f"fedwon: plain must be a list of convolution names, got {plain!r}.")
     if init == "keep" and form == "equation":
         raise OptionError("fedwon: init='keep' needs the learnt gain that holds the scale of the weights; use form='listing'.")
     standardise = Standardise(bias, init, gamma, form, plain)

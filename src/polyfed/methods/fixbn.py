@@ -1,21 +1,4 @@
-"""FixBN: train with batch norm as FedAvg does, then freeze its statistics and go on.
-
-    rounds 1..T*:    FedAvg; at the end S* = sum_k p_k S_k
-    rounds T*+1..T:  y = gamma * (x - mu*) / sqrt(sigma2* + eps) + beta, in training and in testing; gamma and beta still learn and are averaged
-    learning rate:   times ``decay`` after round T*, and once more after round floor((T* + T) / 2)
-
-With frozen statistics the gradient of a sample no longer depends on the rest of its batch, which is what differs between clients.
-
-The paper decays the learning rate by 0.1 at 50 % and 75 % of the rounds in every experiment; that is ``decay=0.1`` with T* = T/2. For another T*
-the second decay comes half-way between the freeze and the end, which is our choice. A ``--schedule`` other than constant switches the decay off. Freezing at a constant
-rate (``decay=None``) can diverge.
-
-Reference: Zhong et al., Making Batch Normalization Great in Federated Deep Learning, 2023. Defaults: T* = T/2 (Table G, all classification tasks;
-Cityscapes: round 90 of 100). ``freeze`` holds the rows of Table H. ``stage_one="decoupled"`` is the probe of section 3.3; that of section 3.4 is
-``polyfed.studies.analyse.union_statistics.union_statistics``.
-
-Differences from the paper: none known; no code of the authors was available to check against.
-"""
+"""FixBN: frozen batch-norm statistics after half of the rounds. Differences from the paper: docs/methods/fixbn.md."""
 
 from __future__ import annotations
 
@@ -37,7 +20,7 @@ from polyfed.core.workbench import Workbench
 from polyfed.errors import ModelError, OptionError, TooFewReplies
 from polyfed.methods._shared import require_choice
 
-STATISTICS_QUESTION = "batch_norm_statistics"
+STATISTICS_REQUEST = "batch_norm_statistics"
 FROZEN: dict[str, tuple[Select, ...]] = {
     "statistics": (bn_statistics,),
     "affine": (bn_affine,),
@@ -48,7 +31,7 @@ STAGE_ONE = ("fedavg", "decoupled")
 
 
 def last_round(at: int | float, rounds: int) -> int:
-    """The last round before something starts that was given as a round or as a share of all rounds."""
+    """Return the last round before ``at``, which is a round or a fraction of all rounds."""
     return Rule(bn_statistics, since=at).starts_after(rounds)
 
 
@@ -76,7 +59,7 @@ def averaged_statistics(server: Server, replies: Replies) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Decoupled(Part):
-    """Until round T*: ask for statistics, average them, then let clients train with the average. After it: the usual round."""
+    """Until round T*, average statistics before clients train with them; then run the standard round."""
 
     at: int | float
     uses = standard_round.uses
@@ -84,7 +67,7 @@ class Decoupled(Part):
     def __call__(self, server: Server) -> Exchange[None]:
         before = server.state
         if server.round <= last_round(self.at, server.rounds):
-            replies = yield server.request(STATISTICS_QUESTION, server.sample_clients())
+            replies = yield server.request(STATISTICS_REQUEST, server.sample_clients())
             server.state = before | averaged_statistics(server, replies)
         try:
             yield from standard_round(server)
@@ -96,7 +79,7 @@ class Decoupled(Part):
 
 @dataclass(frozen=True)
 class FreezeStatistics(Part):
-    """Normalise with the received statistics, and leave them as they are, after round T*."""
+    """Normalise with the received statistics, without updating them, after round T*."""
 
     at: int | float
     reads_data = False
@@ -163,13 +146,11 @@ class FreezeAffine(Part):
             parameter.requires_grad_(not frozen)
 
     def check(self, bench: Workbench) -> None:
-        """The run must have a round to freeze at."""
         refuse_late(self.at, bench)
 
 
 @declare(reads_data=False)
 def release_affine(client: Client) -> None:
-    """Leave the model as trainable as it was."""
     for parameter in affine_parameters(client.bench):
         parameter.requires_grad_(True)
 
@@ -182,7 +163,7 @@ def refuse_late(at: int | float, bench: Workbench) -> None:
     """A freeze after the last round would be ignored."""
     if last_round(at, bench.settings.rounds) > bench.settings.rounds:
         raise OptionError(
-            f"fixbn: freeze_at is round {at}, but the run has {bench.settings.rounds} rounds. Give an earlier round, or a share such as 0.5."
+            f"fixbn: freeze_at is round {at}, but the run has {bench.settings.rounds} rounds. Use an earlier round, or a fraction such as 0.5."
         )
 
 
@@ -190,12 +171,19 @@ def refuse_late(at: int | float, bench: Workbench) -> None:
 def fixbn(freeze_at: int | float = 0.5, freeze: str = "statistics", stage_one: str = "fedavg", decay: float | None = 0.1) -> Method:
     """Freeze the averaged batch-norm statistics half-way and train on with them.
 
+        rounds 1 … T*:      FedAvg;  S* = (μ*, σ²*) = Σ_k p_k S_k after round T*
+        rounds T*+1 … T:    y = γ (x − μ*) / sqrt(σ²* + ε) + β      in training and in testing; γ and β still learn and are averaged
+        learning rate:      × decay after round T*, and × decay again after round ⌊(T* + T) / 2⌋
+
     Args:
-        freeze_at: the last round before the freeze: a whole number, or a share of all rounds; 1.0 never freezes.
+        freeze_at: the last round before the freeze: an integer, or a fraction of all rounds; 1.0 never freezes.
         freeze: statistics, affine, both or nothing (Table H).
         stage_one: until then fedavg, or decoupled: statistics are averaged before the weights are trained with them.
         decay: the learning rate is multiplied by it after the freeze, and once more half-way between the freeze and the end; a decay
             before round 1 is skipped, and a --schedule other than constant switches it off. None: no decay.
+
+    Reference:
+        J. Zhong, H.-Y. Chen and W.-L. Chao. Making Batch Normalization Great in Federated Deep Learning. 2023.
     """
     _refuse_options(freeze_at, freeze, stage_one, decay)
     neutral = freeze_at == 1.0 and isinstance(freeze_at, float)
@@ -213,21 +201,21 @@ def fixbn(freeze_at: int | float = 0.5, freeze: str = "statistics", stage_one: s
         schedule=None if neutral or decay is None else DecayAtFreeze(freeze_at, decay),
         after_training=(release_affine,) if bn_affine in frozen else (),
         round=Decoupled(freeze_at) if decoupled else None,
-        answers={STATISTICS_QUESTION: measure_statistics} if decoupled else {},
-        reply_entries={STATISTICS_QUESTION: uploaded_statistics} if decoupled else {},
+        answers={STATISTICS_REQUEST: measure_statistics} if decoupled else {},
+        reply_entries={STATISTICS_REQUEST: uploaded_statistics} if decoupled else {},
         facts=Facts(batch_norm=True, messages="2 until the freeze" if decoupled else "1"),
     )
 
 
 def _refuse_options(freeze_at: int | float, freeze: str, stage_one: str, decay: float | None) -> None:
     if isinstance(freeze_at, bool) or not isinstance(freeze_at, int | float) or freeze_at < 0:
-        raise OptionError(f"fixbn: freeze_at takes a round (60) or a share of all rounds (0.5), found {freeze_at!r}.")
+        raise OptionError(f"fixbn: freeze_at must be a round (60) or a fraction of all rounds (0.5), got {freeze_at!r}.")
     if isinstance(freeze_at, float) and freeze_at > 1:
         raise OptionError(
-            f"fixbn: freeze_at as a share lies between 0.0 and 1.0, found {freeze_at}. Write a round as a whole number."
+            f"fixbn: freeze_at as a fraction must be between 0.0 and 1.0, got {freeze_at}. Write a round as an integer."
         )
     if decay is not None and (isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 < decay <= 1):
-        raise OptionError(f"fixbn: decay takes a factor above 0 and at most 1, or None, found {decay!r}.")
+        raise OptionError(f"fixbn: decay must be a factor above 0 and at most 1, or None, got {decay!r}.")
     require_choice("fixbn", "freeze", freeze, FROZEN)
     require_choice("fixbn", "stage_one", stage_one, STAGE_ONE)
     if stage_one == "decoupled" and freeze in ("affine", "nothing"):

@@ -1,19 +1,4 @@
-"""Fixup: residual networks that train without any norm, by their initialisation and a few scalars.
-
-With L residual branches of m convolutions each:
-
-    classifier = 0;   last convolution of every branch = 0;   its other convolutions: He-normal (fan-out) times L^(-1/(2m - 2))
-    a scalar bias, starting at 0, before every convolution of a block, every activation and the classifier
-    a scalar multiplier, starting at 1, behind the last convolution of every branch
-
-Reference: Zhang et al., Fixup Initialization: Residual Learning Without Normalization, ICLR 2019; FixBN Table 5.
-
-Differences from the paper: initialisation and scalars as in the authors' program; there, branch and shortcut of a down-sampling block share the bias
-before them, here a convolution of the shortcut has its own and a shortcut without parameters none. Shortcuts stay as the model has them, without their
-norm. The program trains scalars with a tenth of the learning rate (``scalar_lr=0.1``: their gradients are scaled, so it needs SGD; weight decay is not
-scaled) and uses mixup; FixBN does not say whether it does either. There is no mixup here. Branches are found in the traced graph of the model, so any
-traceable network with additions will do.
-"""
+"""Fixup: residual networks without norms. Differences from the paper: docs/methods/fixup.md."""
 
 from __future__ import annotations
 
@@ -132,7 +117,7 @@ def _branch(model: nn.Module, layers: list[nn.Module], shortcut: list[nn.Module]
     behind = [layer for layer in layers[places[-1] :] if isinstance(layer, BatchNorm)]
     if len(behind) != 1 or _convolutions(shortcut) >= len(places):
         raise ModelError(
-            f"fixup: {type(model).__name__} has a residual branch that does not end in a convolution and a batch norm, or two branches side by side. "
+            f"fixup: {type(model).__name__} has a residual branch that does not end in a convolution and a batch norm, or two parallel branches. "
             "Use a residual network such as resnet20 or those of torchvision."
         )
     return Branch([layers[index] for index in places], behind[0], shortcut)
@@ -207,7 +192,7 @@ class ToFixup(Part):
 
 @dataclass(frozen=True)
 class SlowScalars(Part):
-    """Train the scalars with a share of the learning rate, by scaling their gradients."""
+    """Train the scalars with a fraction of the learning rate, by scaling their gradients."""
 
     share: float
     reads_data = False
@@ -221,7 +206,6 @@ class SlowScalars(Part):
                         parameter.grad.mul_(self.share)
 
     def check(self, bench: Workbench) -> None:
-        """Adam divides by the size of gradients, so that scaling them would change nothing."""
         if bench.settings.optimizer != "sgd":
             raise OptionError(
                 f"fixup: scalar_lr={self.share} scales gradients, which {bench.settings.optimizer} undoes. Use --optimizer sgd, or fixup(scalar_lr=1.0)."
@@ -232,8 +216,20 @@ class SlowScalars(Part):
 def fixup(scalar_lr: float = 0.1) -> Method:
     """Remove batch norm from a residual network and start it as Fixup does.
 
+        L residual branches with m convolutions each (ResNet-20: L = 9, m = 2):
+        classifier = 0;   last convolution of every branch = 0
+        other convolutions of a branch:   normal with std = sqrt(2 / (C_out k k)) * L^(-1/(2m - 2))
+        scalar bias (0) before every convolution of a block, every activation, and the classifier
+        scalar multiplier (1) after the last convolution of every branch
+
+        block:   relu(shortcut(x) + multiplier * conv2(relu(conv1(x + b1) + b2) + b3) + b4)
+
     Args:
-        scalar_lr: learning rate of the scalars as a share of the run's; 1.0 trains them as everything else.
+        scalar_lr: learning rate of the scalars as a fraction of the run's; 1.0: no difference.
+
+    Reference:
+        H. Zhang, Y. N. Dauphin and T. Ma. Fixup Initialization: Residual Learning Without Normalization. ICLR 2019. Also in
+        FixBN Table 5.
     """
     if scalar_lr <= 0:
         raise OptionError(f"fixup: scalar_lr must be positive, found {scalar_lr}.")

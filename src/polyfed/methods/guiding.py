@@ -1,14 +1,4 @@
-"""Guiding: features must also be classified by the head that the server sent.
-
-    loss_i = l(h_i(g_i(x)), y) + weight * l(h_received(g_i(x)), y),   h_received frozen for the round
-
-Gradients of the second term reach the feature extractor g_i only. ``fedavg + guiding`` is gFedAvg; ``perxan + guiding`` is gPerXAN.
-
-Reference: Le et al., Efficiently Assemble Normalization Layers and Regularization for Federated Domain Generalization (gPerXAN), CVPR 2024, Eq. 3.
-
-Differences from the paper: batch means instead of sums (as its program). weight = 0.5 is the program's value; the paper searches 0, 0.25, 0.5,
-0.75 and 1. The loss l is the loss of the run.
-"""
+"""Guiding: the received head as a regulariser. Differences from the paper: docs/methods/guiding.md."""
 
 from __future__ import annotations
 
@@ -49,12 +39,12 @@ class Guide(Part):
         """The head must be known and sent in every round, and guided by once."""
         bench.require_head(f"{bench.method}: guiding")
         if sum(isinstance(term, Guide) for term in bench.method.objective) > 1:
-            raise JoinError(f"{bench.method}: gperxan has the guiding term already. Leave guiding out, or use perxan + guiding.")
+            raise JoinError(f"{bench.method}: gperxan already includes the guiding term. Remove guiding, or use perxan + guiding.")
         sent = [set(phase.down) for phase in bench.plan.phases.values()]
         unsent = [name for name in bench.parameters if name in bench.head_entries and not all(name in down for down in sent)]
         if unsent:
             raise JoinError(
-                f"{bench.method}: {unsent[0]} of the head is not sent to clients, so there is no received head to guide by. Leave guiding out."
+                f"{bench.method}: {unsent[0]} of the head is not sent to clients, so there is no received head to guide by. Remove guiding."
             )
 
 
@@ -62,8 +52,14 @@ class Guide(Part):
 def guiding(weight: float = 0.5) -> Method:
     """Guide features by the classifier the server sent.
 
+        loss_i = l(h_i(g_i(x)), y) + weight * l(h_received(g_i(x)), y)
+
     Args:
-        weight: weight of the second loss; 0 changes nothing.
+        weight: weight of the second loss; 0 disables it.
+
+    Reference:
+        K. Le, L. Ho, C. Do, D. Le-Phuoc and K.-S. Wong. Efficiently Assemble Normalization Layers and Regularization for
+        Federated Domain Generalization. CVPR 2024. Equation 3 and Figure 2.
     """
     if weight < 0:
         raise OptionError(f"guiding: weight must not be negative, found {weight}.")

@@ -1,30 +1,4 @@
-"""hFedF: a hypernetwork on the server makes every client's model; all clients' gradients through it are aligned and smoothed.
-
-    phi_i = h(nu_i; theta)                            sent to client i, which trains and returns phi_i'
-    g_i   = J_i^T (phi_i - phi_i')                    gradient with respect to (theta, nu)
-    w     = softmax_i( cos(g_i, mean_j g_j) )         GradAlign
-    (theta, nu) <- Adam step along sum_i w_i g_i
-    round t > W:  (theta, nu) <- a (theta, nu) + (1 - a) ema,   ema <- (theta, nu);   ema starts in round W
-
-Reference: Bartholet et al., Non-linear Fusion in Federated Learning: A Hypernetwork Approach to Federated Domain Generalization, 2024.
-
-Differences from the paper:
-* The sign: Algorithm 1 takes returned - sent and then descends along it, which would climb; here delta = sent - returned.
-* The exponent: Eq. 9 has exp(-cosine), while section 3.4, Algorithm 3 and A.1.1 give more weight to the more similar; here exp(+cosine).
-* Moving average: Eq. 10 smooths theta, Algorithm 1 theta and nu, with indices a round apart; here one recurrence over both. As the live parameters are
-  replaced by the average, the average is the last round's state: no copy is kept between rounds.
-* Heads start with the model's own initial values as biases (``head_init="match"``: with their mean and spread only, ``"default"``: as torch does).
-  Otherwise all of a client's model hangs on its z, and a step of the small trunk, whose gradient sums over all weights, can blow it up or shrink it to nothing.
-* Batch-norm statistics and counters, which nothing can generate, stay at the client; affine parameters are generated.
-* ``generate`` limits generation to some entries, the rest being averaged (the paper's future work).
-
-Defaults: server_lr, server_weight_decay, ema_alpha from Table 10, PACS (Office-Home 1e-3, 1e-5, 0.75; VLCS 1e-3, 1e-3, 0.75); network from Table 8;
-embedding_dim floor(1 + N/4) from 4.1. Not printed, our choice: warmup, embeddings drawn with deviation 1 (torch's default).
-
-``embedding="autoencoder"`` (A.1.3, Table 9): before round 1 every client trains the same auto-encoder on 100 of its training images;
-nu_i = mean over its validation images of encoder_i(x), standardised over clients, then fixed. Not printed, our choice: mean squared error on pixels in
-[0, 1], Adam 1e-3, batches of 32, 50 epochs, images resized to 32x32, training images where there is no validation part, standardised embeddings.
-"""
+"""hFedF: a hypernetwork with aligned and smoothed gradients. Differences from the paper: docs/methods/hfedf.md."""
 
 from __future__ import annotations
 
@@ -57,7 +31,7 @@ from polyfed.models.paper_networks import AutoEncoder
 
 log = logging.getLogger("polyfed")
 
-QUESTION = "latent_mean"
+REQUEST = "latent_mean"
 IMAGES, SIDE, BATCH, LR = 100, 32, 32, 1e-3
 
 
@@ -70,9 +44,9 @@ class JointRound(GeneratedRound):
     warmup: int
 
     def __call__(self, server: Server) -> Exchange[None]:
-        ask = server.request("train", server.sample_clients())
-        replies = yield ask
-        deltas = self.generation.absorbed(server, ask, replies)
+        request = server.request("train", server.sample_clients())
+        replies = yield request
+        deltas = self.generation.absorbed(server, request, replies)
         maker = self.generation.generator(server)
         weights = maker.learn(deltas, self.align, self.ema_alpha if server.round > self.warmup else None)
         log.debug("Round %d: weights %s.", server.round, dict(zip(deltas, weights.tolist(), strict=True)))
@@ -91,23 +65,23 @@ def redraw(maker: Generator, server: Server, scale: float) -> None:
 
 @dataclass(frozen=True)
 class Collect(Part):
-    """Request every client for its mean latent vector, and build the hypernetwork on them."""
+    """Collect every client's mean latent vector, and build the hypernetwork with them."""
 
     generation: Generation
 
     def __call__(self, server: Server) -> Exchange[None]:
         ids = [info.id for info in server.clients]
         dimension = self.generation.dimension(len(ids))
-        question = Payload(extras={"dimension": dimension})
-        replies = yield Request(QUESTION, dict.fromkeys(ids, question))
-        vectors = {reply.client: reply.extras[QUESTION] for reply in replies}
+        payload = Payload(extras={"dimension": dimension})
+        replies = yield Request(REQUEST, dict.fromkeys(ids, payload))
+        vectors = {reply.client: reply.extras[REQUEST] for reply in replies}
         embeddings = standardised(vectors, ids, dimension)
         server.memory[MEMORY] = self.generation.built(server, embeddings)
 
 
 @dataclass(frozen=True)
 class LatentShape:
-    """Of what shape a mean latent vector is."""
+    """The shape of a mean latent vector."""
 
     generation: Generation
 
@@ -132,7 +106,7 @@ def standardised(vectors: dict[str, Tensor], ids: list[str], dimension: int) -> 
 
 @dataclass(frozen=True)
 class Describe(Part):
-    """A client's answer: train the common auto-encoder, and give the mean latent vector."""
+    """Train the common auto-encoder, and reply with the mean latent vector."""
 
     epochs: int
 
@@ -144,7 +118,7 @@ class Describe(Part):
             encoder = AutoEncoder((images.shape[1], SIDE, SIDE), int(payload.extras["dimension"]))
         fit(encoder, images, self.epochs, client.generator)
         return Payload(
-            extras={QUESTION: mean_latent(encoder, validation if validation is not None and len(validation) else train, client.id)}
+            extras={REQUEST: mean_latent(encoder, validation if validation is not None and len(validation) else train, client.id)}
         )
 
 
@@ -199,40 +173,48 @@ def hfedf(  # noqa: D417 (the other options: HYPERNETWORK_OPTIONS)
     server_clip: float = 0.0,
     memory_share: float = 0.5,
 ) -> Method:
-    """Make every client's model by a hypernetwork, learnt from all clients at once.
+    """Generate every client's model with a hypernetwork, trained on all clients at once.
+
+        phi_i = h(nu_i; theta)                        sent to client i, which trains and returns phi_i'
+        g_i   = J_i^T (phi_i - phi_i')                gradient with respect to (theta, nu)
+        w     = softmax_i( cos(g_i, mean_j g_j) )     GradAlign
+        (theta, nu) <- Adam step along sum_i w_i g_i
+        round t > W:  (theta, nu) <- a (theta, nu) + (1 - a) ema,   ema <- (theta, nu);   ema starts in round W
 
     Args:
-        gradalign: weigh clients by how well their gradients agree with the mean, else equally.
+        gradalign: weight clients by the agreement of their gradients with the mean; False: equally.
         ema: smooth the hypernetwork by a moving average.
-        ema_alpha: share of the new state in the average.
-        warmup: round in which the average starts.
-        embedding: learnt; random: drawn again after every round; autoencoder: learnt from images before round 1, then fixed.
+        ema_alpha: a: weight of the new state in the average.
+        warmup: W: round in which the average starts.
+        embedding: learnt (trained); random: redrawn after every round; autoencoder: trained on images before round 1, then fixed.
         embedding_epochs: epochs of the auto-encoder.
+
+    Reference:
+        M. Bartholet, T. Kim, A. Beuret, S.-Y. Yun and J. M. Buhmann. Non-linear Fusion in Federated Learning: A Hypernetwork
+        Approach to Federated Domain Generalization. 2024.
     """
     if not 0 < ema_alpha <= 1 or warmup < 1 or embedding_epochs < 1:
         raise OptionError(
-            "hfedf: ema_alpha must lie between 0 and 1, warmup and embedding_epochs must be at least 1, "
+            "hfedf: ema_alpha must be between 0 and 1, warmup and embedding_epochs must be at least 1, "
             f"found ema_alpha={ema_alpha}, warmup={warmup}, embedding_epochs={embedding_epochs}."
         )
     if embedding == "autoencoder" and embedding_scale != 1:
-        raise OptionError(
-            "hfedf: embeddings of the auto-encoder are standardised, so embedding_scale would be ignored. Leave it out."
-        )
+        raise OptionError("hfedf: embeddings of the auto-encoder are standardised, so embedding_scale would be ignored. Remove it.")
     step = ServerOptimizer(
         "hfedf", server_optimizer, server_lr, server_weight_decay, server_momentum, server_clip, server_eps, trunk_rate
     )
     generation = Generation(
         "hfedf", step, generate, embedding, embedding_dim, embedding_scale, head_init, width, memory_share, int(ema)
     )
-    hold = JointRound(generation, gradalign, ema_alpha if ema else None, warmup)
+    joint = JointRound(generation, gradalign, ema_alpha if ema else None, warmup)
     if embedding != "autoencoder":
-        return generating_method(generation, hold)
+        return generating_method(generation, joint)
     return generating_method(
         generation,
-        hold,
+        joint,
         "the mean latent vector of its images, once",
         "aggregate",
         setup=(Collect(generation),),
-        answers={QUESTION: Describe(embedding_epochs)},
-        reply_extras={QUESTION: {QUESTION: Array(LatentShape(generation))}},
+        answers={REQUEST: Describe(embedding_epochs)},
+        reply_extras={REQUEST: {REQUEST: Array(LatentShape(generation))}},
     )

@@ -1,16 +1,4 @@
-"""IBN (IBN-a): the first norm of each residual block is split: half of its channels are instance-normalised, the rest batch-normalised.
-
-    y = [ IN(x[:C/2]), BN(x[C/2:]) ]
-
-Instance norm takes away what differs in looks, in shallow layers only; batch norm keeps what tells classes apart. All entries are shared, as in FedAvg.
-``guiding + ibn`` is a row of gPerXAN's Table 4.
-
-Reference: Pan et al., Two at Once: Enhancing Learning and Generalization Capacities via IBN-Net, ECCV 2018.
-
-Differences from the paper: none on ResNets with torchvision's stages (1 to 3, first norm of each block). A norm that is there already lends its two halves: affine to
-both, statistics to the batch half, so pretrained weights are kept; the published IBN-a checkpoints are not read. In networks without ResNet stages the
-place is our choice: the first half of the batch norms, in the order of the model; ``where`` names others.
-"""
+"""IBN-a: instance norm on half of the channels. Differences from the paper: docs/methods/ibn.md."""
 
 from __future__ import annotations
 
@@ -90,9 +78,14 @@ class ToIBN(Part):
 def ibn(where: str | tuple[str, ...] = "auto") -> Method:
     """Split shallow batch norms: half instance norm, half batch norm.
 
+        y = [ IN(x[: C/2]), BN(x[C/2 :]) ]        for the first norm of each residual block in stages 1, 2 and 3
+
     Args:
-        where: auto (first norm of each block in stages 1 to 3 of a ResNet, else the first half of the batch norms), all, a stage, or a list of
+        where: auto (first norm of each block in stages 1 to 3 of a ResNet, otherwise the first half of the batch norms), all, a stage, or a list of
             stages or name patterns, of which every batch norm is split.
+
+    Reference:
+        X. Pan et al. Two at Once: Enhancing Learning and Generalization Capacities via IBN-Net. ECCV 2018.
     """
     places_named(where, "ibn")
     return Method("ibn", surgery=(ToIBN(where),), standalone=False, facts=Facts(batch_norm=True))

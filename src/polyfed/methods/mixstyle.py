@@ -1,18 +1,4 @@
-"""MixStyle: in training, each sample's features take on part of the style (channel means and spreads) of another sample of the batch.
-
-    mu, sig: mean and std over the positions of one sample and channel (unbiased variance, + 1e-6), without gradient
-    lambda ~ Beta(alpha, alpha) per sample;   partner: a random permutation of the batch
-    y = (x - mu) / sig * (lambda sig + (1 - lambda) sig_partner) + lambda mu + (1 - lambda) mu_partner,   with probability p per batch and place
-
-No parameters; nothing in evaluation. ``fedavg + mixstyle`` is the baseline of federated domain generalisation papers.
-
-Reference: Zhou et al., Domain Generalization with MixStyle, ICLR 2021.
-
-Differences from the paper: partners come from the client's own batch; the paper's choice of partners from other domains (``crossdomain``) cannot be had
-where a client holds one domain. Places: stages 1, 2 and 3 of a ResNet, as in the federated program of CCST and, for PACS, in the paper (which also has
-stages 1 and 2: ``after=("layer1", "layer2")``). In networks without stages the place is our choice: after the first convolutions, at most three and never
-the last one, each with the norm and activation that follow it. Defaults p = 0.5, alpha = 0.1: the paper's. Checked against the authors' description only.
-"""
+"""MixStyle: feature statistics mixed between samples. Differences from the paper: docs/methods/mixstyle.md."""
 
 from __future__ import annotations
 
@@ -129,15 +115,22 @@ class InsertMixStyle(Part):
 def mixstyle(p: float = 0.5, alpha: float = 0.1, after: str | tuple[str, ...] = "auto") -> Method:
     """Mix the styles of samples inside the network, in training.
 
+        mu, sig:  mean and standard deviation over positions, for each sample and channel (unbiased variance + 1e-6), without gradient
+        lambda ~ Beta(alpha, alpha) for each sample;  partner: a random permutation of the batch
+        y = (x - mu) / sig * (lambda sig + (1 - lambda) sig_partner) + lambda mu + (1 - lambda) mu_partner
+
     Args:
-        p: probability of mixing, drawn for each batch and place; 0 changes nothing.
-        alpha: parameter of the Beta distribution the share is drawn from.
-        after: auto (stages 1 to 3 of a ResNet, else the first convolutions), a module, or a list of modules or name patterns.
+        p: probability of mixing, drawn for each batch and place; 0 disables it.
+        alpha: parameter of the Beta distribution of lambda.
+        after: auto (stages 1 to 3 of a ResNet, otherwise the first convolutions), a module, or a list of modules or name patterns.
+
+    Reference:
+        K. Zhou et al. Domain Generalization with MixStyle. ICLR 2021.
     """
     if not 0 <= p <= 1 or alpha <= 0:
-        raise OptionError(f"mixstyle: p lies between 0 and 1 and alpha must be positive, found p={p}, alpha={alpha}.")
+        raise OptionError(f"mixstyle: p must be between 0 and 1 and alpha must be positive, got p={p}, alpha={alpha}.")
     if not after or not isinstance(after, str | tuple | list) or not all(isinstance(name, str) and name for name in after):
-        raise OptionError(f'mixstyle: after takes auto, a module, or a list such as ("layer1", "layer2"), found {after!r}.')
+        raise OptionError(f'mixstyle: after must be auto, a module, or a list such as ("layer1", "layer2"), got {after!r}.')
     surgery = (InsertMixStyle(after, p, alpha),) if p else ()
     return Method(
         "mixstyle", surgery=surgery, standalone=False, facts=Facts(extra_work="one mixing per place and step" if p else "")

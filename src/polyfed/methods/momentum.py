@@ -1,15 +1,4 @@
-"""Maintained momentum: what happens to the clients' momentum buffers between rounds.
-
-    v <- m v + grad;   w <- w - lr v
-
-``none``: buffers start at zero each round, as everywhere else (neutral). ``local``: each client keeps its own.
-``global``: buffers are uploaded, averaged with the clients' weights, and sent with the model: twice the traffic, no state at clients.
-A buffer follows its parameter: where the parameter stays local, so does its buffer.
-
-Reference: FixBN (Zhong et al.), appendix C.4. The buffer holds no learning rate, so a later decay needs no rescaling.
-
-Differences from the paper: works with any optimizer of the run; Adam's buffers are kept or averaged alike.
-"""
+"""Maintained momentum: client momentum buffers between rounds. Differences from the paper: docs/methods/momentum.md."""
 
 from __future__ import annotations
 
@@ -28,8 +17,16 @@ RULES: dict[str, tuple[Rule, ...]] = {
 def momentum(keep: str = "none") -> Method:
     """Keep or average the clients' momentum between rounds.
 
+        v <- m * v + gradient      w <- w - lr * v
+        none:    v = 0 at the start of each round
+        local:   v_k is what client k had at the end of its last round
+        global:  v <- sum_k p_k v_k, sent with the model
+
     Args:
         keep: none, local or global.
+
+    Reference:
+        J. Zhong, H.-Y. Chen and W.-L. Chao. Making Batch Normalization Great in Federated Deep Learning. 2023. Appendix C.4.
     """
     require_choice("momentum", "keep", keep, RULES)
     return Method("momentum", sharing=RULES[keep], standalone=False, facts=Facts(client_state=keep == "local"))

@@ -1,18 +1,4 @@
-"""Norm swaps: group norm, layer norm, instance norm or no norm instead of batch norm, on any model.
-
-    group_norm:      per sample, channels in G groups: y = gamma_c * (x - mean_g) / sqrt(var_g + eps) + beta_c
-    layer_norm:      group norm with one group (FedWon A.2), not torch's ``LayerNorm``, whose affine is per element
-    instance_norm:   group norm with one channel per group; undefined on maps of one position, which is an error that says so
-    no_norm:         y = x; layers that had no bias because of batch norm get one of zeros
-
-Reference: Wu and He, Group Normalization, ECCV 2018; Ba et al., Layer Normalization, 2016; Ulyanov et al., Instance Normalization, 2016. FedAvg+GN and
-FedAvg+LN in FedWon Tables 5, 6 and A.2, FedAvg+GN and FedAvg+IN in FixBN C.2 and Table 5, "FedAvg w/o BN" in FedWon Figure 3 and Tables 4, 12, 18;
-the last can diverge at large batches, which is its finding.
-
-Differences from the papers: none known. ``groups`` is 32 as in FedWon A.2 (8 where there are fewer channels, the largest divisor where 32 does not divide); FixBN uses 2.
-A list gives the number layer by layer, as FedWon Table 5 does: ``group_norm(groups=(32, 32, 64))``. The affine starts at 1 and 0; trained batch-norm
-affine is not copied (no paper does).
-"""
+"""Norm swaps: group, layer, instance or no norm instead of batch norm. Differences from the paper: docs/methods, one page per method."""
 
 from __future__ import annotations
 
@@ -90,12 +76,18 @@ def _swap(name: str, surgery: SwapNorm | ToGroupNorm | DropNorm) -> Method:
 def group_norm(groups: int | tuple[int, ...] = 32) -> Method:
     """Replace batch norm by group norm.
 
+        per sample, channels in G groups:    y = gamma_c * (x - mean_g) / sqrt(var_g + eps) + beta_c
+        mean and biased variance over the channels of the group and all positions
+
     Args:
         groups: number of groups, or one number per layer.
+
+    Reference:
+        Y. Wu and K. He. Group Normalization. ECCV 2018. FedAvg+GN in FedWon (ICLR 2024) and FixBN (2023).
     """
     numbers = groups if isinstance(groups, tuple) else (groups,)
     if not numbers or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in numbers):
-        raise OptionError(f"group_norm: groups takes whole numbers of at least 1, found {groups!r}.")
+        raise OptionError(f"group_norm: groups must be integers of at least 1, got {groups!r}.")
     return _swap("group_norm", ToGroupNorm(groups))
 
 
@@ -105,17 +97,37 @@ def _one_group(channels: int) -> nn.Module:
 
 @register
 def layer_norm() -> Method:
-    """Replace batch norm by layer norm."""
+    """Replace batch norm by layer norm.
+
+        per sample:    y = gamma_c * (x - mean) / sqrt(var + eps) + beta_c        mean and variance over all channels and positions
+
+    Reference:
+        J. L. Ba et al. Layer Normalization. 2016. FedAvg+LN in FedWon (ICLR 2024).
+    """
     return _swap("layer_norm", SwapNorm("layer_norm", _one_group))
 
 
 @register
 def instance_norm() -> Method:
-    """Replace batch norm by instance norm."""
+    """Replace batch norm by instance norm.
+
+        per sample and channel:    y = gamma_c * (x - mean_c) / sqrt(var_c + eps) + beta_c        mean and variance over positions
+
+    Reference:
+        D. Ulyanov et al. Instance Normalization: The Missing Ingredient for Fast Stylization. 2016. FedAvg+IN in FixBN (2023),
+        Table 5.
+    """
     return _swap("instance_norm", SwapNorm("instance_norm", InstanceNorm))
 
 
 @register
 def no_norm() -> Method:
-    """Take batch norm out."""
+    """Remove batch norm.
+
+        y = x        convolutions and linear layers that had no bias because a norm followed them get one of zeros
+
+    Reference:
+        FedAvg without BN in W. Zhuang and L. Lyu. FedWon: Triumphing Multi-domain Federated Learning Without Normalization.
+        ICLR 2024. Figure 3 and Tables 4, 12 and 18.
+    """
     return _swap("no_norm", DropNorm())

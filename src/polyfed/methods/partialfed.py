@@ -1,21 +1,4 @@
-"""PartialFed: everything is uploaded and averaged, but clients load only some layers; the others go on from their own last model.
-
-    theta_k^{start, l} = A_k^l theta_glob^l + (1 - A_k^l) theta_k^{previous round, l};   theta_glob <- sum_k p_k theta_k, all layers
-    partialfed_fix:        A is given, the same for all clients
-    partialfed_adaptive:   A_k^l in {0, 1} is learnt by client k. A RECONSTRUCTION, NOT VERIFIED.
-
-To learn A, a layer has two logits (load, keep). Before training, for a share of the round's steps, layers are mixed by a straight-through Gumbel-softmax
-sample z of the logits, z theta_glob + (1 - z) theta_k, and gradients go to the logits only. Then A = the larger logit (load, if equal), and the client
-trains the mixed model. The temperature falls from 1.0 to 0.1 over the rounds.
-
-Reference: Sun et al., PartialFed: Cross-Domain Personalized Federated Learning via Partial Initialization, NeurIPS 2021.
-
-Differences from the paper: no code of the authors was available to check against. A newcomer gets the average. The paper tries several fixed choices by hand
-(bottom layers, top layers, without batch norm, without classifier); FedWon Table 17 does not say which it ran. The default here loads everything but batch
-norm (affine and statistics) and the classifier. The paper broadcasts the whole model; layers that nobody would load are not sent here. How the strategy of
-partialfed_adaptive is trained is our reconstruction: phase, temperature, learning rate of the logits. Its steps come before the usual local training and
-are not taken off it. A layer is a module with entries of its own; its parameters and buffers are loaded or left together.
-"""
+"""PartialFed: clients load only some layers of the average. Differences from the paper: docs/methods, one page per method."""
 
 from __future__ import annotations
 
@@ -53,11 +36,18 @@ def selection(text: str) -> Select:
 def partialfed_fix(skip: tuple[str, ...] = ("batch_norm", "head")) -> Method:
     """Upload everything, load everything but some layers.
 
+        theta_k^{start, l} = A^l theta_glob^l + (1 - A^l) theta_k^{previous round, l},    A^l in {0, 1} set by hand, the same for all clients
+        theta_glob <- sum_k p_k theta_k      all layers, loaded or not
+
     Args:
         skip: what clients do not load: batch_norm, head, bn_affine, bn_statistics, and patterns of names such as layer4.*; () is FedAvg.
+
+    Reference:
+        B. Sun et al. PartialFed: Cross-Domain Personalized Federated Learning via Partial Initialization. NeurIPS 2021.
+        Also in FedWon Table 17.
     """
     if not isinstance(skip, tuple):
-        raise OptionError(f'partialfed_fix: skip takes a list of parts such as ("batch_norm", "head"), found {skip!r}.')
+        raise OptionError(f'partialfed_fix: skip must be a list of parts such as ("batch_norm", "head"), got {skip!r}.')
     chosen = [selection(text) for text in dict.fromkeys(skip)]
     needs_batch_norm = any(select.layers == batch_norm.layers for select in chosen)
     return Method(
@@ -72,7 +62,7 @@ LOAD = 0
 
 
 class Mixed(dict[str, Tensor]):
-    """What a client starts from; ``sent`` is what the server sent for it."""
+    """The state that a client starts from; ``sent`` is the server's payload."""
 
     sent: Mapping[str, Tensor]
 
@@ -88,7 +78,7 @@ def layers_of(client: Client) -> list[str]:
 
 @declare(stage="mix")
 def mix(client: Client, entries: Mapping[str, Tensor]) -> Mixed:
-    """What was sent, with layers the client keeps replaced by its own last ones."""
+    """Return the received entries, with kept layers replaced by the client's last ones."""
     logits, own = client.memory.get(MEMORY), client.state.entries
     made = Mixed(entries)
     if logits is not None:
@@ -123,7 +113,7 @@ class LearnStrategy(Part):
         client.bench.load({name: value for name, value in client.received.items() if name in client.bench.live})
 
     def steps(self, client: Client) -> int:
-        """How many of the round's steps the share is, at least one."""
+        """Return the number of strategy steps, at least one."""
         settings = client.bench.settings
         whole = settings.local_steps or settings.local_epochs * math.ceil(len(client.data.train) / settings.batch_size)
         return max(1, int(self.share * whole))
@@ -153,12 +143,22 @@ def between(client: Client, sent: Mapping[str, Tensor], own: Mapping[str, Tensor
 def partialfed_adaptive(share: float = 0.2, strategy_lr: float = 0.1) -> Method:
     """Let each client learn which layers to load (a reconstruction, not verified).
 
+        theta_k^{start, l} = A_k^l theta_glob^l + (1 - A_k^l) theta_k^{previous round, l},    A_k^l = 1 if logit(load) >= logit(keep)
+
+        strategy phase, weights unchanged:     z^l = Gumbel-softmax sample of the logits, one-hot forwards, soft backwards
+                                               theta^l = z^l theta_glob^l + (1 - z^l) theta_k^l;   gradients of the task loss go to the logits only
+        temperature:                           1.0 in the first round, falling linearly to 0.1 in the last
+        theta_glob <- sum_k p_k theta_k        all layers
+
     Args:
-        share: steps of the strategy phase as a share of the round's steps; 0 never learns one: FedAvg.
+        share: steps of the strategy phase as a fraction of the round's steps; 0 is FedAvg.
         strategy_lr: learning rate of the strategy's logits.
+
+    Reference:
+        B. Sun et al. PartialFed: Cross-Domain Personalized Federated Learning via Partial Initialization. NeurIPS 2021.
     """
     if not 0 <= share <= 1:
-        raise OptionError(f"partialfed_adaptive: share lies between 0 and 1, found {share}.")
+        raise OptionError(f"partialfed_adaptive: share must be between 0 and 1, got {share}.")
     if strategy_lr <= 0:
         raise OptionError(f"partialfed_adaptive: strategy_lr must be positive, found {strategy_lr}.")
     if share == 0:

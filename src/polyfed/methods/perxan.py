@@ -1,21 +1,4 @@
-"""PerXAN and gPerXAN: instance norm next to batch norm (XAN); the batch side is personal, the instance side is shared.
-
-    XAN(x) = w_in * IN(x) + w_bn * BN(x),   (w_in, w_bn) = softmax(score_in, score_bn), scores start equal
-
-Clients upload everything; the server averages everything (the newcomer's model) but never sends the batch side back:
-BN affine, BN statistics, and score_bn.
-
-Reference: Le et al., Efficiently Assemble Normalization Layers and Regularization for Federated Domain Generalization (gPerXAN), CVPR 2024,
-Eq. 2, section 3.1 and Algorithm 1. gPerXAN is ``perxan + guiding`` under the name of the paper; guide = 0.5 is its program's value.
-
-Differences from the paper: it speaks of randomly initialised ratios; the authors' program has two scores per layer, both 1, through a softmax, and
-its name filter makes score_bn personal: the default here (``mix_local="bn_only"``). Which batch norms: ``where="all"`` is PACS (ResNet-50, all stages,
-with stem and shortcuts as in the program), ``"first_two"`` Office-Home (stem, layer1, layer2), ``"first_dense"`` Camelyon17 (DenseNet-121:
-denseblock1, transition1). Batch norms that are not replaced are personal too, as Algorithm 1 line 6 says of every BN (``rest="local"``); batch norm of
-vectors has no positions and is never replaced. How the affine of IN starts is not stated: a copy of BN's keeps the scale of a pretrained branch.
-The program of gPerXAN also keeps the clients' momentum between rounds (``gperxan + momentum(keep="local")``), with SGD lr 0.002, momentum 0.9, weight decay
-5e-4, batches of 32 and a cosine schedule over 100 rounds of one epoch: settings of the run.
-"""
+"""PerXAN and gPerXAN: shared instance norm, personal batch norm. Differences from the paper: docs/methods, one page per method."""
 
 from __future__ import annotations
 
@@ -55,7 +38,6 @@ XAN_OPTIONS: Mapping[str, str] = {
     "instance_score": "initial score of the instance side; that of the batch side is 1.",
     "tiny_maps": "maps of one position, where instance norm is undefined: error or skip.",
 }
-"""What perxan and gperxan say about the options they share."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +79,14 @@ def perxan(
     instance_score: float = 1.0,
     tiny_maps: str = "error",
 ) -> Method:
-    """Mix instance norm and batch norm; share the instance side, keep the batch side personal."""
+    """Mix instance norm and batch norm; share the instance side, keep the batch side personal.
+
+        XAN(x) = w_in * IN(x) + w_bn * BN(x),   (w_in, w_bn) = softmax(score_in, score_bn)
+
+    Reference:
+        K. Le et al. Efficiently Assemble Normalization Layers and Regularization for Federated Domain Generalization. CVPR
+        2024.
+    """
     return assembled("perxan", where, rest, mix_local, in_init, instance_score, tiny_maps)
 
 
@@ -113,8 +102,15 @@ def gperxan(  # noqa: D417 (the other options: XAN_OPTIONS)
 ) -> Method:
     """PerXAN with features guided by the classifier the server sent.
 
+        XAN(x) = w_in * IN(x) + w_bn * BN(x),   (w_in, w_bn) = softmax(score_in, score_bn)
+        loss_i = l(h_i(g_i(x)), y) + guide * l(h_received(g_i(x)), y)
+
     Args:
         guide: weight of the guiding loss; 0 is perxan.
+
+    Reference:
+        K. Le, L. Ho, C. Do, D. Le-Phuoc and K.-S. Wong. Efficiently Assemble Normalization Layers and Regularization for
+        Federated Domain Generalization. CVPR 2024.
     """
     if guide < 0:
         raise OptionError(f"gperxan: guide must not be negative, found {guide}.")

@@ -1,18 +1,4 @@
-"""pFedHN: a hypernetwork on the server makes every client's model, and learns from one client after the other.
-
-    theta_i = h(nu_i; phi)                            sent to client i, which trains and returns theta_i'
-    (phi, nu_i) <- SGD step along J_i^T (theta_i - theta_i')      after each client
-
-Reference: Shamsian et al., Personalized Federated Learning using Hypernetworks, ICML 2021.
-
-Differences from the paper: it takes one random client at a time, without rounds; here a round is every sampled client once, in an order drawn
-again each round. ``server_update="joint"`` takes one step along the mean of all gradients instead: hFedF without alignment and moving average.
-The network is that of hFedF's comparison (its Table 8: width 50, LeakyReLU), not the authors' (width 100, ReLU). Clients' gradients are not clipped.
-The variant with private heads is not here. Batch-norm statistics and counters stay at the client; affine parameters are generated.
-
-Defaults: server_lr and server_weight_decay from hFedF's Table 10, PACS (Office-Home and VLCS 1e-3, 1e-4), which are also the authors' own;
-SGD, momentum 0.9 and clip 50 from the authors' program; embedding_dim floor(1 + N/4).
-"""
+"""pFedHN: personalised models from a hypernetwork. Differences from the paper: docs/methods/pfedhn.md."""
 
 from __future__ import annotations
 
@@ -48,9 +34,9 @@ class SequentialRound(GeneratedRound):
         chooser(server.settings.seed, "order", server.round).shuffle(clients)
         taken: list[Reply] = []
         for client in clients:
-            ask = server.request("train", [client])
-            for reply in (yield ask):
-                maker.learn({client: self.generation.deltas(server, ask, reply)}, align=False)
+            request = server.request("train", [client])
+            for reply in (yield request):
+                maker.learn({client: self.generation.deltas(server, request, reply)}, align=False)
                 taken.append(reply)
         server.num_requested = len(clients)
         try:
@@ -77,10 +63,16 @@ def pfedhn(  # noqa: D417 (the other options: HYPERNETWORK_OPTIONS)
     server_clip: float = 50.0,
     memory_share: float = 0.5,
 ) -> Method:
-    """Make every client's model by a hypernetwork, learnt from one client after the other.
+    """Generate every client's model with a hypernetwork, trained on one client after the other.
+
+        theta_i = h(nu_i; phi)                sent to client i, which returns theta_i'
+        (phi, nu_i) <- step of the server optimizer along J_i^T (theta_i - theta_i')      after each client
 
     Args:
-        server_update: sequential: a step after each client; joint: one step a round along the mean of all gradients.
+        server_update: sequential: a step after each client; joint: one step per round along the mean of all gradients.
+
+    Reference:
+        A. Shamsian et al. Personalized Federated Learning using Hypernetworks. ICML 2021.
     """
     require_choice("pfedhn", "server_update", server_update, UPDATES)
     sequential = server_update == "sequential"

@@ -1,15 +1,4 @@
-"""Local and central training: the lower and the upper reference, neither of them federated.
-
-    local:     every client trains by itself (SingleSet, Standalone): nothing is sent or uploaded, model and optimizer state stay at the client
-    central:   one model on the union of all clients' training data; optimizer state is kept
-
-Both are one uninterrupted training of T * E epochs with the settings of FedAvg, local training from the common initial weights.
-
-Reference: SingleSet in Li et al. (FedBN), ICLR 2021; Local and Central in hFedF; Centralised in FixBN.
-
-Differences from the papers: the budget is T * E epochs (FedBN's program trains a fixed number). A newcomer has no local model: each client's model is scored on the
-unseen domain and the scores are averaged (hFedF).
-"""
+"""Local and central training, the lower and upper reference. Differences from the paper: docs/methods, one page per method."""
 
 from __future__ import annotations
 
@@ -34,7 +23,15 @@ def every_model(server: Server) -> Exchange[Newcomer]:
 
 @register
 def local() -> Method:
-    """Train every client by itself."""
+    """Train every client separately.
+
+        w_k <- SGD on D_k, T * E epochs without interruption, from the common initial weights
+
+    Reference:
+        SingleSet in X. Li et al. FedBN: Federated Learning on Non-IID Features via Local Batch Normalization. ICLR 2021. Local
+        in M. Bartholet et al. Non-linear Fusion in Federated Learning: A Hypernetwork Approach to Federated Domain
+        Generalization. 2024.
+    """
     rules = (keep_local(everything), Rule(momentum_buffers, keep=True, optional=True))
     return Method("local", sharing=rules, round=train_alone, newcomer=every_model, facts=Facts(client_state=True, messages="0"))
 
@@ -45,7 +42,16 @@ def _pool(federation: Federation) -> Federation:
 
 @register
 def central() -> Method:
-    """Train one model on everybody's data."""
+    """Train one model on the pooled data of all clients.
+
+        w <- SGD on D_1 + ... + D_N, shuffled together, T * E epochs without interruption
+
+    Reference:
+        M. Bartholet et al. Non-linear Fusion in Federated Learning: A Hypernetwork Approach to Federated Domain Generalization.
+        2024 (hFedF; "Central").
+        J. Zhong, H.-Y. Chen and W.-L. Chao. Making Batch Normalization Great in Federated Deep Learning. 2023 (FixBN;
+        "Centralised").
+    """
     return Method(
         "central",
         population=_pool,

@@ -1,20 +1,4 @@
-"""Robust reducers: the coordinate-wise median, the trimmed mean, and (Multi-)Krum instead of the mean of all clients.
-
-    median:         w_j <- median over clients k of (w_k)_j;   of an even number, the mean of the two middle values
-    trimmed_mean:   w_j <- mean over the clients left of (w_k)_j, after the ceil(share * K) largest and as many smallest values at j are cut
-    krum:           the ``keep`` clients of lowest score are averaged; keep = 1 is Krum, more is Multi-Krum
-                    score(k) = sum of ||w_k - w_j||^2 over the n - faulty - 2 clients j nearest to k (at least one)
-
-Every uploaded entry that holds real numbers is reduced, statistics too; counters take the maximum as everywhere. Under the median clients count the same
-whatever their weight, the means use the run's weights. Krum chooses whole clients, so their statistics and counters come with them.
-
-Reference: Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018 (share = 0.1: our choice); Blanchard et al.,
-Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017. Defaults: faulty = 1, keep = 1.
-
-Differences from the papers: they reduce gradients, here models after local training. The trimmed mean rounds a part of a client up, so that a small
-federation is trimmed at all, and at least one value is always left. The papers' means are unweighted: ``--weights uniform``. Integers do not count in
-Krum's distance. Krum's paper asks for n >= 2 faulty + 3; fewer are allowed with a notice. No code of the authors was checked.
-"""
+"""Robust reducers: median, trimmed mean and Krum. Differences from the paper: docs/methods, one page per method."""
 
 from __future__ import annotations
 
@@ -77,7 +61,13 @@ class Median(CoordinateReducer):
 
 @register
 def median() -> Method:
-    """Take the coordinate-wise median of the clients' models."""
+    """Take the coordinate-wise median of the clients' models.
+
+        w_j <- median over clients k of (w_k)_j          of an even number: the mean of the two middle values
+
+    Reference:
+        D. Yin et al. Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates. ICML 2018.
+    """
     return Method(
         "median",
         sharing=(reduce_with(every_upload, Median()),),
@@ -100,7 +90,7 @@ class TrimmedMean(CoordinateReducer):
 
 
 def cut_at_each_end(share: float, count: int) -> int:
-    """How many values go at each end: rounded up (past the rounding of the product), at least one value left."""
+    """Return the number of values to discard at each end: rounded up, with at least one value left."""
     return min(math.ceil(share * count - 1e-9), (count - 1) // 2)
 
 
@@ -108,11 +98,16 @@ def cut_at_each_end(share: float, count: int) -> int:
 def trimmed_mean(share: float = 0.1) -> Method:
     """Average without the extreme values at each coordinate.
 
+        w_j <- mean over the remaining clients of (w_k)_j, after discarding the ceil(share * K) largest and smallest values at j
+
     Args:
-        share: share of clients cut at each end, in [0, 0.5); 0 is the plain mean.
+        share: fraction of clients discarded at each end, in [0, 0.5); 0 is the plain mean.
+
+    Reference:
+        D. Yin et al. Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates. ICML 2018.
     """
     if not 0 <= share < 0.5:
-        raise OptionError(f"trimmed_mean: share lies in [0, 0.5), found {share}. For the most that can be cut, use median.")
+        raise OptionError(f"trimmed_mean: share must be in [0, 0.5), got {share}. To discard as much as possible, use median.")
     rules = (reduce_with(every_upload, TrimmedMean(share)),) if share else ()
     return Method("trimmed_mean", sharing=rules, standalone=False, facts=Facts(extra_work="the server holds every reply"))
 
@@ -158,23 +153,29 @@ def squared_distances(clients: Sequence[Mapping[str, Tensor]]) -> Tensor:
 
 @dataclass(frozen=True)
 class ChooseClients(Rule, Part):
-    """Reduce by Krum, with a word where its promise does not hold."""
+    """Reduce with Krum; print a notice if its guarantee does not hold."""
 
     def notice(self, bench: Workbench, clients: int) -> str:
         faulty = self.reduce.faulty if isinstance(self.reduce, Krum) else 0
         present = bench.settings.sampled(clients)
         if present >= 2 * faulty + 3:
             return ""
-        return f"krum is sure against {faulty} faulty clients with {2 * faulty + 3} or more in a round; there are {present}."
+        return f"krum tolerates {faulty} faulty clients only with {2 * faulty + 3} or more clients per round; there are {present}."
 
 
 @register(shows=("faulty", "keep"))
 def krum(faulty: int = 1, keep: int = 1) -> Method:
     """Keep only the clients closest to their neighbours.
 
+        score(k) = sum of ||w_k - w_j||^2 over the n - faulty - 2 clients j nearest to k (at least one)
+        w <- mean of the `keep` clients of lowest score
+
     Args:
         faulty: how many clients may be faulty.
         keep: how many clients are averaged; 1 is Krum, more is Multi-Krum.
+
+    Reference:
+        P. Blanchard et al. Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent. NeurIPS 2017.
     """
     if faulty < 0 or keep < 1:
         raise OptionError(f"krum: faulty is 0 or more and keep 1 or more, found faulty={faulty}, keep={keep}.")

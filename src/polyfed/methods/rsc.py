@@ -1,19 +1,4 @@
-"""RSC: self-challenging; the features that decide most are muted, and the rest must do.
-
-    G = d( sum_i h(z)_i[y_i] ) / dz,   z: the head's input, h: the head
-    mask_f = 1[ G < percentile_{100 (1 - f)}(G) ], sample by sample
-    change_i = softmax(h(z))_i[y_i] - softmax(h(z * mask_f))_i[y_i]
-    mask = mask_f, and all ones for samples whose change lies below the percentile 100 (1 - b) of the batch
-    loss = l(h(z * mask), y)
-
-The feature extractor runs once, so batch norm sees each batch once. ``fedavg + rsc`` is the baseline of federated domain generalisation papers.
-
-Reference: Huang et al., Self-Challenging Improves Cross-Domain Generalization, ECCV 2020.
-
-Differences from the paper: this is the form of DomainBed (also in the federated program of CCST), on the pooled feature; the original mutes positions or
-channels of the last feature map, half of the time each, for a share of samples that grows with the epochs. The loss l is the loss of the run.
-Defaults: f = b = 1/3, as in both programs.
-"""
+"""RSC: self-challenging. Differences from the paper: docs/methods/rsc.md."""
 
 from __future__ import annotations
 
@@ -37,7 +22,7 @@ def challenge(head: nn.Module, features: Tensor, y: Tensor, feature_share: float
         logits = head(z)
         (gradient,) = torch.autograd.grad(logits[rows, y].sum(), z)
     with torch.no_grad():
-        # In double, so that a rank that is a whole number meets its value exactly, as numpy.percentile does.
+        # In double, so that an integer rank selects its value exactly, as numpy.percentile does.
         flat = gradient.flatten(1).double()
         unmuted = (flat < torch.quantile(flat, 1 - feature_share, dim=1, keepdim=True)).view_as(z)
         muted = head(z.detach() * unmuted)
@@ -69,14 +54,22 @@ class SelfChallenging(Part):
 def rsc(features: float = 1 / 3, batch: float = 1 / 3) -> Method:
     """Mute the features that decide most, so that the others learn too.
 
+        z: the head's input, h: the head
+        G        = d( sum_i h(z)_i[y_i] ) / dz
+        mask_f   = 1[ G < percentile_{100 (1 - f)}(G) ]                            for each sample
+        change_i = softmax(h(z))_i[y_i] - softmax(h(z * mask_f))_i[y_i]
+        mask     = mask_f; all ones for samples with change < percentile_{100 (1 - b)}(change)
+        loss     = l(h(z * mask), y)
+
     Args:
-        features: share of each sample's features that is muted; 0 changes nothing.
-        batch: share of the batch they are muted for: the samples that suffer most; 0 changes nothing.
+        features: fraction of each sample's features that is muted; 0 disables it.
+        batch: fraction of the batch with muted features: the samples that lose most; 0 disables it.
+
+    Reference:
+        Z. Huang et al. Self-Challenging Improves Cross-Domain Generalization. ECCV 2020.
     """
     if not 0 <= features < 1 or not 0 <= batch <= 1:
-        raise OptionError(
-            f"rsc: features lies between 0 and 1 (less than 1), batch between 0 and 1, found features={features}, batch={batch}."
-        )
+        raise OptionError(f"rsc: features must be in [0, 1) and batch in [0, 1], got features={features}, batch={batch}.")
     loss = SelfChallenging(features, batch) if features and batch else None
     return Method(
         "rsc",

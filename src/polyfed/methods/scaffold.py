@@ -1,17 +1,4 @@
-"""SCAFFOLD: control variates take the client's own drift out of its gradients.
-
-    client:  gradient <- gradient - c_k + c;   after K steps  c_k+ = c_k - c + (w - w_k) / (K lr)   (option II)
-    server:  w <- w + server_lr * sum_k p_k (w_k - w);   c <- c + sum over the round's clients of P_k (c_k+ - c_k),   P_k = weight among ALL clients
-
-c and c_k start at zero, so round 1 is FedAvg to the bit (and c is not sent in it). With momentum m, K is the number of plain steps that move as far
-(``fednova.effective_steps``), so that c_k stays a mean gradient.
-
-Reference: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, Algorithm 1. Default: server_lr = 1.
-
-Differences from the paper: weights of clients are those of the run, in both sums (``--weights uniform``: the paper's 1/N). Momentum and weight decay are
-allowed, as above; other optimizers than SGD are refused. Only parameters that are sent and uploaded are corrected; statistics are averaged.
-No code of the authors was checked.
-"""
+"""SCAFFOLD: control variates against client drift. Differences from the paper: docs/methods/scaffold.md."""
 
 from __future__ import annotations
 
@@ -101,7 +88,7 @@ def exchanged(context: RequestContext) -> tuple[str, ...]:
 
 
 def update_control(server: Server, extras: Mapping[str, Mapping[str, Any]]) -> None:
-    """Add P_k times the clients' changes to c; absent clients change nothing."""
+    """Add P_k times the clients' changes to c; absent clients contribute zero."""
     weights = server.default_weights([info.id for info in server.clients])
     total = sum(weights.values())
     control: dict[str, Tensor] = server.persistent(MEMORY, dict)
@@ -113,10 +100,19 @@ def update_control(server: Server, extras: Mapping[str, Mapping[str, Any]]) -> N
 
 @register
 def scaffold(server_lr: float = 1.0) -> Method:
-    """Correct each client's gradients by how they differ from everybody's.
+    """Correct each client's gradients by their difference from the mean of all clients.
+
+        client:  gradient <- gradient - c_k + c
+                 after K steps:  c_k+ = c_k - c + (w - w_k) / (K * lr)
+        server:  w <- w + server_lr * sum_k p_k (w_k - w)
+                 c <- c + sum over the round's clients of P_k (c_k+ - c_k),   P_k = weight among all clients
 
     Args:
         server_lr: how far the server goes towards the mean; 1 takes the mean.
+
+    Reference:
+        S. P. Karimireddy et al. SCAFFOLD: Stochastic Controlled Averaging for Federated Learning. ICML 2020. Algorithm 1,
+        option II.
     """
     if server_lr <= 0:
         raise OptionError(f"scaffold: server_lr must be positive, found {server_lr}.")

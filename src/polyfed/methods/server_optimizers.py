@@ -1,22 +1,4 @@
-"""Server optimizers (FedAvgM, FedAdam, FedAdagrad, FedYogi): the server steps along the pseudo-gradient instead of taking the average.
-
-    g = w - sum_k p_k w_k   (sent minus averaged: the pseudo-gradient)
-    fedavgm:   v <- momentum * v + g;   w <- w - lr * v
-    others:    m <- beta1 * m + (1 - beta1) * g;   w <- w - lr * m / (sqrt(v) + tau);   m starts at 0, v at tau^2, no correction of the start
-      fedadam:      v <- beta2 * v + (1 - beta2) * g^2
-      fedadagrad:   v <- v + g^2
-      fedyogi:      v <- v - (1 - beta2) * g^2 * sign(v - g^2), which moves by a bounded amount
-
-Only trainable parameters that are both sent and uploaded are stepped; statistics, counters and everything else are FedAvg's.
-
-Reference: Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification, 2019 (FedAvgM); Reddi et al.,
-Adaptive Federated Optimization, ICLR 2021, Algorithm 2. Defaults: momentum = 0.9, beta1 = 0.9 (FedAdagrad: 0, plain Adagrad), beta2 = 0.99 and
-tau = 0.001 are the experiments of Reddi et al., which tune lr for each task; 0.01 (FedAdagrad: 0.1) is our choice.
-
-Differences from the papers: Reddi et al. ask for a start of v of at least tau^2; here it is tau^2. They weigh clients by samples or alike; here that is
-a setting of the run. Batch-norm statistics are averaged, not stepped (the papers do not treat them). No code of the authors was checked.
-``fedavgm(momentum=0.0, lr=1.0)`` is FedAvg and fills no slot.
-"""
+"""Server optimizers: FedAvgM, FedAdam, FedAdagrad and FedYogi. Differences from the paper: docs/methods, one page per method."""
 
 from __future__ import annotations
 
@@ -41,9 +23,8 @@ def exchanged_parameters(plan: Plan, round_number: int) -> tuple[str, ...]:
 
 
 def require_exchange(bench: Workbench, part: str) -> None:
-    """Refuse a part that works on exchanged parameters where there are none."""
     if not any(exchanged_parameters(bench.plan, start + 1) for start in bench.plan.phases):
-        raise JoinError(f"{bench.method}: no parameter is both sent and uploaded, so {part} would be ignored. Leave it out.")
+        raise JoinError(f"{bench.method}: no parameter is both sent and uploaded, so {part} would be ignored. Remove it.")
 
 
 def _pseudo_gradient(server: Server, aggregate: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -88,7 +69,7 @@ class AdaptiveStep(Part):
             raise OptionError(f"{self.part}: lr and tau must be positive, found lr={self.lr}, tau={self.tau}.")
         if not 0 <= self.beta1 < 1 or not 0 <= self.beta2 <= 1:
             raise OptionError(
-                f"{self.part}: beta1 lies in [0, 1) and beta2 in [0, 1], found beta1={self.beta1}, beta2={self.beta2}."
+                f"{self.part}: beta1 must be in [0, 1) and beta2 in [0, 1], got beta1={self.beta1}, beta2={self.beta2}."
             )
 
     def __call__(self, server: Server, aggregate: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -123,12 +104,21 @@ def _yogi(v: Tensor, squared: Tensor, beta2: float) -> Tensor:
 def fedavgm(momentum: float = 0.9, lr: float = 1.0) -> Method:
     """Move the server's model with momentum.
 
+        g = w - sum_k p_k w_k
+        v <- momentum * v + g
+        w <- w - lr * v
+
     Args:
-        momentum: share of the last step that is kept, in [0, 1); 0 with lr = 1 is FedAvg.
+        momentum: fraction of the last step that is kept, in [0, 1); 0 with lr = 1 is FedAvg.
         lr: learning rate of the server.
+
+    Reference:
+        T.-M. H. Hsu, H. Qi and M. Brown. Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+        Classification. 2019.
+        S. J. Reddi et al. Adaptive Federated Optimization. ICLR 2021.
     """
     if not 0 <= momentum < 1 or lr <= 0:
-        raise OptionError(f"fedavgm: momentum lies in [0, 1) and lr is positive, found momentum={momentum}, lr={lr}.")
+        raise OptionError(f"fedavgm: momentum must be in [0, 1) and lr must be positive, got momentum={momentum}, lr={lr}.")
     neutral = momentum == 0 and lr == 1
     return Method("fedavgm", server_step=None if neutral else ServerMomentum(momentum, lr))
 
@@ -137,11 +127,19 @@ def fedavgm(momentum: float = 0.9, lr: float = 1.0) -> Method:
 def fedadam(lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 0.001) -> Method:
     """Move the server's model with Adam.
 
+        g = w - sum_k p_k w_k
+        m <- beta1 * m + (1 - beta1) * g          m starts at 0
+        v <- beta2 * v + (1 - beta2) * g^2        v starts at tau^2
+        w <- w - lr * m / (sqrt(v) + tau)
+
     Args:
         lr: learning rate of the server.
         beta1: decay of the mean of pseudo-gradients.
         beta2: decay of the mean of their squares; 1 leaves it at its start.
         tau: added to the root; larger is less adaptive.
+
+    Reference:
+        S. J. Reddi et al. Adaptive Federated Optimization. ICLR 2021. Algorithm 2.
     """
     return Method("fedadam", server_step=AdaptiveStep("fedadam", _adam, lr, beta1, beta2, tau))
 
@@ -150,10 +148,18 @@ def fedadam(lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: floa
 def fedadagrad(lr: float = 0.1, beta1: float = 0.0, tau: float = 0.001) -> Method:
     """Move the server's model with Adagrad.
 
+        g = w - sum_k p_k w_k
+        m <- beta1 * m + (1 - beta1) * g          m starts at 0
+        v <- v + g^2                              v starts at tau^2
+        w <- w - lr * m / (sqrt(v) + tau)
+
     Args:
         lr: learning rate of the server.
         beta1: decay of the mean of pseudo-gradients; 0 takes the last one.
         tau: added to the root; larger is less adaptive.
+
+    Reference:
+        S. J. Reddi et al. Adaptive Federated Optimization. ICLR 2021. Algorithm 2.
     """
     return Method("fedadagrad", server_step=AdaptiveStep("fedadagrad", _adagrad, lr, beta1, 0.0, tau))
 
@@ -162,10 +168,18 @@ def fedadagrad(lr: float = 0.1, beta1: float = 0.0, tau: float = 0.001) -> Metho
 def fedyogi(lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 0.001) -> Method:
     """Move the server's model with Yogi.
 
+        g = w - sum_k p_k w_k
+        m <- beta1 * m + (1 - beta1) * g                    m starts at 0
+        v <- v - (1 - beta2) * g^2 * sign(v - g^2)          v starts at tau^2
+        w <- w - lr * m / (sqrt(v) + tau)
+
     Args:
         lr: learning rate of the server.
         beta1: decay of the mean of pseudo-gradients.
         beta2: 1 minus the speed of the second moment; 1 leaves it at its start.
         tau: added to the root; larger is less adaptive.
+
+    Reference:
+        S. J. Reddi et al. Adaptive Federated Optimization. ICLR 2021. Algorithm 2.
     """
     return Method("fedyogi", server_step=AdaptiveStep("fedyogi", _yogi, lr, beta1, beta2, tau))

@@ -1,16 +1,4 @@
-"""Static batch norm (HeteroFL): statistics are never part of training; they are estimated for every evaluation.
-
-    training:     y = gamma * (x - mu_batch) / sqrt(sigma2_batch + eps) + beta;   w, gamma, beta <- sum_k p_k (w, gamma, beta)_k
-    evaluation:   each client passes its training data once through the server's model, B_k batches, cumulative means mu_k and sigma2_k;
-                  mu = sum_k B_k mu_k / sum_k B_k,   sigma2 likewise
-
-Reference: Diao et al., HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous Clients, ICLR 2021.
-
-Differences from the paper: only the normaliser is here: no scaler, no slicing of widths, no masked cross-entropy. The authors' program passes over
-the pooled training data; here each client passes over its own (in shuffled batches of the run's batch size, not augmented) and the server merges by
-the number of batches, which is the cumulative mean over all batches. ``polyfed.studies.analyse.union_statistics`` with ``average="plain"`` is the pooled pass.
-Statistics are not uploaded in training; the latest ones travel down with the model and are not used there.
-"""
+"""Static batch norm (HeteroFL). Differences from the paper: docs/methods/static_bn.md."""
 
 from __future__ import annotations
 
@@ -30,7 +18,7 @@ from polyfed.core.sharing import Rule, bn_statistics
 from polyfed.core.workbench import CPU, Workbench
 from polyfed.errors import JoinError, TooFewReplies
 
-QUESTION = "static_bn_statistics"
+REQUEST = "static_bn_statistics"
 
 
 def own_statistics(client: Client, payload: Payload) -> Payload:
@@ -72,13 +60,13 @@ def merged(server: Server, replies: Replies) -> dict[str, Tensor]:
             batches[name] = batches.get(name, torch.zeros_like(count)) + count
             sums[name] = sums.get(name, torch.zeros_like(value, dtype=torch.float64)) + count * value.double()
     if not sums:
-        raise TooFewReplies("No client answered with batch-norm statistics for the evaluation.")
+        raise TooFewReplies("No client replied with batch-norm statistics for the evaluation.")
     return {n: (v / batches[n]).to(known[n].dtype) if known[n].kind == STATISTIC else v for n, v in sums.items()}
 
 
 @dataclass(frozen=True)
 class ReEstimate(Part):
-    """Request all clients for statistics of the server's present model, once for each model that is evaluated."""
+    """Collect statistics of the current model from all clients, once per evaluated model."""
 
     def __call__(self, server: Server) -> Exchange[None]:
         weights = [value for name, value in server.state.items() if not bn_statistics.matches(server.plan.entries[name])]
@@ -86,7 +74,7 @@ class ReEstimate(Part):
         if server.persistent("static_bn", list) == present:
             return
         payloads = {info.id: Payload(server.outgoing(info.id)) for info in server.clients}
-        replies = yield Request(QUESTION, payloads, EVALUATION, server.round)
+        replies = yield Request(REQUEST, payloads, EVALUATION, server.round)
         server.state = server.state | merged(server, replies)
         server.memory["static_bn"] = present
 
@@ -94,7 +82,7 @@ class ReEstimate(Part):
         """No other part may decide over the statistics, nor score a model whose statistics are not estimated yet."""
         if any(declared(hook).runs_evaluation for hook in bench.method.before_training):
             raise JoinError(
-                "static_bn estimates statistics for evaluations only, so models cannot be scored as a round begins. Use only one of the two."
+                "static_bn estimates statistics for evaluations only, so models cannot be scored at the start of a round. Use only one of the two."
             )
         entries = bench.plan.entries.values()
         for rule in bench.plan.rules:
@@ -106,12 +94,21 @@ class ReEstimate(Part):
 
 @register
 def static_bn() -> Method:
-    """Train without running statistics; estimate them for every evaluation."""
+    """Train without running statistics; estimate them for every evaluation.
+
+        training:     y = gamma (x - mu_batch) / sqrt(sigma2_batch + eps) + beta;    w, gamma, beta averaged as in FedAvg
+        evaluation:   client k passes its training data through the server's model in B_k batches: cumulative means mu_k, sigma2_k of the batch statistics
+                      mu = sum_k B_k mu_k / sum_k B_k,    sigma2 = sum_k B_k sigma2_k / sum_k B_k
+
+    Reference:
+        E. Diao et al. HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous Clients. ICLR
+        2021.
+    """
     return Method(
         "static_bn",
         sharing=(Rule(bn_statistics, up=False),),
         before_evaluation=(ReEstimate(),),
-        answers={QUESTION: own_statistics},
-        reply_entries={QUESTION: all_statistics},
+        answers={REQUEST: own_statistics},
+        reply_entries={REQUEST: all_statistics},
         facts=Facts(batch_norm=True, extra_work="one pass over the training data for each evaluation"),
     )

@@ -1,15 +1,4 @@
-"""Weight standardisation: every convolution uses filters of mean zero and spread one.
-
-    W_hat_i = (W_i - mean(W_i)) / (std(W_i) + 1e-5),   per output filter i, over its input channels and positions
-
-A norm is meant to follow, which removes the scale: ``group_norm(groups=2) + weight_standard`` is the row GN+WN of FixBN Table 5.
-
-Reference: Qiao et al., Micro-Batch Training with Batch-Channel Normalization and Weight Standardization, 2019; FixBN Table 5.
-
-Differences from the paper: how FixBN configures it could not be checked against code of its authors. "WN" is read as weight standardisation, the
-reference it cites, not as weight normalisation. The standard deviation is unbiased, as in Qiao's layer. Weights keep the model's own initialisation; there is
-no gain and no 1/sqrt(fan-in), unlike ``fedwon``. Filters of a single weight stay plain: one number cannot be standardised.
-"""
+"""Weight standardisation. Differences from the paper: docs/methods/weight_standard.md."""
 
 from __future__ import annotations
 
@@ -32,8 +21,6 @@ def standardised(weight: Tensor) -> Tensor:
 
 
 class _UnitConv(nn.modules.conv._ConvNd):
-    """What the three dimensions share."""
-
     def forward(self, x: Tensor) -> Tensor:
         return self._conv_forward(x, standardised(self.weight), self.bias)
 
@@ -64,7 +51,7 @@ class StandardiseWeights(Part):
             return self.converted(model)
         if replace_modules(model, self.wanted, self.converted) == 0:
             raise ModelError(
-                f"weight_standard: {type(model).__name__} has no convolution to standardise. Use a convolutional model, or leave weight_standard out."
+                f"weight_standard: {type(model).__name__} has no convolution to standardise. Use a convolutional model, or remove weight_standard."
             )
         return model
 
@@ -78,8 +65,8 @@ class StandardiseWeights(Part):
         flat = convolution.weight.detach().flatten(1)
         if bool((flat == flat[:, :1]).all(dim=1).any()):
             raise ModelError(
-                "weight_standard: a convolution has a filter whose weights are all the same (zero, perhaps), which has no spread to divide by. "
-                "Use another initialisation, or leave weight_standard out."
+                "weight_standard: a convolution has a filter whose weights are all equal (possibly zero), so its standard deviation is 0. "
+                "Use another initialisation, or remove weight_standard."
             )
         made = kind(**description(convolution), bias=convolution.bias is not None)
         made.weight, made.bias = convolution.weight, convolution.bias
@@ -88,7 +75,16 @@ class StandardiseWeights(Part):
 
 @register
 def weight_standard() -> Method:
-    """Standardise the weights of every convolution, for a norm to follow: group_norm(groups=2) + weight_standard."""
+    """Standardise the weights of every convolution, for a norm to follow: group_norm(groups=2) + weight_standard.
+
+        W_hat_i = (W_i - mean(W_i)) / (std(W_i) + 1e-5)      per output filter i, over (input channels, positions)
+        y = conv(x, W_hat) + b
+
+    Reference:
+        S. Qiao et al. Micro-Batch Training with Batch-Channel Normalization and Weight Standardization. 2019.
+        J. Zhong, H.-Y. Chen and W.-L. Chao. Making Batch Normalization Great in Federated Deep Learning. 2023. Table 5, row
+        GN+WN.
+    """
     return Method(
         "weight_standard",
         surgery=(StandardiseWeights(),),

@@ -1,4 +1,4 @@
-"""What methods that exchange something before round 1 share: collect it from every client, hand each what the others gave."""
+"""An exchange before round 1: collect a value from every client, and send each client the values of the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polyfed.core.server import Server
 from polyfed.errors import ClientFailure, DataError, JoinError
 
 LARGEST_PIXEL = 1e6
-"""No prepared input has larger values: what a client sends of its images is passed on to the others, who train with it."""
+"""Limit of prepared inputs. Other clients train with what a client sends, so larger values are rejected."""
 
 
 def input_type(context: RequestContext) -> torch.dtype:
@@ -25,7 +25,7 @@ def input_type(context: RequestContext) -> torch.dtype:
 
 @dataclass(frozen=True)
 class ClientExchange(Part):
-    """The setup: one question that collects, one that hands out. The server keeps nothing afterwards."""
+    """The setup: one request collects, one distributes. The server keeps nothing afterwards."""
 
     part: str
 
@@ -46,32 +46,30 @@ class ClientExchange(Part):
         yield Request(self.hand_out, {client: Payload(extras={"bank": bank}) for client, bank in banks.items() if bank})
 
     def keep(self, client: Client, payload: Payload) -> None:
-        """A client's answer to the second message: keep the others' gifts."""
         client.memory[self.part] = payload.extras["bank"]
 
     def bank(self, client: Client) -> list[Any]:
-        """What the other clients gave, one item each, in the server's order."""
+        """Return one value per other client, in the server's order."""
         if self.part not in client.memory:
             raise ClientFailure(
-                f"{self.part}: client {client.id} has nothing from the other clients: it was not there before round 1, when it was handed out."
+                f"{self.part}: client {client.id} has no values from the other clients, because it was absent from the exchange before round 1."
             )
         return client.memory[self.part]  # type: ignore[no-any-return]
 
     def refuse_one_client(self, clients: int) -> None:
-        """Alone, there is nobody to exchange with, and the method would be ignored."""
         if clients < 2:
-            raise JoinError(f"{self.part} exchanges something between clients, and there is only one here. Leave {self.part} out.")
+            raise JoinError(f"{self.part} exchanges values between clients, but there is only one client. Remove {self.part}.")
 
 
 def require_images(part: str, client: Client, x: Tensor) -> None:
     if x.dim() != 4:
         raise DataError(
-            f"{part}: client {client.id} holds inputs of shape {tuple(x.shape[1:])}; images (channels, height, width) are needed."
+            f"{part}: client {client.id} has inputs of shape {tuple(x.shape[1:])}. Use images (channels, height, width)."
         )
 
 
 def pixel_range(client: Client, x: Tensor) -> tuple[Tensor, Tensor] | None:
-    """What black and white are in prepared images, by channel and where these lie; None where inputs are numbers of unknown range."""
+    """Return black and white as prepared values per channel, on the device of ``x``; None if inputs are not ``uint8``."""
     raw, _ = client.data.train.batch(slice(0, 1))
     if raw.dtype != torch.uint8:
         return None

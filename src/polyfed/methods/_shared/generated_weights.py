@@ -1,4 +1,4 @@
-"""What methods with a hypernetwork share: which entries it makes, how it is built, what is sent, and the newcomer's models."""
+"""Methods with a hypernetwork: the generated entries, the server optimizer, the payloads and the newcomer models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ USED_SLOTS = frozenset(
     {"sharing", "inputs", "before_training", "after_training", "objective", "task_loss", "gradients", "outgoing", "send_extras"}
     | {"after_round"}
 )
-"""What other parts may fill: everything of local training. Aggregation is the hypernetwork's own, and deltas need what came up unchanged."""
+"""Slots that other parts may fill: local training. The hypernetwork aggregates, and deltas need unchanged uploads."""
 
 EMBEDDINGS = ("learnt", "random", "autoencoder")
 HEAD_INITS = ("initial", "match", "default")
@@ -43,23 +43,22 @@ HYPERNETWORK_OPTIONS: Mapping[str, str] = {
     "server_lr": "learning rate of the hypernetwork.",
     "server_weight_decay": "its weight decay.",
     "embedding_dim": "length of a client's embedding; 0: floor(1 + clients / 4).",
-    "embedding_scale": "deviation that embeddings are drawn with; the smaller, the more alike clients' models stay.",
+    "embedding_scale": "standard deviation of initial embeddings; smaller values keep clients' models more similar.",
     "generate": 'all, head, last_stage, or patterns over entry names such as "layer4.*, fc.*"; the rest is averaged.',
-    "head_init": "initial: heads start with the model's own initial values; match: with their spread; default: as torch starts them.",
+    "head_init": "initial: heads start with the model's initial values; match: with their mean and spread; default: with torch's initialisation.",
     "width": "width of the hypernetwork's layers.",
     "server_optimizer": "adam or sgd.",
     "server_momentum": "momentum of sgd.",
-    "server_eps": "number that adam adds to the root of its squares; the larger, the smaller the steps of rarely moved weights.",
+    "server_eps": "epsilon of adam; larger values shorten the steps of rarely updated weights.",
     "trunk_rate": "learning rate of trunk and embeddings, in multiples of server_lr; 0: only heads learn.",
-    "server_clip": "largest norm of the hypernetwork's gradient; 0: any.",
-    "memory_share": "share of free memory the hypernetwork may take.",
+    "server_clip": "largest norm of the hypernetwork's gradient; 0: no limit.",
+    "memory_share": "fraction of free memory that the hypernetwork may use.",
 }
-"""What hfedf and pfedhn say about the options they share."""
 
 
 @dataclass(frozen=True)
 class ServerOptimizer:
-    """How the hypernetwork takes its steps."""
+    """The optimizer of the hypernetwork, as options."""
 
     method: str
     kind: str
@@ -81,7 +80,7 @@ class ServerOptimizer:
             raise OptionError(f"{self.method}: trunk_rate must not be negative, found {self.trunk_rate}.")
         if self.kind != "adam" and self.eps != ADAM_EPS:
             raise OptionError(
-                f"{self.method}: server_eps is adam's, and server_optimizer is {self.kind}. Leave it out, or use adam."
+                f"{self.method}: server_eps applies to adam, but server_optimizer is {self.kind}. Remove it, or use adam."
             )
 
     @property
@@ -89,13 +88,13 @@ class ServerOptimizer:
         return 2 if self.kind == "adam" else int(self.momentum > 0)
 
     def build(self, network: Hypernetwork) -> torch.optim.Optimizer:
-        """The optimizer of the parameters that are learnt; fused, as its steps take a quarter of the time and no copy of a head."""
+        """Build the optimizer; fused, because its steps take a quarter of the time and copy no head."""
         if self.kind == "adam":
             return torch.optim.Adam(self.groups(network), lr=self.lr, weight_decay=self.weight_decay, eps=self.eps, fused=True)
         return torch.optim.SGD(self.groups(network), lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=True)
 
     def groups(self, network: Hypernetwork) -> list[dict[str, Any]]:
-        """What is learnt, with its rate: all alike, or heads and the rest apart."""
+        """Return the learned parameters: one group, or two if ``trunk_rate`` sets a different rate for trunk and embeddings."""
         learnt = {name: p for name, p in network.named_parameters() if p.requires_grad}
         if self.trunk_rate == 1:
             return [{"params": list(learnt.values())}]
@@ -106,7 +105,7 @@ class ServerOptimizer:
 
 @dataclass(frozen=True)
 class Generation:
-    """What is generated and by which hypernetwork; the options of hfedf and pfedhn."""
+    """The generated entries and the hypernetwork; the options of hfedf and pfedhn."""
 
     method: str
     optimizer: ServerOptimizer
@@ -131,13 +130,13 @@ class Generation:
             raise OptionError(f"{self.method}: embedding_scale must not be negative, found {self.embedding_scale}.")
 
     def names(self, plan: Plan) -> list[str]:
-        """The generated entries: trainable, exchanged in every round, and chosen."""
+        """Return the generated entries: trainable, exchanged in every round, and selected by ``generate``."""
         chosen = selected(plan.entries, self.generate)
         phases = plan.phases.values()
         return [n for n in chosen if plan.entries[n].trainable and all(p.travels[n].up and p.travels[n].down for p in phases)]
 
     def check(self, bench: Workbench) -> None:
-        """Something must be left to generate, it must fit into memory, and nobody else may reduce it."""
+        """Require entries to generate that fit into memory and that no other part reduces."""
         if self.generate in ("head", "last_stage"):
             bench.require_head(f'{self.method}: generate="{self.generate}"')
         names = self.names(bench.plan)
@@ -156,7 +155,7 @@ class Generation:
         return server.persistent(MEMORY, lambda: self.built(server))
 
     def built(self, server: Server, embeddings: Tensor | None = None) -> Generator:
-        """A hypernetwork for this server's model and clients, with its own random stream; embeddings may be given."""
+        """Build a hypernetwork for this server's model and clients from a separate random stream."""
         names, entries, ids = self.names(server.plan), server.plan.entries, [info.id for info in server.clients]
         self.require_memory(server.plan, len(ids))
         with default_stream(server.settings.seed, MEMORY):
@@ -176,13 +175,13 @@ class Generation:
         return self.embedding_dim or 1 + clients // 4
 
     def require_memory(self, plan: Plan, clients: int) -> str:
-        """Say how large the hypernetwork is; refuse one that free memory does not hold."""
+        """Describe the size of the hypernetwork; reject one that exceeds free memory."""
         names = self.names(plan)
         values = sum(math.prod(plan.entries[name].shape) for name in names)
         count = parameter_count(clients, values, self.dimension(clients), self.width)
         size, free = 4 * count * (2 + self.optimizer.moments + self.extra_copies), free_memory()
         about = (
-            f"{self.method}: the hypernetwork that makes {values:,} values in {len(names)} tensors has {count:,} parameters "
+            f"{self.method}: the hypernetwork that generates {values:,} values in {len(names)} tensors has {count:,} parameters "
             f"and takes {size / 1e6:,.1f} MB with its gradient, optimizer and copies"
         )
         if free is not None and size > self.memory_share * free:
@@ -193,13 +192,13 @@ class Generation:
         return about
 
     def outgoing(self, server: Server, client: str) -> dict[str, Tensor]:
-        """What a client is sent: its own generated entries, and the server's values of the rest."""
+        """Return the client's generated entries, and the server's values of the rest."""
         entries = server.plan.entries
         made = {name: value.to(entries[name].dtype) for name, value in self.generator(server).make(client).items()}
         return {n: server.state[n] for n in server.phase.down if n in server.state and n not in made} | made
 
     def newcomer(self, server: Server) -> Exchange[Newcomer]:
-        """Every client's model, with the entries it keeps; their scores are averaged."""
+        """Return every client's model with its local entries; their scores are averaged."""
         if server.plan.has_local_entries:
             states = list((yield from client_states(server)).values())
         else:
@@ -207,12 +206,12 @@ class Generation:
         return Newcomer([(1 / len(states), state) for state in states], score="mean_of_models")
 
     def deltas(self, server: Server, request: Request, reply: Reply) -> dict[str, Tensor]:
-        """Sent - returned of the generated entries: what local training descended by."""
+        """Return sent - returned for the generated entries: the descent of local training."""
         sent, wide = request.payloads[reply.client].entries, self.generator(server).network.embedding.weight.dtype
         return {n: sent[n].to(wide) - reply.entries[n].to(wide) for n in self.generator(server).network.shapes}
 
     def absorbed(self, server: Server, request: Request, replies: Iterable[Reply]) -> dict[str, dict[str, Tensor]]:
-        """Let the server absorb the replies, which averages what is not generated, and return the deltas of those it took."""
+        """Aggregate the replies, which averages the other entries, and return the deltas of accepted clients."""
         deltas: dict[str, dict[str, Tensor]] = {}
 
         def noting() -> Iterator[Reply]:
@@ -240,7 +239,7 @@ class GeneratedRound(Part):
 
 
 def refuse_ignored_reducers(method: str, plan: Plan, generated: Sequence[str]) -> None:
-    """A part that reduces only entries that are generated, or that never go up, would be ignored."""
+    """Reject a part that reduces only generated entries, because it would be ignored."""
     uploaded = {name for phase in plan.phases.values() for name in phase.up}
     for rule in plan.rules:
         matched = [n for n, e in plan.entries.items() if n in uploaded and rule.reduce is not None and rule.select.matches(e)]
@@ -251,7 +250,7 @@ def refuse_ignored_reducers(method: str, plan: Plan, generated: Sequence[str]) -
 
 
 def selected(entries: Mapping[str, Entry], generate: str) -> list[str]:
-    """Names of the entries that ``generate`` chooses."""
+    """Return the names of the entries that ``generate`` selects."""
     own = {name: entry for name, entry in entries.items() if entry.of is None}
     if generate == "all":
         return list(own)
@@ -264,9 +263,9 @@ def selected(entries: Mapping[str, Entry], generate: str) -> list[str]:
 
 
 def last_stage(entries: Mapping[str, Entry]) -> list[str]:
-    """The head, and the last part of the body that holds weights with all that follows it.
+    """Return the head, and the last stage of the body that has weights with all that follows it.
 
-    Parts are the body's outermost modules; a module that holds the whole body is looked into.
+    Stages are the body's outermost modules; a module that contains the whole body is searched.
     """
     weights = [name.split(".") for name, entry in entries.items() if entry.kind == WEIGHT]
     heads = {name for name, entry in entries.items() if entry.kind == HEAD}
@@ -288,7 +287,7 @@ def generating_method(
     granularity: Granularity = "",
     **slots: Any,
 ) -> Method:
-    """A method whose server generates what clients are sent, with this round, and further slots filled."""
+    """Build a method whose server generates the clients' models."""
     return Method(
         generation.method,
         sharing=(STATISTICS_STAY,),

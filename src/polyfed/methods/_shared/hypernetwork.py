@@ -1,9 +1,9 @@
-"""A network that makes each client's weights from an embedding of the client, and how it learns from what comes back.
+"""A hypernetwork: it generates each client's weights from an embedding and learns from the returned weights.
 
     z_i = trunk(nu_i);   theta_i,h = W_h z_i + b_h   for every generated tensor h
 
-A client returns other weights; delta_i = sent - returned stands for its gradient. The gradient of the hypernetwork is the
-vector-Jacobian product g_i = J_i^T delta_i. Heads hold nearly all parameters, and their gradients are outer products:
+A client returns other weights; delta_i = sent - returned serves as its gradient. The gradient of the hypernetwork is the
+vector-Jacobian product g_i = J_i^T delta_i. Heads have nearly all parameters, and their gradients are outer products:
 
     dW_h = delta_i,h z_i^T,   db_h = delta_i,h,   hence   <g_i, g_j> over the heads = <delta_i, delta_j> (<z_i, z_j> + 1)
 
@@ -27,20 +27,20 @@ from torch import Tensor, nn
 SLOPE = 0.01
 TRUNK_LAYERS = 4
 LOOKED_AT = 16
-"""Clients whose tensors are looked at to scale the heads: the spread hardly differs between clients, and tensors are large."""
+"""Number of clients used to scale the heads: the spread hardly differs between clients, and tensors are large."""
 
 STRAY = 0.1
-"""How far clients' tensors start from the common values, in spreads of these. Steps of the trunk reach the tensors by its square."""
+"""Initial distance of clients' tensors from the common values, as a multiple of their spread. Trunk steps scale with its square."""
 
 
 class Hypernetwork(nn.Module):
     """Embedding, four linear layers (hFedF, Table 8), and one linear head per generated tensor.
 
     Args:
-        clients: number of clients, rows of the embedding.
-        shapes: the tensors it makes, by name.
-        dimension: length of a client's embedding.
-        width: width of the linear layers.
+        clients: Number of clients, rows of the embedding.
+        shapes: Shapes of the generated tensors, by name.
+        dimension: Length of a client's embedding.
+        width: Width of the linear layers.
     """
 
     def __init__(self, clients: int, shapes: Mapping[str, tuple[int, ...]], dimension: int, width: int) -> None:
@@ -59,21 +59,21 @@ class Hypernetwork(nn.Module):
 
     @torch.no_grad()
     def start_at(self, values: Mapping[str, Tensor]) -> None:
-        """Let every client's tensors start near these values: they become the heads' biases, from which the weights stray a little."""
+        """Start every client's tensors near these values, which become the biases of the heads."""
         self.spread_like(values, STRAY)
         for name, head in zip(self.shapes, self.linear_heads, strict=True):
             head.bias.copy_(values[name].reshape(-1))
 
     @torch.no_grad()
     def match(self, values: Mapping[str, Tensor]) -> None:
-        """Let what the heads make have the mean and the spread of these values, tensor by tensor, but none of the values."""
+        """Start the generated tensors with the mean and spread of these values, but not with the values."""
         self.spread_like(values, 1.0)
         for name, head in zip(self.shapes, self.linear_heads, strict=True):
             head.bias.fill_(values[name].to(head.bias.dtype).mean())
 
     @torch.no_grad()
     def spread_like(self, values: Mapping[str, Tensor], share: float) -> None:
-        """Scale the heads' weights so that what they add has this share of the spread of these values, tensor by tensor."""
+        """Scale the weights of the heads so that their output has this fraction of the spread of the values, per tensor."""
         z = self.trunk(self.embedding.weight[:LOOKED_AT])
         for name, head in zip(self.shapes, self.linear_heads, strict=True):
             spread = (head.weight @ z.T).std(dim=0, correction=0).mean()
@@ -82,11 +82,10 @@ class Hypernetwork(nn.Module):
 
     @property
     def linear_heads(self) -> list[nn.Linear]:
-        """The heads, in the order of the tensors they make."""
         return [head for head in self.heads if isinstance(head, nn.Linear)]
 
     def pull(self, client: int, deltas: Mapping[str, Tensor]) -> Pull:
-        """What one client's deltas ask of the hypernetwork; its full gradient is not made."""
+        """Return one client's contribution to the gradient, without building its full gradient."""
         row = self.embedding.weight[client].detach().requires_grad_()
         flat = [deltas[name].reshape(-1).to(row.dtype) for name in self.shapes]
         with torch.no_grad():
@@ -97,7 +96,7 @@ class Hypernetwork(nn.Module):
         return Pull(client, flat, z.detach(), torch.cat([g.reshape(-1) for g in of_trunk]), of_row)
 
     def inner_products(self, pulls: Sequence[Pull]) -> Tensor:
-        """The matrix <g_i, g_j> of the clients' full gradients, in float64; each client is there once."""
+        """Return the matrix <g_i, g_j> of the clients' full gradients in float64; clients must be distinct."""
         z = torch.stack([pull.z for pull in pulls]).double()
         trunk = torch.stack([pull.trunk for pull in pulls]).double()
         deltas = torch.zeros(len(pulls), len(pulls), dtype=torch.float64)
@@ -131,7 +130,7 @@ class Hypernetwork(nn.Module):
 
 @dataclass(frozen=True)
 class Pull:
-    """One client's part in the hypernetwork's gradient: its deltas by head, its z, and the gradients of trunk and embedding row."""
+    """One client's contribution to the gradient: deltas per head, z, and the gradients of trunk and embedding row."""
 
     client: int
     deltas: list[Tensor]
@@ -141,7 +140,7 @@ class Pull:
 
 
 def alignment(products: Tensor) -> Tensor:
-    """GradAlign: softmax of the cosines between each gradient and their mean, from the gradients' inner products.
+    """Return the GradAlign weights, softmax_i cos(g_i, mean_j g_j), from the inner products.
 
     The cosine of a gradient of length zero counts as 0.
     """
@@ -151,13 +150,13 @@ def alignment(products: Tensor) -> Tensor:
 
 
 class Generator:
-    """A hypernetwork with its optimizer: makes weights, learns from deltas, and is checkpointed as one.
+    """A hypernetwork with its optimizer, checkpointed together.
 
     Args:
-        network: the hypernetwork.
-        optimizer: works on those of its parameters that are learnt.
-        clients: ids, in the order of the embedding's rows.
-        clip: largest norm of the gradient; 0: any.
+        network: The hypernetwork.
+        optimizer: Optimizer of its learned parameters.
+        clients: Client ids, in the order of the embedding's rows.
+        clip: Largest norm of the gradient; 0: no limit.
     """
 
     def __init__(self, network: Hypernetwork, optimizer: torch.optim.Optimizer, clients: Sequence[str], clip: float = 0.0) -> None:
@@ -174,12 +173,12 @@ class Generator:
         return {client: table[row].tolist() for client, row in self.rows.items()}
 
     def learn(self, deltas: Mapping[str, Mapping[str, Tensor]], align: bool, smoothing: float | None = None) -> Tensor:
-        """One step of the optimizer along the clients' combined gradient; returns the clients' weights.
+        """Take one optimizer step along the clients' combined gradient, and return the clients' weights.
 
         Args:
-            deltas: sent - returned, by client and name.
-            align: weigh clients by GradAlign, else equally.
-            smoothing: share of the new parameters in their moving average with the old, which replaces them; None: all.
+            deltas: Sent - returned, by client and entry name.
+            align: Weight clients by GradAlign; otherwise equally.
+            smoothing: Weight of the new parameters in the moving average that replaces them; None: 1.
         """
         pulls = [self.network.pull(self.rows[client], delta) for client, delta in deltas.items()]
         equal = torch.full((len(pulls),), 1 / len(pulls), dtype=torch.float64)
@@ -205,7 +204,7 @@ class Generator:
 
 @torch.no_grad()
 def average_with(before: Sequence[Tensor], parameters: Sequence[nn.Parameter], share: float) -> None:
-    """Replace parameters by share * parameters + (1 - share) * before; ``before`` is used up."""
+    """Replace parameters by share * parameters + (1 - share) * before, and overwrite ``before``."""
     for old, parameter in zip(before, parameters, strict=True):
         parameter.copy_(old.lerp_(parameter, share))
 
@@ -216,7 +215,7 @@ def parameter_count(clients: int, values: int, dimension: int, width: int) -> in
 
 
 def free_memory() -> int | None:
-    """Bytes of main memory that can be used without swapping; None where the system does not say."""
+    """Return the bytes of memory available without swapping; None if unknown."""
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():
         fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)

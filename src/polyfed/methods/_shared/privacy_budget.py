@@ -1,7 +1,7 @@
-"""A client's budget of differential privacy: the noise that it needs, what was spent, and when the client stops. The accountant is opacus'.
+"""A client's privacy budget: the required noise, the epsilon spent, and when the client stops. The accountant is from opacus.
 
-A history is a list of (noise multiplier, sample rate, steps): every step is a Gaussian mechanism on a Poisson sample. It is all an accountant
-needs, so it is what clients, servers and checkpoints keep.
+A history is a list of (noise multiplier, sample rate, steps): every step is a Gaussian mechanism on a Poisson sample. An accountant
+needs nothing else, so clients, servers and checkpoints store it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ History: TypeAlias = "list[list[float]]"
 
 SEED, SYSTEM = "seed", "system"
 TOLERANCE = 1e-3
-"""How far below its budget a planned run may end, as a share of epsilon."""
+"""Largest unspent fraction of epsilon after a planned run."""
 
 MIN_NOISE, MAX_NOISE = 0.1, 1e6
 MIN_CLIP, MAX_CLIP = 1e-6, 1e6
-"""Clips far from the numbers of a model: beyond these, single precision would round away what was clipped, or the noise."""
+"""Limits of the clip: beyond them, single precision would round away the clipped values or the noise."""
 
 ACCOUNT_UPLOADS = "its account (epsilon spent, steps, noise and sample rate: a few numbers per round)"
 ACCOUNT = Record(
@@ -54,17 +54,13 @@ ACCOUNT = Record(
 
 @dataclass(frozen=True)
 class Budget:
-    """What may be spent."""
-
     epsilon: float
     delta: float
 
     def spent(self, history: Sequence[Sequence[float]]) -> float:
-        """Epsilon of what was done so far, at this budget's delta."""
         return epsilon_of(tuple((float(sigma), float(rate), int(steps)) for sigma, rate, steps in history), self.delta)
 
     def multiplier(self, rate: float, steps: int) -> float:
-        """The noise that a plan of steps needs."""
         return noise_for(self.epsilon, self.delta, rate, steps)
 
 
@@ -79,20 +75,20 @@ def extended(history: Sequence[Sequence[float]], multiplier: float, rate: float,
 
 @functools.lru_cache(maxsize=4096)
 def divergences(multiplier: float, rate: float) -> tuple[float, ...]:
-    """Rényi divergences of one step at opacus' orders; those of n steps are n times as large."""
+    """Return the Rényi divergences of one step at the orders of opacus; n steps multiply them by n."""
     orders, analysis = _opacus()
     found: Sequence[float] = analysis.compute_rdp(q=rate, noise_multiplier=multiplier, steps=1, orders=orders)
     return tuple(float(value) for value in np.atleast_1d(found))
 
 
 def epsilon_of(history: tuple[tuple[float, float, int], ...], delta: float) -> float:
-    """Epsilon of a history, as opacus' RDP accountant gives it."""
+    """Return the epsilon of a history according to the RDP accountant of opacus."""
     if not history:
         return 0.0
     orders, analysis = _opacus()
     total = sum(steps * np.asarray(divergences(multiplier, rate)) for multiplier, rate, steps in history)
     with warnings.catch_warnings():
-        # Where the best order is the last one, epsilon is an upper bound that other orders would tighten.
+        # If the best order is the last one, epsilon is an upper bound that other orders would tighten.
         warnings.simplefilter("ignore", UserWarning)
         epsilon, _ = analysis.get_privacy_spent(orders=orders, rdp=total, delta=delta)
     return float(epsilon)
@@ -100,7 +96,7 @@ def epsilon_of(history: tuple[tuple[float, float, int], ...], delta: float) -> f
 
 @functools.lru_cache(maxsize=4096)
 def noise_for(epsilon: float, delta: float, rate: float, steps: int) -> float:
-    """The noise multiplier with which a plan of steps spends a budget to a thousandth, and no more."""
+    """Return the noise multiplier with which the steps spend at most epsilon, and at least 99.9 % of it."""
 
     def excess(logarithm: float) -> float:
         found = epsilon_of(((math.exp(logarithm), rate, steps),), delta)
@@ -133,10 +129,10 @@ def _opacus() -> tuple[list[float], Any]:
 
 @dataclass(frozen=True)
 class Randomness:
-    """Where noise and samples come from.
+    """The source of noise and samples.
 
-    From the run's seed they are the same in every process and on every machine, and whoever knows the seed can take them off again. The system's
-    generator is for real deployments: nobody can repeat what it gave.
+    With the run's seed they are the same in every process and on every machine, and anyone who knows the seed can remove them. The
+    system's generator cannot be reproduced; use it in real deployments.
     """
 
     source: str
@@ -166,34 +162,32 @@ class Randomness:
 def clip_problem(clip: object) -> str:
     if isinstance(clip, int | float) and not isinstance(clip, bool) and MIN_CLIP <= clip <= MAX_CLIP:
         return ""
-    return f"clip must lie between {MIN_CLIP:g} and {MAX_CLIP:g}, found {clip!r}"
+    return f"clip must be between {MIN_CLIP:g} and {MAX_CLIP:g}, got {clip!r}"
 
 
 def require_clip(part: str, clip: object) -> None:
-    """Refuse a clip that single precision cannot hold to."""
     if problem := clip_problem(clip):
         raise OptionError(f"{part}: {problem}.")
 
 
 def require_budget(part: str, epsilon: float, delta: float, noise: str, planned_rounds: int) -> None:
-    """Refuse options that promise nothing."""
     for name, value in (("epsilon", epsilon), ("delta", delta)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
             raise OptionError(f"{part}: {name} must be a positive number, found {value!r}.")
     if delta >= 1:
         raise OptionError(
-            f"{part}: delta must lie below 1, and well below one over the number of those protected; found {delta!r}."
+            f"{part}: delta must be below 1, and should be well below 1 / (number of protected samples or clients), got {delta!r}."
         )
     require_choice(part, "noise", noise, (SEED, SYSTEM))
     if isinstance(planned_rounds, bool) or not isinstance(planned_rounds, int) or planned_rounds < 0:
-        raise OptionError(f"{part}: planned_rounds takes a number of rounds, or 0 for all, found {planned_rounds!r}.")
+        raise OptionError(f"{part}: planned_rounds must be a number of rounds, or 0 for all, got {planned_rounds!r}.")
 
 
 @dataclass(frozen=True)
 class Account(Part):
-    """A client's budget and what it has spent. The history is part of what the client keeps, so a resumed run goes on with it.
+    """A client's budget and privacy ledger. The history is client state, so a resumed run continues it.
 
-    ``account_key`` is its place in the client's memory; ``whole``: what is protected is the client, not each of its samples.
+    ``account_key`` is the key in the client's memory; ``whole`` protects the client instead of each sample.
     """
 
     budget: Budget
@@ -204,13 +198,13 @@ class Account(Part):
     reads_data = False
 
     def rate(self, client: Client) -> float:
-        """The probability with which a sample is in a batch; a whole client is in every round that it answers."""
+        """Return the probability that a sample is in a batch; 1 for a whole client, which is in every round that it replies to."""
         if self.whole:
             return 1.0
         return min(1.0, client.bench.settings.batch_size / len(client.data.train))
 
     def steps(self, client: Client) -> int:
-        """Noisy steps in a round: as many as shuffled batches would give; one where a client's whole update gets noise."""
+        """Return the noisy steps per round: the number of shuffled batches, or 1 if the whole update gets noise."""
         settings = client.bench.settings
         if self.whole:
             return 1
@@ -219,45 +213,42 @@ class Account(Part):
         return settings.local_epochs * math.ceil(len(client.data.train) / settings.batch_size)
 
     def multiplier(self, client: Client) -> float:
-        """The noise for the steps that are planned."""
         return self.budget.multiplier(self.rate(client), (self.rounds or client.rounds) * self.steps(client))
 
     def history(self, client: Client) -> History:
-        """What was done before this round."""
         found: History = client.memory.get(self.account_key, [])
         return found
 
     def after_round(self, client: Client) -> History:
-        """What will have been done after it. Where nobody can repeat the noise, every attempt of a round has to be counted."""
+        """Return the history after this round. Noise from the system differs per attempt, so every attempt counts."""
         attempts = client.attempt + 1 if self.noise == SYSTEM else 1
         return extended(self.history(client), self.multiplier(client), self.rate(client), attempts * self.steps(client))
 
     def charge(self, client: Client) -> Charge:
-        """What this one training spends, whichever round and attempt the server says it is."""
+        """Return the cost of this training, whatever round and attempt the server claims."""
         return Charge("clients" if self.whole else "samples", self.multiplier(client), self.rate(client), self.steps(client))
 
     def randomness(self, client: Client, *names: str | int) -> Randomness:
-        """Where this client's noise and samples of this round come from."""
         return Randomness(self.noise, client.bench.settings.seed, (self.account_key, client.round, client.id, *names))
 
 
 @dataclass(frozen=True)
 class RequireBudget(Account):
-    """Take part only where the round fits into what is left."""
+    """Decline a round that exceeds the remaining budget."""
 
     def __call__(self, client: Client) -> None:
         if self.budget.spent(self.after_round(client)) > self.budget.epsilon * (1 + 1e-9):
             spent = self.budget.spent(self.history(client))
             raise Declined(
                 f"Client {client.id} takes no part in round {client.round}: it has spent epsilon = {spent:.4g} of "
-                f"{self.budget.epsilon:g}, and this round would take it beyond."
+                f"{self.budget.epsilon:g}, and this round would exceed the budget."
             )
         client.spend(self.charge(client))
 
 
 @dataclass(frozen=True)
 class NoteSpent(Account):
-    """Write down what the round has spent, and say so."""
+    """Record the cost of the round, and upload the ledger."""
 
     def __call__(self, client: Client) -> Mapping[str, Any]:
         history = self.after_round(client)
@@ -275,5 +266,5 @@ class NoteSpent(Account):
 
 def note_accounts(server: Server, extras: Mapping[str, Mapping[str, Any]]) -> None:
     before: Mapping[str, Any] = server.persistent(ACCOUNTS, dict)
-    # A new value, not a changed one: the loop puts the old one back when the round is repeated.
+    # A new value, not a changed one: the loop restores the old one if the round is repeated.
     server.memory[ACCOUNTS] = {**before, **{client: dict(sent[ACCOUNTS]) for client, sent in extras.items()}}

@@ -1,14 +1,14 @@
-"""Gaussian noise that nobody can repeat, fast: AES-256 in counter mode under a key from the system's generator, made normal in double precision.
+"""Fast Gaussian noise that cannot be reproduced: AES-256 in counter mode with a key from the system's generator, in double precision.
 
     out = g ( round(value / g) + round(noise / g) ),   g = 2^-30 of the spread, a power of two
 
-What leaves is a sum of whole multiples of g, so the last bits of a float tell nothing about the value under the noise (Mironov, 2012; Jin et al., 2022):
-every multiple of g can come of every value. Rounding the sum to the type of the value afterwards looks at no data. Rounding the value adds at most
+The output is an integer multiple of g, so the last bits of a float reveal nothing about the value (Mironov, 2012; Jin et al., 2022):
+every value can produce every multiple of g. Rounding the sum to the type of the value uses no data. Rounding the value adds at most
 g sqrt(d) to what one sample can change, d numbers: 4e-6 of the spread for 14 million, which the 0.05 % of epsilon that plans leave unspent covers
 up to a noise multiplier of 60.
 
 Not covered: the noise is made from numbers of 53 bits, so its probabilities are those of a Gaussian to about 2^-22 of themselves, and none is beyond 8.6 spreads
-(one in 10^17 would be). Every number takes the same operations, without rejection; beyond that nothing is done about who can measure times.
+(one in 10^17 would be). Every number takes the same operations, without rejection; there is no other protection against timing attacks.
 
 References: Box and Muller, 1958; Mironov, On Significance of the Least Significant Bits for Differential Privacy, CCS 2012; Jin et al., Are We There
 Yet? Timing and Floating-Point Attacks on Differential Privacy Systems, S&P 2022; NIST SP 800-38A (counter mode).
@@ -29,12 +29,12 @@ KEY_BYTES, BLOCK_BYTES, WORD_BYTES = 32, 16, 8
 BITS = 53
 GRID_BITS = 30
 CHUNK = 1 << 16
-"""Numbers that are made at a time: they stay in the processor's cache."""
+"""Numbers generated at a time, so that they fit in the CPU cache."""
 _ZEROS = memoryview(bytes(WORD_BYTES * CHUNK))
 
 
 class SecureStream:
-    """Random numbers under a key of its own; every stream has a new one, so no two are ever the same, also not in forked processes."""
+    """Random numbers from a new key per stream, so that streams differ even in forked processes."""
 
     def __init__(self) -> None:
         self.cipher = _new_cipher()
@@ -44,7 +44,7 @@ class SecureStream:
         self.made = torch.empty(CHUNK, dtype=torch.float64)
 
     def whole(self, count: int) -> Tensor:
-        """Whole numbers from 0 to 2^53 - 1, as doubles; at most ``CHUNK`` of them, in a buffer that the next call uses again."""
+        """Return at most ``CHUNK`` integers from 0 to 2^53 - 1 as doubles, in a buffer that the next call overwrites."""
         self.cipher.update_into(_ZEROS[: WORD_BYTES * count], self.data)
         return self.drawn[:count].copy_(self.words[:count].bitwise_and_((1 << BITS) - 1))
 
@@ -56,7 +56,7 @@ class SecureStream:
         return found.mul_(2.0**-BITS)
 
     def normal(self, count: int) -> Tensor:
-        """Standard normal numbers (Box and Muller); at most ``CHUNK`` of them, in a buffer that the next call uses again."""
+        """Return at most ``CHUNK`` standard normal numbers (Box and Muller), in a buffer that the next call overwrites."""
         half = (count + 1) // 2
         whole, made = self.whole(2 * half), self.made[: 2 * half]
         radius = whole[:half].add_(1).mul_(2.0**-BITS).log_().mul_(-2).sqrt_()
@@ -66,7 +66,7 @@ class SecureStream:
         return made[:count]
 
     def add_noise(self, value: Tensor, spread: float) -> Tensor:
-        """The value with Gaussian noise of this spread, on a grid; in the type and place of the value."""
+        """Return the value plus Gaussian noise with standard deviation ``spread``, on a grid, with the value's type and device."""
         grid = 2.0 ** (math.floor(math.log2(spread)) - GRID_BITS)
         flat = value.detach().reshape(-1).cpu()
         noisy = torch.empty_like(flat)

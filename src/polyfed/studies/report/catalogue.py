@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ GIVEN_BY_RUN = {
 }
 """Options that a run gives, by kind."""
 SINGULAR = {"methods": "method", "data": "data set", "models": "model", "partitions": "partition", "losses": "loss"}
-_SECTION = re.compile(r"^(Args|Returns|Raises|Attributes):\s*$")
+_SECTION = re.compile(r"^(Args|Returns|Raises|Attributes|Example|Reference):\s*$")
 _ARGUMENT = re.compile(r"^    (\w+)(?: \([^)]*\))?: (.*)$")
 
 
@@ -145,10 +144,9 @@ def _method(text: str, settings: Mapping[str, Any], needs_plan: bool) -> dict[st
     parts = []
     for part in method.parts:
         record = methods.find(part.name)
-        home = inspect.getdoc(sys.modules[record.build.__module__]) or record.doc
         now = dict(part.options)
         options = [{**each, "value": now.get(str(each["name"]))} for each in options_of(record.signature, record.doc)]
-        parts.append({"name": part.name, "documentation": home, "options": options})
+        parts.append({"name": part.name, "documentation": _with_reference(record.doc), "options": options})
     found: dict[str, Any] = {"name": str(method), "text": method.full_text, "parts": parts, "facts": fact_values(method.facts)}
     try:
         experiment = Experiment(with_changes(Settings(), {**settings, "method": str(method)}).trusted())
@@ -201,6 +199,11 @@ def _model(text: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         "head": head or "in doubt",
         "entries": list(kinds.values()),
     }
+
+
+def _with_reference(doc: str) -> str:
+    reference = inspect.cleandoc(doc).partition("\nReference:\n")[2].split()
+    return "\n\n".join([text_of(doc), *([f"Reference: {' '.join(reference)}"] if reference else [])])
 
 
 def text_of(doc: str) -> str:
