@@ -159,15 +159,18 @@ def test_numbers_to_predict(tmp_path):
 
 
 def test_labels_that_a_task_does_not_take_are_named(tmp_path):
-    with pytest.raises(DataError, match=r"line 3: the label 'tall' is not a number"):
+    with pytest.raises(DataError, match=r"line 3: the label 'tall' is not a number. Regression requires numbers"):
         manifest(relabelled(tmp_path, ["1.5", "tall"]), task="regression")
-    with pytest.raises(DataError, match=r"line 3: the label nan is not finite"):
+    with pytest.raises(DataError, match=r"line 3: the label nan is not finite. Regression requires finite numbers"):
         manifest(relabelled(tmp_path, ["1.5", "nan"]))
     with pytest.raises(DataError, match=r"line 3: the label is missing"):
         manifest(relabelled(tmp_path, ["1.5", ""]), task="regression")
-    with pytest.raises(OptionError, match="not for segmentation"):
+    with pytest.raises(OptionError, match="not segmentation"):
         manifest(relabelled(tmp_path, ["a", "b"]), task="segmentation")
-    with pytest.raises(DataError, match=r"72 distinct values in 72 images, which do not look like classes. Use --task regression"):
+    with pytest.raises(
+        DataError,
+        match=r"fractional numbers with 72 distinct values in 72 images, which do not look like classes. Use --task regression",
+    ):
         manifest(relabelled(tmp_path, [f"{number}.5" for number in range(72)]), task="classification")
 
 
