@@ -134,7 +134,7 @@ def test_missing_parts_of_other_sets_are_named(tmp_path):
     (folder / "data_batch_1").write_bytes(b"")
     problems = " ".join(check("cifar10", str(tmp_path)).problems)
     assert "holds no data_batch_3" in problems
-    assert "data_batch_1 is not a pickle that can be read" in problems
+    assert "data_batch_1 is not a readable pickle" in problems
     (tmp_path / "ham10000").mkdir()
     (tmp_path / "ham10000" / "index.csv").write_text("domain,tile,lesion_id,flamby_target,flamby_fold\nrosendahl,0,a,1,train\n")
     problems = " ".join(check("fed_isic2019", str(tmp_path)).problems)

@@ -99,7 +99,7 @@ def test_tables_that_cannot_be_used_say_why(tmp_path):
 
     refused(lines, "lacks label", columns="path domain group")
     refused([], "lists no images")
-    refused([{**lines[0], "label": ""}, *lines[1:]], "line 2", "no label")
+    refused([{**lines[0], "label": ""}, *lines[1:]], "line 2", "the label is missing")
     refused([{**lines[0], "split": "tset"}, *lines[1:]], "line 2", "'tset'", "train, validation or test")
     refused([{**lines[0], "split": "train"}, *lines[1:]], "some images only")
     refused([*lines, lines[3]], "more than once", lines[3]["path"])
@@ -159,16 +159,17 @@ def test_numbers_to_predict(tmp_path):
 
 
 def test_labels_that_a_task_does_not_take_are_named(tmp_path):
-    with pytest.raises(DataError, match=r"line 3: the label is 'tall', and regression takes numbers"):
+    with pytest.raises(DataError, match=r"line 3: the label 'tall' is not a number. Regression requires numbers"):
         manifest(relabelled(tmp_path, ["1.5", "tall"]), task="regression")
-    with pytest.raises(DataError, match=r"line 3: the label is nan, and regression takes finite numbers"):
+    with pytest.raises(DataError, match=r"line 3: the label nan is not finite. Regression requires finite numbers"):
         manifest(relabelled(tmp_path, ["1.5", "nan"]))
-    with pytest.raises(DataError, match=r"line 3: no label"):
+    with pytest.raises(DataError, match=r"line 3: the label is missing"):
         manifest(relabelled(tmp_path, ["1.5", ""]), task="regression")
-    with pytest.raises(OptionError, match="not for segmentation"):
+    with pytest.raises(OptionError, match="not segmentation"):
         manifest(relabelled(tmp_path, ["a", "b"]), task="segmentation")
     with pytest.raises(
-        DataError, match=r"fractions, 72 different ones of 72 images, so they are hardly classes. Use --task regression"
+        DataError,
+        match=r"fractional numbers with 72 distinct values in 72 images, which do not look like classes. Use --task regression",
     ):
         manifest(relabelled(tmp_path, [f"{number}.5" for number in range(72)]), task="classification")
 

@@ -1,8 +1,8 @@
-"""Reads published pickles without running anything that is in them.
+"""Reads published pickles without running any code in them.
 
-CIFAR-10's batches and FedBN's parts are pickles, and a pickle can call any function by name. Here every name but the few in
-``_ALLOWED`` is refused, and those few are replacements written below: numpy's own code sees no shape, type or content before it
-has been checked. What a pickle makes may take a few times the bytes of its file, no more.
+CIFAR-10's batches and FedBN's parts are pickles, and a pickle can call any function by name. Only the names in
+``_ALLOWED`` are accepted, and each maps to a replacement below that checks shape, type and content before numpy receives them.
+The arrays in a pickle may take at most ``LARGER_BY`` times the bytes of its file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _BROKEN = (
 
 
 def read_pickle(path: Path) -> Any:
-    """The numpy arrays and plain containers in a pickle file."""
+    """Return the numpy arrays and plain containers in a pickle file."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -49,13 +49,13 @@ def read_pickle(path: Path) -> Any:
 
 
 def unpickled(content: bytes, name: str) -> Any:
-    """The numpy arrays and plain containers in a pickle; anything else is refused by name.
+    """Return the numpy arrays and plain containers in a pickle; reject anything else with an error that names it.
 
     Text of Python 2 is read as latin-1, which keeps its bytes.
 
     Args:
         content: The pickle.
-        name: What to call it in messages.
+        name: Its name in error messages.
     """
     try:
         found = _Restricted(content, name).load()
@@ -63,14 +63,12 @@ def unpickled(content: bytes, name: str) -> Any:
     except DataError:
         raise
     except _BROKEN as error:
-        raise DataError(
-            f"{name} is not a pickle that can be read here: {error or type(error).__name__}. Get the file again."
-        ) from error
+        raise DataError(f"{name} is not a readable pickle: {error or type(error).__name__}. Download the file again.") from error
     return found
 
 
 class _Restricted(pickle._Unpickler):
-    """The unpickler written in Python: the other one reserves as much memory as a number in the pickle says."""
+    """The pure-Python unpickler. The C version allocates as much memory as a number in the pickle specifies."""
 
     def __init__(self, content: bytes, name: str) -> None:
         super().__init__(io.BytesIO(content), encoding="latin1", errors="strict")
@@ -127,13 +125,13 @@ class _Array(np.ndarray):
 
 
 def _checked(unpickler: _Restricted, content: Any, elements: Any, shape: Any) -> tuple[bytes, np.dtype[Any]]:
-    """The bytes and the type of an array, which must fit its shape."""
+    """Return the bytes and the type of an array after checking that they fit its shape."""
     if isinstance(content, str):
         content = content.encode("latin1")
     if not isinstance(elements, _ElementType) or not isinstance(content, bytes | bytearray):
         raise DataError(f"A pickle holds an array of Python objects ({type(content).__name__}); only numbers and text are read.")
     if not isinstance(shape, tuple) or not all(type(side) is int and side >= 0 for side in shape):
-        raise DataError(f"A pickle holds an array of shape {shape!r}; sides must be whole numbers.")
+        raise DataError(f"A pickle holds an array of shape {shape!r}; sides must be non-negative integers.")
     kind = np.dtype(elements.code)
     if math.prod(shape) * kind.itemsize != len(content):
         raise DataError(f"A pickle holds an array of shape {shape} and type {kind} in {len(content)} bytes, which does not fit.")
@@ -178,7 +176,7 @@ def _no_bytes(unpickler: _Restricted, *arguments: Any) -> bytes:
 
 
 def _never(unpickler: _Restricted, *_: Any) -> Any:
-    raise DataError("A pickle builds an array by a way of its own; only plain numpy arrays are read.")
+    raise DataError("A pickle builds an array with a custom constructor; only plain numpy arrays are read.")
 
 
 _ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
@@ -193,7 +191,7 @@ _ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
 
 
 def _require_plain(found: Any) -> None:
-    """Refuse types and functions in the place of data. What is in several places is looked at once."""
+    """Reject types and functions instead of data. Visit shared values once."""
     waiting, seen = [found], set()
     while waiting:
         value = waiting.pop()
