@@ -46,10 +46,10 @@ Finished = Mapping[str, Mapping[int, Path]]
 
 @dataclass(frozen=True)
 class PartAnalysis:
-    """What came of a part's analysis.
+    """The outcome of a part's analysis.
 
     Attributes:
-        found: the analysis; None where it applies to none of the runs.
+        found: the analysis; None if it applies to none of the runs.
         labels: what each run is called in it, by the name of its planned runs and its seed.
         skipped: why it does not apply to a run, a sentence each.
     """
@@ -59,7 +59,7 @@ class PartAnalysis:
     skipped: Sequence[str] = ()
 
     def values(self, name: str, folder: str) -> dict[int, float]:
-        """One of its numbers for all seeds of a planned run; nothing where it was not measured."""
+        """Return one measured number for all seeds of a planned run, or nothing if it was not measured."""
         if self.found is None:
             return {}
         if name not in self.found.numbers:

@@ -1,4 +1,4 @@
-"""What experiments cost and need: core-hours in each form, whether this machine has their data, and their state.
+"""Cost and requirements of experiments: core-hours in each form, whether this machine has their data, and their state.
 
 Without data, costs follow from measured speeds of the networks: a rule of thumb for lists, in which methods cost what the base method
 costs. ``polyfed reproduce NAME --estimate`` measures on the data.
@@ -68,7 +68,7 @@ def _speeds() -> Mapping[str, Any]:
 
 
 def _clients_of(partition: Call, domains: int) -> int:
-    """How many clients a partition makes."""
+    """Return the number of clients in a partition."""
     if partition.name in ("domain", "natural"):
         return domains
     if partition.name == "domain_even":
@@ -84,7 +84,7 @@ def _option(call: Call, name: str, default: int) -> int:
 
 
 def core_seconds(settings: Settings) -> float | None:
-    """What one run would cost; None where its data set or network has no measured speed."""
+    """Estimate the cost of one run. Return None if its data set or network has no measured speed."""
     data = read_call(settings.data)
     size = _SIZES.get(data.name.replace("_", "-"))
     model = read_call(settings.model).name if settings.model else size.model if size else ""
@@ -133,7 +133,7 @@ def max_core_hours(runs: Iterable[PlannedRun]) -> float | None:
 
 
 def core_hours(runs: Iterable[PlannedRun]) -> float | None:
-    """What runs would cost together; None where one of them cannot be said, or there are none."""
+    """Estimate the total cost of runs. Return None if one of them cannot be estimated or there are no runs."""
     found = [(core_seconds(run.settings), run.seeds) for run in runs]
     if not found or any(seconds is None for seconds, _ in found):
         return None
@@ -236,7 +236,7 @@ def state_of(item: PaperItem) -> str:
 
 
 def _has_data(text: str, root: str | None) -> bool:
-    """Whether the files of a data set are there; nothing is decoded."""
+    """Return True if the files of a data set exist, without decoding them."""
     name = read_call(text).name
     if name not in data_sets:
         return False
@@ -252,5 +252,5 @@ def _has_data(text: str, root: str | None) -> bool:
 
 
 def _run_folders(names: Iterable[str], out: Path) -> int:
-    """How many runs of an experiment are there, finished or stopped."""
+    """Count the finished and the interrupted runs of an experiment."""
     return sum(1 for name in names for _ in (out / "runs" / name).glob("*/run.toml"))

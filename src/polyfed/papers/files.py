@@ -61,7 +61,7 @@ class Published:
 
     Attributes:
         text: as the experiment file has it.
-        value: the number; None where it is only drawn, unreadable, or where the paper has no such cell.
+        value: the number; None if it is only drawn, unreadable, or missing in the paper.
         spread: its standard deviation, where it was printed.
         recomputed: whether the number was lost in the text of the paper and follows from others.
     """
@@ -168,12 +168,12 @@ class Part:
     """One table of an experiment.
 
     Attributes:
-        name: the heading; empty where there is only one part.
+        name: the heading; empty if there is only one part.
         settings: of all its runs.
         columns: its columns.
         rows: its rows.
         forms: what each smaller form changes.
-        missing: what is missing to run it; empty where nothing is.
+        missing: what is missing to run it; empty if nothing is.
         differs: how its settings differ from the paper's: for a column or a row by its name, for all cells under "all".
         score: which score is read.
         unit: percent, fraction or number.

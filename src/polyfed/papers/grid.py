@@ -53,7 +53,7 @@ class Form:
         return dataclasses.replace(self, only=(), columns=())
 
     def asks_for(self, part: Part, column: Column) -> bool:
-        """Whether this column of a part is asked for, by its own name or by that of its part."""
+        """Return True if this column is selected, by its name or by the name of its part."""
         return not self.columns or bool({column.name, part.name} & set(self.columns))
 
 
@@ -67,7 +67,7 @@ class Cell:
         row: its row.
         column: its column.
         published: what the paper has.
-        settings: of its runs, but for the seed; None where nothing is run for it.
+        settings: the settings of its runs without the seed; None if it needs no runs.
         seeds: how many seeds.
         why_not: why nothing is run for it.
         notes: how its setting differs from the paper's.
@@ -161,7 +161,7 @@ def _why_not(part: Part, row: Row, column: Column, published: Published, form: F
 
 
 def _smaller(item: PaperItem, part: Part, form: Form) -> dict[str, Any]:
-    """Return what a smaller form says of a part; the full form says nothing."""
+    """Return the changes that a smaller form makes to a part. The full form makes none."""
     return {**item.forms.get(form.name, {}), **part.forms.get(form.name, {})}
 
 
@@ -287,7 +287,7 @@ def _over(cell: Cell, more: Mapping[str, Any], form: Form, shortened: bool) -> C
 
 @functools.cache
 def canonical(method: str) -> str:
-    """The text of a method with its defaults left out, so that the same method has the same folder."""
+    """Return the text of a method without its default options, so that equal methods share a folder."""
     return str(parse(method))
 
 

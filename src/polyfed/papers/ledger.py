@@ -117,7 +117,7 @@ class Record:
         return {(one["view"], one["client"], one["domain"]): _unpacked_bits(one["bits"], one["count"]) for one in self.right}
 
     def as_json(self) -> dict[str, Any]:
-        """The record as plain values; empty ones are left out."""
+        """Return the record as plain values, without empty ones."""
         plain = {"format": FORMAT, **{item.name: getattr(self, item.name) for item in dataclasses.fields(self)}}
         return {name: value for name, value in plain.items() if not (name in OPTIONAL and value in (None, "", (), [], {}))}
 
@@ -342,5 +342,5 @@ class Ledger:
 
 
 def _variant(settings: Settings) -> tuple[str, ...]:
-    """What must not differ between the runs of a cell."""
+    """Return the values that must be equal in all runs of a cell."""
     return tuple(str(getattr(settings, name)) for name in (*VARIANT, "selection"))

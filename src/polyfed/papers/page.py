@@ -123,7 +123,7 @@ def sentences(found: Reproduction) -> list[str]:
 
 
 def verdicts(found: Reproduction) -> list[str]:
-    """What our runs show of the orders that the claim names."""
+    """Report how our runs compare with the orders in the claim."""
     return [str(one) for one in judged_orders(found)]
 
 

@@ -52,7 +52,7 @@ def train_recorded(
     """
     runs = ComparedRuns(settings, settings.method, folder=folder / folder_of(settings), callbacks=callbacks)
     (run,) = runs.runs
-    heard_by = Callbacks(runs.callbacks, run.words)
+    run_callbacks = Callbacks(runs.callbacks, run.words)
     experiment = Experiment(run.settings, runs.data, run.value)
     for notice in experiment.notices:
         runs.message(notice)
@@ -61,8 +61,8 @@ def train_recorded(
         path, exists = runs.folder_of(run, experiment)
         assert path is not None
         if exists:
-            return resume(path.path, runs.data, Reopening(trusted=run.settings.trust), [heard_by])
-        return train_run(experiment, path, [heard_by])
+            return resume(path.path, runs.data, Reopening(trusted=run.settings.trust), [run_callbacks])
+        return train_run(experiment, path, [run_callbacks])
 
     try:
         result = once_free(work, runs.message)
@@ -73,7 +73,7 @@ def train_recorded(
         found, _ = runs.folder_of(run, experiment)
         assert found is not None
         return diverged(settings, found, str(error))
-    heard_by.end_reused(result)
+    run_callbacks.end_reused(result)
     return record_of(result, settings, analyses)
 
 

@@ -1,4 +1,4 @@
-"""An experiment reproduced: what is missing is trained, what is there is read, and every cell gets our number beside the published one."""
+"""Reproduce an experiment: train missing runs, read existing ones, and compare every cell with the published number."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Outcome:
     Attributes:
         cell: the cell.
         values: our number by seed, in the paper's unit.
-        state: why there is no number; empty where there is one.
+        state: why there is no number; empty if there is one.
         notes: how the setting differs from the paper's.
         diverged: seeds whose run ended in NaN.
     """
@@ -90,7 +90,7 @@ class Outcome:
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the published number; None where ours is of other data than the paper's."""
+        """Our number minus the published one; None if our data differs from the paper's."""
         value = self.cell.published.value
         return None if value is None or self.mean is None or self.cell.stands_in else self.mean - value
 
@@ -171,8 +171,8 @@ def reproduce_item(
         out: where run folders and pages go; runs in it are reused, stopped ones resumed.
         callbacks: Called for every run.
     """
-    heard_by, folder = default_callbacks(callbacks), Path(out)
-    message = Callbacks(heard_by).message
+    all_callbacks, folder = default_callbacks(callbacks), Path(out)
+    message = Callbacks(all_callbacks).message
     if root is not None:
         form = dataclasses.replace(form, changes={**form.changes, "root": str(root)})
     cells = cells_of(item, form)
@@ -183,7 +183,7 @@ def reproduce_item(
     kinds = kinds_by_run(item, cells)
     for name, run in todo.items():
         try:
-            place = Callbacks(heard_by, run.words, before, total)
+            place = Callbacks(all_callbacks, run.words, before, total)
             made.trained[name] = _train(run, folder, kinds.get(name, ()), place)
         except PolyfedError as error:
             made.problems[name] = str(error)
@@ -229,7 +229,7 @@ def _conclude(made: Reproduction, cells: Sequence[Cell], states: Mapping[str, st
 
 
 def data_problems(runs: Mapping[str, PlannedRun]) -> dict[str, str]:
-    """Runs whose data are not on this machine, and what was looked for."""
+    """Return the data problem of each run that cannot be trained on this machine."""
     problems: dict[str, str] = {}
     looked: dict[str, DataSet | str] = {}
     for name, run in runs.items():

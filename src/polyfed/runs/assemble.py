@@ -343,7 +343,7 @@ def _refuse_task(method: Method, task: Task) -> None:
 
 
 def _refuse_single_samples(bench: Workbench) -> None:
-    """Batches of one sample cannot be trained with batch norm; say so before the first round."""
+    """Reject batches of one sample with batch norm before the first round."""
     if bench.batch_norms and bench.settings.batch_size == 1 and bench.settings.last_batch != "keep":
         raise SettingError(
             f"{bench.method}: {type(bench.model).__name__} has batch norm, which cannot train on batches of one sample. "

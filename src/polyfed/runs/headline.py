@@ -21,7 +21,7 @@ from polyfed.tasks.task import Headline
 NAMED = 3
 """The most test sets that a warning names."""
 BASELINE = "most frequent class"
-"""What a method is measured against: somebody who always answers it."""
+"""The baseline that a method is compared with: a constant prediction."""
 
 
 RECORDED = "metric"
@@ -94,12 +94,12 @@ def headline_by_scores(metric: str, domains: Domains) -> Headline:
 
 
 def no_better(numbers: Mapping[str, Any]) -> bool:
-    """Whether a model does no better than somebody who always gives the same answer, as its task says."""
+    """Return True if a model does no better than a constant prediction, by its task's rule."""
     return task_of_record(numbers).no_better(numbers)
 
 
 def warnings(domains: Domains, who: str = "The model") -> list[str]:
-    """A plain sentence where a model does no better than always giving the same answer."""
+    """Return a warning if a model does no better than a constant prediction."""
     found = {key: numbers for key, numbers in domains.items() if no_better(numbers)}
     if not found:
         return []

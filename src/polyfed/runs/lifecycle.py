@@ -181,7 +181,7 @@ def resume(
     backend: BackendFor = backend_for,
     objects: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Go on with a run from its last good checkpoint, to the same end as if it had never stopped. A finished run calls no callbacks.
+    """Resume a run from its last good checkpoint, with the same result as an uninterrupted run. A finished run calls no callbacks.
 
     Args:
         path: The run folder.
@@ -207,9 +207,9 @@ def resume(
         with folder.locked():
             snapshot, complaints = folder.read()  # until now another process may have trained it
             if not is_finished(snapshot):
-                best = go_back(experiment, folder, snapshot, complaints, notify)
+                best = restore_snapshot(experiment, folder, snapshot, complaints, notify)
                 return train_run(experiment, folder, callbacks, split, resumed=True, best=best)
-    go_back(experiment, folder, snapshot, complaints, notify)
+    restore_snapshot(experiment, folder, snapshot, complaints, notify)
     leave_newcomer(experiment, folder.path, overwrite=False)
     answers = {} if snapshot is None else read_answers(folder, snapshot.notes)
     lines = folder.metrics()
@@ -217,11 +217,11 @@ def resume(
 
 
 def is_finished(snapshot: Snapshot | None) -> bool:
-    """Whether a run came to its end; nobody writes to it any more."""
+    """Return True if a run has finished. A finished run folder does not change any more."""
     return snapshot is not None and bool(snapshot.notes["finished"])
 
 
-def go_back(
+def restore_snapshot(
     experiment: Experiment, folder: RunFolder, snapshot: Snapshot | None, complaints: Sequence[str], notify: Callable[[str], None]
 ) -> Mapping[str, Any] | None:
     """Put an experiment, and its metrics, in the state of a checkpoint. Returns what it says about the best round so far."""

@@ -1,4 +1,4 @@
-"""A run, opened again to be looked at and used: its models, its scores, other data. To go on with it is ``lifecycle.resume``."""
+"""A run, opened again to be looked at and used: its models, its scores, other data. ``lifecycle.resume`` continues it."""
 
 from __future__ import annotations
 

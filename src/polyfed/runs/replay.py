@@ -32,7 +32,7 @@ class Replay:
         self.given: dict[tuple[str, int, int, str], int] = {}
 
     def train(self, send_request: SendRequest, observers: Sequence[Observer] = ()) -> None:
-        """Hold the setup and all rounds, with these replies."""
+        """Run the setup and all rounds with these replies."""
         made = self.experiment
         with threads(made.settings.threads):
             run_rounds(made.method, made.server, made.backend, made.asking(send_request), made.settings.rounds, observers)

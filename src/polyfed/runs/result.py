@@ -1,4 +1,4 @@
-"""What a run gives back: scores in two views, costs, and models to use."""
+"""The result of a run: scores in two views, costs, and trained models."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Result:
         return copy.deepcopy(bench.model).to("cpu").eval()
 
     def newcomer(self) -> nn.Module:
-        """A copy of the model for somebody never trained on, in eval mode; local layers are averaged."""
+        """Return a copy of the model for a new client, in eval mode, with local layers averaged."""
         bench = self.experiment.bench
         state = self.experiment.newcomer_state()
         bench.load({name: value for name, value in state.items() if name in bench.live})
