@@ -1,6 +1,6 @@
 #!/bin/bash
 # Is what the doctor recommends among the best two? Each federation: ask the doctor, then train its advice and the others with equal budgets, at
-# rates that validation data choose. Every command goes on where it was stopped. The tables: python benchmarks/write_sweeps.py docs/doctor.md OUT
+# rates that validation data choose. Every command goes on where it was stopped. The tables: python benchmarks/write_sweeps.py benchmarks/doctor_judged.md OUT
 # Usage: benchmarks/doctor_judged.sh DATA_ROOT [OUT]
 set -euo pipefail
 root=${1:?"usage: $0 DATA_ROOT [OUT]"}

@@ -119,7 +119,7 @@ def page(sections: Sequence[str]) -> str:
         wrapped(
             "Every kind of analysis once, on real images. `polyfed analyse RUN...` makes them all, as pictures, CSV and JSON; "
             "`polyfed.analyse` does the same in Python; `polyfed report --analyses all` puts them into the report. "
-            "[Analyses](analyses.md) says how each is worked out."
+            "[Analyses](analyses.md) explains how each is computed."
         ),
         wrapped(
             "This page and its pictures are made by `python docs/gallery.py --root DATA`. The runs are small on purpose, a minute or less "

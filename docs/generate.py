@@ -16,6 +16,7 @@ import os
 import re
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ BLOCK = re.compile(
 )
 PACKAGE = ROOT / "src" / "polyfed"
 WIDTH = 115
+COMMON = 4
+"""Options of this many commands, with the same help text, are explained once."""
 UPWARDS = ("core", "models", "data", "methods", "backends", "runs", "studies", "papers", "flower", "cli")
 """The packages from the lowest layer to the highest, as they are listed; one that is missing here comes last."""
 
@@ -149,29 +152,75 @@ def linked_from(page: Path) -> method_tables.Link:
 
 
 def commands_reference() -> str:
-    """Every command with its usage, arguments, options and example."""
-    return "\n\n".join(
-        f"## {title}\n\n" + "\n\n".join(command_text(f"polyfed {entry.name}", imported(entry)) for entry in group)
+    """Return every command with its usage, arguments, options and example; shared options are explained once."""
+    shown = {
+        title: [each for entry in group for each in single_commands(f"polyfed {entry.name}", imported(entry))]
         for title, group in all_groups().items()
+    }
+    counts = Counter(option_row(param) for many in shown.values() for _, command in many for param in own_options(command))
+    common = {row for row, count in counts.items() if count >= COMMON and row[0].startswith("`--")}
+    sections = [
+        f"## {title}\n\n" + "\n\n".join(command_text(path, command, common) for path, command in many)
+        for title, many in shown.items()
+    ]
+    options = [row for row in counts if row in common]
+    settings = ", ".join(f"`--{name.replace('_', '-')}`" for name in FACTS if name != "data")
+    return "\n\n".join(
+        [
+            "## Common options\n\n" + table(("option", "meaning"), options),
+            "Commands that train also take the [settings](../settings.md) as options:\n\n"
+            + textwrap.fill(settings, WIDTH, break_on_hyphens=False),
+            *sections,
+        ]
     )
 
 
-def command_text(path: str, command: Any) -> str:
-    """One command, or all commands of a group."""
+def single_commands(path: str, command: Any) -> list[tuple[str, Any]]:
+    """Return a command with its name, or all commands of a group."""
     inner = getattr(command, "commands", None)
-    if inner is not None:
-        return "\n\n".join(command_text(f"{path} {name}", each) for name, each in inner.items())
-    own = [param for param in command.params if not {"--help", "--help-all"} & set(param.opts)]
+    if inner is None:
+        return [(path, command)]
+    return [found for name, each in inner.items() for found in single_commands(f"{path} {name}", each)]
+
+
+def own_options(command: Any) -> list[Any]:
+    """Return a command's parameters without --help and without the settings, which have a page."""
+    hidden = {"--help", "--help-all"}
+    return [param for param in command.params if not hidden & set(param.opts) and not is_setting(param)]
+
+
+def is_setting(param: Any) -> bool:
+    """Return True if an option sets a setting: it repeats the setting's text, followed by the default."""
+    return param.name in FACTS and param.name != "data" and (param.help or "").startswith(FACTS[param.name].doc)
+
+
+def option_row(param: Any) -> tuple[str, str]:
+    """Return a parameter and its help text, for a table."""
+    return f"`{written_as(param)}`", (param.help or "").replace("<", "&lt;").replace("*", "\\*")
+
+
+def command_text(path: str, command: Any, common: set[tuple[str, str]]) -> str:
+    """Return the section of one command."""
+    own = own_options(command)
+    settings = {param.name for param in command.params if is_setting(param)}
     placed = [param.metavar or str(param.name).upper() for param in own if param.param_type_name == "argument"]
-    rows = [(f"`{written_as(param)}`", (param.help or "").replace("<", "&lt;").replace("*", "\\*")) for param in own]
+    rows = [row for row in map(option_row, own) if row not in common]
+    also = [row[0].split(" ")[0].strip("`,") for row in map(option_row, own) if row in common]
+    notes = f"Common options: {', '.join(f'`{name}`' for name in also)}." if also else ""
+    if settings:
+        missing = [f"`--{name.replace('_', '-')}`" for name in FACTS if name not in settings | {"data"}]
+        notes += f" All settings{f' except {chr(44).join(missing)}' if missing else ''}.".replace(",`", ", `")
     example = (command.epilog or "").partition(":")[2].strip()
     calls = [call.strip() for call in re.split(r"\s+(?=polyfed )", example) if call.strip()]
     shown = [
         f"### {path}",
         textwrap.fill(" ".join((command.help or "").split()), WIDTH),
         f"```text\n{' '.join([path, '[OPTIONS]', *placed])}\n```",
+        table(("option", "meaning"), rows) if rows else "",
+        textwrap.fill(notes.strip(), WIDTH, break_on_hyphens=False),
+        "```sh\n" + "\n".join(calls) + "\n```" if calls else "",
     ]
-    return "\n\n".join([*shown, table(("option", "meaning"), rows), *(["```sh\n" + "\n".join(calls) + "\n```"] if calls else [])])
+    return "\n\n".join(filter(None, shown))
 
 
 def written_as(param: Any) -> str:
@@ -187,9 +236,9 @@ def python_interface() -> str:
     homes: dict[str, list[str]] = {}
     for name in polyfed.__all__:
         found = getattr(polyfed, name)
-        homes.setdefault(
-            "Functions" if found.__module__.startswith("polyfed.api") else "Classes, and what methods of your own use", []
-        ).append(f"::: {found.__module__}.{name}")
+        homes.setdefault("Functions" if found.__module__.startswith("polyfed.api") else "Classes for custom methods", []).append(
+            f"::: {found.__module__}.{name}"
+        )
     return "\n\n".join(f"## {title}\n\n" + "\n\n".join(sorted(names)) for title, names in sorted(homes.items(), reverse=True))
 
 

@@ -35,7 +35,7 @@ from polyfed.papers.reproduction import Reproduction, from_ledger
 HEADLINES = ("fedwon/table-1", "fixbn/table-5", "fedstein/table-1", "gperxan/table-2", "hfedf/table-11")
 HEAD = ("experiment", "claim", "status", "seeds", "form", "published", "ours", "tests")
 Made = Callable[[str, str, Ledger], Reproduction]
-NO_ORDER = "the claim names no order"
+NO_ORDER = "no ranking"
 
 
 def sibling(name: str) -> ModuleType:
@@ -103,7 +103,7 @@ class Answer:
         """The published numbers of the orders that were run, else of the first one."""
         known: dict[str, PublishedOrder] = {one.order.text: one for one in published_orders(self.item)}
         chosen = [known[one.order.text] for one in self.run] or [one for one in known.values() if one.holds is not None][:1]
-        return "; ".join(map(str, chosen)) or ("as a picture" if self.item.is_figure else "see its table")
+        return "; ".join(map(str, chosen)) or ("figure" if self.item.is_figure else "table")
 
     def ours(self) -> str:
         """Our numbers, or what a run would cost."""
@@ -120,7 +120,7 @@ class Answer:
             return self.reason or ("–" if self.item.orders else NO_ORDER)
         lacking = len(self.item.orders) - len(self.run)
         told = [f"{one.order.text}: {one.test_words()}" if len(self.run) > 1 else one.test_words() for one in self.run]
-        return "; ".join([*told, *([f"{lacking} of {len(self.item.orders)} orders not run"] if lacking else [])])
+        return "; ".join([*told, *([f"{lacking} of {len(self.item.orders)} rankings not run"] if lacking else [])])
 
     def row(self) -> list[str]:
         """The row of the index; the status stands alone in the third column."""
@@ -142,7 +142,7 @@ def estimate(item: PaperItem) -> str:
         form = Form(name)
         hours = core_hours(planned_runs(cells_of(item, form), form).values())
         words.append(f"{name} {'?' if hours is None else f'{hours:,.1f}'}")
-    return f"about {', '.join(words)} core-hours"
+    return f"{', '.join(words)} core-hours"
 
 
 def answer(item: PaperItem, ledger: Ledger, reason: str = "", made: Made | None = None) -> Answer:
@@ -197,7 +197,7 @@ def summary_table(folder: str) -> str:
             ours,
             one.seeds,
             one.status
-            + (f" ({len(one.run)} of {len(one.tested)} orders run)" if len(one.run) < len(one.tested) and one.run else ""),
+            + (f" ({len(one.run)} of {len(one.tested)} rankings run)" if len(one.run) < len(one.tested) and one.run else ""),
         ]
         rows.append([cell.replace("|", "\\|") for cell in cells])
     return table(("paper", "claim", "published", "ours", "seeds", "status"), rows)

@@ -1,4 +1,4 @@
-"""A method of one's own: large features cost something, so that clients stay in one range."""
+"""A custom method: large features cost something, so that clients stay in one range."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_an_answer_takes_the_largest_form_and_the_least_favourable_order(index: 
     found = answer(index, *full)
     # Differences of 10.0, 10.1 and 10.2 points: t = 10.1 / (0.1 / sqrt(3)) = 174.9 with two degrees of freedom, p = 1 - t / sqrt(2 + t²).
     assert (found.status, found.seeds, found.form) == ("confirmed", "0, 1, 2", "full") and "p = 3e-05" in found.tests()
-    assert "1 of 2 orders not run" in found.tests() and found.published() == "avg: FedBN > FedAvg: 55 and 45"
+    assert "1 of 2 rankings not run" in found.tests() and found.published() == "avg: FedBN > FedAvg: 55 and 45"
     assert answer(index, *full, *local).status == "cannot be distinguished", "differences 10.0, 0.9 and 2.8: p = 0.24"
     one = answer(index, full[0], full[3])
     assert one.status == "one seed only" and one.row()[2] == "one seed only"
