@@ -1,24 +1,25 @@
-"""polyfed: multi-domain federated learning in which a method is a value and methods add up."""
+"""polyfed: compare, train and deploy federated learning methods across domains."""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-# api.py imports nothing heavy.
-from polyfed.api import analyse as analyse
-from polyfed.api import compare as compare
-from polyfed.api import doctor as doctor
-from polyfed.api import estimate as estimate
 from polyfed.api import evaluate as evaluate
 from polyfed.api import export as export
 from polyfed.api import open_run as open_run
 from polyfed.api import predict as predict
-from polyfed.api import report as report
-from polyfed.api import reproduce as reproduce
 from polyfed.api import resume as resume
 from polyfed.api import run as run
-from polyfed.api import sweep as sweep
+
+# api.py and api_studies.py import nothing heavy.
+from polyfed.api_studies import analyse as analyse
+from polyfed.api_studies import compare as compare
+from polyfed.api_studies import doctor as doctor
+from polyfed.api_studies import estimate as estimate
+from polyfed.api_studies import report as report
+from polyfed.api_studies import reproduce as reproduce
+from polyfed.api_studies import sweep as sweep
 
 if TYPE_CHECKING:
     from polyfed.core.client import Client as Client
@@ -90,12 +91,11 @@ __all__ = [*_FUNCTIONS, *sorted(_MODULE_OF)]
 
 
 def __dir__() -> list[str]:
-    """The public names, and nothing else."""
     return sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that ``polyfed --help`` need not import torch."""
+    """Import a public name when it is first used, so that ``polyfed --help`` does not import torch."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'polyfed' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"polyfed.{_MODULE_OF[name]}"), name)

@@ -1,10 +1,10 @@
-"""START HERE: one public function per command; the command line calls these functions. Those of several runs are in ``api_studies.py``.
+"""Public API: one function per command. Start reading here.
 
-Where things are: the loop over rounds is ``core/rounds.py``, a client at work ``core/client.py``, the server ``core/server.py``, and
-every method is a file in ``methods/``. ``runs/experiment.py`` puts data, model and method together; ``runs/lifecycle.py`` trains,
-saves and resumes.
+The round loop is in ``core/rounds.py``, client training in ``core/client.py``, the server in ``core/server.py``, and each method in a
+file of ``methods/``. ``runs/experiment.py`` assembles data, model and method; ``runs/lifecycle.py`` trains, saves and resumes. The
+functions for several runs are in ``api_studies.py``.
 
-The functions import what they need when they are called, for start-up time only: ``polyfed --help`` answers without importing torch.
+Functions import their dependencies when they are called, so that ``polyfed --help`` does not import torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from polyfed.api_studies import reproduce as reproduce
 from polyfed.api_studies import sweep as sweep
 
 if TYPE_CHECKING:
-    from polyfed.api_studies import Model
+    from polyfed.api_studies import ModelSpec
     from polyfed.core.method import Method
     from polyfed.runs.callbacks.callback import Callback
     from polyfed.runs.evaluate import Evaluation
@@ -31,22 +31,23 @@ if TYPE_CHECKING:
     from polyfed.runs.result import Result
 
 
-def run(data: Any = "digits-mini", method: str | Method | None = None, model: Model = None, **settings: Any) -> Result:
-    """Train a federation and return what came out.
+def run(data: Any = "digits-mini", method: str | Method | None = None, model: ModelSpec = None, **settings: Any) -> Result:
+    """Train a federation.
 
     Args:
-        data: The name of a data set, a folder ``root/<domain>/<class>/*``, a Federation or DataSet, or a mapping
-            ``{domain: (train, test)}`` of torch data sets.
-        method: Its expression, or a Method; default: the method underneath all others.
-        model: A name, a module, or a function that builds one; default: the data set's.
-        settings: Any field of ``polyfed.Settings`` (``rounds=20``, ``lr=0.05``, ``seed=0``...), ``out=DIR`` to write a run folder,
-            ``progress=True`` for a progress bar (default: in notebooks), ``callbacks=[...]`` (``polyfed.Callback``: may stop the run), and
-            ``track="tensorboard"``, ``"mlflow"`` or ``"wandb"``. ``optimizer``, ``loss``, ``schedule`` and ``augment`` may be objects:
-            a class of torch or a function (of parameters and ``lr``; of logits and labels; of a round and the number of rounds, or a
-            scheduler of torch, stepped after each round; of a uint8 batch).
+        data: Name of a data set, folder ``root/<domain>/<class>/*``, table of images, ``Federation``, ``DataSet``, or mapping
+            ``{domain: (train, test)}`` of PyTorch data sets.
+        method: Method expression or ``Method``. Default: the base method, ``fedavg``.
+        model: Model name, module, or function that builds a module. Default: the data set's default model.
+        settings: Any field of ``polyfed.Settings``, such as ``rounds=20`` or ``lr=0.05``, and: ``out``, the run folder to write;
+            ``progress``, whether to show a progress bar (default: only in notebooks); ``callbacks``, a list of ``polyfed.Callback``, which
+            can stop the run; ``track``, ``"tensorboard"``, ``"mlflow"`` or ``"wandb"``. Four settings also accept objects: ``optimizer``
+            a PyTorch class or a function of the parameters and ``lr``; ``loss`` a function of the logits and labels; ``schedule`` a
+            function of the round and the number of rounds, or a PyTorch scheduler, stepped after each round; ``augment`` a function of
+            a uint8 batch.
 
     Returns:
-        The accuracy table, the costs, ``model_for(client)`` and ``newcomer()``.
+        Result with the accuracy per domain, the costs, ``model_for(client)`` and ``newcomer()``.
 
     Example:
         ``polyfed.run("digits-mini", "fedbn", rounds=5).accuracy["mean"]``
@@ -70,23 +71,24 @@ def resume(
     callbacks: Sequence[Callback] = (),
     **objects: Any,
 ) -> Result:
-    """Resume a run from its last good checkpoint, to the same end as if it had never stopped.
+    """Resume a run from its last valid checkpoint. The result is the same as that of an uninterrupted run.
 
     Args:
-        path: The run folder.
-        data: The data, if the run was started from Python with data that have no name.
-        model: Likewise; or the model's name, if the run names a function (``module.path:function``) in a foreign file.
-        method: The method, if it is a Python value that is not registered.
-        load: The method files, if they moved since the run was started.
-        root: The folder of the data set's files or of images, if it moved.
-        device: Where models are trained, if not as before; another one may round in another way.
-        trust: Run the code that the folder names, though this account did not write it (``docs/security.md``).
-        progress: Show a progress bar; default: in notebooks.
-        callbacks: As for ``polyfed.run``; they receive a message for each damaged file, which is printed if there are none.
-        objects: ``optimizer``, ``loss``, ``schedule`` and ``augment``, if the run was given them as objects.
+        path: Run folder.
+        data: Data of the run. Required if the run was started from Python with data that has no name.
+        model: Model of the run. Required if the run was started from Python with a model object. Also accepts the model's name, if
+            the run names a function (``module.path:function``) in another user's file.
+        method: Method of the run. Required if it is a ``Method`` object that is not registered.
+        load: Method files, if they have moved since the run was started.
+        root: Data set folder or image folder, if it has moved.
+        device: Device to train on. Default: the same as before. Another device may round differently.
+        trust: Run code named by the run folder even if another user account wrote it (see ``docs/security.md``).
+        progress: Show a progress bar. Default: only in notebooks.
+        callbacks: Same as for ``polyfed.run``. They receive one message per damaged file; without callbacks, messages are printed.
+        objects: ``optimizer``, ``loss``, ``schedule`` and ``augment``, if the run was started with objects.
 
     Returns:
-        As ``polyfed.run``.
+        Same as ``polyfed.run``.
 
     Example:
         ``polyfed.resume("runs/digits-mini-fedbn-seed0").accuracy``
@@ -97,9 +99,9 @@ def resume(
     from polyfed.runs.folder.paths import Reopening
     from polyfed.trust import NOTHING
 
-    how = Reopening(root, device, load, model, method, trust, NOTHING.adding(code_of(data)))
+    options = Reopening(root, device, load, model, method, trust, NOTHING.adding(code_of(data)))
     with ProgressBar(progress, message=None if callbacks else print_message) as bar:
-        return lifecycle.resume(path, data, how, [*callbacks, bar], objects=given_objects.checked(objects))
+        return lifecycle.resume(path, data, options, [*callbacks, bar], objects=given_objects.checked(objects))
 
 
 def open_run(
@@ -111,16 +113,16 @@ def open_run(
     notify: Callable[[str], None] = print,
     trust: bool = False,
 ) -> Result:
-    """Open a run as it was left, on a machine that need not have its data.
+    """Open a run without its data, for example on another machine.
 
     Args:
-        path: The run folder.
-        model: As for ``polyfed.resume``, and so are ``method``, ``load`` and ``trust``.
-        device: Where models are computed: cpu, cuda, or auto.
-        notify: Called with a message for each damaged file, and if a run is not finished.
+        path: Run folder.
+        model: Same as for ``polyfed.resume``, as are ``method``, ``load`` and ``trust``.
+        device: Device for inference: ``"cpu"``, ``"cuda"`` or ``"auto"``.
+        notify: Called with one message per damaged file, and if the run is unfinished.
 
     Returns:
-        As ``polyfed.run``; ``newcomer()`` and ``model_for(client)`` are ready to use.
+        Same as ``polyfed.run``. ``newcomer()`` and ``model_for(client)`` are ready to use.
 
     Example:
         ``polyfed.open_run("runs/digits-mini-fedbn-seed0").newcomer()``
@@ -145,19 +147,19 @@ def evaluate(
     trust: bool = False,
     notify: Callable[[str], None] = print,
 ) -> Evaluation:
-    """Score a run: each seen client's model, and the newcomer model on unseen domains.
+    """Evaluate each client's model on its own domain, and the newcomer model on unseen domains.
 
     Args:
-        path: The run folder.
-        data: Other data; domains the run does not know are unseen. Default: the run's data.
-        newcomer: Local layers of the newcomer model, or ``all`` for every choice. Default: the run's choice.
-        split: Images that seen clients are scored on: ``test`` or ``validation``.
-        part: Images of new domains in ``data`` that are scored: ``test`` (default) or ``all``.
-        root: The folder of the files of ``data``; without ``data``, of the run's data, if they moved.
-        device: As for ``polyfed.open_run``, and so are ``load``, ``model``, ``trust`` and ``notify``.
+        path: Run folder.
+        data: Other data to evaluate on. Domains that are new to the run count as unseen. Default: the run's data.
+        newcomer: How to build the local layers of a newcomer, or ``"all"``. Default: as the run does.
+        split: Split to evaluate seen clients on: ``"test"`` or ``"validation"``.
+        part: Split of the new domains in ``data`` to evaluate on: ``"test"`` (default) or ``"all"``.
+        root: Folder with the files of ``data``. Without ``data``: data folder of the run, if it has moved.
+        device: Same as for ``polyfed.open_run``, as are ``load``, ``model``, ``trust`` and ``notify``.
 
     Returns:
-        ``summary``, the object that ``polyfed evaluate --json`` prints, and ``choices``, the newcomer models that were scored.
+        Evaluation with ``summary``, the object that ``polyfed evaluate --json`` prints, and ``choices``, the evaluated newcomer models.
 
     Example:
         ``polyfed.evaluate("runs/digits-mini-fedbn-seed0").summary["accuracy"]``
@@ -180,17 +182,17 @@ def predict(
     trust: bool = False,
     notify: Callable[[str], None] = print,
 ) -> Predictions:
-    """Predict the class of image files, which are read as the run's images were.
+    """Predict the classes of image files, which are preprocessed as in the run.
 
     Args:
-        path: The run folder.
-        images: Image files, or folders of them.
-        client: The client whose model predicts. Default: the newcomer model.
-        newcomer: Local layers of the newcomer model. Default: the run's choice.
-        device: As for ``polyfed.open_run``, and so are ``load``, ``model``, ``trust`` and ``notify``.
+        path: Run folder.
+        images: Image files, or folders that contain images.
+        client: Use this client's model. Default: the newcomer model.
+        newcomer: How to build the local layers of the newcomer model. Default: as the run does.
+        device: Same as for ``polyfed.open_run``, as are ``load``, ``model``, ``trust`` and ``notify``.
 
     Returns:
-        ``rows`` with the prediction for each image, and ``unreadable`` with an error message for each image that cannot be read.
+        Predictions with one row per image (``rows``), and one error message per unreadable image (``unreadable``).
 
     Example:
         ``polyfed.predict("runs/digits-mini-fedbn-seed0", ["seven.png"], client="pen").rows``
@@ -199,9 +201,9 @@ def predict(
     from polyfed.runs.predict import predict_files
     from polyfed.runs.reopen import open_experiment
 
-    how = Reopening(None, device, load, model, trust=trust, notify=notify)
+    options = Reopening(None, device, load, model, trust=trust, notify=notify)
     files = [images] if isinstance(images, str) else list(images)
-    return predict_files(lambda: open_experiment(path, how), files, client, newcomer)
+    return predict_files(lambda: open_experiment(path, options), files, client, newcomer)
 
 
 def export(
@@ -218,19 +220,19 @@ def export(
     notify: Callable[[str], None] = print,
     trust: bool = False,
 ) -> Exported:
-    """Write a trained model to a file for other programs; its predictions are compared with the model's before it gets its name.
+    """Export a trained model to a file. The outputs are compared with the original model before the file is written.
 
     Args:
-        path: The run folder.
-        to: onnx, pt2 (torch.export) or safetensors.
-        out: The file; default: the name of the run folder, here, with the ending of the form.
-        client: Whose model; default: the one model of all clients, if there is one.
-        newcomer: The model for newcomers, with local layers averaged.
-        fold: Turn standardised convolutions and batch norms into plain convolutions: the same predictions, less work.
-        model: As for ``polyfed.open_run``, and so are ``method``, ``load``, ``notify`` and ``trust``.
+        path: Run folder.
+        to: Format: ``"onnx"``, ``"pt2"`` (torch.export) or ``"safetensors"``.
+        out: File to write. Default: the name of the run folder with the suffix of the format, in the current folder.
+        client: Export this client's model. Default: the global model, if there is only one.
+        newcomer: Export the model for a newcomer, with averaged local layers.
+        fold: Fold standardised convolutions and batch norms into plain convolutions. The outputs stay the same.
+        model: Same as for ``polyfed.open_run``, as are ``method``, ``load``, ``notify`` and ``trust``.
 
     Returns:
-        The file (``path``), what it says of itself (``metadata``), and sizes and speeds before and after (``forms``).
+        Exported file (``path``), its ``metadata``, and its size and speed before and after the export (``forms``).
 
     Example:
         ``polyfed.export("runs/digits-mini-fedavg-seed0", "onnx", fold=True).path``
@@ -241,5 +243,5 @@ def export(
 
     require_form(to)
     experiment = open_experiment(path, Reopening(None, "cpu", load, model, method, trust, notify=notify))
-    named = f"{Path(path).resolve().name}{'' if client is None else f'-{client}'}{'-newcomer' * newcomer}.{to}"
-    return export_model(experiment, to, out or named, client, newcomer, fold)
+    default_name = f"{Path(path).resolve().name}{'' if client is None else f'-{client}'}{'-newcomer' * newcomer}.{to}"
+    return export_model(experiment, to, out or default_name, client, newcomer, fold)

@@ -1,4 +1,4 @@
-"""One public function per command that is about several runs, or about data before a run; ``api.py`` has them all."""
+"""Public API for several runs, and for data before a run: compare, sweep, doctor, estimate, report, analyse, reproduce."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from polyfed.studies.report.comparison import Comparison
     from polyfed.studies.sweep.search import Sweep
 
-    Model: TypeAlias = str | nn.Module | Callable[..., nn.Module] | None
+    ModelSpec: TypeAlias = str | nn.Module | Callable[..., nn.Module] | None
     MethodSpec: TypeAlias = str | Method | tuple[str | Method, Mapping[str, Any]]
-    Methods: TypeAlias = MethodSpec | Sequence[MethodSpec] | Mapping[str, Mapping[str, Any]]
+    MethodSpecs: TypeAlias = MethodSpec | Sequence[MethodSpec] | Mapping[str, Mapping[str, Any]]
 
 
 def compare(
     data: Any = "digits-mini",
-    methods: Methods = (),
-    model: Model = None,
+    methods: MethodSpecs = (),
+    model: ModelSpec = None,
     *,
     seeds: int = 1,
     protocol: str = "seen",
@@ -37,23 +37,28 @@ def compare(
     track: str | Sequence[str] = (),
     **settings: Any,
 ) -> Comparison:
-    """Train several methods with the same data, seeds and settings, and put them in one table.
+    """Train several methods with the same data, seeds and settings, and compare them.
 
     Args:
-        data: As for ``polyfed.run``; no Federation with ``protocol="leave-one-out"``, since its data are partitioned already.
-        methods: Expressions or Method values; one text may name several, separated by semicolons. A method may have its own settings:
-            ``"fedwon with lr=0.2"``, ``("fedwon", {"lr": 0.2})``, or a mapping ``{"fedavg": {}, "fedwon": {"lr": 0.2}}``.
-        model: As for ``polyfed.run``.
-        seeds: Runs of each method: ``seed``, ``seed + 1``, ...
-        protocol: ``seen``, or ``leave-one-out``: every domain unseen in turn, all its images tested.
-        out: Folder of the run folders: finished runs are reused, stopped ones resumed, unless their model or method is an object.
-        callbacks: ``polyfed.Callback`` values, called for every run; default: a progress bar in notebooks, nothing elsewhere.
-        track: Trackers of every run: ``tensorboard``, ``mlflow``, ``wandb``.
+        data: Same as for ``polyfed.run``. A ``Federation`` is already partitioned, so it cannot be used with
+            ``protocol="leave-one-out"``.
+        methods: Method expressions or ``Method`` objects. One string can hold several expressions, separated by semicolons. To
+            change settings for one method only, pass ``"fedwon with lr=0.2"``, ``("fedwon", {"lr": 0.2})``, or a mapping
+            ``{"fedavg": {}, "fedwon": {"lr": 0.2}}``.
+        model: Same as for ``polyfed.run``.
+        seeds: Number of runs per method, with the seeds ``seed``, ``seed + 1``, and so on.
+        protocol: ``"seen"``, or ``"leave-one-out"`` to hold out each domain in turn and test on all of its images.
+        out: Folder for the run folders. Finished runs in it are reused and interrupted runs are resumed. Runs whose model or method
+            was passed as an object are retrained. Default: write nothing.
+        callbacks: ``polyfed.Callback`` objects that receive the progress of every run. Default: a progress bar in notebooks,
+            otherwise none.
+        track: Experiment trackers to log every run to: ``"tensorboard"``, ``"mlflow"``, ``"wandb"``.
         settings: Any field of ``polyfed.Settings`` except ``method``.
 
     Returns:
-        A row for each method (``rows``), ``best()``, ``table()`` and ``metrics()`` as pandas frames, ``plot()``, ``warnings``,
-        ``certainty``, ``costs``, ``note`` and ``as_json()``. A method that cannot be run has a ``problem`` in its row; the others go on.
+        Comparison with one row per method (``rows``), ``best()``, ``table()`` and ``metrics()`` as pandas frames, ``plot()``,
+        ``warnings``, ``significance``, ``costs``, ``note`` and ``as_json()``. If a method cannot be run, its row has a ``problem``
+        and the other methods still run.
 
     Example:
         ``polyfed.compare("digits-mini", ["fedavg", "fedbn"], seeds=3, rounds=5).best().method``
@@ -61,16 +66,16 @@ def compare(
     from polyfed.studies.compare.compare import ComparedRuns, settings_for
     from polyfed.studies.report.comparison import compare_runs
 
-    chosen = settings_for(data, model, protocol, settings)
+    resolved = settings_for(data, model, protocol, settings)
     runs = ComparedRuns(
-        chosen, methods, data=data, model=model, seeds=seeds, protocol=protocol, folder=out, callbacks=callbacks, track=track
+        resolved, methods, data=data, model=model, seeds=seeds, protocol=protocol, folder=out, callbacks=callbacks, track=track
     )
     return compare_runs(runs)
 
 
 def sweep(
     data: Any = "digits-mini",
-    methods: Methods = (),
+    methods: MethodSpecs = (),
     search: Mapping[str, Sequence[Any]] | None = None,
     model: str | None = None,
     *,
@@ -83,31 +88,33 @@ def sweep(
     callbacks: Sequence[Callback] | None = None,
     **settings: Any,
 ) -> Sweep:
-    """Search settings of each method on validation data only, with equal budgets, then test what was chosen.
+    """Tune each method on validation data with the same budget, then test the chosen settings.
 
     Args:
-        data: As for ``polyfed.run``, but no Federation: a search partitions the data itself, with every test set out of reach.
-        methods: As for ``polyfed.compare``, by expressions.
-        search: Values to try, by the name of a setting (``lr``) or of an option (``fedprox.mu``).
-        model: A name, or ``module.path:function``; default: the data set's.
-        trials: Trials of each method, proposed by Optuna: learning rates between those given, other values among them; default: a grid.
-        sampler: Who proposes: ``tpe`` (learns from the trials before), or ``random``.
-        halving: Successive halving: stop trials that are behind after a ninth and a third of their rounds, and spend the saved rounds on
-            further trials; the rounds of training are the same for every method.
-        seeds: Final runs of the chosen settings: ``seed``, ``seed + 1``, ...
-        hold_out: Fraction of the training data to validate on, if there is no validation split.
-        out: Folder of ``sweep.json`` and the runs, which are reused or resumed; default: ``runs/sweep-<data>``.
-        callbacks: As for ``polyfed.compare``, and so are ``settings``.
+        data: Same as for ``polyfed.run``, except that a ``Federation`` is not accepted: the search partitions the data itself and
+            removes all test sets.
+        methods: Same as for ``polyfed.compare``. ``Method`` objects must be expressible as text.
+        search: Values to try, by setting (``lr``) or method option (``fedprox.mu``).
+        model: Model name, or ``module.path:function``. Default: the data set's default model.
+        trials: Number of trials per method, proposed by Optuna: learning rates between the given values, other settings among them.
+            Default: a full grid.
+        sampler: Optuna sampler: ``"tpe"``, which learns from earlier trials, or ``"random"``.
+        halving: Use successive halving: stop the trials that are behind after 1/9 and 1/3 of their rounds, and spend the saved
+            rounds on more trials. The number of training rounds is the same for every method.
+        seeds: Number of final runs with the chosen settings, with the seeds ``seed``, ``seed + 1``, and so on.
+        hold_out: Fraction of the training data to use for validation if the data set has no validation split.
+        out: Folder for ``sweep.json`` and the runs, which are reused or resumed. Default: ``runs/sweep-<data>``.
+        callbacks: Same as for ``polyfed.compare``, as are ``settings``.
 
     Returns:
-        The finished search: ``searched`` (trials and the chosen one of each method), ``rows()`` (their tests), ``table()`` (a
-        pandas frame of all trials) and ``as_json()``.
+        Sweep with ``searched`` (the trials and the chosen one per method), ``rows()`` (test results), ``table()`` (a pandas frame
+        of all trials) and ``as_json()``.
 
     Example:
         ``polyfed.sweep("digits-mini", ["fedavg", "fedbn"], {"lr": [0.01, 0.03, 0.1]}, rounds=5).rows()``
     """
     with warnings.catch_warnings():
-        # Optuna loads tqdm, which asks for widgets in a notebook; no bar of it is shown.
+        # Optuna imports tqdm, which warns about missing notebook widgets. Its progress bar is never shown.
         warnings.filterwarnings("ignore", "IProgress not found")
         from polyfed.studies.sweep.search import run_sweep
 
@@ -129,21 +136,22 @@ def sweep(
 
 def doctor(
     data: Any = "digits-mini",
-    model: Model = None,
+    model: ModelSpec = None,
     notify: Callable[[str], None] | None = None,
     **settings: Any,
 ) -> Diagnosis:
-    """Tell from a few steps at each client whether batch norm will hurt a federation, and what to use instead.
+    """Diagnose whether shared batch norm will hurt a federation, and recommend a method.
 
-    No test image is read, and nothing is written. ``data`` and ``model`` are as for ``polyfed.run``.
+    Takes a few training steps on each client. Reads no test images and writes nothing. ``data`` and ``model`` are the same as for
+    ``polyfed.run``.
 
     Args:
-        notify: Called with a few words about what is measured next.
-        settings: Any field of ``polyfed.Settings``; ``batch_size``, ``clients_per_round`` and ``partition`` matter most.
+        notify: Called with a short description of each step.
+        settings: Any field of ``polyfed.Settings``. The most relevant are ``batch_size``, ``clients_per_round`` and ``partition``.
 
     Returns:
-        ``advice`` (verdict, method, runner-up, reasons), ``findings`` with a number and a sentence each, ``outliers`` (clients that stand
-        out), what a run would cost, and the command that compares the methods.
+        Diagnosis with ``advice`` (verdict, method, runner-up, reasons), ``findings`` (a number and its explanation), ``outliers``
+        (clients that stand out), the estimated cost of a run, and a command that compares the recommended methods.
 
     Example:
         ``polyfed.doctor("digits-mini").advice.method``
@@ -154,15 +162,15 @@ def doctor(
 
 
 def estimate(
-    data: Any = "digits-mini", method: str | Method | None = None, model: Model = None, seconds: float = 20.0, **settings: Any
+    data: Any = "digits-mini", method: str | Method | None = None, model: ModelSpec = None, seconds: float = 20.0, **settings: Any
 ) -> Estimate:
-    """Measure what ``polyfed.run`` with the same arguments would cost; nothing is trained to its end.
+    """Estimate the cost of ``polyfed.run`` with the same arguments, from a few batches.
 
     Args:
-        seconds: About how long it may take to find out.
+        seconds: Approximate time to spend on measuring.
 
     Returns:
-        CPU seconds (``cpu_seconds``: of the whole run), bytes by client and round, and the peak of memory.
+        Estimate with the CPU time of the whole run (``cpu_seconds``), the traffic per client and round, and the peak memory.
 
     Example:
         ``polyfed.estimate("digits-mini", "fedbn", rounds=100).cpu_seconds``
@@ -180,17 +188,17 @@ def report(
     pictures: bool | None = None,
     analyses: str = "auto",
 ) -> Path:
-    """Write one self-contained page about one or several runs: who won and how surely, what it costs, why, how to run it again.
+    """Write a self-contained HTML report: the best method and the confidence in it, costs, explanations, and commands to repeat it.
 
     Args:
-        runs: Run folders, or folders that hold run folders.
-        out: The file to write; it needs no other file and no network.
-        metric: The primary metric of the tables: auto, accuracy, balanced_accuracy, macro_f1 or auroc.
-        pictures: Show images of the data; None: if this account made the runs, and the data are here.
-        analyses: Sections that say why: auto (those that need no data), all, none, or names of kinds with commas between them.
+        runs: Run folders, or folders that contain run folders.
+        out: File to write. It needs no other files and no network.
+        metric: Primary metric of the tables: ``"auto"``, ``"accuracy"``, ``"balanced_accuracy"``, ``"macro_f1"`` or ``"auroc"``.
+        pictures: Include images from the data. Default: only if this user account created the runs and the data is available.
+        analyses: Analyses to include: ``"auto"`` (those that need no data), ``"all"``, ``"none"``, or a comma-separated list.
 
     Returns:
-        The file.
+        Path of the report.
 
     Example:
         ``polyfed.report("runs/compare-digits-mini", "report.html")``
@@ -211,17 +219,17 @@ def analyse(
     trust: bool = False,
     notify: Callable[[str], None] = print,
 ) -> Analyses:
-    """Look into trained runs: batch-norm statistics, features, gradients, confidence. The runs stay as they are.
+    """Analyse trained runs: batch-norm statistics, features, gradients, confidence. The runs are not modified.
 
     Args:
-        runs: Results, run folders, or folders that hold run folders.
-        kinds: Names of kinds (``polyfed analyse --kinds``); default: all.
-        root: The folder of the runs' data, if they moved.
-        device: As for ``polyfed.open_run``, and so are ``load``, ``model``, ``trust`` and ``notify``.
+        runs: Results, run folders, or folders that contain run folders.
+        kinds: Analyses to run (``polyfed analyse --kinds`` lists them). Default: all.
+        root: Data folder of the runs, if it has moved.
+        device: Same as for ``polyfed.open_run``, as are ``load``, ``model``, ``trust`` and ``notify``.
 
     Returns:
-        An analysis by each kind: ``found["tsne"].sentence``, ``.tables``, ``.figures``, ``as_json()``. ``skipped`` says which kinds do not
-        apply to which run, and why.
+        Analyses by kind, for example ``analyses["tsne"].sentence``, ``.tables`` and ``.figures``, and ``as_json()``. ``skipped``
+        lists the kinds that do not apply to a run, with the reason.
 
     Example:
         ``polyfed.analyse("runs/compare-digits-mini", "confidence")["confidence"].sentence``
@@ -230,12 +238,11 @@ def analyse(
     from polyfed.studies.analyse.analyse import analyse_runs
     from polyfed.studies.report.run_record import run_folders
 
-    named = [runs] if isinstance(runs, str | Path | Result) else list(runs)
-    opened: list[str | Path | Result] = []
-    for one in named:
-        opened += [one] if isinstance(one, Result) else run_folders([one])
-    how = {"root": root, "device": device, "load": load, "model": model, "trust": trust}
-    return analyse_runs(opened, (kinds,) if isinstance(kinds, str) else kinds, how, notify)
+    folders: list[str | Path | Result] = []
+    for source in [runs] if isinstance(runs, str | Path | Result) else runs:
+        folders += [source] if isinstance(source, Result) else run_folders([source])
+    options = {"root": root, "device": device, "load": load, "model": model, "trust": trust}
+    return analyse_runs(folders, (kinds,) if isinstance(kinds, str) else kinds, options, notify)
 
 
 def reproduce(
@@ -250,22 +257,22 @@ def reproduce(
     callbacks: Sequence[Callback] | None = None,
     **settings: Any,
 ) -> Reproduction:
-    """Reproduce a table or figure of a paper: train what is missing, and put our numbers beside the published ones.
+    """Reproduce a table or figure from a paper: train the missing runs, and compare the results with the published numbers.
 
     Args:
-        experiment: Its name, such as ``fedwon/table-1`` (``polyfed ls experiments``).
-        root: The folder of the data sets' files; cells whose data are not there say "no data".
-        form: ``full`` (the paper's setting), ``laptop`` (runs of about half a core-hour, three seeds) or ``reduced`` (a few minutes, one
-            seed: shows that it runs), as the experiment's file defines them.
-        only: Names of methods, as the table or the expression has them; the others are skipped.
-        columns: Names of columns, as the table heads them, or of parts; the others are skipped.
-        seeds: Runs of each cell; default: as the paper, or as the form says.
-        out: Folder of runs and pages. Finished runs are reused and stopped ones resumed, also by other experiments with the same runs.
-        callbacks: As for ``polyfed.compare``.
-        settings: Any field of ``polyfed.Settings``, instead of the experiment's; cells say that they differ.
+        experiment: Name, such as ``"fedwon/table-1"`` (``polyfed ls experiments`` lists them).
+        root: Folder with the data sets. Cells whose data is missing show "no data".
+        form: ``"full"`` (the settings of the paper), ``"laptop"`` (runs of about half a core-hour, three seeds) or ``"reduced"`` (a few
+            minutes, one seed, to check that it runs), as defined in the experiment file.
+        only: Methods to run, by their name in the table or their expression. Default: all.
+        columns: Columns or parts to run, by their name in the table. Default: all.
+        seeds: Number of runs per cell. Default: as in the paper, or as the form specifies.
+        out: Folder for runs and pages. Finished runs are reused and interrupted runs are resumed, even across experiments.
+        callbacks: Same as for ``polyfed.compare``.
+        settings: Any field of ``polyfed.Settings``, to override the experiment's settings. Affected cells are marked.
 
     Returns:
-        Every cell with the published number and ours (``outcomes``, ``as_json()``), and the written ``page``.
+        Reproduction with the published and measured number of every cell (``outcomes``, ``as_json()``) and its ``page``.
 
     Example:
         ``polyfed.reproduce("fedwon/table-1", "~/data", form="laptop", only="FedBN").page``
@@ -275,8 +282,8 @@ def reproduce(
     from polyfed.papers.page import write_page
     from polyfed.papers.reproduction import reproduce_item
 
-    rows, heads = ((names,) if isinstance(names, str) else tuple(names) for names in (only, columns))
-    asked = Form(form, rows, seeds, settings, columns=heads)
-    found = reproduce_item(read_item(experiment), asked, root, out, callbacks)
-    write_page(found)
-    return found
+    methods, column_names = ((names,) if isinstance(names, str) else tuple(names) for names in (only, columns))
+    request = Form(form, methods, seeds, settings, columns=column_names)
+    reproduction = reproduce_item(read_item(experiment), request, root, out, callbacks)
+    write_page(reproduction)
+    return reproduction

@@ -1,25 +1,24 @@
-"""Every error a user can meet, in one tree.
+"""Errors that polyfed raises, in one tree.
 
 PolyfedError
-├── TextError        (ValueError)    a method, model or data text that cannot be read
-├── UnknownName      (LookupError)   a name no registry knows; says the nearest one
-├── OptionError      (TypeError)     an option that does not exist or has a wrong value
-├── JoinError        (ValueError)    two parts that disagree, do not commute, or would be ignored
-├── SharingError     (ValueError)    a rule that matches nothing, or rules that contradict each other
-├── ModelError       (ValueError)    a model that does not fit the data or the method
+├── TextError        (ValueError)    a method, model or data expression cannot be parsed
+├── UnknownName      (LookupError)   a name is not registered; the message suggests the nearest one
+├── OptionError      (TypeError)     an option does not exist or has a wrong value
+├── JoinError        (ValueError)    two parts conflict, do not commute, or one has no effect
+├── SharingError     (ValueError)    a sharing rule matches nothing, or rules contradict each other
+├── ModelError       (ValueError)    a model does not fit the data or the method
 ├── DataError        (ValueError)    missing classes, unreadable images, empty clients
-├── SettingError     (ValueError)    a setting of the run that cannot be used
-├── ClientFailure    (RuntimeError)  a client's work failed; says which client, round and stage
-│   ├── StateLost                    what it keeps between rounds is missing or damaged
-│   ├── NotFinite                    its loss or weights became NaN or infinite
-│   └── Declined                     it takes no part in this round, for a reason of its own: its privacy budget is spent
-├── TooFewReplies    (RuntimeError)  a round could not gather the share of clients it needs
-├── RunFolderError   (OSError)       a run folder that cannot be read or written
-├── UntrustedCode    (ImportError)   code that only a foreign file names; says what would be run
-└── MissingExtra     (ImportError)   an optional dependency is not installed; says what to install
+├── SettingError     (ValueError)    a setting of the run cannot be used
+├── ClientFailure    (RuntimeError)  a client failed; the message names the client, round and stage
+│   ├── StateLost                    its state is missing or damaged
+│   ├── NotFinite                    its loss or weights are NaN or infinite
+│   └── Declined                     it does not take part in this round, for example because its privacy budget is spent
+├── TooFewReplies    (RuntimeError)  too few clients replied in a round
+├── RunFolderError   (OSError)       a run folder cannot be read or written
+├── UntrustedCode    (ImportError)   code is named only by a file of another user; the message names the code
+└── MissingExtra     (ImportError)   an optional dependency is not installed; the message says what to install
 
-A message says what was asked, what was found, and what would work.
-The command line prints it as one sentence and exits with 2.
+A message says what is wrong, then what to do. The command line prints it and exits with code 2.
 """
 
 from __future__ import annotations
@@ -30,22 +29,22 @@ from typing import Any
 
 
 class PolyfedError(Exception):
-    """Base of all errors polyfed raises on purpose."""
+    """Base class of the errors that polyfed raises."""
 
 
 class TextError(PolyfedError, ValueError):
-    """A text form that cannot be parsed."""
+    """An expression that cannot be parsed."""
 
 
 class UnknownName(PolyfedError, LookupError):
-    """A name that no registry knows."""
+    """A name that is not registered."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 
 
 class OptionError(PolyfedError, TypeError):
-    """An option that does not exist, is missing, or has a value that cannot be used."""
+    """An option that does not exist, is missing, or has an invalid value."""
 
 
 class JoinError(PolyfedError, ValueError):
@@ -61,7 +60,7 @@ class ModelError(PolyfedError, ValueError):
 
 
 class DataError(PolyfedError, ValueError):
-    """Data that cannot be used as they are."""
+    """Data that cannot be used."""
 
 
 class SettingError(PolyfedError, ValueError):
@@ -69,25 +68,25 @@ class SettingError(PolyfedError, ValueError):
 
 
 class ClientFailure(PolyfedError, RuntimeError):
-    """A client's work failed. ``inputs`` holds what it was asked, where the backend records that (``backend="debug"``)."""
+    """A client that failed. ``inputs`` is its request, if the backend records it (``backend="debug"``)."""
 
     inputs: Any = None
 
 
 class StateLost(ClientFailure):
-    """What a client keeps on its disk is missing, damaged, or not what the server knows."""
+    """Client state on disk that is missing, damaged, or different from what the server expects."""
 
 
 class NotFinite(ClientFailure):
-    """A loss or an entry became NaN or infinite."""
+    """A loss or an entry that is NaN or infinite."""
 
 
 class Declined(ClientFailure):
-    """A client that takes no part in a round, for a reason of its own; the round goes on without it."""
+    """A client that declines to take part in a round. The round continues without it."""
 
 
 class TooFewReplies(PolyfedError, RuntimeError):
-    """Fewer clients answered than the round needs."""
+    """A round with fewer replies than it needs."""
 
 
 class RunFolderError(PolyfedError, OSError):
@@ -95,7 +94,7 @@ class RunFolderError(PolyfedError, OSError):
 
 
 class UntrustedCode(PolyfedError, ImportError):
-    """Code that a run folder, a recipe or a node names, and nobody asked for."""
+    """Code that a run folder, a recipe or a node names, but not the user."""
 
 
 class MissingExtra(PolyfedError, ImportError):
@@ -106,7 +105,7 @@ MAX_NAMED = 20
 
 
 def plain_name(name: str) -> str:
-    """A name without what does not matter in it: hyphens, underscores and case.
+    """Return a name without hyphens, underscores and case, for comparison.
 
     >>> plain_name("Office-Caltech_10")
     'officecaltech10'
@@ -115,7 +114,7 @@ def plain_name(name: str) -> str:
 
 
 def same_name(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is the same but for hyphens, underscores and case.
+    """Return the known name that equals a name except for hyphens, underscores and case.
 
     >>> same_name("Fed-BN", ["fedavg", "fedbn"])
     'fedbn'
@@ -127,7 +126,7 @@ def same_name(name: str, known: Iterable[str]) -> str | None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Say the nearest known name, or list what there is.
+    """Suggest the nearest known name, or list the known names.
 
     >>> nearest("poto", ["photo", "sketch"])
     'Did you mean photo?'
@@ -137,5 +136,5 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return f"Did you mean {close[0]}?"
     if len(names) > MAX_NAMED:
-        return f"There are {len(names)}, such as {', '.join(names[:MAX_NAMED])}."
-    return f"There are: {', '.join(names)}." if names else "There are none."
+        return f"Choose from {len(names)} names, such as {', '.join(names[:MAX_NAMED])}."
+    return f"Choose from: {', '.join(names)}." if names else "There are none."

@@ -1,8 +1,8 @@
-"""What a method declares of the extras in its clients' replies: type, shape, range and size. The core checks them (``core/replies.py``).
+"""Declarations of the extras in client replies: type, shape, range and size. ``core/replies.py`` checks replies against them.
 
-    Method(..., reply_extras={"train": {"steps": Number(minimum=1, maximum=1e6)}, "my_question": {"style": Array(style_shape)}})
+    Method(..., reply_extras={"train": {"steps": Number(minimum=1, maximum=1e6)}, "my_request": {"style": Array(style_shape)}})
 
-Bounds, shapes and names may be functions of ``polyfed.RequestContext`` (``core/replies.py``): who was asked what, by which server.
+Bounds, shapes and names can be functions of ``polyfed.RequestContext``: the server, the request and the client.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 LARGEST = 1e15
-"""No value of a model or of an extra lies beyond it. Sums and squares of such values are finite in single precision."""
+"""Largest magnitude of a value in a model or an extra. Sums and squares of such values are finite in single precision."""
 
 SHOWN = 60
 
@@ -23,22 +23,22 @@ SHOWN = 60
 V = TypeVar("V")
 Shape: TypeAlias = tuple[int, ...]
 From: TypeAlias = "V | Callable[[Any], V]"
-"""A value, or a function that finds it from who was asked what."""
+"""A value, or a function of the request context that returns it."""
 
 
-def found(value: From[V], asked: Any) -> V:
-    return value(asked) if callable(value) else value
+def resolve(value: From[V], context: Any) -> V:
+    return value(context) if callable(value) else value
 
 
 class Extra(Protocol):
-    """The form of one extra."""
+    """Declared form of one extra."""
 
     @property
     def required(self) -> bool:
-        """Whether every reply has it."""
+        """True if every reply must have it."""
 
-    def problem(self, value: Any, asked: Any) -> str:
-        """Why the value does not have this form; empty where it has. It looks no deeper than the form goes, and never raises."""
+    def problem(self, value: Any, context: Any) -> str:
+        """Return why the value does not have this form, or an empty string. Inspects only what the form declares, and never raises."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Number:
     whole: bool = False
     required: bool = True
 
-    def problem(self, value: Any, asked: Any) -> str:
-        kind = "a whole number" if self.whole else "a number"
+    def problem(self, value: Any, context: Any) -> str:
+        kind = "an integer" if self.whole else "a number"
         if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
             return f"is {type(value).__name__}, expected {kind}"
-        minimum, maximum = found(self.minimum, asked), found(self.maximum, asked)
+        minimum, maximum = resolve(self.minimum, context), resolve(self.maximum, context)
         return "" if minimum <= value <= maximum else f"is {shown(value)}, expected {kind} between {minimum:g} and {maximum:g}"
 
 
@@ -64,24 +64,24 @@ class Flag:
 
     required: bool = True
 
-    def problem(self, value: Any, asked: Any) -> str:
+    def problem(self, value: Any, context: Any) -> str:
         return "" if isinstance(value, bool) else f"is {type(value).__name__}, expected True or False"
 
 
 @dataclass(frozen=True)
 class Text:
-    """Text of limited length, or one of some texts."""
+    """A string of limited length, or one of several choices."""
 
     longest: int = 200
     choices: From[Collection[str]] | None = None
     required: bool = True
 
-    def problem(self, value: Any, asked: Any) -> str:
+    def problem(self, value: Any, context: Any) -> str:
         if not isinstance(value, str):
             return f"is {type(value).__name__}, expected text"
         if len(value) > self.longest:
             return f"has {len(value)} characters, expected at most {self.longest}"
-        if self.choices is not None and value not in (choices := found(self.choices, asked)):
+        if self.choices is not None and value not in (choices := resolve(self.choices, context)):
             return f"is {shown(value)}, expected one of {', '.join(map(shown, list(choices)[:5]))}"
         return ""
 
@@ -90,7 +90,7 @@ class Text:
 class Array:
     """A dense tensor of one shape and type (or one of several, given as lists), with finite values between two bounds.
 
-    ``further`` may say what else is wrong with a tensor that fulfils all this.
+    ``further`` returns any other problem of a tensor that fulfils all this, or an empty string.
     """
 
     shape: From[Shape | list[Shape]]
@@ -100,33 +100,35 @@ class Array:
     further: Callable[[Tensor], str] | None = None
     required: bool = True
 
-    def problem(self, value: Any, asked: Any) -> str:
-        shape = self.shape(asked) if callable(self.shape) else self.shape
-        dtype = self.dtype(asked) if callable(self.dtype) else self.dtype
-        misfit = problem_with_tensor(value, shape, dtype, asked.devices)
-        misfit = misfit or problem_with_values(value, found(self.minimum, asked), found(self.maximum, asked))
-        return misfit or ("" if self.further is None else self.further(value))
+    def problem(self, value: Any, context: Any) -> str:
+        shape = self.shape(context) if callable(self.shape) else self.shape
+        dtype = self.dtype(context) if callable(self.dtype) else self.dtype
+        return (
+            problem_with_tensor(value, shape, dtype, context.devices)
+            or problem_with_values(value, resolve(self.minimum, context), resolve(self.maximum, context))
+            or ("" if self.further is None else self.further(value))
+        )
 
 
 @dataclass(frozen=True)
 class LikeEntries:
-    """A mapping from names of entries to tensors of their shapes and types: all of ``names``, or, where ``or_none``, nothing."""
+    """A mapping from the entries in ``names`` to tensors of their shapes and types; with ``or_none`` it can also be empty."""
 
     names: From[Sequence[str]]
     or_none: bool = False
     required: bool = True
 
-    def problem(self, value: Any, asked: Any) -> str:
+    def problem(self, value: Any, context: Any) -> str:
         if not isinstance(value, Mapping):
-            return f"is {type(value).__name__}, expected a mapping from names of entries to tensors"
-        names = found(self.names, asked)
+            return f"is {type(value).__name__}, expected a mapping from entry names to tensors"
+        names = resolve(self.names, context)
         if not value and self.or_none:
             return ""
         if problem := _problem_with_names(value, names, names):
-            return f"has a bad part: {problem}"
+            return f"is invalid: {problem}"
         for name in names:
-            entry = asked.plan.entries[name]
-            misfit = problem_with_tensor(value[name], entry.shape, entry.dtype, asked.devices) or problem_with_values(value[name])
+            entry = context.plan.entries[name]
+            misfit = problem_with_tensor(value[name], entry.shape, entry.dtype, context.devices) or problem_with_values(value[name])
             if misfit:
                 return f"has {shown(name)}, which {misfit}"
         return ""
@@ -134,66 +136,68 @@ class LikeEntries:
 
 @dataclass(frozen=True)
 class MappingOf:
-    """A mapping from some of the texts in ``keys`` to values of one form."""
+    """A mapping from some of ``keys`` to values of one form."""
 
     value: Extra
     keys: From[Collection[str]]
     required: bool = True
 
-    def problem(self, value: Any, asked: Any) -> str:
+    def problem(self, value: Any, context: Any) -> str:
         if not isinstance(value, Mapping):
             return f"is {type(value).__name__}, expected a mapping"
-        if problem := _problem_with_names(value, (), found(self.keys, asked)):
-            return f"has a bad part: {problem}"
+        if problem := _problem_with_names(value, (), resolve(self.keys, context)):
+            return f"is invalid: {problem}"
         return next(
-            (f"has {shown(key)}, which {why}" for key, item in value.items() if (why := self.value.problem(item, asked))), ""
+            (f"has {shown(key)}, which {why}" for key, item in value.items() if (why := self.value.problem(item, context))), ""
         )
 
 
 @dataclass(frozen=True)
 class Record:
-    """A mapping with a form for each name."""
+    """A mapping with one form per name."""
 
     fields: Mapping[str, Extra]
     required: bool = True
 
-    def problem(self, value: Any, asked: Any) -> str:
+    def problem(self, value: Any, context: Any) -> str:
         if not isinstance(value, Mapping):
             return f"is {type(value).__name__}, expected a mapping"
-        why = problem_with_extras(value, self.fields, asked)
-        return f"has a bad part: {why}" if why else ""
+        why = problem_with_extras(value, self.fields, context)
+        return f"is invalid: {why}" if why else ""
 
 
 @dataclass(frozen=True)
 class ListOf:
-    """A list or tuple of limited length, whose items have one form."""
+    """A list or tuple of limited length, with items of one form."""
 
     value: Extra
     longest: From[int]
     required: bool = True
 
-    def problem(self, value: Any, asked: Any) -> str:
+    def problem(self, value: Any, context: Any) -> str:
         if not isinstance(value, list | tuple):
             return f"is {type(value).__name__}, expected a list"
-        longest = found(self.longest, asked)
+        longest = resolve(self.longest, context)
         if len(value) > longest:
             return f"has {len(value)} items, expected at most {longest}"
-        return next((f"has an item {i} that {why}" for i, item in enumerate(value) if (why := self.value.problem(item, asked))), "")
+        return next(
+            (f"has an item {i} that {why}" for i, item in enumerate(value) if (why := self.value.problem(item, context))), ""
+        )
 
 
-def problem_with_extras(extras: Mapping[Any, Any], declared: Mapping[str, Extra], asked: Any) -> str:
-    """Why these extras are not what was declared; empty where they are."""
+def problem_with_extras(extras: Mapping[Any, Any], declared: Mapping[str, Extra], context: Any) -> str:
+    """Return why extras do not match their declaration, or an empty string."""
     required = [name for name, form in declared.items() if form.required]
     if problem := _problem_with_names(extras, required, declared):
         return problem
-    return next((f"{name!r} {why}" for name, value in extras.items() if (why := declared[name].problem(value, asked))), "")
+    return next((f"{name!r} {why}" for name, value in extras.items() if (why := declared[name].problem(value, context))), "")
 
 
 def _problem_with_names(given: Mapping[Any, Any], required: Collection[str], allowed: Collection[str]) -> str:
-    """Why a mapping does not have the right keys. Keys are compared as text only, since others may not even compare."""
-    strange = next((key for key in given if not isinstance(key, str) or key not in allowed), None)
-    if strange is not None or None in given:
-        return f"{shown(strange)} is not declared"
+    """Return why a mapping does not have the right keys. Only strings are compared: the comparison of other keys may raise."""
+    unknown = next((key for key in given if not isinstance(key, str) or key not in allowed), None)
+    if unknown is not None or None in given:
+        return f"{shown(unknown)} is not declared"
     missing = next((name for name in required if name not in given), None)
     return "" if missing is None else f"{missing!r} is missing"
 
@@ -201,7 +205,7 @@ def _problem_with_names(given: Mapping[Any, Any], required: Collection[str], all
 def problem_with_tensor(
     value: Any, shape: Shape | list[Shape], dtype: torch.dtype | list[torch.dtype], devices: Collection[str]
 ) -> str:
-    """Why something is not a dense tensor of this shape and type (or one of these); values are not looked at."""
+    """Return why a value is not a dense tensor of this shape and type (or one of these). Its numbers are not checked."""
     if problem := problem_with_layout(value, devices):
         return problem
     shapes = shape if isinstance(shape, list) else [shape]
@@ -212,7 +216,7 @@ def problem_with_tensor(
 
 
 def problem_with_layout(value: Any, devices: Collection[str]) -> str:
-    """Why something is not an ordinary tensor, whose shape and values can be looked at."""
+    """Return why a value is not an ordinary dense tensor, whose shape and numbers can be checked."""
     if not isinstance(value, Tensor):
         return f"is {type(value).__name__}, expected a tensor"
     if value.is_nested or value.layout is not torch.strided or value.is_quantized:
@@ -220,11 +224,11 @@ def problem_with_layout(value: Any, devices: Collection[str]) -> str:
         return f"is a {layout} tensor, expected a dense one"
     if value.device.type not in devices:
         return f"is on the device {value.device}, expected {' or '.join(sorted(devices))}"
-    return "carries a computation (requires_grad), expected a value; send value.detach()" if value.requires_grad else ""
+    return "has requires_grad set; send value.detach()" if value.requires_grad else ""
 
 
 def problem_with_values(value: Tensor, minimum: float = -LARGEST, maximum: float = LARGEST) -> str:
-    """Why the values of an ordinary tensor are not finite numbers between two bounds. Whole numbers have no usual bounds."""
+    """Return why the numbers of an ordinary tensor are not finite or not within two bounds. Integers have no default bounds."""
     if (
         value.numel() == 0
         or value.dtype is torch.bool
@@ -235,13 +239,13 @@ def problem_with_values(value: Tensor, minimum: float = -LARGEST, maximum: float
     if bool(low >= minimum) and bool(high <= maximum):
         return ""
     if not (bool(torch.isfinite(low)) and bool(torch.isfinite(high))):
-        return "holds values that are not finite"
-    return f"holds values from {float(low):g} to {float(high):g}, expected {minimum:g} to {maximum:g}"
+        return "has values that are not finite"
+    return f"has values from {float(low):g} to {float(high):g}, expected {minimum:g} to {maximum:g}"
 
 
 def shown(value: Any) -> str:
-    """A value in a sentence, cut short. Whole numbers beyond measure are not written out."""
+    """Format a value for a message, shortened. Huge integers are not written out."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**30:
-        return f"a whole number of {value.bit_length()} bits"
+        return f"an integer of {value.bit_length()} bits"
     text = repr(value) if isinstance(value, str | int | float | bool | tuple | None) else type(value).__name__
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

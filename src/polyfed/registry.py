@@ -1,4 +1,4 @@
-"""A registry turns a decorated function into something listable, buildable from text, and tested."""
+"""Registry of named factories, which can be listed and built from expressions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from polyfed.errors import OptionError, TextError, UnknownName, nearest, same_name
@@ -19,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Recorded(Generic[T]):
-    """A registered factory with what its documentation says."""
+    """A registered factory with its signature and documentation."""
 
     name: str
     build: Callable[..., T]
@@ -28,7 +27,7 @@ class Recorded(Generic[T]):
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def bind(self, call: Call) -> dict[str, Option]:
-        """Match written options with the factory's own; wrong ones name the nearest right one."""
+        """Match the options of a call with the factory's parameters, including defaults."""
         parameters = self.signature.parameters
         for key in call.named:
             if key not in parameters:
@@ -41,41 +40,40 @@ class Recorded(Generic[T]):
         return {key: _checked(self.name, parameters[key], value) for key, value in bound.arguments.items()}
 
     def why_unbound(self, call: Call) -> str:
-        """Which options have no value; empty where that is not what is wrong."""
+        """Return a message about options without a value, or an empty string."""
         needed = [name for name, parameter in self.signature.parameters.items() if parameter.default is inspect.Parameter.empty]
         missing = [name for name in needed[len(call.positional) :] if name not in call.named]
         if "root" in missing:
-            return f"{self.name} is read from files: give the folder that holds them with --root DIR."
+            return f"{self.name} reads files. Pass their folder with --root DIR."
         written = ", ".join(f"{name}=..." for name in missing)
-        return f"{self.name} needs {', '.join(missing)}: write {self.name}({written})." if missing else ""
+        return f"{self.name} requires {', '.join(missing)}: write {self.name}({written})." if missing else ""
 
 
 def _checked(name: str, parameter: inspect.Parameter, value: Any) -> Any:
-    """Compare a written value with the plain type its annotation promises."""
-    written = getattr(parameter.annotation, "__name__", parameter.annotation)
-    promised = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}.get(str(written))
-    if promised is None:
+    """Check a value against the plain type of its annotation; integers are converted to float if it is float."""
+    annotation = getattr(parameter.annotation, "__name__", parameter.annotation)
+    expected = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}.get(str(annotation))
+    if expected is None:
         return value
-    wrong = not isinstance(value, promised) or (isinstance(value, bool) and bool not in promised)
-    if wrong:
-        raise OptionError(f"{name}: option {parameter.name} takes {written}, found {value!r}.")
-    return float(value) if written == "float" else value
+    if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):
+        raise OptionError(f"{name}: option {parameter.name} must be {annotation}, got {value!r}.")
+    return float(value) if annotation == "float" else value
 
 
 class Registry(Generic[T]):
-    """Named factories of one kind of thing."""
+    """Named factories of one kind."""
 
     def __init__(
         self, kind: str, folder: str | None = None, entry_points: str | None = None, hyphens: bool = False, advice: str = ""
     ) -> None:
-        """Begin without any.
+        """Create an empty registry.
 
         Args:
-            kind: what they are, for messages.
-            folder: the package whose modules register some; it must not lie in a higher layer.
-            entry_points: the group of entry points by which installed packages register some, polyfed itself among them.
-            hyphens: users write their names with hyphens.
-            advice: what messages about an unknown name say in the end.
+            kind: Kind of the factories, for messages.
+            folder: Package whose modules register factories. It must not be in a higher layer.
+            entry_points: Group of entry points through which installed packages, including polyfed, register factories.
+            hyphens: Names are written with hyphens.
+            advice: End of the message about an unknown name.
         """
         self.kind, self.hyphens, self.advice = kind, hyphens, advice
         self._folder, self._entry_points = folder, entry_points
@@ -83,21 +81,22 @@ class Registry(Generic[T]):
         self._discovered = False
 
     def add(self, build: Callable[..., T], name: str | None = None, **extra: Any) -> Recorded[T]:
-        """Record a factory under its own name."""
+        """Register a factory. Default name: that of the function."""
         name = name or build.__name__
         known = self._records.get(name)
         if known is not None and known.build.__module__ != build.__module__:
-            raise OptionError(f"Two {self.kind}s are called {name}: in {known.build.__module__} and in {build.__module__}.")
-        record = Recorded(name, build, inspect.signature(build), inspect.getdoc(build) or "", extra)
-        self._records[name] = record
-        return record
+            raise OptionError(
+                f"Two {self.kind}s are called {name}: in {known.build.__module__} and in {build.__module__}. Rename one."
+            )
+        self._records[name] = Recorded(name, build, inspect.signature(build), inspect.getdoc(build) or "", extra)
+        return self._records[name]
 
     def names(self) -> list[str]:
         self.discover()
         return sorted(self._records)
 
     def find(self, name: str) -> Recorded[T]:
-        """Look a name up; a wrong one names the nearest right one."""
+        """Return the factory of a name. The error for an unknown name suggests the nearest one."""
         self.discover()
         key = same_name(name, self._records)
         if key is None:
@@ -110,28 +109,26 @@ class Registry(Generic[T]):
         return same_name(name, self._records) is not None
 
     def build(self, text: str, **context: Any) -> T:
-        """Build from text. ``context`` fills parameters the text must not set (those it names)."""
+        """Build from an expression. ``context`` has the values of parameters that the expression must not set."""
         call = read_call(text)
         record = self.find(call.spelled or call.name)
         set_here = sorted(set(context) & set(call.named))
         if set_here:
-            raise TextError(f"{record.name}: {', '.join(set_here)} is set by the run, not in the text.")
+            raise TextError(f"{record.name}: {', '.join(set_here)} is set by the run. Remove it from the expression.")
         given = {key: value for key, value in context.items() if key in record.signature.parameters}
         free = [key for key in record.signature.parameters if key not in given]
         if len(call.positional) > len(free):
-            raise OptionError(f"{record.name} takes {len(free)} options ({', '.join(free)}), found {len(call.positional)}.")
+            raise OptionError(f"{record.name} accepts {len(free)} options ({', '.join(free)}), got {len(call.positional)}.")
         written = dict(zip(free, call.positional, strict=False))
         twice = sorted(set(written) & set(call.named))
         if twice:
-            raise OptionError(f"{record.name}: {twice[0]} is given twice, once by its place and once by its name.")
+            raise OptionError(f"{record.name}: {twice[0]} is given twice, by position and by name. Remove one.")
         return record.build(**record.bind(Call(call.name, (), {**written, **call.named, **given})))
 
     def options_in(self, text: str, set_by_run: Collection[str] = ()) -> dict[str, Option]:
-        """The options that a text writes, by their names; none where it is not the text of something registered.
+        """Return the options in an expression by name; empty if it does not name a registered factory.
 
-        Args:
-            text: a name with options.
-            set_by_run: parameters that the text cannot set.
+        ``set_by_run`` are parameters that an expression cannot set.
         """
         try:
             call = read_call(text)
@@ -143,7 +140,7 @@ class Registry(Generic[T]):
         return dict(zip(free, call.positional, strict=False)) | dict(call.named)
 
     def discover(self) -> None:
-        """Import once what registers things; there is no list to maintain."""
+        """Import the modules that register factories, once."""
         if self._discovered:
             return
         self._discovered = True
@@ -155,12 +152,7 @@ class Registry(Generic[T]):
 
 
 def import_all(folder: str) -> None:
-    """Import a package, or a plain module, with every module in it."""
-    for module in submodules(importlib.import_module(folder)):
-        importlib.import_module(module)
-
-
-def submodules(home: ModuleType) -> list[str]:
-    """The full names of a package's own modules, sorted; none for a plain module."""
-    paths = getattr(home, "__path__", ())
-    return sorted(f"{home.__name__}.{found.name}" for found in pkgutil.iter_modules(paths))
+    """Import a package with all of its modules, or a plain module."""
+    home = importlib.import_module(folder)
+    for module in sorted(found.name for found in pkgutil.iter_modules(getattr(home, "__path__", ()))):
+        importlib.import_module(f"{folder}.{module}")

@@ -1,4 +1,4 @@
-"""The learning rate by round: constant, cosine, or in steps."""
+"""Learning rate schedules: constant, cosine, or in steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from polyfed.text import read_call
 
 
 def schedule_factor(text: str, round_number: int, rounds: int) -> float:
-    """The factor on the learning rate in a round (1 is the first).
+    """Return the factor on the learning rate in a round (1 is the first).
 
     >>> [schedule_factor("steps(at=(0.5, 0.75), factor=0.1)", r, 4) for r in (1, 2, 3, 4)]
     [1.0, 1.0, 0.1, 0.010000000000000002]
@@ -24,11 +24,11 @@ def schedule_factor(text: str, round_number: int, rounds: int) -> float:
         if isinstance(at, tuple) and isinstance(factor, int | float):
             passed = sum(round_number > share_of(float(share), rounds) for share in at)  # type: ignore[arg-type]
             return math.pow(factor, passed)
-    raise SettingError(f"Cannot use the schedule {text!r}. There are: constant, cosine, steps(at=(0.5, 0.75), factor=0.1).")
+    raise SettingError(f"Invalid schedule {text!r}. Choose from: constant, cosine, steps(at=(0.5, 0.75), factor=0.1).")
 
 
 def share_of(share: float, rounds: int) -> int:
-    """How many whole rounds a share of them is.
+    """Return a fraction of the rounds as an integer, rounded down.
 
     >>> share_of(0.29, 100)
     29

@@ -161,11 +161,11 @@ def test_a_method_with_a_newcomer_of_its_own_says_that_the_choice_is_not_used(
 
 
 def test_what_a_data_set_or_setting_needs_is_said(polyfed: Command, tmp_path: Path, images: Path) -> None:
-    says(polyfed("run", "pacs"), "pacs is read from files", "--root DIR")
+    says(polyfed("run", "pacs"), "pacs reads files", "--root DIR")
     says(polyfed("run", images, "--partition", "dirichlet"), "dirichlet needs", "=...")
     says(polyfed("run", images, "--optimizer", "adam", "--momentum", "0.9"), "momentum is for sgd")
     (tmp_path / "pacs").mkdir()
-    says(polyfed("run", "pacs"), "pacs is read from files")
+    says(polyfed("run", "pacs"), "pacs reads files")
 
 
 def test_lists_and_descriptions(polyfed: Command) -> None:
@@ -197,7 +197,7 @@ def test_show_says_numbers_as_numbers(polyfed: Command) -> None:
 
 def test_bad_input_gets_one_sentence(polyfed: Command, images: Path, tmp_path: Path) -> None:
     says(polyfed("run", images, "--method", "fedbm"), "fedbm", "Did you mean fedbn?")
-    says(polyfed("run", images, "--method", "fedprox(nu=1)"), "nu", "There are: mu.")
+    says(polyfed("run", images, "--method", "fedprox(nu=1)"), "nu", "Choose from: mu.")
     says(polyfed("run", images, "--rounds", "-1"), "rounds must be at least 1, found -1")
     says(polyfed("run", images, "--rounds", "many"), "--rounds")
     says(polyfed("run", images, "--ronds", "3"), "--rounds")

@@ -139,8 +139,8 @@ def test_wrong_texts_say_what_would_be_right() -> None:
     for text, error, says in [
         ("fedbm", UnknownName, "fedbn"),
         ("agc(clipp=1.28)", OptionError, "clip"),
-        ("agc(clip='a')", OptionError, "takes float"),
-        ("agc(clip=True)", OptionError, "takes float"),
+        ("agc(clip='a')", OptionError, "must be float"),
+        ("agc(clip=True)", OptionError, "must be float"),
         ("agc(clip=-1.0)", OptionError, "positive"),
         ("fedprox(mu=-0.1)", OptionError, "negative"),
         ("momentum(keep='globl')", OptionError, "global"),

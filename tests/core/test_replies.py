@@ -67,7 +67,7 @@ def test_malformed_replies_are_never_accepted(data: st.DataObject) -> None:
     assert problem_with(entries, NAMES, ENTRIES) != ""
 
 
-@pytest.mark.parametrize(("value", "why"), [(1e14, ""), (3e38, "holds values from 3e+38 to 3e+38, expected -1e+15 to 1e+15")])
+@pytest.mark.parametrize(("value", "why"), [(1e14, ""), (3e38, "has values from 3e+38 to 3e+38, expected -1e+15 to 1e+15")])
 def test_values_are_finite_and_so_are_their_squares(value: float, why: str) -> None:
     entries = good_reply() | {"head.weight": torch.full((3, 8), value)}
     assert problem_with(entries, NAMES, ENTRIES) == (f"'head.weight' {why}" if why else "")
@@ -75,7 +75,7 @@ def test_values_are_finite_and_so_are_their_squares(value: float, why: str) -> N
 
 def test_a_variance_is_not_negative() -> None:
     entries = good_reply() | {"stem.1.running_var": torch.full((8,), -1e-3)}
-    assert "'stem.1.running_var' holds values from -0.001 to -0.001, expected 0" in problem_with(entries, NAMES, ENTRIES)
+    assert "'stem.1.running_var' has values from -0.001 to -0.001, expected 0" in problem_with(entries, NAMES, ENTRIES)
 
 
 @pytest.mark.parametrize(("buffer", "bad"), [("exp_avg_sq", -1.0), ("step", 0.0)])
@@ -237,7 +237,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, method: str, question: str, bend: B
         ("fednova", "train", with_extra("fednova_steps", None), "is NoneType, expected a number"),
         ("fednova", "train", with_extra("fednova_steps", [4.0]), "is list, expected a number"),
         ("fednova", "train", with_extra("fednova_steps", -1e30), "is -1e+30, expected a number between"),
-        ("fednova", "train", with_extra("fednova_steps", 10**400), "a whole number of 1329 bits"),
+        ("fednova", "train", with_extra("fednova_steps", 10**400), "an integer of 1329 bits"),
         ("fednova", "train", with_extra("fednova_steps", True), "is bool, expected a number"),
         ("scaffold", "train", without_extras, "'scaffold_change' is missing"),
         ("scaffold", "train", with_extra("scaffold_change", "none"), "is str, expected a mapping"),
@@ -258,7 +258,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, method: str, question: str, bend: B
         ("ccst", "ccst_collect", with_extra("given", "anything"), "is str, expected a tensor"),
         ("ccst", "ccst_collect", with_extra("given", torch.ones(1, 2, 4)), "has the shape (1, 2, 4), expected (1, 2, 3)"),
         ("ccst", "ccst_collect", with_extra("given", -torch.ones(1, 2, 3)), "standard deviations below 0"),
-        ("elcfs", "elcfs_collect", with_extra("given", torch.full((1, 3, 8, 8), 1e30)), "holds values from 1e+30"),
+        ("elcfs", "elcfs_collect", with_extra("given", torch.full((1, 3, 8, 8), 1e30)), "has values from 1e+30"),
         ("elcfs", "elcfs_collect", with_extra("given", {"spectrum": 1}), "is dict, expected a tensor"),
         ("fedavg", "train", lambda payload: replace(payload, extras={"note": "hello"}), "'note' is not declared"),
         ("fedavg", "train", with_counter(2**62), "counts 4611686018427387904 batches, expected 0 to"),
@@ -269,8 +269,8 @@ def trained(monkeypatch: pytest.MonkeyPatch, method: str, question: str, bend: B
         ("fedavg", "train", with_weight(lambda value: value.tolist()), "is list, expected a tensor"),
         ("fedavg", "train", with_weight(lambda value: value.half()), "has the type torch.float16"),
         ("fedavg", "train", with_weight(lambda value: value.clone().requires_grad_()), "requires_grad"),
-        ("fedavg", "train", with_weight(lambda value: torch.full_like(value, 1e30)), "holds values from 1e+30"),
-        ("fedyogi", "train", with_weight(lambda value: torch.full_like(value, -3e38)), "holds values from -3e+38"),
+        ("fedavg", "train", with_weight(lambda value: torch.full_like(value, 1e30)), "has values from 1e+30"),
+        ("fedyogi", "train", with_weight(lambda value: torch.full_like(value, -3e38)), "has values from -3e+38"),
         ("quantise", "train", with_weight(lambda value: value.to("meta")), "is on the device meta"),
         ("topk", "train", with_weight(lambda value: value.float().to_sparse()), "is a sparse_coo tensor"),
         ("static_bn", "static_bn_statistics", with_counter(0), "statistics of no batch"),

@@ -60,7 +60,7 @@ def test_entries_that_are_not_finite_are_refused_before_training(tmp_path: Path)
     message = asked(settings, tmp_path)
     for value in (float("nan"), float("inf"), 1e20):
         found = node.answer(with_entry(message, "running_mean", value)).control
-        assert not found["ok"] and "cannot read what it was asked: entry stem.1.running_mean holds values" in found["problem"]
+        assert not found["ok"] and "cannot read what it was asked: entry stem.1.running_mean has values" in found["problem"]
         assert not list((tmp_path / "node").glob("privacy*")), "nothing was trained, so nothing is charged"
     assert node.answer(message).control["ok"]
 

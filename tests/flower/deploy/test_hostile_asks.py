@@ -170,7 +170,7 @@ def test_what_would_take_the_clip_away_is_refused_and_not_charged(server: Hostil
     message, account = honest_ask(settings, tmp_path), server.deployed.folder / NODE / "privacy.jsonl"
     with server.run(settings) as run:
         for value in (math.nan, math.inf, 1e20):
-            assert "running_mean holds values" in run.refused(NODE, with_entry(message, "running_mean", value))
+            assert "running_mean has values" in run.refused(NODE, with_entry(message, "running_mean", value))
         for clip in (math.nan, math.inf, 0.0, -1.0, 1e-7, 1e7):
             said = run.refused(NODE, with_extra(message, CLIP, clip))
             assert "of what the server sent, clip must be between 1e-06 and 1e+06" in said

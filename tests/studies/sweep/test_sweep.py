@@ -363,7 +363,7 @@ def test_options_of_parts_are_replaced_and_checked() -> None:
         ([Axis("lr", (0.1,)), Axis("lr", (0.2,))], SettingError, "twice"),
         ([Axis("fedprx.mu", (1.0,))], SettingError, "Did you mean fedprox"),
         ([Axis("fedprox.muu", (1.0,))], OptionError, "Did you mean mu"),
-        ([Axis("fedprox.mu", ("a",))], OptionError, "takes float"),
+        ([Axis("fedprox.mu", ("a",))], OptionError, "must be float"),
     ):
         with pytest.raises(PolyfedError, match=words) as caught:
             check_axes(axes, [*candidates(["fedavg", "fedprox"]).values()], SETTINGS)
