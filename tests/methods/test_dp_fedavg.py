@@ -200,7 +200,7 @@ def test_workers_train_to_the_same_digest() -> None:
 def test_what_would_escape_is_refused_or_said() -> None:
     with pytest.raises(JoinError, match="uploaded but not sent down"):
         built(f'{PLAIN} + momentum(keep="global")', momentum=0.9)
-    with pytest.raises(JoinError, match="reduces updates in another way"):
+    with pytest.raises(JoinError, match="reduces updates differently"):
         built(f"{PLAIN} + median")
     with pytest.raises(JoinError, match="both use the name 'privacy'"):
         built(f"{PLAIN} + dp_sgd + group_norm(groups=2)")

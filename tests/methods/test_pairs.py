@@ -27,7 +27,7 @@ KNOWN = {
     ("krum", "pfedhn"): "would be ignored",
     ("median", "pfedhn"): "would be ignored",
     ("pfedhn", "trimmed_mean"): "would be ignored",
-    ("feddg_ga", "static_bn"): "cannot be scored as a round begins",
+    ("feddg_ga", "static_bn"): "cannot be scored at the start of a round",
     ("ccst", "central"): "only one",
     ("copa", "guiding"): "not sent to clients",
     ("elcfs", "fedtan"): "runs the model a second time",
