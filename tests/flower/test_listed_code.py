@@ -44,7 +44,7 @@ def test_a_node_that_does_not_list_code_runs_none_of_it(
 
     refused = answered("f" * 64)
     assert not refused.control["ok"]
-    assert f"does not list the code in strange_code.py (SHA-256 {HASH})" in refused.control["problem"]
+    assert f"does not allow the code in strange_code.py (SHA-256 {HASH})" in refused.control["problem"]
     assert answered(f"{'f' * 64} {HASH.upper()}").control["ok"]
     arrived.write_text(TEXT + "# changed\n")
     assert not answered(HASH).control["ok"]

@@ -223,7 +223,7 @@ def test_code_that_nodes_do_not_list_is_not_run(site: Site, tmp_path: Path) -> N
     ended = site.run(dataclasses.replace(settings_for("fedavg"), load=(str(file),)))
     own = hashlib.sha256(text.encode()).hexdigest()
     assert ended.status == "finished:failed" and "0 of 3 nodes can take part" in ended.log, ended.log
-    assert ended.log.count(f"does not list the code in unlisted.py (SHA-256 {own})") >= len((*NODES, *LIARS))
+    assert ended.log.count(f"does not allow the code in unlisted.py (SHA-256 {own})") >= len((*NODES, *LIARS))
     assert not mark.exists()
 
 

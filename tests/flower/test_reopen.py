@@ -170,7 +170,7 @@ def test_local_layers_are_asked_for_only_if_the_run_may_and_later_if_it_may_then
     over_flower(SMALL, tmp_path, grid)
     assert [is_about_entries(message) for message in grid.asked[before:]] == [False] * NODES + [True] * NODES
     assert same(open_run(taken(tmp_path)).newcomer(), train_run(Experiment(SMALL), None).newcomer())
-    with pytest.raises(SettingError, match="newcomer-model in the run's configuration takes true or false"):
+    with pytest.raises(SettingError, match="newcomer-model in the run configuration must be true or false"):
         over_flower(SMALL, tmp_path, grid, newcomer_model="no")
 
 

@@ -1,7 +1,7 @@
-"""The ClientApp: takes an ask, lets the node answer it, and gives the answer back.
+"""The ClientApp: passes a request to the node and returns the node's reply.
 
-Flower starts a process for every message. To import torch there would cost seconds each time, so this module imports neither torch nor
-what needs it (``node.py`` only where it must): it passes messages on to a resident process (``resident.py``), unless the node's configuration says ``resident=false``.
+Flower starts a process for every message. Importing torch in it would take seconds each time, so this module imports neither torch nor
+modules that need it. It passes messages to a resident process (``resident.py``), unless the node configuration sets ``resident=false``.
 """
 
 from __future__ import annotations
@@ -26,27 +26,26 @@ CODE = "code"
 
 
 def problem_with_code(settings: Settings, config: Mapping[str, object]) -> str:
-    """Why a node with this configuration does not run what an app brings; empty where it may."""
+    """Return the reason why this node does not run the app's code, or an empty string if it does."""
     listed = set(str(config.get(CODE, "")).replace(",", " ").lower().split())
     for file in _travelled(settings):
         found = hashlib.sha256(file.read_bytes()).hexdigest()
         if found not in listed:
             return (
-                f"This node does not list the code in {file.name} (SHA-256 {found}). Read the file; to let it run, start the node with "
+                f"This node does not allow the code in {file.name} (SHA-256 {found}). Read the file; to allow it, start the node with "
                 f"--node-config '{CODE}=\"{found}\"'."
             )
     return ""
 
 
 def _travelled(settings: Settings) -> Iterator[Path]:
-    """The files of code that came with the app."""
     yield from map(Path, settings.load)
     if settings.model is not None and names_function(settings.model):
         yield from _files_of(settings.model.partition(":")[0].partition(".")[0])
 
 
 def _files_of(module: str) -> Iterator[Path]:
-    """The files of a module or package that is not installed here."""
+    """Yield the files of a module or package, unless it is installed here."""
     installed = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     own = Path(__file__).resolve().parents[2]
     for place in filter(None, sys.path):
@@ -59,7 +58,7 @@ def _files_of(module: str) -> Iterator[Path]:
 
 
 def app_with(handle: Callable[[Message, Context], Message]) -> ClientApp:
-    """A ClientApp that answers every ask in one way."""
+    """Return a ClientApp that handles every request with one function."""
     made = ClientApp()
     for category in (made.train, made.evaluate, made.query):
         category(ACTION)(handle)
@@ -67,11 +66,9 @@ def app_with(handle: Callable[[Message, Context], Message]) -> ClientApp:
 
 
 def make_app(work: Callable[[WireMessage, Context], WireMessage]) -> ClientApp:
-    """The same, for a function of wire messages."""
-
     def handle(message: Message, context: Context) -> Message:
-        answered = work(wire_message_of(message.content), context)
-        return Message(records_of([answered])[0], reply_to=message)
+        reply = work(wire_message_of(message.content), context)
+        return Message(records_of([reply])[0], reply_to=message)
 
     return app_with(handle)
 
@@ -87,7 +84,7 @@ def answer(wire_message: WireMessage, context: Context) -> WireMessage:
 
 
 def answer_with_listed_code(wire_message: WireMessage, context: Context) -> WireMessage:
-    """Answer an ask, unless its app brings code that the node does not list."""
+    """Reply to a request, unless its app contains code that the node does not allow."""
     problem = problem_with_code(settings_from(context.run_config), context.node_config)
     return refusal(problem) if problem else answer(wire_message, context)
 

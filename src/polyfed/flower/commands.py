@@ -1,4 +1,4 @@
-"""The commands that Flower adds to the command line (entry point ``polyfed.commands``); nothing is imported to list them."""
+"""Commands that the flower extra adds to the command line (entry point ``polyfed.commands``). Listing them imports nothing else."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ COMMANDS = (
     ("serve", "polyfed.cli.serve:serve", "Serve a recipe to nodes on other machines."),
     ("join", "polyfed.cli.join:join", "Join a server as a node, next to the data."),
     ("nodes", "polyfed.cli.nodes:nodes", "List, revoke and renew the nodes of a server."),
-    ("deploy", "polyfed.cli.deploy:deploy", "Write an app folder for a Flower of your own."),
+    ("deploy", "polyfed.cli.deploy:deploy", "Write an app folder for your own Flower deployment."),
 )
-"""The name, the module and the command in it, and the line in ``polyfed --help``."""
+"""Name, ``module:function``, and help line of each command."""

@@ -1,11 +1,11 @@
-"""A warm executor: runs the ClientApps of a SuperNode without starting Python again for every message.
+"""A warm executor: runs the ClientApps of a SuperNode without starting Python for every message.
 
     flower-supernode ... --isolation process --host 127.0.0.1 --port 9094
     python -m polyfed.flower.executor 127.0.0.1:9094
 
-Flower's own SuperExec starts a process for each message, which then imports all of Flower. This one has imported everything, torch
-included, and forks: for each message a process that ends with it, and for each run a resident process (``resident.py``) that holds data
-and model. It stays a single thread, so that forking is safe, and talks to the node on the same machine only.
+Flower's SuperExec starts a process for each message, which imports all of Flower. This executor has imported everything, including
+torch, and forks a short-lived process per message and a resident process (``resident.py``) per run, which holds data and model. It has
+a single thread, so that forking is safe, and connects only to the node on the same machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExec
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 
-import polyfed.flower.node.node  # noqa: F401 - imported now, so that what is forked need not
+import polyfed.flower.node.node  # noqa: F401 - imported before forking
 from polyfed.flower.node import resident
 from polyfed.flower.wire.direct_http import send_directly
 from polyfed.flower.wire.lean_objects import lean_arrays
@@ -40,21 +40,21 @@ from polyfed.runs.malloc import keep_freed_pages
 
 log = logging.getLogger("polyfed")
 PAUSE = 0.1
-"""Seconds between two looks for work, where the SuperNode does not say when there is some."""
+"""Seconds between polls for work, if the SuperNode does not signal it."""
 
 
 def run(address: str, secret: bytes | None = None) -> None:
-    """Work for the node with this address until it is ended; ``secret`` is that of its Runtime, where it asks for one."""
+    """Run tasks for the node at this address until the process is stopped. ``secret`` is its Runtime's secret, if it has one."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    # It would log every look for work.
+    # httpx would log every poll.
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    # What is forked has inherited it.
+    # Forked processes inherit these changes.
     keep_freed_pages()
     send_directly()
     lean_arrays()
     use_objects(clientapp, address)
     shorten_clientapp()
-    # Nobody waits for the processes that are forked.
+    # Forked processes are not waited on.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     interceptors: list[Any] = [RuntimeVersionHttpInterceptor(component_name="SuperExec")]
     if secret is not None:
@@ -67,18 +67,18 @@ def run(address: str, secret: bytes | None = None) -> None:
         interceptors=interceptors,
         retry_invoker=make_simple_http_retry_invoker(),
     )
-    wanted, wish = os.pipe()
+    wanted, launch_pipe = os.pipe()
     log.info("Ready.")
     while True:
         acquired = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
         if acquired.HasField("task") and acquired.token:
-            _forked(partial(answer, address, acquired.token, wish))
-        for place in _wishes_until_work(address, wanted):
+            _forked(partial(answer, address, acquired.token, launch_pipe))
+        for place in _launches_until_work(address, wanted):
             _forked(partial(_reside, place))
 
 
-def _wishes_until_work(address: str, wanted: int) -> Iterator[Path]:
-    """Return when there may be work; meanwhile, the places of resident processes that ClientApps wish for."""
+def _launches_until_work(address: str, wanted: int) -> Iterator[Path]:
+    """Yield the sockets of resident processes that ClientApps request, until there may be work."""
     work = waiting_for_work(address)
     with work or contextlib.nullcontext():
         while True:
@@ -104,11 +104,11 @@ def _forked(work: Callable[[], None]) -> None:
     os._exit(0)
 
 
-def answer(node: str, token: str, wish: int) -> None:
-    """Run the ClientApp for one message; a resident process it needs is forked by the executor."""
+def answer(node: str, token: str, launch_pipe: int) -> None:
+    """Run the ClientApp for one message. If it needs a resident process, the executor forks it."""
 
     def launch(address: Path) -> None:
-        os.write(wish, f"{address}\n".encode())
+        os.write(launch_pipe, f"{address}\n".encode())
 
     resident.launch = launch
     clientapp.run_clientapp(node, token, insecure=True, runtime_dependency_install=False)

@@ -71,12 +71,19 @@ def test_a_servers_folder_is_for_one_run(tmp_path: Path) -> None:
     folder = ServerFolder(tmp_path / "server")
     prepare(folder, wanted(folder.path))
     prepare(folder, wanted(folder.path))
-    with pytest.raises(SettingError, match="another settings"):
+    with pytest.raises(SettingError, match="a different settings"):
         prepare(folder, wanted(folder.path, settings=Settings(rounds=7)))
+    identity = wanted(folder.path).identity
+    folder.describe({**identity, "settings": identity["settings"].replace('"min_share"', '"least_share"')})
+    with pytest.raises(
+        SettingError,
+        match=r"another version of polyfed: its settings differ in least_share, min_share. Finish the run with that version",
+    ):
+        prepare(folder, wanted(folder.path))
     other = tmp_path / "other"
     other.mkdir()
     (other / "thesis.tex").write_text("x")
-    with pytest.raises(SettingError, match="holds something else"):
+    with pytest.raises(SettingError, match="not a server folder"):
         prepare(ServerFolder(other), wanted(other))
     assert not [path for path in folder.path.rglob("*") if path.suffix == ".secret" and path.stat().st_mode & 0o077]
 

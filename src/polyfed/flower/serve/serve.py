@@ -43,7 +43,7 @@ from polyfed.flower.serve.registry import FILE, INVITED, NodeRegistry
 from polyfed.runs.folder.audit_log import AuditLog
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import is_finished
-from polyfed.settings import Settings
+from polyfed.settings import FACTS, Settings
 
 log = logging.getLogger("polyfed")
 
@@ -110,21 +110,39 @@ def serve(wanted: Wanted, show: Callable[[str], None] = print) -> int:
 
 
 def prepare(folder: ServerFolder, wanted: Wanted) -> None:
-    """Make a new folder, or check that an old one is for the same run."""
+    """Create the folder, or check that an existing one is for the same run.
+
+    Raises:
+        SettingError: If another version of polyfed created the folder, or it is for another run.
+    """
     if folder.described.exists():
         before = folder.description()
+        if differing := sorted(_setting_names(before.get("settings")) ^ FACTS.keys()):
+            raise SettingError(
+                f"{folder.path} was created by another version of polyfed: its settings differ in {', '.join(differing)[:200]}. "
+                "Finish the run with that version, or choose another --folder."
+            )
         other = [name for name, value in wanted.identity.items() if before.get(name) != value]
         if other:
             raise SettingError(
-                f"{folder.path} holds a server with another {', '.join(other)}. Start it as it was, or name another --folder."
+                f"{folder.path} belongs to a server with a different {', '.join(other)}. Restart it with its original options, "
+                "or choose another --folder."
             )
     else:
         if folder.path.exists() and any(folder.path.iterdir()):
-            raise SettingError(f"{folder.path} holds something else. Name another --folder.")
+            raise SettingError(f"{folder.path} is not empty and not a server folder. Choose another --folder.")
         folder.make()
     if not folder.app.exists():
         write_app(folder.app, wanted.settings, wanted.recipe, SERVER_APP)
     folder.describe(wanted.identity)
+
+
+def _setting_names(text: object) -> set[str]:
+    try:
+        values = json.loads(text) if isinstance(text, str) else None
+    except ValueError:
+        values = None
+    return set(values) if isinstance(values, dict) else set()
 
 
 def invite(folder: ServerFolder, registry: NodeRegistry, name: str) -> Path:
