@@ -77,7 +77,7 @@ def test_files_of_ones_own_methods_travel(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_file_flower_would_leave_out_is_refused(tmp_path: Path) -> None:
-    for name, sentence in (("test_quiet.py", "does not send"), ("quiet.txt", "would not send")):
+    for name, sentence in (("test_quiet.py", "does not send"), ("quiet.txt", "does not send")):
         (tmp_path / name).write_text(OWN_METHOD)
         with pytest.raises(SettingError, match=sentence):
             write_app(tmp_path / "app", with_changes(Settings(), {"load": (str(tmp_path / name),)}), "mine")
@@ -123,7 +123,7 @@ def test_a_recipe_that_cannot_run_is_refused_before_anything_is_written(tmp_path
 
 
 def test_a_run_without_settings_says_how_to_make_the_folder() -> None:
-    with pytest.raises(SettingError, match=r"no polyfed-settings. Make the app folder with: polyfed deploy init"):
+    with pytest.raises(SettingError, match=r"no polyfed-settings. Create the app folder with: polyfed deploy init"):
         settings_from({})
     with pytest.raises(SettingError, match="is not JSON"):
         settings_from({SETTINGS_KEY: "{"})
