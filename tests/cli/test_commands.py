@@ -162,7 +162,7 @@ def test_a_method_with_a_newcomer_of_its_own_says_that_the_choice_is_not_used(
 
 def test_what_a_data_set_or_setting_needs_is_said(polyfed: Command, tmp_path: Path, images: Path) -> None:
     says(polyfed("run", "pacs"), "pacs reads files", "--root DIR")
-    says(polyfed("run", images, "--partition", "dirichlet"), "dirichlet needs", "=...")
+    says(polyfed("run", images, "--partition", "dirichlet"), "dirichlet requires", "=...")
     says(polyfed("run", images, "--optimizer", "adam", "--momentum", "0.9"), "momentum is for sgd")
     (tmp_path / "pacs").mkdir()
     says(polyfed("run", "pacs"), "pacs reads files")
