@@ -447,8 +447,8 @@ def test_a_question_without_entries_is_a_question_too(tmp_path: Path) -> None:
 
 def test_nodes_of_one_domain_have_tests_of_their_own() -> None:
     federation = federation_of([described(client, "d") for client in ("one", "two")])
-    one, two = map(ClientInfo.of, federation.clients)
-    assert one.tests and two.tests and not one.tests & two.tests
+    one, two = map(ClientInfo.from_data, federation.clients)
+    assert one.test_set_ids and two.test_set_ids and not one.test_set_ids & two.test_set_ids
     assert federation.test_sizes()["seen"] == {"d": 10}
 
 
