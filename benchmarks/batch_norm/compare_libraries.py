@@ -150,7 +150,7 @@ def tables(data: Mapping[str, Any]) -> str:
             "",
             *by_group(ways, "server"),
             "",
-            "The first channel's running mean, from which its column was told (it starts at 0):",
+            "The first channel's running mean, from which its column was inferred (it starts at 0):",
             "",
             *running_means(ways),
             "",

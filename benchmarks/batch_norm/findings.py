@@ -21,7 +21,7 @@ COUNTER = "norm.num_batches_tracked"
 BY_SAMPLES, EQUALLY = "mean by samples", "mean of equal clients"
 LARGEST, FIRST, SECOND, START = "largest", "client 1's", "client 2's", "start value"
 OWN, LEFT, ABSENT = "stays with its client", "what the client trained before left", "not there"
-CUT = ", cut to a whole number"
+CUT = ", truncated to an integer"
 
 State = dict[str, np.ndarray]
 

@@ -62,7 +62,7 @@ def test_a_mean_of_all_entries_is_told(notes: Path, weights: dict[int, float], t
     found = load("findings").found_in(notes)
     assert {found.clients[group] for group in ("weights", "scale and shift", *STATISTICS)} == {told}
     # 1 and 5 batches: 4.33 by samples, which a client reads as 4; 3 with equal clients.
-    assert found.clients["batches counted"] == told + (", cut to a whole number" if told == "mean by samples" else "")
+    assert found.clients["batches counted"] == told + (", truncated to an integer" if told == "mean by samples" else "")
     assert found.server["batches counted"] == told
 
 

@@ -87,30 +87,30 @@ def test_all_of_it_comes_in_the_end(server, tmp_path, manner):
     assert told[-1] == ("sub/file.bin", len(CONTENT), len(CONTENT))
     assert sorted(path.name for path in (tmp_path / "sub").iterdir()) == ["file.bin"]
     if manner == "truncated":
-        assert Server.num_requested[1] == (manner, f"bytes={len(CONTENT) // 3}-"), "it goes on where it broke off"
-    before = len(Server.num_requested)
-    assert get([remote(server, manner)], tmp_path) == [] and len(Server.num_requested) == before, "what is there is not asked for"
+        assert Server.asked[1] == (manner, f"bytes={len(CONTENT) // 3}-"), "it goes on where it broke off"
+    before = len(Server.asked)
+    assert get([remote(server, manner)], tmp_path) == [] and len(Server.asked) == before, "what is there is not asked for"
 
 
 def test_a_slow_answer_is_given_up_and_gone_on_with(server, tmp_path, monkeypatch):
     monkeypatch.setattr(download, "TIMEOUT_SECONDS", 0.5)
     assert get([remote(server, "slow")], tmp_path) and (tmp_path / "sub" / "file.bin").read_bytes() == CONTENT
-    assert Server.num_requested[1][1] is not None
+    assert Server.asked[1][1] is not None
 
 
 def test_mirrors_are_tried_in_turn(server, tmp_path):
     assert get([remote(server, "gone", "wrong", "sound")], tmp_path)
-    assert [manner for manner, _ in Server.num_requested] == ["gone", "wrong", "sound"]
+    assert [manner for manner, _ in Server.asked] == ["gone", "wrong", "sound"]
 
 
 def test_a_download_that_was_stopped_goes_on_and_a_damaged_one_starts_again(server, tmp_path):
     part = tmp_path / "sub" / "file.bin.part"
     part.parent.mkdir()
     part.write_bytes(CONTENT[:1000])
-    assert get([remote(server, "sound")], tmp_path) and Server.num_requested == [("sound", "bytes=1000-")]
+    assert get([remote(server, "sound")], tmp_path) and Server.asked == [("sound", "bytes=1000-")]
     (tmp_path / "sub" / "file.bin").unlink()
     part.write_bytes(b"damaged")
-    assert get([remote(server, "sound")], tmp_path) and Server.num_requested[1:] == [("sound", "bytes=7-"), ("sound", None)]
+    assert get([remote(server, "sound")], tmp_path) and Server.asked[1:] == [("sound", "bytes=7-"), ("sound", None)]
     (tmp_path / "sub" / "file.bin").unlink()
     part.write_bytes(CONTENT)
     assert get([remote(server, "sound")], tmp_path), "all of it was there already"
@@ -131,7 +131,7 @@ def test_what_cannot_be_had_is_said_in_one_sentence(server, tmp_path):
 def test_a_mirror_that_sends_more_than_there_is_is_given_up(server, tmp_path, manner, said):
     with pytest.raises(DataError, match=said):
         get([remote(server, manner)], tmp_path)
-    assert len(Server.num_requested) == 1 and not list((tmp_path / "sub").iterdir()), "not asked again, and nothing is left"
+    assert len(Server.asked) == 1 and not list((tmp_path / "sub").iterdir()), "not asked again, and nothing is left"
     assert get([remote(server, manner, "sound")], tmp_path), "the next mirror is asked"
     (tmp_path / "sub" / "file.bin").unlink()
     (tmp_path / "sub" / "file.bin.part").write_bytes(CONTENT + b"more")

@@ -61,5 +61,5 @@ def test_rsc_needs_to_know_the_head() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) * 2
 
-    with pytest.raises(ModelError, match=r"rsc needs the model's head.*--head"):
+    with pytest.raises(ModelError, match=r"rsc needs the model's output layer.*--head"):
         trained("rsc", model=Doubtful())

@@ -56,7 +56,7 @@ GROUPS: dict[str, tuple[Entry, ...]] = {
     ),
     "Use what was trained": (
         Entry("report", "polyfed.cli.report:report", "Write a page about runs: who won, and how surely."),
-        Entry("analyse", "polyfed.cli.analyse:analyse", "Request why a method works: pictures and numbers."),
+        Entry("analyse", "polyfed.cli.analyse:analyse", "Explain why a method works, in figures and numbers."),
         Entry("evaluate", "polyfed.cli.evaluate:evaluate", "Score a run on its own data, or on other data."),
         Entry("predict", "polyfed.cli.predict:predict", "Say the classes of image files."),
         Entry("export", "polyfed.cli.export:export", "Write a model to a file: onnx, pt2 or safetensors."),

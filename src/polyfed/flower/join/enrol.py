@@ -103,7 +103,7 @@ def ask(member: Membership, values: dict[str, str], context: ssl.SSLContext) -> 
         now, body = time.time(), response.read(LARGEST_ANSWER)
     except ssl.SSLCertVerificationError as error:
         raise Refused(
-            f"The server at {member.host}:{member.port} is not the one of the kit ({error.verify_message}). Request its operator for a new kit."
+            f"The server at {member.host}:{member.port} is not the one of the kit ({error.verify_message}). Ask its operator for a new kit."
         ) from error
     except (OSError, http.client.HTTPException) as error:
         raise Unreachable(f"The server at {member.host}:{member.port} cannot be reached ({error}).") from error

@@ -142,7 +142,7 @@ def test_a_users_methods_are_loaded(tmp_path: Path, polyfed: Command) -> None:
     text = '[settings]\ndata = "pacs(size=32)"\nmodel = "hfedf_cnn"\nmethod = "mine"\n{}'
     assert "mine" in said(tmp_path, text.format(""))[0]
     assert said(tmp_path, text.format(f'load = ["{file.as_posix()}"]\n')) == []
-    assert "no file" in said(tmp_path, text.format('load = ["nowhere.py"]\n'))[0]
+    assert "Method file not found" in said(tmp_path, text.format('load = ["nowhere.py"]\n'))[0]
 
 
 def test_later_layers_win_and_a_budget_replaces_the_other_kind() -> None:
