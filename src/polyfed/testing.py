@@ -7,8 +7,9 @@ It trains on a tiny made-up federation (three unequal clients, a model with batc
 
 from __future__ import annotations
 
+import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,7 +80,7 @@ def check_method(method: str | Method, model: Callable[[], nn.Module] = TinyNet)
         model: builds a model the method can work on.
     """
     value = as_method(method)
-    with _random_streams_restored():
+    with _random_streams_restored(), _without_warnings():
         _is_written_and_read(value)
         run = _WatchedRun(value, model)
         _sends_what_the_plan_says(run)
@@ -89,6 +90,7 @@ def check_method(method: str | Method, model: Callable[[], nn.Module] = TinyNet)
         _resumes_to_the_bit(run)
         _declares_itself(run)
         _trains_as_declared(run)
+    print(f"{value} passed check_method.")
 
 
 def _require(fulfilled: bool, method: Method, broken: str) -> None:
@@ -124,6 +126,8 @@ class _WatchedRun:
         self.after_round: list[Snapshot] = []
         """After the setup, and after each round."""
         self.refused: TooFewReplies | None = None
+        self.rejected: dict[str, str] = {}
+        """Why replies were rejected, by client."""
         self.streams = _random_streams()
         try:
             self.replay.train(self._watch, [self._keep_snapshot])
@@ -145,7 +149,8 @@ class _WatchedRun:
         self.evaluated = digest(self.replay.experiment.snapshot())
         self.draws = self.streams != _random_streams()
 
-    def _keep_snapshot(self, _: Server) -> None:
+    def _keep_snapshot(self, server: Server) -> None:
+        self.rejected |= server.rejected
         self.after_round.append(copied(self.replay.experiment.snapshot()))
 
     def _watch(self, request: Request) -> Iterator[Reply]:
@@ -192,6 +197,13 @@ def _sends_what_the_plan_says(run: _WatchedRun) -> None:
                 strange = sorted(came - set(phase.up))
                 _require(not strange, method, f"client {reply.client} uploads {strange[:1]}, which the plan does not say.")
     _require(run.refused is None, method, f"its replies are refused. {run.refused}")
+    _accepts_all_replies(method, run.rejected)
+
+
+def _accepts_all_replies(method: Method, rejected: Mapping[str, str]) -> None:
+    for client, reason in rejected.items():
+        hint = " If the method runs the model more than once per step, declare it: Facts(passes=2)." if "batches" in reason else ""
+        _require(False, method, f"the server drops the reply of client {client}: {reason}.{hint}")
 
 
 def _check_declared(method: Method, seen: list[tuple[Request, list[Reply]]]) -> None:
@@ -225,6 +237,18 @@ def _stands_bad_replies(run: _WatchedRun) -> None:
             _require(
                 run.replay.is_finite(), run.method, f"{said} leaves values that are not finite. Declare bounds in reply_extras."
             )
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Hide the warnings about replies that are withheld on purpose; a reply that should not have been dropped is an error."""
+    log = logging.getLogger("polyfed")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 @contextmanager
@@ -332,10 +356,14 @@ def _trains_as_declared(run: _WatchedRun) -> None:
         (not facts.full_participation, {"clients_per_round": 0.6}),
         (facts.smallest_batch == 1, {"batch_size": 1}),
         (True, {"local_steps": 3, "weights": "uniform", "drop": 0.3, "min_share": 0.0}),
+        (True, {"local_epochs": 4, "rounds": 1}),
     ):
+        rejected: dict[str, str] = {}
         try:
             experiment = run.experiment(FEW, **changes)
-            experiment.train()
+            experiment.train([lambda server, into=rejected: into.update(server.rejected)])  # type: ignore[misc]
             experiment.evaluate()
         except PolyfedError as error:
+            _accepts_all_replies(run.method, experiment.server.rejected)
             _require(not must_work, run.method, f"it should train as it declares, but: {error}")
+        _accepts_all_replies(run.method, rejected)

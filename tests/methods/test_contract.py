@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import re
 from collections.abc import Mapping
@@ -18,7 +19,9 @@ from polyfed.core.rounds import Reply
 from polyfed.core.server import Server
 from polyfed.core.sharing import Rule, batch_norm, keep_local
 from polyfed.extras import Array
-from polyfed.testing import ContractBroken, check_method
+from polyfed.runs.experiment import Experiment
+from polyfed.settings import Settings
+from polyfed.testing import ContractBroken, TinyNet, check_method, tiny_federation
 
 
 @pytest.mark.parametrize("name", methods.names())
@@ -184,6 +187,33 @@ WRONG = {
 def test_a_wrong_method_fails_and_the_sentence_says_why(broken: str) -> None:
     with pytest.raises(ContractBroken, match=broken):
         check_method(WRONG[broken])
+
+
+def gradient_of_the_second_pass(step: Step) -> torch.Tensor:
+    client = step.client
+    client.forward(step.index, step.x, step.y)
+    loss = client.full_loss(client.forward(step.index, step.x, step.y))
+    client.optimizer.zero_grad()
+    loss.backward()
+    return loss
+
+
+TWO_PASSES = Method("two_passes", batch_gradient=gradient_of_the_second_pass, facts=Facts(passes=2))
+
+
+def test_a_method_with_two_passes_per_step_must_declare_them() -> None:
+    with pytest.raises(ContractBroken, match=r"drops the reply of client big: .*num_batches_tracked.* Facts\(passes=2\)"):
+        check_method(dataclasses.replace(TWO_PASSES, facts=Facts()))
+
+
+def test_a_method_with_two_declared_passes_trains_for_several_epochs(capsys: pytest.CaptureFixture[str]) -> None:
+    check_method(TWO_PASSES)
+    assert capsys.readouterr().out == "two_passes passed check_method.\n"
+    experiment = Experiment(Settings(rounds=1, local_epochs=5, batch_size=4), tiny_federation(), TWO_PASSES, TinyNet())
+    experiment.train()
+    assert not experiment.server.rejected
+    # 13 images: batches of 4, 4 and 5, since a last batch of one is merged.
+    assert int(experiment.server.state["stem.1.num_batches_tracked"]) == 5 * 3 * 2
 
 
 def test_state_kept_outside_the_run_fails() -> None:

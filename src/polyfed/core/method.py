@@ -55,6 +55,7 @@ class Facts:
         epsilon: Privacy budget of the guarantee.
         delta: Probability that the guarantee fails.
         withholds_loss: Clients report neither their training loss nor that it is not finite, since updates are bounded anyway.
+        passes: Forward passes of the model per training step, in training mode. It bounds the batch counters that clients may send.
     """
 
     batch_norm: bool = False
@@ -72,6 +73,7 @@ class Facts:
     epsilon: float = 0.0
     delta: float = 0.0
     withholds_loss: bool = False
+    passes: int = 1
 
     @property
     def uploads_with_granularity(self) -> str:

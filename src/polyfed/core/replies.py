@@ -251,7 +251,8 @@ def least(entry: Entry) -> float:
 def problem_with_counters(context: RequestContext, entries: Mapping[str, Tensor]) -> str:
     """Return the problem with a counter: it exceeds the number of batches that the client can have seen.
 
-    Counters must be bounded because the server keeps the largest one and sends it to all clients.
+    Counters must be bounded because the server keeps the largest one and sends it to all clients. A method that runs the model more
+    than once per step declares it in ``Facts.passes``.
     """
     sent, state = context.request.payloads[context.client].entries, context.server.state
     for name, value in entries.items():
@@ -261,7 +262,7 @@ def problem_with_counters(context: RequestContext, entries: Mapping[str, Tensor]
         rounds = 1 if name in sent else max(context.server.round, 1)
         base = sent.get(name, state.get(name, torch.zeros_like(value)))
         start, most, least = int(base.max()), int(value.max()), int(value.min())
-        grown = rounds * (context.steps + context.batches)
+        grown = rounds * (context.steps * context.server.method.facts.passes + context.batches)
         if least < 0 or most > start + grown:
             grown *= uses_in_a_pass(context.server, name)
         if least < 0 or most > start + grown:
