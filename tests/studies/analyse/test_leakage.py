@@ -14,7 +14,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings
 from polyfed.studies.analyse import leakage
 from polyfed.studies.analyse.gradient_inversion import draw, in_best_order, invert
-from polyfed.studies.analyse.leakage import area, found_at, likelihood_ratio, membership, pool_of
+from polyfed.studies.analyse.leakage import area, likelihood_ratio, membership, pool_of, true_positive_rate
 from polyfed.testing import TinyNet
 
 
@@ -37,9 +37,9 @@ def noise_federation(count: int = 40) -> Federation:
 def test_numbers_of_an_attack_by_hand() -> None:
     members, others = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([2.0, 0.0])
     assert area(members, others) == pytest.approx((2 + 1.5 + 1) / 6)
-    assert found_at(members, others, 0.01) == pytest.approx(1 / 3)
-    assert found_at(members, others, 0.5) == 1.0
-    assert found_at(torch.rand(10_000), torch.rand(10_000), 0.01) == pytest.approx(0.01, abs=0.006)
+    assert true_positive_rate(members, others, 0.01) == pytest.approx(1 / 3)
+    assert true_positive_rate(members, others, 0.5) == 1.0
+    assert true_positive_rate(torch.rand(10_000), torch.rand(10_000), 0.01) == pytest.approx(0.01, abs=0.006)
 
 
 def test_a_likelihood_ratio_by_hand() -> None:

@@ -61,7 +61,7 @@ def test_the_window_of_the_variance_moves() -> None:
     ]
     assert statistics_drift(lines, window=2).variance == {"a": {2: 0.5, 3: 0.0}}
     assert statistics_drift(lines, window=3).variance["a"][3] == pytest.approx((8 / 9) / 2)
-    with pytest.raises(RunFolderError, match="wrote no batch-norm statistics down"):
+    with pytest.raises(RunFolderError, match="stored no batch-norm statistics"):
         statistics_drift([])
 
 
@@ -74,7 +74,7 @@ def test_weights_and_embeddings_of_hfedf_are_written_down(tmp_path: Path) -> Non
     table = experiment.server.memory["hypernetwork"].network.embedding.weight
     rows = {info.id: table[place].tolist() for place, info in enumerate(experiment.server.clients)}
     assert {client: by_round[2] for client, by_round in found.vectors["embedding"].items()} == rows
-    with pytest.raises(RunFolderError, match="notes nothing by round"):
+    with pytest.raises(RunFolderError, match="logs no values per client"):
         noted(recorded(tmp_path / "other", experiment_of("fedavg", rounds=1)))
 
 
@@ -98,4 +98,4 @@ def test_how_far_clients_end_apart_by_hand() -> None:
     ]
     found = noted(lines)
     assert found.largest_deviation("weight")[1] == pytest.approx(0.4) and found.last_deviation("weight") == pytest.approx(0.1)
-    assert found.apart() == pytest.approx(5.0)
+    assert found.max_distance() == pytest.approx(5.0)

@@ -12,7 +12,7 @@ from torch import nn
 from helpers import tiny_runs
 from polyfed.errors import SharingError
 from polyfed.runs.result import Result
-from polyfed.studies.analyse.union_statistics import score_with, union_statistics
+from polyfed.studies.analyse.norm_statistics import score_with, union_statistics
 
 trained = functools.partial(tiny_runs.trained, rounds=3)
 
