@@ -52,13 +52,13 @@ def test_all_ways_of_writing_say_the_same() -> None:
         ("fedavg with", "no setting after 'with'"),
         ("fedavg with lr", "takes key=value"),
         ("fedavg with lrr=1", "Did you mean lr"),
-        ("fedavg with rounds=3", "the length of a run is the same for all"),
-        ("fedavg with data=pacs", "no setting of training"),
+        ("fedavg with rounds=3", "all runs have the same length"),
+        ("fedavg with data=pacs", "only training settings can differ"),
         ("fedavg with lr=1, lr=2", "sets lr twice"),
         (("fedavg with lr=1", {"lr": 2}), "sets lr twice"),
-        (("fedavg; fedbn", {"lr": 2}), "for one method, found 2"),
-        ([3], "takes texts"),
-        ([], "names no method"),
+        (("fedavg; fedbn", {"lr": 2}), "apply to one method; got 2"),
+        ([3], "must hold method expressions"),
+        ([], "No methods"),
     ],
 )
 def test_what_cannot_be_a_methods_own_is_refused(given: object, words: str) -> None:
@@ -105,9 +105,9 @@ def test_a_recipe_names_methods_with_settings_of_their_own(tmp_path: Path, polyf
     ("line", "words"),
     [
         ('"fedbn" = { lrr = 0.2 }', "Did you mean lr"),
-        ('"fedbn" = { rounds = 2 }', "the same for all"),
+        ('"fedbn" = { rounds = 2 }', "the same length"),
         ('"fedbn" = { lr = "fast" }', "lr takes a number"),
-        ('"fedbn" = 3', "takes a table of settings"),
+        ('"fedbn" = 3', "must be a table of per-method settings"),
     ],
 )
 def test_what_is_wrong_with_a_method_of_a_recipe_is_said_with_its_line(tmp_path: Path, line: str, words: str) -> None:

@@ -20,10 +20,10 @@ from polyfed.studies.doctor.findings import FINE, KNOWN, Finding, advise, findin
 from polyfed.studies.doctor.measures import (
     Measures,
     class_distance,
-    drawn,
+    draw,
     label_skew,
-    shuffled,
-    shuffled_in_classes,
+    shuffle,
+    shuffle_in_classes,
     smallest_batch,
 )
 
@@ -44,7 +44,7 @@ def test_identical_clients_are_told_that_batch_norm_is_fine() -> None:
 def test_the_client_with_inverted_colours_is_named() -> None:
     found = diagnosis(2)
     assert found.outliers == ["c2"] and found.advice.verdict != FINE
-    assert "c2 differs from the others" in found.finding("statistics").sentence
+    assert "The batch-norm statistics of c2 differ" in found.finding("statistics").sentence
     assert found.finding("gradient bias").value > 3 and found.finding("domains").is_large
     details = found.finding("gradient bias").details
     assert details["batch norm"] > details["by chance"] > max(details[n] for n in ("group norm", "frozen statistics", "no norm"))
@@ -54,7 +54,7 @@ def test_examples_without_a_class_each_leave_out_what_needs_classes() -> None:
     found = package.doctor(squares(), batch_size=8)
     names = [one.name for one in found.findings]
     assert names == ["statistics", "gradient bias", "smallest batch", "sampling", "model"]
-    assert found.left_out == dict.fromkeys(("label skew", "domains"), "examples of this task have no class each")
+    assert found.left_out == dict.fromkeys(("label skew", "domains"), "the task has no class labels")
     assert found.finding("statistics").is_large and found.advice.method == "fedbn"
 
 
@@ -81,7 +81,7 @@ def test_no_test_image_of_a_data_set_is_read() -> None:
     few = replace(data, domains=tuple(replace(d, train=d.train.subset(torch.arange(20))) for d in data.domains))
     told: list[str] = []
     found = package.doctor(few, "small_cnn(width=4)", unseen=("street",), batch_size=8, notify=told.append)
-    assert told[0] == "Taking a few steps at each client" and "Comparing gradients with batch norm" in told
+    assert told[0] == "Training a few steps at each client" and "Comparing gradients with batch norm" in told
     assert found.measures.clients == 4  # what it looked at would have ended this test had it touched a test set
 
 
@@ -175,14 +175,14 @@ def test_distance_in_feature_space_is_by_class() -> None:
     one_class, by_owner = torch.zeros(8, dtype=torch.int64), owners
     assert class_distance(features, one_class, owners) == pytest.approx(1 / features.var(0).sqrt().item())
     assert class_distance(features, by_owner, owners) != class_distance(features, by_owner, owners)  # NaN: no class is shared
-    dealt = shuffled_in_classes(by_owner, owners, seed=0)
-    assert dealt.tolist() == owners.tolist()  # labels stay as skewed as they are
+    shuffled = shuffle_in_classes(by_owner, owners, seed=0)
+    assert shuffled.tolist() == owners.tolist()  # labels stay as skewed as they are
 
 
 def test_what_is_drawn_is_bounded_and_shuffling_keeps_sizes() -> None:
-    few = drawn(federation(None), seed=0, images=7, clients=3)
+    few = draw(federation(None), seed=0, images=7, clients=3)
     assert [len(client.train) for client in few.clients] == [7, 7, 7] and all(not client.tests for client in few.clients)
-    mixed = shuffled(few, seed=0)
+    mixed = shuffle(few, seed=0)
     images = [torch.cat([client.train.batch(slice(None))[0] for client in one.clients]).flatten(1) for one in (few, mixed)]
     assert [len(client.train) for client in mixed.clients] == [7, 7, 7]
     assert sorted(images[0].tolist()) == sorted(images[1].tolist()) and images[0].tolist() != images[1].tolist()
