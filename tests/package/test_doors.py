@@ -102,7 +102,7 @@ def test_compare_leaves_one_out_as_the_command_does(polyfed: Command, digits: Da
     federation = build_federation(digits, Settings())
     with pytest.raises(SettingError, match="which a federation does not allow"):
         pf.compare(federation, "fedavg", protocol="leave-one-out", **SHORT)
-    with pytest.raises(SettingError, match="chooses the unseen domains itself"):
+    with pytest.raises(SettingError, match="sets the unseen domains"):
         pf.compare(digits, "fedavg", protocol="leave-one-out", unseen=name, **SHORT)
 
 

@@ -1,4 +1,4 @@
-"""Features, spread, confidence, t-SNE and grids, each on a case whose answer is known."""
+"""Check features, spread, confidence, t-SNE and grids on cases with known results."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_confidence_of_right_and_wrong_answers() -> None:
     assert found["unseen", True].count == 0 and found["unseen", False].mean == pytest.approx(0.99)
 
 
-def test_answers_can_be_asked_again() -> None:
+def test_predictions_can_be_recomputed() -> None:
     experiment = tiny_runs.trained("fedavg", rounds=1)
     found = answers_of(experiment)
     assert set(found) == {("seen", name, name) for name in ("big", "middle", "small")} | {("unseen", "newcomer", "new")}
@@ -92,7 +92,7 @@ class OnlyHead(nn.Module):
         return logits
 
 
-def test_classes_that_lie_far_apart_stay_apart_on_the_plane() -> None:
+def test_separated_classes_stay_separated_in_two_dimensions() -> None:
     stream = torch.Generator().manual_seed(0)
     clients = []
     for name in ("a", "b"):
@@ -108,7 +108,7 @@ def test_classes_that_lie_far_apart_stay_apart_on_the_plane() -> None:
     assert found.by_class > 0.9 and abs(found.by_domain) < 0.1
 
 
-def test_the_silhouette_is_the_one_worked_out_by_hand() -> None:
+def test_the_silhouette_equals_a_manual_calculation() -> None:
     found = silhouette(torch.tensor([[0.0], [1.0], [10.0], [11.0]]), ["a", "a", "b", "b"])
     assert found == pytest.approx((2 * (1 - 1 / 10.5) + 2 * (1 - 1 / 9.5)) / 4)
     assert silhouette(torch.zeros(3, 1), ["a", "a", "a"]) != silhouette(torch.zeros(3, 1), ["a", "a", "a"])  # NaN

@@ -1,4 +1,4 @@
-"""What a run writes down round by round: the drift of batch-norm statistics, and what a method notes."""
+"""Check the drift of batch-norm statistics and the values that a method logs per round."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_window_of_the_variance_moves() -> None:
         statistics_drift([])
 
 
-def test_weights_and_embeddings_of_hfedf_are_written_down(tmp_path: Path) -> None:
+def test_hfedf_logs_weights_and_embeddings(tmp_path: Path) -> None:
     experiment = experiment_of("hfedf", rounds=2)
     found = noted(recorded(tmp_path / "run", experiment))
     weights = found.numbers["alignment_weight"]
@@ -78,15 +78,10 @@ def test_weights_and_embeddings_of_hfedf_are_written_down(tmp_path: Path) -> Non
         noted(recorded(tmp_path / "other", experiment_of("fedavg", rounds=1)))
 
 
-def test_the_client_that_strays_farthest_is_named() -> None:
-    lines = [
-        {"round": 1, "view": "noted", "client": client, "weight": value} for client, value in (("a", 0.2), ("b", 0.3), ("c", 0.5))
-    ]
-    found = noted(lines)
+def test_deviations_and_distances_equal_a_manual_calculation() -> None:
+    weights = {"a": 0.2, "b": 0.3, "c": 0.5}
+    found = noted([{"round": 1, "view": "noted", "client": client, "weight": value} for client, value in weights.items()])
     assert found.largest_deviation("weight") == ("c", pytest.approx(0.5 - 1 / 3))
-
-
-def test_how_far_clients_end_apart_by_hand() -> None:
     lines = [
         {"round": number, "view": "noted", "client": client, "weight": weight, "embedding": place}
         for number, client, weight, place in (

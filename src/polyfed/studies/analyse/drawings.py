@@ -33,6 +33,11 @@ def _panels(found: Mapping[str, Any], width: float, height: float, rows: int = 1
     return figure, {label: [axes[row][place] for row in range(rows)] for place, label in enumerate(shown)}
 
 
+def _single(width: float, height: float) -> tuple[Any, Any]:
+    figure = empty_figure(width, height)
+    return figure, figure.add_subplot()
+
+
 def _label_rounds(axes: Any) -> None:
     from matplotlib.ticker import MaxNLocator
 
@@ -49,8 +54,7 @@ def _label_layers(axes: Any, layers: Sequence[str]) -> None:
 def bias_bars(rows: Rows) -> Any:
     """Draw the bias of each run and norm next to the bias of shuffled batches."""
     names = [row["norm"] if len({r["run"] for r in rows}) == 1 else f"{_short(row['run'], 34)}\n{row['norm']}" for row in rows]
-    figure = empty_figure(5.0, 0.5 * len(rows) + 1.2)
-    axes = figure.add_subplot()
+    figure, axes = _single(5.0, 0.5 * len(rows) + 1.2)
     for place, row in enumerate(rows):
         first = place == 0
         axes.barh(place - 0.18, 100 * row["bias"], 0.34, color=COLOURS[0], label="client batches" if first else None)
@@ -69,8 +73,7 @@ def distance_lines(distances: Rows) -> Any:
     runs = list(dict.fromkeys(row["run"] for row in distances))
     sources = list(dict.fromkeys(row["source"] for row in distances))
     layers = list(dict.fromkeys(row["layer"] for row in distances))
-    figure = empty_figure(5.2, 3.2)
-    axes = figure.add_subplot()
+    figure, axes = _single(5.2, 3.2)
     for place, run in enumerate(runs):
         for source in sources:
             mine = [r for r in distances if r["run"] == run and r["source"] == source and SERVER not in (r["one"], r["other"])]
@@ -199,8 +202,7 @@ def spread_lines(rows: Rows) -> Any:
     """Draw the relative deviation across clients for each entry."""
     weights = [row for row in rows if row["values"] > 1]
     runs, entries = (list(dict.fromkeys(row[key] for row in weights)) for key in ("run", "entry"))
-    figure = empty_figure(5.6, 3.4)
-    axes = figure.add_subplot()
+    figure, axes = _single(5.6, 3.4)
     for place, run in enumerate(runs):
         for models, style in (("as tested", "-"), ("after local training", "--")):
             mine = [row for row in weights if row["run"] == run and row["models"] == models]
@@ -254,8 +256,7 @@ def _draw_paths(axes: Any, name: str, by_client: Mapping[str, Mapping[int, Seque
 
 def noted_bars(found: Mapping[str, Noted]) -> Any:
     """Draw the first logged number of every client in its last round, with one group of bars per run."""
-    figure = empty_figure(max(3.4, 1.5 * len(found) + 1.2), 2.8)
-    axes = figure.add_subplot()
+    figure, axes = _single(max(3.4, 1.5 * len(found) + 1.2), 2.8)
     for group, one in enumerate(found.values()):
         for name in list(one.numbers)[:1]:
             last = one.last(name)
@@ -350,8 +351,7 @@ def grid(found: ScoreGrid) -> Any:
     values = [[float("nan") if one is None else 100 * one for one in row] for row in found.differences()]
     known = [abs(one) for row in values for one in row if one == one]
     limit = max(known, default=1.0) or 1.0
-    figure = empty_figure(max(3.4, 0.9 * len(found.columns) + 1.8), 0.55 * len(found.rows) + 1.6)
-    axes = figure.add_subplot()
+    figure, axes = _single(max(3.4, 0.9 * len(found.columns) + 1.8), 0.55 * len(found.rows) + 1.6)
     image = axes.imshow(values, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
     for row, line in enumerate(values):
         for column, one in enumerate(line):
@@ -370,8 +370,7 @@ def union_bars(rows: Rows) -> Any:
     """Draw the accuracy per domain with averaged statistics and with those of the pooled data."""
     runs = list(dict.fromkeys(row["run"] for row in rows))
     names = [row["domain"] if len(runs) == 1 else f"{_short(row['run'], 16)}\n{row['domain']}" for row in rows]
-    figure = empty_figure(max(3.6, 0.7 * len(rows) + 1.4), 2.8)
-    axes = figure.add_subplot()
+    figure, axes = _single(max(3.6, 0.7 * len(rows) + 1.4), 2.8)
     for offset, key, colour in ((-0.2, "averaged", "0.6"), (0.2, "union", COLOURS[0])):
         axes.bar([place + offset for place in range(len(rows))], [100 * row[key] for row in rows], 0.4, color=colour, label=key)
     axes.set_xticks(range(len(rows)), names, fontsize=6, rotation=20 if len(rows) > 4 else 0)

@@ -134,8 +134,11 @@ def shadow_runs(
         if number % 2:
             members = {name: ~others for name, others in members.items()}
         else:
-            seed = experiment.settings.seed
-            members = {name: half(len(pool.whole), generator(seed, "shadow", number, name)) for name, pool in pools.items()}
+            members = {}
+            for name, pool in pools.items():
+                order = torch.randperm(len(pool.whole), generator=generator(experiment.settings.seed, "shadow", number, name))
+                members[name] = torch.zeros(len(order), dtype=torch.bool)
+                members[name][order[: (len(order) + 1) // 2]] = True
         shadow = shadow_of(experiment, pools, members, number, model)
         try:
             shadow.train()
@@ -144,12 +147,6 @@ def shadow_runs(
             shadow.backend.close()
         inside.append({name: members[name][pool.places] for name, pool in pools.items()})
     return inside, scored
-
-
-def half(count: int, stream: torch.Generator) -> Tensor:
-    chosen = torch.zeros(count, dtype=torch.bool)
-    chosen[torch.randperm(count, generator=stream)[: (count + 1) // 2]] = True
-    return chosen
 
 
 def shadow_of(

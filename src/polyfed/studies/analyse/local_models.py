@@ -115,13 +115,12 @@ def layer_spread(experiment: Experiment, states: Iterable[tuple[str, State]] | N
     moments = Moments()
     for _, state in states_as_tested(experiment) if states is None else states:
         moments.add({name: state[name] for name in names})
-    return [_spread(moments, name, entries[name].kind) for name in names]
-
-
-def _spread(moments: Moments, name: str, kind: str) -> EntrySpread:
-    deviations, squares, count = 0.0, 0.0, moments.mean[name].numel()
-    for mean, variance in moments.in_parts(name):
-        deviations += float(variance.double().sqrt().sum())
-        squares += float((mean.double().square() + variance.double()).sum())
-    deviation = deviations / count
-    return EntrySpread(name, kind, count, deviation, deviation / max(math.sqrt(squares / count), 1e-30))
+    found = []
+    for name in names:
+        deviations, squares, count = 0.0, 0.0, moments.mean[name].numel()
+        for mean, variance in moments.in_parts(name):
+            deviations += float(variance.double().sqrt().sum())
+            squares += float((mean.double().square() + variance.double()).sum())
+        size, deviation = math.sqrt(squares / count), deviations / count
+        found.append(EntrySpread(name, entries[name].kind, count, deviation, deviation / max(size, 1e-30)))
+    return found

@@ -42,11 +42,6 @@ class OpenedRun:
     notify: Callable[[str], None] = print
     reads_data: bool = True
 
-    @property
-    def result(self) -> Result | None:
-        """The result if the run is one of this process."""
-        return self.source if isinstance(self.source, Result) else None
-
     @cached_property
     def folder(self) -> RunFolder:
         path = self.source.path if isinstance(self.source, Result) else self.source
@@ -76,8 +71,8 @@ class OpenedRun:
     @cached_property
     def answers(self) -> Answers:
         """Predictions for all test images, recomputed if the run stored none."""
-        if self.result is not None:
-            return self.result.answers or answers_of(self.experiment)
+        if isinstance(self.source, Result):
+            return self.source.answers or answers_of(self.experiment)
         return read_answers(self.folder, newest_notes(self.folder.checkpoints.folder)) or answers_of(self.experiment)
 
     @cached_property
@@ -88,8 +83,8 @@ class OpenedRun:
     @property
     def rows(self) -> Sequence[Row]:
         """The last scores."""
-        if self.result is not None:
-            return self.result.rows
+        if isinstance(self.source, Result):
+            return self.source.rows
         rounds = [line["round"] for line in self.lines if line["view"].removeprefix("selected_") in ("seen", "unseen")]
         return rows_at(self.lines, max(rounds)) if rounds else []
 

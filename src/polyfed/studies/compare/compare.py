@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -100,7 +101,11 @@ class ComparedRuns:
         """
         tracked_by(track)
         self.track = track
-        _check_protocol(settings, seeds, protocol)
+        require_count("seeds", seeds)
+        if protocol not in PROTOCOLS:
+            raise SettingError(f"protocol cannot be {protocol!r}. {nearest(protocol, PROTOCOLS)}")
+        if protocol == LEAVE_ONE_OUT and settings.unseen:
+            raise SettingError("The leave-one-out protocol sets the unseen domains. Remove unseen.")
         self.settings, self.protocol = settings, protocol
         self.callbacks = default_callbacks(callbacks)
         self.message = Callbacks(self.callbacks).message
@@ -136,19 +141,13 @@ class ComparedRuns:
         return self.settings.model or self.data.default_model
 
     def _plan(self, left_out: Sequence[str | None]) -> list[ComparisonRun]:
-        settings = self.settings
-        return [
-            ComparisonRun(
-                label,
-                seed,
-                domain,
-                dataclasses.replace(self._settings_of(one)[0], seed=seed, unseen=settings.unseen if domain is None else (domain,)),
-                one.value,
-            )
-            for label, one in self.methods.items()
-            for seed in self.seeds
-            for domain in left_out
-        ]
+        runs = []
+        for label, one in self.methods.items():
+            for seed, domain in itertools.product(self.seeds, left_out):
+                unseen = self.settings.unseen if domain is None else (domain,)
+                settings = dataclasses.replace(self._settings_of(one)[0], seed=seed, unseen=unseen)
+                runs.append(ComparisonRun(label, seed, domain, settings, one.value))
+        return runs
 
     def _settings_of(self, one: Candidate) -> tuple[Settings, dict[str, str]]:
         """Return a method's settings and their origins. Declared learning rates do not apply to a per-method optimizer."""
@@ -234,14 +233,6 @@ def _wait_for_start(folder: Path) -> None:
     end = time.monotonic() + _SECONDS_TO_START
     while not (folder / "run.toml").exists() and is_held(folder) and time.monotonic() < end:
         time.sleep(0.02)
-
-
-def _check_protocol(settings: Settings, seeds: int, protocol: str) -> None:
-    require_count("seeds", seeds)
-    if protocol not in PROTOCOLS:
-        raise SettingError(f"protocol cannot be {protocol!r}. {nearest(protocol, PROTOCOLS)}")
-    if protocol == LEAVE_ONE_OUT and settings.unseen:
-        raise SettingError("The leave-one-out protocol sets the unseen domains. Remove unseen.")
 
 
 def settings_for(data: Any, model: Any, protocol: str, values: Mapping[str, Any]) -> Settings:

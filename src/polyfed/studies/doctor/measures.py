@@ -119,7 +119,7 @@ def measure(federation: Federation, model: Any, settings: Settings, notify: Noti
         **common,
         shift=_shift_of_clients(by_client),
         shift_by_chance=statistics.fmean(_shift_of_clients(by_chance).values()),
-        shift_by_layer=_shift_of_layers(by_client),
+        shift_by_layer=_mean_shift(by_client, lambda distance: distance.layer),
         bias=bias.bias,
         bias_by_chance=bias.shuffled,
         other_bias={_FROZEN: frozen.bias, **{one.norm: one.bias for one in others}},
@@ -173,10 +173,7 @@ def label_skew(labels: Sequence[Tensor], classes: int) -> float:
 
 def _shift_of_clients(found: NormStatistics) -> dict[str, float]:
     """Return each client's distance to the others: the median over the others of the mean over layers."""
-    pairs: dict[tuple[str, str], list[float]] = {}
-    for one in _between_clients(found):
-        pairs.setdefault((one.one, one.other), []).append(one.shift)
-    means = {pair: statistics.fmean(values) for pair, values in pairs.items()}
+    means = _mean_shift(found, lambda distance: (distance.one, distance.other))
     owners = [owner for owner in found.by_owner if owner != SERVER]
     return {
         owner: statistics.median([value for pair, value in means.items() if owner in pair]) if len(owners) > 1 else 0.0
@@ -184,15 +181,13 @@ def _shift_of_clients(found: NormStatistics) -> dict[str, float]:
     }
 
 
-def _shift_of_layers(found: NormStatistics) -> dict[str, float]:
-    layers: dict[str, list[float]] = {}
-    for one in _between_clients(found):
-        layers.setdefault(one.layer, []).append(one.shift)
-    return {layer: statistics.fmean(values) for layer, values in layers.items()}
-
-
-def _between_clients(found: NormStatistics) -> list[Distance]:
-    return [one for one in found.distances() if SERVER not in (one.one, one.other)]
+def _mean_shift(found: NormStatistics, key: Callable[[Distance], Any]) -> dict[Any, float]:
+    """Return the mean shift between two clients, grouped by a key."""
+    groups: dict[Any, list[float]] = {}
+    for distance in found.distances():
+        if SERVER not in (distance.one, distance.other):
+            groups.setdefault(key(distance), []).append(distance.shift)
+    return {group: statistics.fmean(shifts) for group, shifts in groups.items()}
 
 
 @torch.no_grad()

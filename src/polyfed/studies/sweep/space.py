@@ -64,7 +64,7 @@ def check_axes(axes: Sequence[Axis], methods: Sequence[Candidate], settings: Set
 
 def _check_setting(axis: Axis, settings: Settings) -> None:
     if axis.name not in setting_names():
-        raise SettingError(f"There is no setting {axis.name!r}. {nearest(axis.name, setting_names())}")
+        raise SettingError(f"Unknown setting {axis.name!r}. {nearest(axis.name, setting_names())}")
     if why := common_to_all(axis.name):
         raise SettingError(f"{axis.name} cannot be searched: {why}. Set it once, for the whole search.")
     for value in axis.values:
@@ -142,7 +142,7 @@ def grid(axes: Sequence[Axis]) -> list[Values]:
 
 def too_few(text: str, found: int, count: int, advice: str) -> SettingError:
     return SettingError(
-        f"{text} has only {found} combinations, but every method gets the same number of trials ({count}). "
+        f"{text} has fewer combinations ({found}) than trials ({count}), and every method gets the same number of trials. "
         f"{advice}, or lower --trials."
     )
 

@@ -1,4 +1,4 @@
-"""Recipes: shipped ones are sound, wrong ones say everything at once, and what is given later wins."""
+"""Check that shipped recipes are valid, that errors list all problems, and that later settings override earlier ones."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ loss = "focal"
 
 
 def all_problems(name: str, trust: bool = False) -> list[str]:
-    """What deploying a recipe would refuse, for its settings and for each method that it compares."""
+    """Return the problems with a recipe's settings and each of its methods."""
     settings = chosen_settings(None, {}, None, name, trust=trust)
     compared = [read_candidate(text, own).settings(settings) for text, own in read(name).methods.items()]
     return [problem for one in (settings, *compared) for problem in problems_of(one)]
@@ -183,11 +183,8 @@ def test_a_grid_is_every_combination_of_its_axes() -> None:
     assert found["set/pen-plain"]["note"] == "Short." and found["set/pen-plain"]["settings"]["lr"] == 0.1
 
 
-def test_near_equal_recipes_are_grids() -> None:
-    assert len(list(SHIPPED.rglob("*.toml"))) < 10 and len(shipped_names()) > 70
-
-
 def test_recipes_are_listed_with_their_titles(polyfed: Command) -> None:
+    assert len(shipped_names()) > 70
     assert {"name": "demo", "summary": read("demo").title} in polyfed("ls", "recipes", "--json").json["items"]
 
 

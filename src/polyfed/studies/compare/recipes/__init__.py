@@ -220,7 +220,7 @@ def _setting_problems(values: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """Yield the problems of each setting, checked separately."""
     for name in values:
         if name not in setting_names():
-            yield name, f"There is no setting {name!r}. {nearest(name, setting_names())}"
+            yield name, f"Unknown setting {name!r}. {nearest(name, setting_names())}"
     for name, value in with_tuples(values).items():
         if name in setting_names():
             try:

@@ -132,7 +132,7 @@ def embedded(text: str) -> DataSet:
 
 
 def _build_without_files(settings: Settings, record: Recorded[DataSet]) -> None:
-    """Partition the data set, or blank data in its place, and build the loss, the model and the method."""
+    """Partition the data set (or blank data if it needs files), and build the loss, the model and the method."""
     declaration, needs_files = record.extra.get("declaration"), "root" in record.signature.parameters
     if declaration is None and needs_files:
         return
