@@ -72,6 +72,9 @@ class NormStatistics:
             for one, other in combinations(owners, 2)
         ]
 
+    def between_clients(self) -> list[Distance]:
+        return [distance for distance in self.distances() if SERVER not in (distance.one, distance.other)]
+
     def mean_shift(self, with_server: bool = False) -> float:
         """Return the mean shift over layers and pairs of clients, or pairs of a client and the server; 0 for one client."""
         found = [one.shift for one in self.distances() if (SERVER in (one.one, one.other)) == with_server]

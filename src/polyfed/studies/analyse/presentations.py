@@ -15,13 +15,12 @@ from polyfed.studies.analyse.confidence import Confidence
 from polyfed.studies.analyse.features import Features, TsneMap
 from polyfed.studies.analyse.gradient_bias import GradientBias, gradient_bias_of
 from polyfed.studies.analyse.local_models import EntrySpread, layer_spread
-from polyfed.studies.analyse.norm_statistics import SERVER, NormStatistics, norm_statistics, score_with, union_statistics
+from polyfed.studies.analyse.norm_statistics import NormStatistics, norm_statistics, score_with, union_statistics
 from polyfed.studies.analyse.opened_run import OpenedRun
 from polyfed.studies.analyse.rounds import Drift, Noted
 from polyfed.studies.analyse.score_grid import GridRun, score_grid
 
 Rows = list[dict[str, Any]]
-EXTREMES: Sequence[tuple[str, Callable[..., Any]]] = (("largest", max), ("smallest", min))
 
 
 class Presentation(NamedTuple):
@@ -90,7 +89,7 @@ def present_statistics(found: Mapping[str, tuple[NormStatistics, NormStatistics]
 
     def describe(both: tuple[NormStatistics, NormStatistics]) -> str:
         data, trained = both
-        distances = [one for one in data.distances() if SERVER not in (one.one, one.other)]
+        distances = data.between_clients()
         if not distances:
             return "only one client, so there is nothing to compare"
         largest = max(distances, key=lambda one: one.shift)
@@ -284,9 +283,9 @@ def present_grid(found: Mapping[str, GridRun]) -> Presentation:
     if not known:
         sentence = f"No cell has a run of both {a} and {b}."
     else:
-        extremes = [f"{word} {_describe_cell(of(known, key=lambda row: row['difference']), grid.axes)}" for word, of in EXTREMES]
+        largest, smallest = (_describe_cell(choose(known, key=lambda row: row["difference"]), grid.axes) for choose in (max, min))
         ahead = sum(row["difference"] > 0 for row in known)
-        sentence = f"Accuracy of {a} minus {b}: {', '.join(extremes)}; {a} is ahead in {ahead} of {len(known)} cells."
+        sentence = f"Accuracy of {a} minus {b}: largest {largest}, smallest {smallest}; {a} is ahead in {ahead} of {len(known)} cells."
     return Presentation(sentence, {"grid": rows}, {"grid": drawings.grid(grid)})
 
 

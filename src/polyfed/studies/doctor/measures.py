@@ -184,9 +184,8 @@ def _shift_of_clients(found: NormStatistics) -> dict[str, float]:
 def _mean_shift(found: NormStatistics, key: Callable[[Distance], Any]) -> dict[Any, float]:
     """Return the mean shift between two clients, grouped by a key."""
     groups: dict[Any, list[float]] = {}
-    for distance in found.distances():
-        if SERVER not in (distance.one, distance.other):
-            groups.setdefault(key(distance), []).append(distance.shift)
+    for distance in found.between_clients():
+        groups.setdefault(key(distance), []).append(distance.shift)
     return {group: statistics.fmean(shifts) for group, shifts in groups.items()}
 
 
