@@ -66,15 +66,10 @@ def analyse_runs(
     begin: Callable[[str], None] = lambda _: None,
     reads_data: bool = True,
 ) -> Analyses:
-    """Open each run once and run every analysis on it.
+    """Open each run once and run every analysis on it. Without ``reads_data``, only files in the run folders are read.
 
-    Args:
-        runs: Run folders or results; a mapping gives their labels.
-        kinds: Names of analyses. Default: all.
-        options: How to open folders (``root``, ``load``, ``device``, ``model``, ``trust``).
-        notify: Called with a message for each damaged file.
-        begin: Called with a label before each measurement.
-        reads_data: Set to False to read only the files in the run folders, without models or data.
+    ``options`` say how to open folders (``root``, ``load``, ``device``, ``model``, ``trust``). ``notify`` receives a message for each
+    damaged file, ``begin`` a label before each measurement.
     """
     names = kinds_named(kinds)
     measured: dict[str, dict[str, Any]] = {name: {} for name in names}

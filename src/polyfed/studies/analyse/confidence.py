@@ -17,14 +17,9 @@ BINS = 20
 
 @dataclass(frozen=True)
 class Confidence:
-    """The probability of the predicted class, over the right or the wrong predictions of one view.
+    """The probability of the predicted class, over the right or the wrong predictions of one view (seen or unseen).
 
-    Attributes:
-        view: seen or unseen.
-        right: True for right predictions, False for wrong ones.
-        count: Number of predictions.
-        mean: Mean probability, or NaN if there are no predictions.
-        histogram: Fraction of the predictions in equal bins from 0 to 1.
+    ``histogram`` holds the fractions of predictions in equal bins from 0 to 1. ``mean`` is NaN without predictions.
     """
 
     view: str
@@ -35,12 +30,7 @@ class Confidence:
 
 
 def confidence(answers: Answers, bins: int = BINS) -> list[Confidence]:
-    """Return the confidence in right and in wrong predictions for each view.
-
-    Args:
-        answers: The stored predictions of a run (``result.answers``).
-        bins: Number of histogram bins.
-    """
+    """Return the confidence in right and in wrong predictions for each view, from ``result.answers``."""
     if not answers:
         raise DataError("The run has no predictions per image: its task has none, or its models were scored as an ensemble.")
     found = []

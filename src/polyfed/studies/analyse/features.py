@@ -38,10 +38,8 @@ class Similarity:
 class Features:
     """Similarity of the models' feature maps (FedWon Figures 5 and 13).
 
-    Attributes:
-        pairs: All layers and pairs of models. The server is the second of a pair.
-        maps: Feature map of one image by layer, domain and model: the mean absolute value over channels.
-        images: That image by domain, as stored.
+    ``pairs`` has all layers and pairs of models, with the server second. ``maps`` has the feature map of one image by layer, domain and
+    model (the mean absolute value over channels), and ``images`` the stored image by domain.
     """
 
     pairs: Sequence[Similarity]
@@ -143,13 +141,8 @@ def images_by_domain(experiment: Experiment, images: int) -> dict[str, Tensor]:
 class TsneMap:
     """A two-dimensional map of test images (gPerXAN Figure 3).
 
-    Attributes:
-        places: Two coordinates per image.
-        labels: Class of each image.
-        domains: Domain of each image.
-        views: seen or unseen, for each image.
-        by_class: Silhouette of the features by class; high if the classes are separated.
-        by_domain: Silhouette of the features by domain; near 0 or below if the domains are mixed, which favours generalisation.
+    ``by_class`` is the silhouette of the features by class, which is high if the classes are separated. ``by_domain`` is near 0 or
+    below if the domains are mixed, which favours generalisation.
     """
 
     places: Tensor

@@ -130,7 +130,7 @@ Gradient = dict[str, Tensor]
 
 
 class _Probe:
-    """Computes gradients at one state, which it restores before each of them."""
+    """Gradients at one state, which is restored before each of them."""
 
     def __init__(self, experiment: Experiment, state: Mapping[str, Tensor], batch_size: int, fixed: bool) -> None:
         self.experiment, self.bench, self.state = experiment, experiment.bench, state

@@ -57,12 +57,8 @@ class Analysis:
 class Kind:
     """An analysis that polyfed offers.
 
-    Attributes:
-        title: Section title.
-        what: Description, with the published figure that it follows.
-        measure: Measures one run, or raises an error if the analysis does not apply to it.
-        summarise: Presents all measured runs, by label.
-        needs_data: True if it reads the run's images, False if the run folder is enough.
+    ``measure`` measures one run, or raises an error if the analysis does not apply to it; ``summarise`` presents all measured runs by
+    label. Analyses without ``needs_data`` only read the run folder.
     """
 
     title: str

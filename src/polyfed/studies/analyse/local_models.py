@@ -37,12 +37,7 @@ def states_as_tested(experiment: Experiment) -> Iterator[tuple[str, State]]:
 
 
 def states_after_training(experiment: Experiment, steps: int = STEPS) -> Iterator[tuple[str, State]]:
-    """Yield every client model after some more steps of local training, before averaging.
-
-    Args:
-        experiment: Experiment with its data. It is not changed.
-        steps: Maximum number of batches.
-    """
+    """Yield every client model after up to ``steps`` more batches of local training, before averaging."""
     require_data(experiment)
     server, bench = experiment.server, experiment.bench
     with threads(experiment.settings.threads):
@@ -102,12 +97,7 @@ class EntrySpread:
 
 
 def layer_spread(experiment: Experiment, states: Iterable[tuple[str, State]] | None = None) -> list[EntrySpread]:
-    """Return the spread of every entry across client models, without counters and running statistics.
-
-    Args:
-        experiment: Run with at least two clients.
-        states: Client models. Default: the models as tested.
-    """
+    """Return the spread of every entry across client models (default: as tested), without counters and running statistics."""
     if len(experiment.server.client_ids) < 2:
         raise DataError(f"The spread across clients needs two clients; the run has only {experiment.server.client_ids[0]}.")
     entries = experiment.bench.plan.entries

@@ -26,14 +26,9 @@ from polyfed.studies.analyse.score_grid import GridRun
 
 @dataclass
 class OpenedRun:
-    """A run to analyse.
+    """A run to analyse. Without ``reads_data``, only the files in its folder are read.
 
-    Args:
-        source: Run folder or result.
-        label: Name of the run in figures and tables.
-        options: How to open its folder: ``root``, ``load``, ``device``, ``model``, ``trust``.
-        notify: Called with a message for each damaged file.
-        reads_data: False if only the files in its folder may be read, without models or data.
+    ``options`` say how to open the folder (``root``, ``load``, ``device``, ``model``, ``trust``).
     """
 
     source: str | Path | Result

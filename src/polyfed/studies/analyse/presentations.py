@@ -285,7 +285,9 @@ def present_grid(found: Mapping[str, GridRun]) -> Presentation:
     else:
         largest, smallest = (_describe_cell(choose(known, key=lambda row: row["difference"]), grid.axes) for choose in (max, min))
         ahead = sum(row["difference"] > 0 for row in known)
-        sentence = f"Accuracy of {a} minus {b}: largest {largest}, smallest {smallest}; {a} is ahead in {ahead} of {len(known)} cells."
+        sentence = (
+            f"Accuracy of {a} minus {b}: largest {largest}, smallest {smallest}; {a} is ahead in {ahead} of {len(known)} cells."
+        )
     return Presentation(sentence, {"grid": rows}, {"grid": drawings.grid(grid)})
 
 

@@ -34,12 +34,7 @@ class Drift:
 
 
 def statistics_drift(lines: Lines, window: int = 200) -> Drift:
-    """Return the drift of batch-norm statistics in a run.
-
-    Args:
-        lines: Lines of its ``metrics.jsonl``.
-        window: Number of rounds that the variance of a client's statistics covers.
-    """
+    """Return the drift of batch-norm statistics from the lines of a run's ``metrics.jsonl``."""
     mine = [line for line in lines if line["view"] == STATISTICS]
     if not mine:
         raise RunFolderError(

@@ -21,14 +21,9 @@ class GridRun:
 
 @dataclass(frozen=True)
 class ScoreGrid:
-    """Scores of two methods over a grid. Each cell is a mean over seeds, or None if the runs lack it.
+    """Scores of two methods over a grid, by method and row by row. Each cell is a mean over seeds, or None if the runs lack it.
 
-    Attributes:
-        methods: The two methods, A and B.
-        axes: Settings along the rows and the columns; empty for an axis with one value.
-        rows: Values along the rows.
-        columns: Values along the columns.
-        scores: Cells by method, row by row.
+    ``axes`` names the settings along the rows and the columns; the name is empty for an axis with one value.
     """
 
     methods: tuple[str, str]
@@ -47,13 +42,7 @@ class ScoreGrid:
 
 
 def score_grid(runs: Sequence[GridRun], methods: Sequence[str] = (), axes: Sequence[str] = ()) -> ScoreGrid:
-    """Arrange runs of two methods on a grid of the settings in which they differ.
-
-    Args:
-        runs: All runs. Those with the same settings are averaged over seeds.
-        methods: A and B. Default: the two methods of the runs.
-        axes: One or two settings. Default: the settings in which the runs differ.
-    """
+    """Arrange runs of two methods on a grid of one or two settings, by default those in which the runs differ."""
     found = list(dict.fromkeys(run.method for run in runs))
     a_b = tuple(methods) or tuple(found)
     for method in methods:

@@ -22,13 +22,7 @@ _WITH = re.compile(r"\bwith\b")
 
 @dataclass(frozen=True)
 class Candidate:
-    """One method of a comparison.
-
-    Attributes:
-        text: Method expression.
-        own: Per-method settings, which override those of the comparison.
-        value: The method itself, if the expression does not define it.
-    """
+    """A method expression with per-method settings, and the method itself if the expression does not define it."""
 
     text: str
     own: Mapping[str, Any] = field(default_factory=dict)
@@ -57,13 +51,10 @@ def format_settings(own: Mapping[str, Any]) -> str:
 
 
 def candidates(methods: Any, load: Sequence[str] = (), trust: Trust = NOTHING) -> dict[str, Candidate]:
-    """Return the candidates by label, without duplicates.
+    """Load the trusted method files, and return the candidates by label, without duplicates.
 
-    Args:
-        methods: Method expressions, also several in one string, separated by semicolons; Method values; pairs of either and settings;
-            or a mapping from expressions to settings.
-        load: Method files to load first.
-        trust: Files that may run.
+    ``methods`` are method expressions, also several in one string, separated by semicolons; Method values; pairs of either and settings;
+    or a mapping from expressions to settings.
     """
     for file in load:
         load_file(file, trust)

@@ -47,12 +47,8 @@ Read = TypeVar("Read")
 class ComparisonRun:
     """One run of a comparison.
 
-    Attributes:
-        method: Label: the method expression with the per-method settings.
-        seed: Seed.
-        left_out: The unseen domain of this run, with the leave-one-out protocol.
-        settings: All settings of the run.
-        value: The method itself, if the expression does not define it.
+    ``method`` is a label: the method expression with the per-method settings. ``value`` is the method itself, if the expression does not
+    define it. ``left_out`` is the unseen domain with the leave-one-out protocol.
     """
 
     method: str

@@ -69,19 +69,17 @@ class Line:
 
 @dataclass(frozen=True)
 class Measurement:
-    """CPU seconds and amounts of each part of a short run, and the bytes per client in the last round.
+    """Measured points (amount, CPU seconds), seconds per round, and bytes per client in the last round.
 
-    ``requested`` is the number of clients in the last round, ``trained`` the mean number of examples that one of them trained on.
+    The amounts are the training examples for ``setup``, the training examples per client for ``training``, and the fraction of the
+    scored examples for ``scoring`` and ``validating``.
     """
 
-    examples: int
-    setup: float
+    setup: tuple[float, float]
+    training: tuple[float, float]
+    scoring: tuple[float, float]
+    validating: tuple[float, float]
     rounds: tuple[float, ...]
-    requested: int
-    trained: float
-    scored_fraction: float
-    scoring: float
-    validating: float
     bytes_up: float
     bytes_down: float
     peak: int | None
@@ -122,14 +120,9 @@ class Estimate:
 
 
 class Estimator:
-    """Measure the speed of one method, and estimate the cost of runs on the same or similar data.
+    """Cost estimates for runs of one method, from measurements on the same or similar data.
 
-    Args:
-        settings: Settings of the run.
-        federation: Its partitioned data.
-        method: Method. Default: the one in the settings.
-        model: Model. Default: the one in the settings.
-        seconds: Approximate duration of the long measurement.
+    The default method and model are those in the settings. ``seconds`` is the approximate duration of the long measurement.
     """
 
     def __init__(
@@ -172,15 +165,13 @@ class Estimator:
             run_rounds(self.method, experiment.server, experiment.backend, meter.send_request, ROUNDS, (meter.mark,))
         requested = meter.requested[ROUNDS]
         participants = tuple(client for client in experiment.federation.clients if client.id in requested)
+        trained = _trained_per_client(settings, dataclasses.replace(cut, clients=participants))
         return Measurement(
-            examples=_examples_in(experiment.federation),
-            setup=meter.seconds[0],
+            setup=(_examples_in(experiment.federation), meter.seconds[0]),
+            training=(trained, meter.seconds[-1] / len(requested)),
+            scoring=(fraction, meter.scoring("test")),
+            validating=(fraction, meter.scoring("validation") if settings.selection == BEST_VALIDATION else 0.0),
             rounds=tuple(meter.seconds[1:]),
-            requested=len(requested),
-            trained=_trained_per_client(settings, dataclasses.replace(cut, clients=participants)),
-            scored_fraction=fraction,
-            scoring=meter.scoring("test"),
-            validating=meter.scoring("validation") if settings.selection == BEST_VALIDATION else 0.0,
             bytes_up=meter.traffic("up") / len(requested),
             bytes_down=meter.traffic("down") / len(requested),
             peak=peak_size(),
@@ -193,22 +184,17 @@ class Estimator:
         every, validated = settings.evaluate_every, settings.needs_validation
         clients = settings.sampled(len(federation.clients))
         short, long = self.short, self.long
-        setup = Line.through((short.examples, short.setup), (long.examples, long.setup))
-        training = Line.through(
-            (short.trained, short.rounds[-1] / short.requested), (long.trained, long.rounds[-1] / long.requested)
-        )
-        scoring = Line.through((short.scored_fraction, short.scoring), (long.scored_fraction, long.scoring))
-        validating = Line.through((short.scored_fraction, short.validating), (long.scored_fraction, long.validating))
+        training = Line.through(short.training, long.training)
         return Estimate(
             method=str(self.method),
             rounds=settings.rounds,
             # The first round includes the compilation of steps, if any.
-            once=setup.at(_examples_in(federation)) + max(0.0, short.rounds[0] - short.rounds[-1]),
+            once=Line.through(short.setup, long.setup).at(_examples_in(federation)) + max(0.0, short.rounds[0] - short.rounds[-1]),
             round=clients * training.at(_trained_per_client(settings, federation)),
             scorings=validated + max(1 - validated, turns(settings.rounds, 0 if validated else every, settings.scored_at_end)),
-            scoring=scoring.at(1),
+            scoring=Line.through(short.scoring, long.scoring).at(1),
             validations=turns(settings.rounds, every or 1) if validated else 0,
-            validating=validating.at(1),
+            validating=Line.through(short.validating, long.validating).at(1),
             bytes_up=long.bytes_up,
             bytes_down=long.bytes_down,
             clients=clients,
@@ -244,7 +230,7 @@ def shorter(settings: Settings, batches: int) -> Settings:
 
 
 class LoopMeter:
-    """Record seconds and bytes per round, and the clients that received requests."""
+    """Seconds and bytes per round, and the clients that received requests."""
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
@@ -306,14 +292,7 @@ def spread(examples: Examples, count: int) -> Examples:
 
 @dataclass
 class MethodEstimate:
-    """The estimated costs of one method's runs.
-
-    Attributes:
-        method: Method expression.
-        runs: One estimate per run.
-        problem: Reason why the method cannot run, if any.
-        notices: Notices to read before running it.
-    """
+    """The estimated costs of one method's runs, or the reason why it cannot run."""
 
     method: str
     runs: list[Estimate] = field(default_factory=list)
@@ -333,12 +312,7 @@ def estimate_run(data: Any, method: str | Method | None, model: Any, seconds: fl
 
 
 def estimate_runs(runs: Sequence[ComparisonRun], data: Any, notify: Callable[[str], None]) -> list[MethodEstimate]:
-    """Estimate the runs of each method; each method is measured once.
-
-    Args:
-        runs: The runs of a comparison, or a single run.
-        data: Their data.
-        notify: Called with a message before each measurement.
+    """Estimate all runs, measuring each method once.
 
     Raises:
         PolyfedError: If the only method cannot be built. With several methods, the error goes to ``problem``.

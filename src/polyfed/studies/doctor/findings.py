@@ -51,16 +51,7 @@ _MAX_LABEL_SKEW = 0.3
 
 @dataclass(frozen=True)
 class Finding:
-    """A measurement with its interpretation.
-
-    Attributes:
-        name: Name of the measurement.
-        value: Value.
-        unit: Unit of the value.
-        is_large: True if the value argues against batch norm, or for a remedy.
-        sentence: Interpretation.
-        details: Numbers behind the value, by client, layer or norm.
-    """
+    """A measurement with its interpretation. ``is_large`` is True if the value argues against batch norm, or for a remedy."""
 
     name: str
     value: float
@@ -183,15 +174,6 @@ def _size_finding(measures: Measures) -> Finding:
 
 @dataclass(frozen=True)
 class Advice:
-    """A recommendation.
-
-    Attributes:
-        verdict: Short statement about batch norm.
-        method: Recommended method.
-        runner_up: Second choice.
-        reasons: Reasons.
-    """
-
     verdict: str
     method: str
     runner_up: str

@@ -49,15 +49,9 @@ class Measures:
     """Measurements of a federation.
 
     Attributes:
-        clients: Number of clients.
         looked_at: Number of clients that were examined.
-        images: Number of training images of each client.
         sampled: Number of clients per round.
-        batch_size: Batch size in the settings.
-        smallest_batch: Size of the smallest training batch of any client.
         label_skew: Mean total variation between a client's labels and the labels of all clients; NaN without class labels.
-        batch_norms: Number of batch norms in the model.
-        parameters: Number of model parameters.
         entries: Bytes of all state entries.
         domains: Distance between clients in feature space, compared within classes.
         domains_by_chance: The same with the owners shuffled within each class.

@@ -56,14 +56,7 @@ def trial_settings(settings: Settings) -> Settings:
 
 
 def with_validation(data: DataSet, fraction: float, seed: int, unseen: Collection[str] = ()) -> DataSet:
-    """Move a random, stratified fraction of each seen domain's training examples to validation.
-
-    Args:
-        data: Data set without a validation split.
-        fraction: Fraction of the training examples to move.
-        seed: Seed of the random choice.
-        unseen: Domains held out of training. They are unchanged.
-    """
+    """Move a random, stratified fraction of each seen domain's training examples to validation."""
     if not 0 < fraction < 1:
         raise SettingError(f"--hold-out must be between 0 and 1, such as 0.1; got {fraction}.")
     seen = [domain for domain in data.domains if domain.name not in unseen]

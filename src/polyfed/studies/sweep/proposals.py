@@ -39,15 +39,7 @@ class Proposals:
     """The distinct trials of one method: first the given values (a grid), then those from the sampler."""
 
     def __init__(self, text: str, axes: Sequence[Axis], start: Sequence[Values], sampler: str, seed: int) -> None:
-        """Start a study.
-
-        Args:
-            text: Method expression.
-            axes: Axes to search.
-            start: Values to try first.
-            sampler: One of ``SAMPLERS``.
-            seed: Seed of the search, which gives every method the same proposals.
-        """
+        """Start a study. ``start`` holds the values to try first; the same seed gives every method the same proposals."""
         self._text, self._axes, self._start, self._sampler, self._seed = text, list(axes), list(start), sampler, seed
         self._space = {axis.name: _distribution(axis) for axis in axes}
         self._tried: list[Values] = []

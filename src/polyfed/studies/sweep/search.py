@@ -119,7 +119,7 @@ class Sweep:
             axes: Axes to search.
             folder: Parent of the run folders and ``sweep.json``.
             trials: Number of trials per method. None searches a grid.
-            sampler: ``tpe`` or ``random``, without a grid.
+            sampler: Sampler if ``trials`` is set: ``tpe`` or ``random``.
             halving: Stop poor trials after a ninth and a third of their rounds, and use the saved rounds for more trials.
             seeds: Number of final runs per method, from the seed in the settings upwards.
             hold_out: Fraction of the training data to validate on, if the data set has no validation split.

@@ -112,13 +112,7 @@ def axes_of_method(axes: Sequence[Axis], text: str) -> list[Axis]:
 
 
 def trials_of_each(texts: Sequence[str], axes: Sequence[Axis], trials: int | None) -> int:
-    """Return the number of trials per method: the requested one, or the size of the largest grid.
-
-    Args:
-        texts: Method expressions.
-        axes: Axes to search.
-        trials: Requested number, or None for grids.
-    """
+    """Return the number of trials per method: the requested one, or the size of the largest grid if it is None."""
     if trials is not None:
         require_count("--trials", trials)
     count = max(len(grid(axes_of_method(axes, text))) for text in texts) if trials is None else trials

@@ -51,14 +51,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class Score:
-    """The validation score of a trial.
+    """The validation score of a trial: the mean of the search metric over clients, or None if training failed.
 
-    Attributes:
-        trial: The trial.
-        validation: Mean of the search metric over clients, or None if training failed.
-        clients: Search metric of each client.
-        problem: Reason why training failed.
-        stopped: Round after which the trial was stopped early, or None.
+    ``stopped`` is the round after which the trial was stopped early, or None.
     """
 
     trial: Trial
@@ -100,7 +95,7 @@ class Searched:
 
 
 class Searcher:
-    """Train and validate trials on data whose test sets cannot be read."""
+    """The search phase: trains and validates trials on data whose test sets cannot be read."""
 
     def __init__(self, data: DataSet, sweep: Sweep) -> None:
         self.data, self.sweep = data, sweep
@@ -177,7 +172,7 @@ class Searcher:
 
 
 class _Rungs(Callback):
-    """Stops a trial at a rung of successive halving if it is worse than earlier trials.
+    """Early stopping of a trial that is worse than earlier trials at a rung of successive halving.
 
     The run folder keeps the scores at the rungs, so a resumed search can report them again.
     """

@@ -48,15 +48,7 @@ _BOTH_BUDGETS = "rounds and total_epochs both set the length of the run. Keep on
 
 @dataclass(frozen=True)
 class Recipe:
-    """The content of a recipe.
-
-    Attributes:
-        name: Name of a shipped recipe, or the file name.
-        command: Command in the first comment, or "".
-        about: Title and other texts, and the published numbers.
-        values: Settings, with tuples for lists.
-        methods: Methods to compare, with their per-method settings.
-    """
+    """The content of a recipe: the command in its first comment, texts and published numbers, settings, and methods to compare."""
 
     name: str
     command: str
