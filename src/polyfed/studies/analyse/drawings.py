@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from polyfed.runs.figures import COLOURS, MARKERS, empty_figure
@@ -156,29 +157,17 @@ def similarity_bars(found: Mapping[str, Features]) -> Any:
     return figure
 
 
-def maps(found: Mapping[str, Features]) -> Any:
-    """Draw the last layer's feature maps of one image per domain under each model, for the first runs."""
-    shown = list(found.items())[:4]
-    rows = []
-    for label, one in shown:
-        layer = list(one.maps)[-1]
-        for domain in list(one.images)[:3]:
-            rows.append((domain if len(shown) == 1 else f"{_short(label, 16)}\n{domain}", one, layer, domain))
-    return _map_rows(rows)
+def maps(found: Mapping[str, Features], all_layers: bool = False) -> Any:
+    """Draw the last layer's feature maps of one image per domain, or all layers' maps of one image, for the first runs.
 
-
-def maps_of_layers(found: Mapping[str, Features]) -> Any:
-    """Draw the feature maps of one image after each layer under each model, for the first runs."""
+    Each row has the image and then its feature map under each model, with the server last.
+    """
     rows = []
     for label, one in list(found.items())[:4]:
-        for layer in one.maps:
-            name = _short(layer, 16)
-            rows.append((name if len(found) == 1 else f"{_short(label, 16)}\n{name}", one, layer, next(iter(one.images))))
-    return _map_rows(rows)
-
-
-def _map_rows(rows: Sequence[tuple[str, Features, str, str]]) -> Any:
-    """Draw one row per image and layer: the image, then its feature map under each model with the server last."""
+        layers, domains = list(one.maps), list(one.images)
+        for layer, domain in product(layers, domains[:1]) if all_layers else product(layers[-1:], domains[:3]):
+            name = _short(layer, 16) if all_layers else domain
+            rows.append((name if len(found) == 1 else f"{_short(label, 16)}\n{name}", one, layer, domain))
     names = list(rows[0][1].maps[rows[0][2]][rows[0][3]])[-6:]
     figure = empty_figure(1.1 * (len(names) + 1), 1.15 * len(rows) + 0.3)
     axes = figure.subplots(len(rows), len(names) + 1, squeeze=False)

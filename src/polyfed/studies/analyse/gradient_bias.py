@@ -44,11 +44,10 @@ class GradientBias:
     """Distance of the client gradients from the central one, relative to its length, averaged over draws of batches.
 
     Attributes:
-        norm: Label of the norm or the run.
         bias: Bias of the mean client gradient.
         shuffled: Bias if the same images are randomly assigned to the batches.
         cosine: Cosine between the mean client gradient and the central one.
-        layers: Bias of each layer's gradient, by layer name.
+        layers: Bias of each layer's gradient.
         clients: Bias of each client's part of the gradient (Eq. 4) in the first draw. Empty if the method has a custom loss, or if the
             statistics are fixed, because images then do not affect each other.
     """

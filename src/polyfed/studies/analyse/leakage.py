@@ -36,12 +36,12 @@ ATTACKS = ("loss", "lira")
 
 @dataclass(frozen=True)
 class Attacked:
-    """The scores of a client's samples under every attack; a larger score means a more likely member."""
+    """The scores of a client's samples under every attack, those of members first; a larger score means a more likely member."""
 
     client: str
     domains: tuple[str, ...]
-    members: Mapping[str, Tensor]
-    others: Mapping[str, Tensor]
+    members: int
+    scores: Mapping[str, Tensor]
 
 
 def membership(
@@ -67,10 +67,8 @@ def membership(
         pool, own = pools[client.id], target[client.id]
         scores = {"loss": own}
         if shadows:
-            ratios = [(inside[k][client.id], scored[k][client.id]) for k in range(shadows)]
-            scores["lira"] = likelihood_ratio(own, torch.stack([i for i, _ in ratios]), torch.stack([c for _, c in ratios]))
-        parts = ({name: value[: pool.members] for name, value in scores.items()}, {n: v[pool.members :] for n, v in scores.items()})
-        attacked.append(Attacked(client.id, client.domains, *parts))
+            scores["lira"] = likelihood_ratio(own, *(torch.stack([run[client.id] for run in runs]) for runs in (inside, scored)))
+        attacked.append(Attacked(client.id, client.domains, pool.members, scores))
     return summary(attacked, shadows)
 
 
@@ -153,17 +151,17 @@ def shadow_of(
     experiment: Experiment, pools: Mapping[str, Pool], members: Mapping[str, Tensor], number: int, model: Any
 ) -> Experiment:
     """Return the same run on the given members, with another seed."""
-    clients = tuple(
-        dataclasses.replace(
-            client, train=pools[client.id].whole.subset(torch.nonzero(members[client.id]).flatten()), validation=None
-        )
-        for client in experiment.federation.clients
-    )
-    federation: Federation = dataclasses.replace(experiment.federation, clients=clients)
-    seed = derive(experiment.settings.seed, "shadow", number) % 2**31
-    settings = dataclasses.replace(
-        already_dealt(experiment.settings), seed=seed, selection="last", evaluate_every=0, backend="process"
-    )
+    clients = []
+    for client in experiment.federation.clients:
+        train = pools[client.id].whole.subset(torch.nonzero(members[client.id]).flatten())
+        clients.append(dataclasses.replace(client, train=train, validation=None))
+    federation: Federation = dataclasses.replace(experiment.federation, clients=tuple(clients))
+    plain: dict[str, Any] = {
+        "seed": derive(experiment.settings.seed, "shadow", number) % 2**31,
+        "selection": "last",
+        "evaluate_every": 0,
+    }
+    settings = dataclasses.replace(already_dealt(experiment.settings), **plain, backend="process")
     return Experiment(settings, federation, model=model, recorded=RecordedInputs.of(federation))
 
 
@@ -171,9 +169,8 @@ def likelihood_ratio(own: Tensor, inside: Tensor, shadows: Tensor) -> Tensor:
     """Return the log-likelihood ratio of membership per sample, from shadow runs (rows) with and without the sample."""
     with_it, without = mean_over(shadows, inside), mean_over(shadows, ~inside)
     variance = variance_around(shadows, torch.where(inside, with_it, without))
-    gain = shrink(
-        with_it - without, float((variance * (1 / inside.sum(0).clamp_min(1) + 1 / (~inside).sum(0).clamp_min(1))).mean())
-    )
+    noise = variance * (1 / inside.sum(0).clamp_min(1) + 1 / (~inside).sum(0).clamp_min(1))
+    gain = shrink(with_it - without, float(noise.mean()))
     outside = (shadows - gain * inside).mean(0)
     return gain * (own - outside - gain / 2) / variance
 
@@ -213,8 +210,9 @@ def numbers(attacked: Sequence[Attacked]) -> dict[str, Any]:
     """Return, for each attack, the AUC and the true-positive rate at 1 % false positives."""
     found: dict[str, Any] = {}
     for attack in ATTACKS:
-        if attack in attacked[0].members:
-            members, others = (torch.cat([getattr(each, side)[attack] for each in attacked]) for side in ("members", "others"))
+        if attack in attacked[0].scores:
+            members = torch.cat([each.scores[attack][: each.members] for each in attacked])
+            others = torch.cat([each.scores[attack][each.members :] for each in attacked])
             found |= {"members": len(members), "others": len(others)}
             rate = true_positive_rate(members, others, FALSE_POSITIVES)
             found[attack] = {"auc": area(members, others), "tpr_at_1_percent_fpr": rate}

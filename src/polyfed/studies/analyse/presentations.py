@@ -156,7 +156,7 @@ def present_features(found: Mapping[str, Features]) -> Presentation:
     figures = {
         "similarity": drawings.similarity_bars(found),
         "maps": drawings.maps(found),
-        "maps of all layers": drawings.maps_of_layers(found),
+        "maps of all layers": drawings.maps(found, all_layers=True),
     }
     numbers = _by_run(found, client_and_client=lambda one: one.mean(False), client_and_server=lambda one: one.mean(True))
     return Presentation(_sentence(found, describe), {"similarity": rows}, figures, numbers)
