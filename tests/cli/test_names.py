@@ -81,7 +81,7 @@ def test_show_keeps_the_spelling_of_what_it_does_not_know(polyfed: Command) -> N
     says(polyfed("show", "PACZ"), "Nothing is called 'PACZ'. Did you mean pacs? See polyfed ls.")
     says(polyfed("show", "Fed-BNN"), "Nothing is called 'Fed-BNN'. Did you mean fedbn? See polyfed ls.")
     says(polyfed("reproduce", "FedWon/Tabel-1"), "There is no experiment 'FedWon/Tabel-1'. Did you mean fedwon/table-1?")
-    says(polyfed("run", "--recipe", "Dmeo"), "There is no file Dmeo and no recipe of that name. Did you mean demo?")
+    says(polyfed("run", "--recipe", "Dmeo"), "Dmeo is neither a file nor a shipped recipe. Did you mean demo?")
 
 
 def test_recipes_and_experiments_are_named_like_nothing_else() -> None:

@@ -281,7 +281,7 @@ def test_an_analysis_fills_cells_and_pictures(looked_into: Reproduction) -> None
     (drawn,) = page.parent.glob("figure-2-reduced-*.png")
     assert drawn.read_bytes().startswith(b"\x89PNG") and f"]({drawn.name})" in text
     assert 'src="data:image/png;base64,' in html and "img-src data:" in html
-    assert "Differences between clients' models. " in text and "models, apart: FedBN > FedAvg: " in text
+    assert "Differences between client models. " in text and "models, apart: FedBN > FedAvg: " in text
     assert looked_into.as_json()["analyses"][0]["kind"] == "model-spread"
 
 

@@ -157,10 +157,10 @@ def _print_search(found: Sweep, view: View) -> None:
 def _score_cells(one: Searched, score: Score, names: Sequence[str]) -> list[Cell]:
     """Return the values of a trial, what validation said, and whether it was chosen."""
     from polyfed.studies.report.words import percent
-    from polyfed.studies.sweep.trials import values_words
+    from polyfed.studies.sweep.trials import format_values
 
     values = score.trial.values
-    cells = [values_words({name: values[name]}).partition("=")[2] if name in values else "" for name in names]
+    cells = [format_values({name: values[name]}).partition("=")[2] if name in values else "" for name in names]
     result = "failed" if score.validation is None else percent(score.validation)
     if score.stopped is not None:
         result += f" (round {score.stopped})"

@@ -1,4 +1,4 @@
-"""The bias of the gradient under each norm, worked out by hand in numpy where it can be."""
+"""Check the gradient bias of each norm, against numpy where possible."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NORMS = {"batch norm": "fedavg", "group norm": "fedavg + group_norm(groups=2)", 
 
 
 class NormThenHead(nn.Module):
-    """Batch norm and a linear layer: its gradient can be written down."""
+    """Batch norm and a linear layer, with a closed-form gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class NormThenHead(nn.Module):
 
 
 def two_clients(shift: float, scale: float) -> Federation:
-    """Ten rows each; the second client's are the first one's, scaled and shifted."""
+    """Return two clients with ten rows each; the second one has the rows of the first, scaled and shifted."""
     stream = torch.Generator().manual_seed(5)
     x, y = torch.randn(10, 4, generator=stream), torch.arange(10) % 3
     clients = [
@@ -43,7 +43,7 @@ def two_clients(shift: float, scale: float) -> Federation:
 
 
 def head_gradient(x: np.ndarray, y: np.ndarray, groups: list[np.ndarray], weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """The head's gradient by hand, rows normalised within each group; the mean over groups, weighted by size."""
+    """Return the head's gradient with rows normalised per group, as a weighted mean over groups."""
     total = np.zeros((3, 5))
     for rows in groups:
         normalised = (x[rows] - x[rows].mean(0)) / np.sqrt(x[rows].var(0) + 1e-5)
@@ -53,7 +53,7 @@ def head_gradient(x: np.ndarray, y: np.ndarray, groups: list[np.ndarray], weight
     return total
 
 
-def test_the_bias_of_batch_norm_is_the_one_worked_out_by_hand() -> None:
+def test_the_bias_of_batch_norm_equals_a_manual_calculation() -> None:
     federation = two_clients(shift=3.0, scale=2.0)
     torch.manual_seed(1)
     model = NormThenHead()
@@ -70,7 +70,7 @@ def test_the_bias_of_batch_norm_is_the_one_worked_out_by_hand() -> None:
 
 
 class Widening(NormThenHead):
-    """Keeps 4,000 bytes of each row for the gradient, and notes the largest batch that it was given."""
+    """Keeps 4,000 bytes per row for the gradient, and records the largest batch."""
 
     largest = 0
 
@@ -89,7 +89,7 @@ def test_the_union_of_batches_stays_within_memory(memory: int, clients: int, lar
     assert Widening.largest == largest and len(found.clients) == clients and found.bias > 0.01
 
 
-def test_clients_are_left_out_where_four_images_of_each_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_are_omitted_if_four_images_each_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODULE, "MEMORY", 50_000)
     few = two_clients(shift=3.0, scale=2.0)
     many = tuple(ClientData(f"{one.id}{n}", one.domains, one.train, one.tests) for n in range(10) for one in few.clients)
@@ -114,7 +114,7 @@ def test_norms_without_batch_statistics_have_no_bias() -> None:
     assert found["batch norm"].layers.keys() == {"stem.0", "stem.1", "branch.0", "branch.1", "head"}
 
 
-def test_a_trained_run_is_measured_as_it_is_and_left_so() -> None:
+def test_measuring_a_trained_run_does_not_change_it() -> None:
     experiment = tiny_runs.trained("fedavg", rounds=1)
     before = {name: value.clone() for name, value in experiment.server.state.items()}
     found: GradientBias = gradient_bias_of(experiment, draws=1)

@@ -1,4 +1,4 @@
-"""Membership inference finds who was trained on where a model has learnt by heart, and nothing where it has not."""
+"""Check that membership inference finds the members of a model that has memorised them, and none otherwise."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings
 from polyfed.studies.analyse import leakage
 from polyfed.studies.analyse.gradient_inversion import draw, in_best_order, invert
-from polyfed.studies.analyse.leakage import area, found_at, likelihood_ratio, membership, pool_of
+from polyfed.studies.analyse.leakage import area, likelihood_ratio, membership, pool_of, true_positive_rate
 from polyfed.testing import TinyNet
 
 
 def noise_federation(count: int = 40) -> Federation:
-    """Images and labels without any connection: a model can only learn them by heart."""
+    """Return images with random labels, which a model can only memorise."""
     stream = torch.Generator().manual_seed(0)
     clients = []
     for name in ("a", "b"):
@@ -37,9 +37,9 @@ def noise_federation(count: int = 40) -> Federation:
 def test_numbers_of_an_attack_by_hand() -> None:
     members, others = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([2.0, 0.0])
     assert area(members, others) == pytest.approx((2 + 1.5 + 1) / 6)
-    assert found_at(members, others, 0.01) == pytest.approx(1 / 3)
-    assert found_at(members, others, 0.5) == 1.0
-    assert found_at(torch.rand(10_000), torch.rand(10_000), 0.01) == pytest.approx(0.01, abs=0.006)
+    assert true_positive_rate(members, others, 0.01) == pytest.approx(1 / 3)
+    assert true_positive_rate(members, others, 0.5) == 1.0
+    assert true_positive_rate(torch.rand(10_000), torch.rand(10_000), 0.01) == pytest.approx(0.01, abs=0.006)
 
 
 def test_a_likelihood_ratio_by_hand() -> None:
@@ -50,24 +50,26 @@ def test_a_likelihood_ratio_by_hand() -> None:
 
 
 @pytest.fixture(scope="module")
-def learnt_by_heart() -> dict[str, object]:
+def memorised() -> dict[str, object]:
     experiment = trained("local", noise_federation(), TinyNet(), rounds=12, local_epochs=6, lr=0.3, momentum=0.9, batch_size=8)
     return membership(experiment, shadows=2, model=TinyNet())
 
 
-def test_what_was_learnt_by_heart_is_found(learnt_by_heart: dict[str, dict[str, dict[str, float]]]) -> None:
-    assert learnt_by_heart["lower_bounds"] is True and learnt_by_heart["shadow_runs"] == 2
-    assert set(learnt_by_heart["clients"]) == set(learnt_by_heart["domains"]) == {"a", "b"}
+def test_memorised_samples_are_found(memorised: dict[str, dict[str, dict[str, float]]]) -> None:
+    assert memorised["lower_bounds"] is True and memorised["shadow_runs"] == 2
+    assert set(memorised["clients"]) == set(memorised["domains"]) == {"a", "b"}
     for attack in ("loss", "lira"):
-        assert learnt_by_heart["all"][attack]["auc"] > 0.6  # type: ignore[index]
-        assert 0 <= learnt_by_heart["all"][attack]["tpr_at_1_percent_fpr"] <= 1  # type: ignore[index]
-    assert learnt_by_heart["all"]["members"] == learnt_by_heart["all"]["others"] == 80
+        assert memorised["all"][attack]["auc"] > 0.6  # type: ignore[index]
+        assert 0 <= memorised["all"][attack]["tpr_at_1_percent_fpr"] <= 1  # type: ignore[index]
+    assert memorised["all"]["members"] == memorised["all"]["others"] == 80
 
 
-def test_an_untrained_model_gives_nothing_away() -> None:
+def test_an_untrained_model_leaks_nothing() -> None:
     found = membership(built("fedavg", noise_federation(400), TinyNet()))
     assert found["all"]["loss"]["auc"] == pytest.approx(0.5, abs=0.06)
     assert "lira" not in found["all"]
+    with pytest.raises(SettingError, match="pairs"):
+        membership(built("fedavg"), shadows=3)
 
 
 def test_members_come_from_training_and_others_from_tests_of_the_same_domain() -> None:
@@ -80,7 +82,7 @@ def test_members_come_from_training_and_others_from_tests_of_the_same_domain() -
 
 
 def test_few_shadow_runs_find_members_of_unequal_samples() -> None:
-    """Samples differ far more than membership adds; what is right of each sample alone would be too uncertain."""
+    """Samples differ far more than membership adds, so estimates per sample would be too noisy."""
     stream = torch.Generator().manual_seed(0)
     ease, gain = 4 * torch.randn(2000, generator=stream, dtype=torch.float64), 1.0
     inside = torch.zeros(4, 2000, dtype=torch.bool)
@@ -114,11 +116,6 @@ def test_shadow_runs_train_on_about_as_many_samples_as_the_run_however_few_are_a
         assert torch.equal(chosen[0][client.id], ~chosen[1][client.id])
 
 
-def test_shadow_runs_come_in_pairs() -> None:
-    with pytest.raises(SettingError, match="pairs"):
-        membership(built("fedavg"), shadows=3)
-
-
 def test_images_of_one_label_are_compared_in_their_best_order() -> None:
     x = torch.stack([torch.full((1, 2, 2), value) for value in (0.0, 1.0, 2.0)])
     found = in_best_order(x[[1, 0, 2]] + 0.1, x, torch.tensor([7, 7, 3]))
@@ -126,7 +123,7 @@ def test_images_of_one_label_are_compared_in_their_best_order() -> None:
     assert torch.allclose(in_best_order(x[[1, 0, 2]], x, torch.tensor([7, 8, 3])), x[[1, 0, 2]]), "labels are known"
 
 
-def test_a_gradient_gives_its_image_away_more_than_noise_does(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_gradient_leaks_its_image(tmp_path) -> None:  # type: ignore[no-untyped-def]
     few, many = (invert(Settings(data="digits-mini"), ["fedavg + group_norm"], images=1, steps=steps)[0] for steps in (1, 40))
     assert many["cosine_distance"] < few["cosine_distance"]
     low, high = many["pixels"]

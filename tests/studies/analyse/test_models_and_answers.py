@@ -1,4 +1,4 @@
-"""Features, spread, confidence, t-SNE and grids, each on a case whose answer is known."""
+"""Check features, spread, confidence, t-SNE and grids on cases with known results."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from polyfed.errors import DataError, SettingError
 from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings
 from polyfed.studies.analyse.confidence import answers_of, confidence
-from polyfed.studies.analyse.feature_similarity import SERVER, feature_similarity
+from polyfed.studies.analyse.features import SERVER, feature_similarity, silhouette, tsne
 from polyfed.studies.analyse.local_models import layer_spread, states_as_tested
 from polyfed.studies.analyse.score_grid import GridRun, score_grid
-from polyfed.studies.analyse.tsne import silhouette, tsne
 
 
 def test_equal_models_have_equal_features_and_negated_weights_opposite_ones() -> None:
@@ -52,7 +51,7 @@ def test_the_spread_of_models_is_the_deviation_of_their_weights() -> None:
     assert found["head.weight"].deviation == pytest.approx((2 / 3) ** 0.5)
     assert found["head.weight"].relative == pytest.approx((2 / 3) ** 0.5 / (5 / 3) ** 0.5)
     assert found["stem.0.weight"].deviation == 0 and not any("running" in name for name in found)
-    with pytest.raises(DataError, match="a deviation needs two"):
+    with pytest.raises(DataError, match="needs two clients"):
         layer_spread(tiny_runs.built("fedavg", {"only": 6}))
 
 
@@ -72,7 +71,7 @@ def test_confidence_of_right_and_wrong_answers() -> None:
     assert found["unseen", True].count == 0 and found["unseen", False].mean == pytest.approx(0.99)
 
 
-def test_answers_can_be_asked_again() -> None:
+def test_predictions_can_be_recomputed() -> None:
     experiment = tiny_runs.trained("fedavg", rounds=1)
     found = answers_of(experiment)
     assert set(found) == {("seen", name, name) for name in ("big", "middle", "small")} | {("unseen", "newcomer", "new")}
@@ -93,7 +92,7 @@ class OnlyHead(nn.Module):
         return logits
 
 
-def test_classes_that_lie_far_apart_stay_apart_on_the_plane() -> None:
+def test_separated_classes_stay_separated_in_two_dimensions() -> None:
     stream = torch.Generator().manual_seed(0)
     clients = []
     for name in ("a", "b"):
@@ -109,7 +108,7 @@ def test_classes_that_lie_far_apart_stay_apart_on_the_plane() -> None:
     assert found.by_class > 0.9 and abs(found.by_domain) < 0.1
 
 
-def test_the_silhouette_is_the_one_worked_out_by_hand() -> None:
+def test_the_silhouette_equals_a_manual_calculation() -> None:
     found = silhouette(torch.tensor([[0.0], [1.0], [10.0], [11.0]]), ["a", "a", "b", "b"])
     assert found == pytest.approx((2 * (1 - 1 / 10.5) + 2 * (1 - 1 / 9.5)) / 4)
     assert silhouette(torch.zeros(3, 1), ["a", "a", "a"]) != silhouette(torch.zeros(3, 1), ["a", "a", "a"])  # NaN
@@ -130,8 +129,8 @@ def test_a_grid_has_the_differences_of_the_means_over_seeds() -> None:
     assert found.axes == ("local_steps", "partition") and list(found.rows) == [1, 10] and list(found.columns) == ["even", "skewed"]
     (first, second), (third, fourth) = found.differences()
     assert first == pytest.approx(0.2) and second == pytest.approx(0.1) and third == pytest.approx(-0.6) and fourth is None
-    with pytest.raises(SettingError, match="compares two methods, and the runs have 3"):
+    with pytest.raises(SettingError, match="compares two methods; got 3"):
         score_grid([*runs, run_of("c", 1, "even", 0.1)])
-    with pytest.raises(SettingError, match="one or two axes, and all runs have the same settings"):
+    with pytest.raises(SettingError, match="one or two axes, but all runs have the same settings"):
         score_grid([run_of("a", 1, "even", 0.5), run_of("b", 1, "even", 0.4)])
     assert score_grid([*runs, run_of("c", 1, "even", 0.1)], methods=("a", "b")).differences()[0][0] == pytest.approx(0.2)

@@ -1,7 +1,8 @@
-"""Batch-norm statistics of clients: those of their images, of their training, and of what they keep."""
+"""Check batch-norm statistics of clients and of the pooled data."""
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -11,9 +12,17 @@ from torch import nn
 from helpers import tiny_runs
 from polyfed.core.client import train
 from polyfed.core.rounds import Payload
-from polyfed.errors import ModelError, SettingError
+from polyfed.errors import ModelError, SettingError, SharingError
+from polyfed.runs.result import Result
 from polyfed.studies.analyse.local_models import server_state, states_after_training, states_as_tested
-from polyfed.studies.analyse.norm_statistics import SERVER, NormStatistics, Statistics, norm_statistics
+from polyfed.studies.analyse.norm_statistics import (
+    SERVER,
+    NormStatistics,
+    Statistics,
+    norm_statistics,
+    score_with,
+    union_statistics,
+)
 
 
 def test_statistics_of_the_data_are_those_of_the_images() -> None:
@@ -67,8 +76,42 @@ def test_a_method_without_a_single_model_has_the_mean_of_its_models() -> None:
     torch.testing.assert_close(server_state(experiment)["head.weight"], torch.stack(states).mean(0))
 
 
-def test_what_does_not_apply_says_why() -> None:
+def test_union_statistics_equal_those_of_all_images() -> None:
+    experiment = tiny_runs.trained("fedavg", rounds=3, batch_size=26)
+    state = copy.deepcopy(experiment.server.state)
+    plain = union_statistics(experiment, average="plain")
+    moving = union_statistics(experiment)
+    x, _ = experiment.federation.pooled().clients[0].train.batch(slice(0, 26))
+    maps = nn.functional.conv2d(experiment.bench.preparation.for_testing(x), state["stem.0.weight"], padding=1)
+    values = maps.transpose(0, 1).flatten(1).double()
+    mean, variance = values.mean(1), values.var(1, correction=1)
+    torch.testing.assert_close(plain["stem.1.running_mean"].double(), mean, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(plain["stem.1.running_var"].double(), variance, rtol=1e-4, atol=1e-6)
+    expected = 0.9 * state["stem.1.running_mean"].double() + 0.1 * mean
+    torch.testing.assert_close(moving["stem.1.running_mean"].double(), expected, rtol=1e-4, atol=1e-6)
+    assert set(plain) == {name for name in state if "running" in name or "num_batches" in name}
+    assert all(torch.equal(experiment.server.state[name], value) for name, value in state.items())
+    assert all(m.momentum == 0.1 for m in experiment.bench.model.modules() if isinstance(m, nn.BatchNorm2d))
+
+
+def test_scoring_with_other_statistics_does_not_change_the_run() -> None:
+    experiment = tiny_runs.trained("fedavg", rounds=2)
+    before = Result(experiment, []).digest
+    unchanged = [row for row in experiment.evaluate() if row.view == "seen"]
+    assert score_with(experiment, {}) == unchanged
+    broken = {"head.weight": torch.zeros(3, 8), "head.bias": torch.tensor([0.0, 9.0, 0.0])}
+    rows = score_with(experiment, broken)
+    assert all(row.numbers["accuracy"] == pytest.approx(1 / 3) for row in rows)
+    assert len(score_with(experiment, union_statistics(experiment))) == 3
+    assert Result(experiment, []).digest == before
+
+
+def test_methods_without_shared_statistics_raise_errors() -> None:
     with pytest.raises(ModelError, match="has no batch-norm statistics"):
         norm_statistics(tiny_runs.built("fedavg + group_norm(groups=2)"))
     with pytest.raises(SettingError, match="source cannot be 'date'"):
         norm_statistics(tiny_runs.built("fedavg"), "date")
+    with pytest.raises(SharingError, match="keeps batch-norm statistics at clients"):
+        union_statistics(tiny_runs.trained("silobn", rounds=1))
+    with pytest.raises(SharingError, match="no batch-norm statistics"):
+        union_statistics(tiny_runs.built("fedavg + group_norm(groups=2)"))

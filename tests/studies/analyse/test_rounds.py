@@ -1,4 +1,4 @@
-"""What a run writes down round by round: the drift of batch-norm statistics, and what a method notes."""
+"""Check the drift of batch-norm statistics and the values that a method logs per round."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def test_the_window_of_the_variance_moves() -> None:
     ]
     assert statistics_drift(lines, window=2).variance == {"a": {2: 0.5, 3: 0.0}}
     assert statistics_drift(lines, window=3).variance["a"][3] == pytest.approx((8 / 9) / 2)
-    with pytest.raises(RunFolderError, match="wrote no batch-norm statistics down"):
+    with pytest.raises(RunFolderError, match="stored no batch-norm statistics"):
         statistics_drift([])
 
 
-def test_weights_and_embeddings_of_hfedf_are_written_down(tmp_path: Path) -> None:
+def test_hfedf_logs_weights_and_embeddings(tmp_path: Path) -> None:
     experiment = experiment_of("hfedf", rounds=2)
     found = noted(recorded(tmp_path / "run", experiment))
     weights = found.numbers["alignment_weight"]
@@ -74,19 +74,14 @@ def test_weights_and_embeddings_of_hfedf_are_written_down(tmp_path: Path) -> Non
     table = experiment.server.memory["hypernetwork"].network.embedding.weight
     rows = {info.id: table[place].tolist() for place, info in enumerate(experiment.server.clients)}
     assert {client: by_round[2] for client, by_round in found.vectors["embedding"].items()} == rows
-    with pytest.raises(RunFolderError, match="notes nothing by round"):
+    with pytest.raises(RunFolderError, match="logs no values per client"):
         noted(recorded(tmp_path / "other", experiment_of("fedavg", rounds=1)))
 
 
-def test_the_client_that_strays_farthest_is_named() -> None:
-    lines = [
-        {"round": 1, "view": "noted", "client": client, "weight": value} for client, value in (("a", 0.2), ("b", 0.3), ("c", 0.5))
-    ]
-    found = noted(lines)
+def test_deviations_and_distances_equal_a_manual_calculation() -> None:
+    weights = {"a": 0.2, "b": 0.3, "c": 0.5}
+    found = noted([{"round": 1, "view": "noted", "client": client, "weight": value} for client, value in weights.items()])
     assert found.largest_deviation("weight") == ("c", pytest.approx(0.5 - 1 / 3))
-
-
-def test_how_far_clients_end_apart_by_hand() -> None:
     lines = [
         {"round": number, "view": "noted", "client": client, "weight": weight, "embedding": place}
         for number, client, weight, place in (
@@ -98,4 +93,4 @@ def test_how_far_clients_end_apart_by_hand() -> None:
     ]
     found = noted(lines)
     assert found.largest_deviation("weight")[1] == pytest.approx(0.4) and found.last_deviation("weight") == pytest.approx(0.1)
-    assert found.apart() == pytest.approx(5.0)
+    assert found.max_distance() == pytest.approx(5.0)

@@ -1,4 +1,4 @@
-"""Methods of a comparison may have settings of their own: in the text, in Python and in recipes; tables and files say them."""
+"""Check per-method settings in expressions, in Python and in recipes."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ def test_all_ways_of_writing_say_the_same() -> None:
         ("fedavg with", "no setting after 'with'"),
         ("fedavg with lr", "takes key=value"),
         ("fedavg with lrr=1", "Did you mean lr"),
-        ("fedavg with rounds=3", "the length of a run is the same for all"),
-        ("fedavg with data=pacs", "no setting of training"),
+        ("fedavg with rounds=3", "all runs have the same length"),
+        ("fedavg with data=pacs", "only training settings can differ"),
         ("fedavg with lr=1, lr=2", "sets lr twice"),
         (("fedavg with lr=1", {"lr": 2}), "sets lr twice"),
-        (("fedavg; fedbn", {"lr": 2}), "for one method, found 2"),
-        ([3], "takes texts"),
-        ([], "names no method"),
+        (("fedavg; fedbn", {"lr": 2}), "apply to one method; got 2"),
+        ([3], "must hold method expressions"),
+        ([], "No methods"),
     ],
 )
-def test_what_cannot_be_a_methods_own_is_refused(given: object, words: str) -> None:
+def test_invalid_per_method_settings_are_refused(given: object, words: str) -> None:
     with pytest.raises(SettingError, match=words):
         candidates(given)
 
@@ -72,7 +72,7 @@ def test_a_method_given_as_a_value_keeps_its_settings() -> None:
     assert one.value is mine and one.method is mine and one.label == "mine with lr=0.3"
 
 
-def test_runs_have_the_settings_and_the_table_says_them(tmp_path: Path) -> None:
+def test_runs_and_the_table_have_per_method_settings(tmp_path: Path) -> None:
     found = package.compare(DATA, "fedavg; fedavg with lr=0.2, momentum=0.5; fedbn", out=tmp_path, **TINY)
     labels = ["fedavg", "fedavg with lr=0.2, momentum=0.5", "fedbn"]
     assert [row.method for row in found.rows] == labels and all(label in repr(found) for label in labels)
@@ -87,17 +87,15 @@ def test_runs_have_the_settings_and_the_table_says_them(tmp_path: Path) -> None:
     assert again.costs[0].extra_traffic == 0.0  # fedavg is the reference also where it has settings of its own
 
 
-def test_a_recipe_names_methods_with_settings_of_their_own(tmp_path: Path, polyfed: Command) -> None:
+def test_a_recipe_has_per_method_settings(tmp_path: Path, polyfed: Command) -> None:
     file = tmp_path / "r.toml"
     file.write_text(RECIPE)
     assert read(str(file)).methods == {"fedavg": {}, "fedbn + agc(clip=1.0)": {"lr": 0.2, "schedule": "cosine"}}
     done = polyfed("compare", "--recipe", file, "--out", "c", "--json")
     assert done.code == 0, done.err
     assert [one["method"] for one in done.json["methods"]] == ["fedavg", "fedbn + agc(clip=1.0) with lr=0.2, schedule=cosine"]
-    assert (
-        polyfed("compare", "--recipe", file, "--methods", "local", "--out", "d", "--json", "-q").json["methods"][0]["method"]
-        == "local"
-    )
+    local = polyfed("compare", "--recipe", file, "--methods", "local", "--out", "d", "--json", "-q").json
+    assert local["methods"][0]["method"] == "local"
     says(polyfed("compare", DATA), "--methods", "[methods]")
 
 
@@ -105,12 +103,12 @@ def test_a_recipe_names_methods_with_settings_of_their_own(tmp_path: Path, polyf
     ("line", "words"),
     [
         ('"fedbn" = { lrr = 0.2 }', "Did you mean lr"),
-        ('"fedbn" = { rounds = 2 }', "the same for all"),
+        ('"fedbn" = { rounds = 2 }', "the same length"),
         ('"fedbn" = { lr = "fast" }', "lr takes a number"),
-        ('"fedbn" = 3', "takes a table of settings"),
+        ('"fedbn" = 3', "must be a table of per-method settings"),
     ],
 )
-def test_what_is_wrong_with_a_method_of_a_recipe_is_said_with_its_line(tmp_path: Path, line: str, words: str) -> None:
+def test_errors_in_per_method_settings_have_a_line_number(tmp_path: Path, line: str, words: str) -> None:
     file = tmp_path / "r.toml"
     file.write_text(f"{RECIPE}{line}\n")
     with pytest.raises(SettingError, match=rf"^{re.escape(str(file))}: line 9: .*{words}"):

@@ -1,4 +1,4 @@
-"""Estimates: exact where a clock of the test's own goes by examples, and equal to what runs then count where runs can be counted."""
+"""Check estimates against a fake clock, and against the costs of real runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ QUESTION = "tick"
 
 @dataclass
 class Clock:
-    """Goes only when told to."""
+    """A clock that only advances with the work."""
 
     now: float = 0.0
     rounds: set[int] = field(default_factory=set)
@@ -105,18 +105,15 @@ def test_a_round_costs_what_its_settings_ask_for(clock: Clock, values: dict[str,
     assert estimated(clock, **values).round == pytest.approx(clients * 5 + 0.25 * examples)
 
 
-def test_pooled_data_are_one_client(clock: Clock) -> None:
+def test_pooled_data_is_one_client(clock: Clock) -> None:
     found = Estimator(
         Settings(rounds=4, batch_size=6, method="central"), tiny_federation(SIZES), pf.parse("central") + clock.method(), TinyNet()
     ).estimate(tiny_federation(SIZES))
     assert (found.clients, found.round) == (1, pytest.approx(5 + 0.25 * 186))
 
 
-def test_a_budget_in_epochs_becomes_the_rounds_of_the_whole_data(clock: Clock) -> None:
+def test_other_data_counts_by_its_size(clock: Clock) -> None:
     assert estimated(clock, total_epochs=8.0, local_epochs=2).rounds == 4
-
-
-def test_other_data_than_those_measured_count_by_their_size(clock: Clock) -> None:
     measured = Estimator(Settings(batch_size=6), tiny_federation(SIZES), clock.method(), TinyNet())
     assert measured.estimate(tiny_federation(SIZES | {"east": 40})).round == pytest.approx(4 * 5 + 0.25 * 226)
 
@@ -166,7 +163,7 @@ def test_what_changes_later_is_reported() -> None:
     assert pf.estimate(tiny_federation(), "fedavg", TinyNet(), **options).later == ()
 
 
-def test_cut_data_keep_their_classes_and_what_is_shared() -> None:
+def test_reduced_data_keeps_classes_and_shared_test_sets() -> None:
     whole = tiny_federation(SIZES)
     test = whole.clients[0].tests["north"]
     sharing = Federation(
@@ -181,7 +178,7 @@ def test_cut_data_keep_their_classes_and_what_is_shared() -> None:
     assert spread(test, 99) is test
 
 
-def test_nothing_is_taken_from_an_estimate_into_a_run() -> None:
+def test_an_estimate_does_not_affect_a_run() -> None:
     options: dict[str, Any] = {"rounds": 2, "batch_size": 4}
     net = TinyNet()
     before = pf.run(tiny_federation(), "fedbn", net, **options).digest
@@ -230,5 +227,5 @@ def test_workers_share_the_clock(polyfed: Command, images: Path) -> None:
     assert [run["workers"] for method in ended.json["methods"] for run in method["runs"]] == [2, 2]
 
 
-def test_a_method_that_cannot_be_built_is_one_sentence(polyfed: Command, images: Path) -> None:
+def test_a_method_that_cannot_be_built_is_one_error(polyfed: Command, images: Path) -> None:
     says(polyfed("run", images, *SHORT_RUN, "--method", "fedavg + fixup", "--estimate"), "SmallCNN has no residual branch")

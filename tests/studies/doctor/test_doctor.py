@@ -1,4 +1,4 @@
-"""The doctor tells identical clients from different ones, names who stands out, gives reasons with numbers, and reads no test image."""
+"""Check that the doctor recognises differences between clients, names outliers, explains its advice, and reads no test image."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from polyfed.studies.doctor.findings import FINE, KNOWN, Finding, advise, findin
 from polyfed.studies.doctor.measures import (
     Measures,
     class_distance,
-    drawn,
+    draw,
     label_skew,
-    shuffled,
-    shuffled_in_classes,
+    shuffle,
+    shuffle_in_classes,
     smallest_batch,
 )
 
@@ -35,40 +35,33 @@ def diagnosis(inverted: int | None) -> Diagnosis:
     return package.doctor(federation(inverted), MODEL)
 
 
-def test_identical_clients_are_told_that_batch_norm_is_fine() -> None:
+def test_batch_norm_is_fine_for_identical_clients() -> None:
     found = diagnosis(None)
     assert found.advice.verdict == FINE == "batch norm is fine" and found.advice.method == "fedavg" and found.outliers == []
     assert not any(one.is_large for one in found.findings)
 
 
-def test_the_client_with_inverted_colours_is_named() -> None:
+def test_the_client_with_inverted_colours_is_an_outlier() -> None:
     found = diagnosis(2)
     assert found.outliers == ["c2"] and found.advice.verdict != FINE
-    assert "c2 differs from the others" in found.finding("statistics").sentence
+    assert "The batch-norm statistics of c2 differ" in found.finding("statistics").sentence
     assert found.finding("gradient bias").value > 3 and found.finding("domains").is_large
     details = found.finding("gradient bias").details
     assert details["batch norm"] > details["by chance"] > max(details[n] for n in ("group norm", "frozen statistics", "no norm"))
 
 
-def test_examples_without_a_class_each_leave_out_what_needs_classes() -> None:
+def test_tasks_without_class_labels_skip_some_findings() -> None:
     found = package.doctor(squares(), batch_size=8)
     names = [one.name for one in found.findings]
     assert names == ["statistics", "gradient bias", "smallest batch", "sampling", "model"]
-    assert found.left_out == dict.fromkeys(("label skew", "domains"), "examples of this task have no class each")
+    assert found.left_out == dict.fromkeys(("label skew", "domains"), "the task has no class labels")
     assert found.finding("statistics").is_large and found.advice.method == "fedbn"
 
 
 def test_every_finding_has_a_number_a_range_and_a_sentence() -> None:
     told = diagnosis(2).as_json()
-    assert [one["name"] for one in told["findings"]] == [
-        "statistics",
-        "gradient bias",
-        "label skew",
-        "domains",
-        "smallest batch",
-        "sampling",
-        "model",
-    ]
+    names = ["statistics", "gradient bias", "label skew", "domains", "smallest batch", "sampling", "model"]
+    assert [one["name"] for one in told["findings"]] == names
     for one in told["findings"]:
         assert isinstance(one["value"], float | int) and one["sentence"].endswith(".")
     assert all(len(one["known"]) > 5 for one in told["findings"])
@@ -81,34 +74,18 @@ def test_no_test_image_of_a_data_set_is_read() -> None:
     few = replace(data, domains=tuple(replace(d, train=d.train.subset(torch.arange(20))) for d in data.domains))
     told: list[str] = []
     found = package.doctor(few, "small_cnn(width=4)", unseen=("street",), batch_size=8, notify=told.append)
-    assert told[0] == "Taking a few steps at each client" and "Comparing gradients with batch norm" in told
-    assert found.measures.clients == 4  # what it looked at would have ended this test had it touched a test set
+    assert told[0] == "Training a few steps at each client" and "Comparing gradients with batch norm" in told
+    assert found.measures.clients == 4  # reading a test set would have raised an error
 
 
 def made(**changes: Any) -> Measures:
-    values: dict[str, Any] = {
-        "clients": 4,
-        "looked_at": 4,
-        "images": {},
-        "sampled": 4,
-        "batch_size": 32,
-        "smallest_batch": 20,
-        "label_skew": 0.1,
-        "batch_norms": 3,
-        "parameters": 10,
-        "entries": 40,
-        "domains": 1.0,
-        "domains_by_chance": 1.0,
-        "shift": {"a": 0.1, "b": 0.1, "c": 0.1, "d": 0.1},
-        "shift_by_chance": 0.1,
-        "bias": 0.2,
-        "bias_by_chance": 0.2,
-        "other_bias": {"group norm": 0.0},
-    }
-    return Measures(**{**values, **changes})
+    values: dict[str, Any] = {"clients": 4, "looked_at": 4, "images": {}, "sampled": 4, "batch_size": 32, "smallest_batch": 20}
+    values |= {"label_skew": 0.1, "batch_norms": 3, "parameters": 10, "entries": 40, "domains": 1.0, "domains_by_chance": 1.0}
+    values |= {"shift": dict.fromkeys("abcd", 0.1), "shift_by_chance": 0.1, "bias": 0.2, "bias_by_chance": 0.2}
+    return Measures(**{**values, "other_bias": {"group norm": 0.0}, **changes})
 
 
-DIFFERENT = {"domains": 2.0, "shift": {"a": 0.3, "b": 0.3, "c": 0.3, "d": 0.3}, "bias": 0.5}
+DIFFERENT = {"domains": 2.0, "shift": dict.fromkeys("abcd", 0.3), "bias": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -133,7 +110,7 @@ def test_advice_follows_from_findings(changes: dict[str, Any], method: str) -> N
     assert parse(advice.method) and parse(advice.runner_up)
 
 
-def test_the_runner_up_needs_a_class_for_each_example_only_where_there_is_one() -> None:
+def test_the_runner_up_needs_class_labels_only_if_the_task_has_them() -> None:
     def runner_up(**changes: Any) -> str:
         return advise({one.name: one for one in findings(made(**{**DIFFERENT, **changes}))}).runner_up
 
@@ -175,14 +152,14 @@ def test_distance_in_feature_space_is_by_class() -> None:
     one_class, by_owner = torch.zeros(8, dtype=torch.int64), owners
     assert class_distance(features, one_class, owners) == pytest.approx(1 / features.var(0).sqrt().item())
     assert class_distance(features, by_owner, owners) != class_distance(features, by_owner, owners)  # NaN: no class is shared
-    dealt = shuffled_in_classes(by_owner, owners, seed=0)
-    assert dealt.tolist() == owners.tolist()  # labels stay as skewed as they are
+    shuffled = shuffle_in_classes(by_owner, owners, seed=0)
+    assert shuffled.tolist() == owners.tolist()  # labels stay as skewed as they are
 
 
 def test_what_is_drawn_is_bounded_and_shuffling_keeps_sizes() -> None:
-    few = drawn(federation(None), seed=0, images=7, clients=3)
+    few = draw(federation(None), seed=0, images=7, clients=3)
     assert [len(client.train) for client in few.clients] == [7, 7, 7] and all(not client.tests for client in few.clients)
-    mixed = shuffled(few, seed=0)
+    mixed = shuffle(few, seed=0)
     images = [torch.cat([client.train.batch(slice(None))[0] for client in one.clients]).flatten(1) for one in (few, mixed)]
     assert [len(client.train) for client in mixed.clients] == [7, 7, 7]
     assert sorted(images[0].tolist()) == sorted(images[1].tolist()) and images[0].tolist() != images[1].tolist()

@@ -1,4 +1,4 @@
-"""Searches choose on validation data, never touch a test set before, spend as much on every method, and survive being killed."""
+"""Check that searches choose on validation data, read no test set before, treat all methods equally, and can be resumed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RATES = Axis("lr", (1e-6, 0.02))
 
 
 def toy(shift: int = 0, validation: bool = True, names: tuple[str, ...] = ("bright", "dark")) -> DataSet:
-    """Classes that are told apart by the colour of the image; test labels may be shifted by so many classes."""
+    """Return images whose colour gives the class, with test labels shifted by a number of classes."""
     domains = []
     for index, name in enumerate(names):
         stream = torch.Generator().manual_seed(index)
@@ -76,7 +76,7 @@ def test_the_choice_is_validations_even_where_the_test_says_otherwise(tmp_path: 
     assert shifted[0]["tests"][0]["accuracy"]["mean"] == tests[0.02]
 
 
-def test_the_guard_refuses_every_way_of_reading() -> None:
+def test_forbidden_examples_cannot_be_read() -> None:
     forbidden = without_tests(toy()).domains[0].test
     assert isinstance(forbidden, ForbiddenExamples) and len(forbidden) == 30
     for touch in (lambda: forbidden.labels, lambda: forbidden.batch(slice(0, 1)), lambda: forbidden.subset(torch.arange(1))):
@@ -96,7 +96,7 @@ def test_touching_a_test_before_the_choice_stops_the_search(tmp_path: Path, monk
 
 def test_trials_see_no_test_of_seen_or_unseen_domains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    honest = Searcher.trained
+    honest = Searcher.train
 
     def watched(self: Searcher, trial: Any, experiment: Experiment, callbacks: Any) -> Any:
         federation = experiment.federation
@@ -104,7 +104,7 @@ def test_trials_see_no_test_of_seen_or_unseen_domains(tmp_path: Path, monkeypatc
         seen.extend([*tests, *federation.unseen.values()])
         return honest(self, trial, experiment, callbacks)
 
-    monkeypatch.setattr(Searcher, "trained", watched)
+    monkeypatch.setattr(Searcher, "train", watched)
     data = toy(names=("bright", "dark", "new"))
     settings = {"unseen": ("new",), "unseen_part": "all", "few_shot": 2}
     done = sweep(tmp_path / "s", ["fedavg", "fedbn", "central", "local"], [Axis("lr", (0.1,))], data=data, settings=settings).run()
@@ -165,11 +165,6 @@ def test_a_run_taken_over_from_its_trial_is_the_run_itself(tmp_path: Path) -> No
     assert snapshot is not None and not complaints and digest(snapshot) == plain.digest and snapshot.notes["finished"]
 
 
-def test_a_range_too_narrow_for_so_many_trials_is_an_error() -> None:
-    with pytest.raises(SettingError, match=r"fedavg has only 2 combinations .* \(8\)\. Give --lr values that lie farther apart"):
-        trials_of_each(["fedavg"], [Axis("lr", (0.1, 0.101))], 8)
-
-
 def test_a_trial_with_other_options_of_its_method_is_another_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {name_of(replace(SETTINGS, method="fedprox"), {}, "data")}
     monkeypatch.setattr(Method, "full_text", property(lambda self: "fedprox(mu=0.5)"))
@@ -177,7 +172,7 @@ def test_a_trial_with_other_options_of_its_method_is_another_trial(monkeypatch: 
     assert len(names) == 2
 
 
-def test_a_run_taken_over_from_its_trial_says_which_round_was_selected(tmp_path: Path) -> None:
+def test_a_run_continued_from_its_trial_keeps_the_selected_round(tmp_path: Path) -> None:
     done = sweep(tmp_path / "s", settings={"selection": "best_validation", "rounds": 3}).run()[0]
     assert done.chosen is not None
     trial, final = RunFolder(done.chosen.trial.folder).metrics(), RunFolder(done.outcomes[0]["run"]).metrics()
@@ -185,7 +180,7 @@ def test_a_run_taken_over_from_its_trial_says_which_round_was_selected(tmp_path:
     assert told == chosen_by_trial and 0 not in told
 
 
-def test_training_that_fails_is_no_choice_and_is_remembered(tmp_path: Path) -> None:
+def test_failed_trials_are_recorded_and_never_chosen(tmp_path: Path) -> None:
     axes = [Axis("lr", (1e30, 0.1, 1e-6))]
     one = sweep(tmp_path / "s", axes=axes).run()[0]
     assert one.scores[0].validation is None and "loss became" in one.scores[0].problem
@@ -194,7 +189,7 @@ def test_training_that_fails_is_no_choice_and_is_remembered(tmp_path: Path) -> N
     sweep(tmp_path / "s", axes=axes, callbacks=[again]).run()
     assert again.rounds == 0
     hopeless = sweep(tmp_path / "h", axes=[Axis("lr", (1e30,))]).run()[0]
-    assert hopeless.chosen is None and "No setting could be trained" in hopeless.problem
+    assert hopeless.chosen is None and "All trials failed" in hopeless.problem
 
 
 def test_a_method_that_cannot_run_does_not_stop_the_others(tmp_path: Path) -> None:
@@ -202,7 +197,7 @@ def test_a_method_that_cannot_run_does_not_stop_the_others(tmp_path: Path) -> No
     assert first.problem and not first.outcomes and second.outcomes and not second.problem
 
 
-def test_data_without_validation_say_what_would_work(tmp_path: Path) -> None:
+def test_data_without_validation_needs_hold_out(tmp_path: Path) -> None:
     data = toy(validation=False)
     with pytest.raises(DataError, match=r"2 of 2 clients .* --hold-out"):
         sweep(tmp_path / "s", data=data).run()
@@ -216,13 +211,13 @@ def test_data_without_validation_say_what_would_work(tmp_path: Path) -> None:
         assert sorted(images.tolist()) == sorted(before.train.batch(slice(None))[0].flatten(1).tolist())
     trained_on = RunFolder(one.outcomes[0]["run"]).document()["data"]["training_samples"]
     assert trained_on == 2 * 48  # the final run has everything
-    with pytest.raises(SettingError, match="of its own"):
+    with pytest.raises(SettingError, match="already has validation data"):
         with_validation(toy(), 0.1, seed=0)
     with pytest.raises(SettingError, match="between 0 and 1"):
         with_validation(data, 1.5, seed=0)
 
 
-def test_held_out_examples_tear_no_patient_apart() -> None:
+def test_held_out_examples_keep_patients_together() -> None:
     data = toy(validation=False)
     patients = [torch.arange(len(domain.train)) % 6 for domain in data.domains]
     with_patients = replace(data, domains=tuple(replace(d, groups=g) for d, g in zip(data.domains, patients, strict=True)))
@@ -240,7 +235,7 @@ def proposals(axes: list[Axis], text: str = "fedavg", start: Any = (), sampler: 
 
 
 def told(found: Proposals, count: int) -> list[Any]:
-    """The first proposals, each told a value by a rule: the nearer its rate to 0.1, the better."""
+    """Return the first proposals, scored by the distance of their learning rate to 0.1."""
     tried = []
     for _ in range(count):
         values, trial = found.ask()
@@ -258,8 +253,10 @@ def test_a_grid_comes_first_and_smaller_ones_are_made_up_to_the_same_number(tmp_
     assert tried[:2] == [{"lr": 0.01}, {"lr": 0.1}]
     rates = [values["lr"] for values in tried]
     assert len(set(rates)) == 6 and all(0.01 <= rate <= 0.1 for rate in rates)
-    with pytest.raises(SettingError, match=r"only 1 combinations .* same number of trials \(3\)"):
+    with pytest.raises(SettingError, match=r"fewer combinations \(1\) than trials \(3\)"):
         trials_of_each(["fedavg", "fedprox"], [Axis("lr", (0.1,)), axes[1]], None)
+    with pytest.raises(SettingError, match=r"fedavg has fewer combinations \(2\) than trials \(8\).* Widen the --lr range"):
+        trials_of_each(["fedavg"], [Axis("lr", (0.1, 0.101))], 8)
 
 
 def test_random_rates_are_log_uniform_seeded_and_the_same_for_all_methods(tmp_path: Path) -> None:
@@ -274,14 +271,11 @@ def test_random_rates_are_log_uniform_seeded_and_the_same_for_all_methods(tmp_pa
     assert sorted(choices.ask()[0]["momentum"] for _ in range(3)) == [0.0, 0.5, 0.9]  # no value comes twice
 
 
-def test_tpe_learns_from_the_trials_before(tmp_path: Path) -> None:
+def test_tpe_learns_from_the_trials_before_and_nothing_else() -> None:
     axes = [Axis("lr", (1e-4, 10.0))]
-    tpe, blind = (told(proposals(axes, sampler=sampler), 24)[8:] for sampler in ("tpe", "random"))
-    distance = [sum(abs(math.log10(values["lr"]) + 1) for values in found) for found in (tpe, blind)]
+    tpe, random = (told(proposals(axes, sampler=sampler), 24)[8:] for sampler in ("tpe", "random"))
+    distance = [sum(abs(math.log10(values["lr"]) + 1) for values in found) for found in (tpe, random)]
     assert distance[0] < 0.7 * distance[1]
-
-
-def test_proposals_depend_on_nothing_but_the_trials_before() -> None:
     axes = [Axis("lr", (1e-3, 1.0)), Axis("momentum", (0.0, 0.5, 0.9))]
     assert told(proposals(axes), 9) == told(proposals(axes), 9)
 
@@ -294,7 +288,7 @@ def test_rungs_stop_what_is_behind() -> None:
         _, trial = found.ask()
         verdicts.append(is_behind(trial, 0, value))
         found.tell(trial, None if verdicts[-1] else value, stopped=verdicts[-1])
-    assert verdicts == [False, True, True, False, True]  # of three, one goes on; the first has nobody to be behind
+    assert verdicts == [False, True, True, False, True]  # one in three continues
 
 
 @pytest.mark.parametrize("kill_at", [0, pytest.param(7, marks=pytest.mark.slow)])
@@ -331,7 +325,7 @@ def test_methods_of_a_search_have_settings_of_their_own(tmp_path: Path) -> None:
     assert (own.chosen.trial.settings.momentum, own.chosen.trial.settings.schedule) == (0.5, "cosine")
     assert (plain.chosen.trial.settings.momentum, plain.chosen.trial.settings.schedule) == (0.0, "constant")
     assert own.own == {"momentum": 0.5, "schedule": "cosine", "lr": 0.02}
-    with pytest.raises(SettingError, match=r"lr is searched, and fedbn has its own \(fedbn with lr=0.1\)"):
+    with pytest.raises(SettingError, match=r"lr is searched and also set for fedbn \(fedbn with lr=0.1\)"):
         sweep(tmp_path / "t", ["fedavg", "fedbn with lr=0.1"])
 
 
@@ -354,8 +348,8 @@ def test_options_of_parts_are_replaced_and_checked() -> None:
     settings = applied(SETTINGS, "fedavg + group_norm", {"lr": 0.3, "group_norm.groups": 2, "momentum": 0.9})
     assert (settings.method, settings.lr, settings.momentum) == ("fedavg + group_norm(groups=2)", 0.3, 0.9)
     for axes, error, words in (
-        ([], SettingError, "nothing to search"),
-        ([Axis("rounds", (1, 2))], SettingError, "same for all"),
+        ([], SettingError, "Nothing to search"),
+        ([Axis("rounds", (1, 2))], SettingError, "same length"),
         ([Axis("seed", (1, 2))], SettingError, "cannot be searched"),
         ([Axis("lrr", (1.0,))], SettingError, "Did you mean lr"),
         ([Axis("lr", (-1.0,))], SettingError, "negative"),
@@ -386,7 +380,7 @@ def test_the_command_reports_the_whole_grid_and_what_was_chosen(polyfed: Command
         assert all(test["metric"] == "accuracy" and test["headline"]["mean"] == test["accuracy"]["mean"] for test in one["tests"])
         assert all((Path("s") / trial["run"] / "run.toml").is_file() for trial in one["trials"])
     assert len(told["tests"][1]["accuracy"]["mean"]["values"]) == 2
-    says(polyfed(*base, "--methods", "fedavg"), "nothing to search")
+    says(polyfed(*base, "--methods", "fedavg"), "Nothing to search")
     says(polyfed(*base, "--methods", "fedavg", "--lr", "fast"), "--lr takes numbers")
     says(polyfed(*base, "--methods", "fedavg", "--set-grid", "momentum"), "key=v1,v2")
     assert "cannot be 'adm'" in polyfed(*base, "--methods", "fedavg", "--set-grid", "optimizer=sgd,adm").err
@@ -398,11 +392,3 @@ def test_the_final_runs_can_be_resumed_by_their_folder_alone(polyfed: Command, i
     (test,) = told["methods"][0]["tests"]
     assert polyfed("digest", test["run"]).out.split()[0] == test["digest"]
     assert polyfed("resume", test["run"], "--json", "-q").json["digest"] == test["digest"]
-
-
-def test_digits_mini_end_to_end(polyfed: Command) -> None:
-    data = "digits-mini(per_domain=50)"
-    done = polyfed("sweep", data, "--methods", "fedavg; fedbn", "--lr", "0.01,0.03,0.1", "--rounds", "2", "--json")
-    assert done.code == 0, done.err
-    assert done.json["trials_per_method"] == 3 and [one["chosen"] is not None for one in done.json["methods"]] == [True, True]
-    assert Path("runs/sweep-digits-mini/sweep.json").is_file()

@@ -1,21 +1,21 @@
-"""Analyses of runs: measured run by run, presented together."""
+"""Measure every analysis of each run, and present the runs together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.runs.result import Result
 from polyfed.studies.analyse.kinds import KINDS, Analysis
-from polyfed.studies.analyse.opened_run import opened
+from polyfed.studies.analyse.opened_run import open_runs
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A kind of analysis that does not apply to a run (or to all runs together), and why."""
+    """An analysis that does not apply to a run, or to all runs together, and the reason."""
 
     kind: str
     run: str
@@ -24,16 +24,15 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Analyses:
-    """What came of analysing some runs."""
+    """The analyses of some runs."""
 
     found: Sequence[Analysis]
     skipped: Sequence[Skipped]
 
     def __getitem__(self, kind: str) -> Analysis:
-        """The analysis of one kind; where there is none, an error says why."""
-        for one in self.found:
-            if one.kind == kind:
-                return one
+        for analysis in self.found:
+            if analysis.kind == kind:
+                return analysis
         reasons = [f"{one.run}: {one.reason}" for one in self.skipped if one.kind == kind]
         raise SettingError(" ".join(reasons) if reasons else f"There is no analysis {kind!r} here. {nearest(kind, KINDS)}")
 
@@ -44,16 +43,15 @@ class Analyses:
         return len(self.found)
 
     def as_json(self) -> dict[str, Any]:
-        """Every number, and what does not apply."""
-        skipped = [{"kind": one.kind, "run": one.run, "reason": one.reason} for one in self.skipped]
-        return {"analyses": [one.as_json() for one in self.found], "skipped": skipped}
+        """Return all numbers and the skipped analyses."""
+        return {"analyses": [one.as_json() for one in self.found], "skipped": [asdict(one) for one in self.skipped]}
 
     def _repr_html_(self) -> str:
         return "".join(one._repr_html_() for one in self.found)
 
 
 def kinds_named(names: Sequence[str]) -> list[str]:
-    """The kinds of these names; none: all."""
+    """Return these kinds without duplicates, or all kinds if ``names`` is empty."""
     for name in names:
         if name not in KINDS:
             raise SettingError(f"There is no analysis {name!r}. {nearest(name, KINDS)}")
@@ -63,32 +61,27 @@ def kinds_named(names: Sequence[str]) -> list[str]:
 def analyse_runs(
     runs: Sequence[str | Path | Result] | Mapping[str, str | Path | Result],
     kinds: Sequence[str] = (),
-    how: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
     notify: Callable[[str], None] = print,
     begin: Callable[[str], None] = lambda _: None,
     reads_data: bool = True,
 ) -> Analyses:
-    """Analyse runs: each is opened once, measured for every kind, and closed.
+    """Open each run once and run every analysis on it. Without ``reads_data``, only files in the run folders are read.
 
-    Args:
-        runs: run folders, or results; by label, or labelled here.
-        kinds: names of kinds; default: all.
-        how: how folders are opened (``root``, ``load``, ``device``, ``model``, ``trust``).
-        notify: called with a sentence for each damaged file.
-        begin: called with a few words before each measurement.
-        reads_data: whether models and data of the runs may be opened, or only what is written in their folders.
+    ``options`` say how to open folders (``root``, ``load``, ``device``, ``model``, ``trust``). ``notify`` receives a message for each
+    damaged file, ``begin`` a label before each measurement.
     """
     names = kinds_named(kinds)
     measured: dict[str, dict[str, Any]] = {name: {} for name in names}
     skipped: list[Skipped] = []
-    for run in opened(runs, how or {}, notify, reads_data):
+    for run in open_runs(runs, options or {}, notify, reads_data):
         for name in names:
             begin(f"{run.label}: {name}")
             try:
                 measured[name][run.label] = KINDS[name].measure(run)
             except PolyfedError as error:
                 skipped.append(Skipped(name, run.label, str(error)))
-        run.forget()
+        run.free_memory()
     found = []
     for name in names:
         if measured[name]:
@@ -100,7 +93,7 @@ def analyse_runs(
 
 
 def from_folders(runs: Sequence[str | Path | Result], kinds: Sequence[str] = ()) -> Analyses:
-    """The analyses that need nothing but what is written in the folders; the others are left out without a word."""
+    """Run the analyses that only read the run folders, and ignore the others."""
     names = [name for name in kinds_named(kinds) if not KINDS[name].needs_data]
-    found = analyse_runs(runs, names, notify=lambda _: None, reads_data=False) if names else Analyses([], [])
-    return Analyses(found.found, [])
+    found = analyse_runs(runs, names, notify=lambda _: None, reads_data=False).found if names else []
+    return Analyses(found, [])

@@ -1,4 +1,4 @@
-"""How sure a model is of its right and of its wrong answers, on seen and on unseen domains (hFedF Figure 3)."""
+"""Compare the model's confidence in right and in wrong predictions, on seen and unseen domains (hFedF Figure 3)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,9 @@ BINS = 20
 
 @dataclass(frozen=True)
 class Confidence:
-    """The probability of the answered class, for the right or the wrong answers of one view.
+    """The probability of the predicted class, over the right or the wrong predictions of one view (seen or unseen).
 
-    Attributes:
-        view: seen or unseen.
-        right: of right answers, or of wrong ones.
-        count: number of answers.
-        mean: mean probability; NaN where there are none.
-        histogram: shares of the answers in equal bins from 0 to 1.
+    ``histogram`` holds the fractions of predictions in equal bins from 0 to 1. ``mean`` is NaN without predictions.
     """
 
     view: str
@@ -35,32 +30,22 @@ class Confidence:
 
 
 def confidence(answers: Answers, bins: int = BINS) -> list[Confidence]:
-    """Right and wrong answers of each view, with how sure the model was of them.
-
-    Args:
-        answers: of a run (``result.answers``).
-        bins: of the histogram.
-    """
+    """Return the confidence in right and in wrong predictions for each view, from ``result.answers``."""
     if not answers:
-        raise DataError("The run has no answers to single images; its task has none, or its models were scored together.")
-    return [
-        _one(answers, view, right, bins)
-        for view in ("seen", "unseen")
-        if any(key[0] == view for key in answers)
-        for right in (True, False)
-    ]
-
-
-def _one(answers: Answers, view: str, right: bool, bins: int) -> Confidence:
-    parts = [found for key, found in answers.items() if key[0] == view]
-    values = torch.cat([one["confidence"][(one["labels"] == one["answers"]) == right].double() for one in parts])
-    counts = torch.histc(values, bins, 0.0, 1.0)
-    shares = (counts / max(len(values), 1)).tolist()
-    return Confidence(view, right, len(values), float(values.mean()) if len(values) else float("nan"), shares)
+        raise DataError("The run has no predictions per image: its task has none, or its models were scored as an ensemble.")
+    found = []
+    for view in ("seen", "unseen"):
+        parts = [values for key, values in answers.items() if key[0] == view]
+        for right in (True, False) if parts else ():
+            values = torch.cat([one["confidence"][(one["labels"] == one["answers"]) == right].double() for one in parts])
+            fractions = (torch.histc(values, bins, 0.0, 1.0) / max(len(values), 1)).tolist()
+            mean = float(values.mean()) if len(values) else float("nan")
+            found.append(Confidence(view, right, len(values), mean, fractions))
+    return found
 
 
 def answers_of(experiment: Experiment) -> Answers:
-    """The answers of a run that left none, asked again; its data are needed."""
+    """Recompute the predictions of a run that stored none; this needs its data."""
     require_data(experiment)
     bench = experiment.bench
     bench.answers = {}

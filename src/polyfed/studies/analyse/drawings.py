@@ -1,17 +1,17 @@
-"""The pictures of analyses, as matplotlib figures."""
+"""Draw the figures of the analyses with matplotlib."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from polyfed.runs.figures import COLOURS, MARKERS, empty_figure
 from polyfed.studies.analyse.confidence import Confidence
-from polyfed.studies.analyse.feature_similarity import SERVER, Features
+from polyfed.studies.analyse.features import SERVER, Features, TsneMap
 from polyfed.studies.analyse.norm_statistics import NormStatistics
 from polyfed.studies.analyse.rounds import Drift, Noted
 from polyfed.studies.analyse.score_grid import ScoreGrid
-from polyfed.studies.analyse.tsne import TsneMap
 
 Rows = Sequence[Mapping[str, Any]]
 MAX_PANELS = 6
@@ -22,40 +22,44 @@ def _colour(place: int) -> str:
     return COLOURS[place % len(COLOURS)]
 
 
-def _short(text: str, most: int = 28) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def _short(text: str, length: int = 28) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def _panels(found: Mapping[str, Any], width: float, height: float, rows: int = 1) -> tuple[Any, dict[str, list[Any]]]:
-    """A figure with a column of axes for each run."""
+    """Return a figure and its axes by run label, one column per run."""
     shown = list(found)[:MAX_PANELS]
     figure = empty_figure(max(3.4, width * len(shown)), height * rows)
     axes = figure.subplots(rows, len(shown), squeeze=False)
     return figure, {label: [axes[row][place] for row in range(rows)] for place, label in enumerate(shown)}
 
 
-def _whole_rounds(axes: Any) -> None:
+def _single(width: float, height: float) -> tuple[Any, Any]:
+    figure = empty_figure(width, height)
+    return figure, figure.add_subplot()
+
+
+def _label_rounds(axes: Any) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
     axes.set_xlabel("round", fontsize=8)
 
 
-def _layers_below(axes: Any, layers: Sequence[str]) -> None:
+def _label_layers(axes: Any, layers: Sequence[str]) -> None:
     step = max(1, len(layers) // 16)
     places = range(0, len(layers), step)
     axes.set_xticks(list(places), [_short(layers[place], 22) for place in places], rotation=60, ha="right", fontsize=6)
 
 
 def bias_bars(rows: Rows) -> Any:
-    """The bias of each run and norm, with the bias of shuffled batches beside it."""
+    """Draw the bias of each run and norm next to the bias of shuffled batches."""
     names = [row["norm"] if len({r["run"] for r in rows}) == 1 else f"{_short(row['run'], 34)}\n{row['norm']}" for row in rows]
-    figure = empty_figure(5.0, 0.5 * len(rows) + 1.2)
-    axes = figure.add_subplot()
+    figure, axes = _single(5.0, 0.5 * len(rows) + 1.2)
     for place, row in enumerate(rows):
         first = place == 0
-        axes.barh(place - 0.18, 100 * row["bias"], 0.34, color=COLOURS[0], label="batches of clients" if first else None)
-        axes.barh(place + 0.18, 100 * row["shuffled"], 0.34, color="0.65", label="same images, dealt at random" if first else None)
+        axes.barh(place - 0.18, 100 * row["bias"], 0.34, color=COLOURS[0], label="client batches" if first else None)
+        axes.barh(place + 0.18, 100 * row["shuffled"], 0.34, color="0.65", label="same images, random batches" if first else None)
         axes.text(100 * row["bias"], place - 0.18, f" {100 * row['bias']:.1f}", va="center", fontsize=SMALL)
     axes.set_yticks(range(len(rows)), names, fontsize=SMALL)
     axes.invert_yaxis()
@@ -66,23 +70,22 @@ def bias_bars(rows: Rows) -> Any:
 
 
 def distance_lines(distances: Rows) -> Any:
-    """The mean shift between two clients, layer by layer."""
+    """Draw the mean shift between two clients over layers."""
     runs = list(dict.fromkeys(row["run"] for row in distances))
     sources = list(dict.fromkeys(row["source"] for row in distances))
     layers = list(dict.fromkeys(row["layer"] for row in distances))
-    figure = empty_figure(5.2, 3.2)
-    axes = figure.add_subplot()
+    figure, axes = _single(5.2, 3.2)
     for place, run in enumerate(runs):
         for source in sources:
             mine = [r for r in distances if r["run"] == run and r["source"] == source and SERVER not in (r["one"], r["other"])]
             points = {layer: [r["shift"] for r in mine if r["layer"] == layer] for layer in layers}
             known = [(layers.index(layer), sum(many) / len(many)) for layer, many in points.items() if many]
-            words = "their images" if source == "data" else "after local training"
-            label = words if len(runs) == 1 else f"{_short(run)}: {words}"
+            name = "their images" if source == "data" else "after local training"
+            label = name if len(runs) == 1 else f"{_short(run)}: {name}"
             style = "-" if source == "data" else "--"
             axes.plot(*zip(*known, strict=True), style, color=_colour(place), marker=MARKERS[place % 8], markersize=3, label=label)
-    _layers_below(axes, layers)
-    axes.set_ylabel("distance of two clients' means,\nstandard deviations", fontsize=8)
+    _label_layers(axes, layers)
+    axes.set_ylabel("distance between two clients' means,\nstandard deviations", fontsize=8)
     axes.set_ylim(bottom=0)
     axes.grid(axis="y", linewidth=0.4)
     axes.legend(fontsize=SMALL)
@@ -90,7 +93,7 @@ def distance_lines(distances: Rows) -> Any:
 
 
 def channel_curves(found: NormStatistics, label: str, layers: Sequence[str]) -> Any:
-    """Mean and variance by channel of some batch norms, after local training."""
+    """Draw the running mean and variance per channel of some batch norms."""
     figure = empty_figure(3.6 * len(layers), 3.8)
     axes = figure.subplots(2, len(layers), squeeze=False)
     for column, layer in enumerate(layers):
@@ -109,20 +112,20 @@ def channel_curves(found: NormStatistics, label: str, layers: Sequence[str]) -> 
 
 
 def drift_curves(found: Mapping[str, Drift]) -> Any:
-    """Change of the common statistics, distance of clients from them, and the variance of each client's own, over rounds."""
+    """Draw over rounds the change of the server statistics, the clients' distances to them, and the variance at each client."""
     figure, panels = _panels(found, 3.6, 2.4, rows=2)
     for label, (above, below) in panels.items():
         one = found[label]
         above.plot(list(one.change), list(one.change.values()), color="black", linewidth=1.6, label="server, change")
         for place, client in enumerate(one.distance):
-            far, seen = one.distance[client], one.variance[client]
-            above.plot(list(far), list(far.values()), color=_colour(place), linewidth=0.9, label=client)
-            if seen:
-                below.plot(list(seen), list(seen.values()), color=_colour(place), linewidth=0.9, marker=".", markersize=4)
+            distance, variance = one.distance[client], one.variance[client]
+            above.plot(list(distance), list(distance.values()), color=_colour(place), linewidth=0.9, label=client)
+            if variance:
+                below.plot(list(variance), list(variance.values()), color=_colour(place), linewidth=0.9, marker=".", markersize=4)
         above.set_title(_short(label, 40), fontsize=8)
         above.set_ylim(bottom=0)
-        _whole_rounds(above)
-        _whole_rounds(below)
+        _label_rounds(above)
+        _label_rounds(below)
         if not any(one.variance.values()):
             below.text(0.5, 0.5, "needs two rounds", transform=below.transAxes, ha="center", fontsize=SMALL)
     first = next(iter(panels.values()))
@@ -133,17 +136,17 @@ def drift_curves(found: Mapping[str, Drift]) -> Any:
 
 
 def similarity_bars(found: Mapping[str, Features]) -> Any:
-    """Mean cosine between clients, and between clients and the server, after each layer."""
+    """Draw the mean cosine between clients, and between clients and the server, after each layer."""
     figure, panels = _panels(found, 3.4, 3.0)
     for label, (axes,) in panels.items():
         one = found[label]
         layers = list(dict.fromkeys(pair.layer for pair in one.pairs))
-        for server, style, words in ((False, "-", "client and client"), (True, "--", "client and server")):
+        for server, style, name in ((False, "-", "client and client"), (True, "--", "client and server")):
             values = [one.mean(server, layer) for layer in layers]
             look = {"color": _colour(int(server)), "marker": MARKERS[int(server)], "markersize": 4}
-            axes.plot(range(len(layers)), values, style, label=words, **look)
+            axes.plot(range(len(layers)), values, style, label=name, **look)
         axes.set_title(_short(label, 40), fontsize=8)
-        _layers_below(axes, layers)
+        _label_layers(axes, layers)
         axes.grid(axis="y", linewidth=0.4)
     limits = [axes.get_ylim() for (axes,) in panels.values()]
     for (axes,) in panels.values():
@@ -154,36 +157,24 @@ def similarity_bars(found: Mapping[str, Features]) -> Any:
     return figure
 
 
-def maps(found: Mapping[str, Features]) -> Any:
-    """The feature maps of one image of each domain after the last layer, by model; of the first runs."""
-    shown = list(found.items())[:4]
-    rows = []
-    for label, one in shown:
-        layer = list(one.maps)[-1]
-        for domain in list(one.images)[:3]:
-            rows.append((domain if len(shown) == 1 else f"{_short(label, 16)}\n{domain}", one, layer, domain))
-    return _map_rows(rows)
+def maps(found: Mapping[str, Features], all_layers: bool = False) -> Any:
+    """Draw the last layer's feature maps of one image per domain, or all layers' maps of one image, for the first runs.
 
-
-def maps_of_layers(found: Mapping[str, Features]) -> Any:
-    """The feature maps of one image after each layer, by model; of the first runs."""
+    Each row has the image and then its feature map under each model, with the server last.
+    """
     rows = []
     for label, one in list(found.items())[:4]:
-        for layer in one.maps:
-            name = _short(layer, 16)
-            rows.append((name if len(found) == 1 else f"{_short(label, 16)}\n{name}", one, layer, next(iter(one.images))))
-    return _map_rows(rows)
-
-
-def _map_rows(rows: Sequence[tuple[str, Features, str, str]]) -> Any:
-    """A row for each image and layer: its words, the image, and its map in each model, the server's last."""
+        layers, domains = list(one.maps), list(one.images)
+        for layer, domain in product(layers, domains[:1]) if all_layers else product(layers[-1:], domains[:3]):
+            name = _short(layer, 16) if all_layers else domain
+            rows.append((name if len(found) == 1 else f"{_short(label, 16)}\n{name}", one, layer, domain))
     names = list(rows[0][1].maps[rows[0][2]][rows[0][3]])[-6:]
     figure = empty_figure(1.1 * (len(names) + 1), 1.15 * len(rows) + 0.3)
     axes = figure.subplots(len(rows), len(names) + 1, squeeze=False)
-    for row, (words, one, layer, domain) in enumerate(rows):
+    for row, (label, one, layer, domain) in enumerate(rows):
         image = one.images[domain]
         axes[row][0].imshow(image.permute(1, 2, 0).squeeze(-1).numpy() if image.dim() == 3 else image.reshape(1, -1), cmap="gray")
-        axes[row][0].set_ylabel(words, fontsize=6)
+        axes[row][0].set_ylabel(label, fontsize=6)
         for column, name in enumerate(names, 1):
             axes[row][column].imshow(one.maps[layer][domain][name].numpy(), cmap="viridis", aspect="auto")
             if row == 0:
@@ -197,11 +188,10 @@ def _map_rows(rows: Sequence[tuple[str, Features, str, str]]) -> Any:
 
 
 def spread_lines(rows: Rows) -> Any:
-    """The relative deviation across clients, entry by entry."""
+    """Draw the relative deviation across clients for each entry."""
     weights = [row for row in rows if row["values"] > 1]
     runs, entries = (list(dict.fromkeys(row[key] for row in weights)) for key in ("run", "entry"))
-    figure = empty_figure(5.6, 3.4)
-    axes = figure.add_subplot()
+    figure, axes = _single(5.6, 3.4)
     for place, run in enumerate(runs):
         for models, style in (("as tested", "-"), ("after local training", "--")):
             mine = [row for row in weights if row["run"] == run and row["models"] == models]
@@ -210,7 +200,7 @@ def spread_lines(rows: Rows) -> Any:
             axes.plot(
                 xs, [100 * row["relative"] for row in mine], style, color=_colour(place), marker=".", markersize=4, label=label
             )
-    _layers_below(axes, entries)
+    _label_layers(axes, entries)
     axes.set_ylabel("deviation across clients,\n% of the size of the entry", fontsize=8)
     axes.set_ylim(bottom=0)
     axes.grid(axis="y", linewidth=0.4)
@@ -219,7 +209,7 @@ def spread_lines(rows: Rows) -> Any:
 
 
 def noted_curves(found: Mapping[str, Noted]) -> Any:
-    """Numbers of clients over rounds, the one that strays farthest in bold; below, where embeddings went."""
+    """Draw the client numbers over rounds, with the largest deviation in bold, above the paths of the embeddings."""
     figure, panels = _panels(found, 3.6, 2.5, rows=2)
     for label, (above, below) in panels.items():
         one = found[label]
@@ -231,14 +221,14 @@ def noted_curves(found: Mapping[str, Noted]) -> Any:
                 above.plot(list(values), list(values.values()), label=client, **look)
             above.axhline(1 / len(by_client), color="0.6", linewidth=0.8, linestyle="dotted")
             above.set_ylabel(name.replace("_", " "), fontsize=8)
-            _whole_rounds(above)
+            _label_rounds(above)
             above.legend(fontsize=6, ncols=2)
         for name, vectors in list(one.vectors.items())[:1]:
-            _paths(below, name, vectors)
+            _draw_paths(below, name, vectors)
     return figure
 
 
-def _paths(axes: Any, name: str, by_client: Mapping[str, Mapping[int, Sequence[float]]]) -> None:
+def _draw_paths(axes: Any, name: str, by_client: Mapping[str, Mapping[int, Sequence[float]]]) -> None:
     for place, (client, by_round) in enumerate(by_client.items()):
         flat = all(len(vector) == 1 for vector in by_round.values())
         xs = list(by_round) if flat else [vector[0] for vector in by_round.values()]
@@ -249,14 +239,13 @@ def _paths(axes: Any, name: str, by_client: Mapping[str, Mapping[int, Sequence[f
     axes.margins(x=0.2)
     axes.set_xlabel(f"{name}, first dimension", fontsize=8)
     if flat:
-        _whole_rounds(axes)
+        _label_rounds(axes)
     axes.set_ylabel(name if flat else "second dimension", fontsize=8)
 
 
 def noted_bars(found: Mapping[str, Noted]) -> Any:
-    """The first noted number of every client in its last round, a group of bars for each run."""
-    figure = empty_figure(max(3.4, 1.5 * len(found) + 1.2), 2.8)
-    axes = figure.add_subplot()
+    """Draw the first logged number of every client in its last round, with one group of bars per run."""
+    figure, axes = _single(max(3.4, 1.5 * len(found) + 1.2), 2.8)
     for group, one in enumerate(found.values()):
         for name in list(one.numbers)[:1]:
             last = one.last(name)
@@ -272,7 +261,7 @@ def noted_bars(found: Mapping[str, Noted]) -> Any:
 
 
 def embeddings(found: Mapping[str, Noted]) -> Any:
-    """Where clients' embeddings ended, a line for each run: their first dimension across, the second, where there is one, upwards."""
+    """Draw the last client embeddings of each run: the first dimension horizontally, the second (if any) vertically."""
     figure = empty_figure(4.6, 0.7 * len(found) + 1.2)
     axes = figure.subplots(len(found), 1, squeeze=False, sharex=True)
     for row, (label, one) in enumerate(found.items()):
@@ -281,9 +270,8 @@ def embeddings(found: Mapping[str, Noted]) -> Any:
                 x, *rest = by_round[max(by_round)]
                 y = rest[0] if rest else 0.0
                 axes[row][0].plot([x], [y], MARKERS[place % len(MARKERS)], color=_colour(place), markersize=6)
-                axes[row][0].annotate(
-                    _short(client, 14), (x, y), fontsize=6, xytext=(0, 6), textcoords="offset points", ha="center"
-                )
+                offset = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center"}
+                axes[row][0].annotate(_short(client, 14), (x, y), fontsize=6, **offset)
         axes[row][0].set_ylabel(_short(label, 18), fontsize=SMALL, rotation=0, ha="right", va="center")
         axes[row][0].set_yticks([])
         axes[row][0].margins(x=0.1, y=1.0)
@@ -292,7 +280,7 @@ def embeddings(found: Mapping[str, Noted]) -> Any:
 
 
 def histograms(found: Mapping[str, list[Confidence]]) -> Any:
-    """Shares of right and wrong answers by confidence, seen above unseen."""
+    """Draw histograms of the confidence in right and wrong predictions, seen domains above unseen ones."""
     views = list(dict.fromkeys(one.view for many in found.values() for one in many))
     figure, panels = _panels(found, 3.0, 2.2, rows=len(views))
     for label, column in panels.items():
@@ -301,22 +289,22 @@ def histograms(found: Mapping[str, list[Confidence]]) -> Any:
                 if one.view == view and one.count:
                     edges = [place / len(one.histogram) for place in range(len(one.histogram) + 1)]
                     colour = COLOURS[2] if one.right else COLOURS[1]
-                    words = f"{'right' if one.right else 'wrong'} ({one.count})"
-                    axes.stairs([100 * share for share in one.histogram], edges, color=colour, fill=True, alpha=0.45, label=words)
+                    name = f"{'right' if one.right else 'wrong'} ({one.count})"
+                    axes.stairs([100 * part for part in one.histogram], edges, color=colour, fill=True, alpha=0.45, label=name)
             if any(one.view == view and one.count for one in found[label]):
                 axes.legend(fontsize=6)
             else:
-                axes.text(0.5, 0.5, "no answers were kept", transform=axes.transAxes, ha="center", fontsize=SMALL)
+                axes.text(0.5, 0.5, "no stored predictions", transform=axes.transAxes, ha="center", fontsize=SMALL)
             axes.set_xlim(0, 1)
             axes.set_title(f"{_short(label, 30)}: {view}", fontsize=8)
-        column[-1].set_xlabel("probability of the answered class", fontsize=8)
+        column[-1].set_xlabel("probability of the predicted class", fontsize=8)
     for axes in next(iter(panels.values())):
-        axes.set_ylabel("% of these answers", fontsize=8)
+        axes.set_ylabel("% of these predictions", fontsize=8)
     return figure
 
 
 def tsne_maps(found: Mapping[str, TsneMap]) -> Any:
-    """Places of images, coloured by class above and by domain below."""
+    """Draw the map of images, coloured by class above and by domain below."""
     figure, panels = _panels(found, 3.4, 3.0, rows=2)
     for number, (label, (above, below)) in enumerate(panels.items()):
         one = found[label]
@@ -328,12 +316,10 @@ def tsne_maps(found: Mapping[str, TsneMap]) -> Any:
                     rows = [i for i, (g, d) in enumerate(zip(groups, one.domains, strict=True)) if g == group and d == domain]
                     if rows:
                         xs, ys = one.places[rows].T.tolist()
-                        words = f"{group} (unseen)" if group in unseen and axes is below else group
-                        first = shape == 0 or groups is one.domains
-                        marker = MARKERS[shape % len(MARKERS)]
-                        axes.scatter(
-                            xs, ys, s=7, color=_class_colour(place), marker=marker, linewidths=0, label=words if first else None
-                        )
+                        name = f"{group} (unseen)" if group in unseen and axes is below else group
+                        shown = name if shape == 0 or groups is one.domains else None
+                        marker, colour = MARKERS[shape % len(MARKERS)], _class_colour(place)
+                        axes.scatter(xs, ys, s=7, color=colour, marker=marker, linewidths=0, label=shown)
             axes.set_xticks([])
             axes.set_yticks([])
             if number == 0:
@@ -350,32 +336,30 @@ def _class_colour(place: int) -> Any:
 
 
 def grid(found: ScoreGrid) -> Any:
-    """Score(A) - Score(B) in points, blue where A is ahead."""
+    """Draw Score(A) - Score(B) in points; blue cells favour A."""
     values = [[float("nan") if one is None else 100 * one for one in row] for row in found.differences()]
     known = [abs(one) for row in values for one in row if one == one]
-    most = max(known, default=1.0) or 1.0
-    figure = empty_figure(max(3.4, 0.9 * len(found.columns) + 1.8), 0.55 * len(found.rows) + 1.6)
-    axes = figure.add_subplot()
-    picture = axes.imshow(values, cmap="RdBu", vmin=-most, vmax=most, aspect="auto")
+    limit = max(known, default=1.0) or 1.0
+    figure, axes = _single(max(3.4, 0.9 * len(found.columns) + 1.8), 0.55 * len(found.rows) + 1.6)
+    image = axes.imshow(values, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
     for row, line in enumerate(values):
         for column, one in enumerate(line):
             text = "no run" if one != one else f"{one:+.1f}"
-            axes.text(column, row, text, ha="center", va="center", fontsize=8, color="white" if abs(one) > 0.6 * most else "black")
+            axes.text(column, row, text, ha="center", va="center", fontsize=8, color="white" if abs(one) > 0.6 * limit else "black")
     axes.set_xticks(range(len(found.columns)), [_short(str(one), 16) for one in found.columns], fontsize=SMALL)
     axes.set_yticks(range(len(found.rows)), [_short(str(one), 20) for one in found.rows], fontsize=SMALL)
     axes.set_xlabel(found.axes[1].replace("_", " "), fontsize=8)
     axes.set_ylabel(found.axes[0].replace("_", " "), fontsize=8)
     figure.suptitle(f"accuracy of {_short(found.methods[0], 30)} − {_short(found.methods[1], 30)}", fontsize=8)
-    figure.colorbar(picture, ax=axes, label="points")
+    figure.colorbar(image, ax=axes, label="points")
     return figure
 
 
 def union_bars(rows: Rows) -> Any:
-    """Accuracy by domain with averaged statistics and with those of the union."""
+    """Draw the accuracy per domain with averaged statistics and with those of the pooled data."""
     runs = list(dict.fromkeys(row["run"] for row in rows))
     names = [row["domain"] if len(runs) == 1 else f"{_short(row['run'], 16)}\n{row['domain']}" for row in rows]
-    figure = empty_figure(max(3.6, 0.7 * len(rows) + 1.4), 2.8)
-    axes = figure.add_subplot()
+    figure, axes = _single(max(3.6, 0.7 * len(rows) + 1.4), 2.8)
     for offset, key, colour in ((-0.2, "averaged", "0.6"), (0.2, "union", COLOURS[0])):
         axes.bar([place + offset for place in range(len(rows))], [100 * row[key] for row in rows], 0.4, color=colour, label=key)
     axes.set_xticks(range(len(rows)), names, fontsize=6, rotation=20 if len(rows) > 4 else 0)

@@ -1,14 +1,14 @@
-"""What a norm does to the gradient (FixBN sections 3.2 and 3.5): local gradients against the gradient of all data in one batch.
+"""Measure the gradient bias of a norm: local gradients compared with the gradient of the pooled batch (FixBN sections 3.2 and 3.5).
 
-    g_k     gradient of client k's batch, normalised by itself
-    g       gradient of the union of these batches, as central training would take it
+    g_k     gradient of client k's batch, normalised with the statistics of that batch
+    g       gradient of all these batches in one, as in central training
     bias    |sum_k n_k/n g_k - g| / |g|
 
-Both start from the same weights and use the same images, so a norm that looks at one image at a time has bias 0 (up to rounding). Batch
-norm has not: the gradient of an image depends on the rest of its batch. ``shuffled`` is the bias of the same images dealt to batches of
-the same sizes at random. What lies between the two comes from the difference between clients; ``shuffled`` itself from the small batch.
+Both use the same weights and images, so a norm that treats each image separately has bias 0 up to rounding. With batch norm, the gradient
+of an image depends on the rest of its batch. ``shuffled`` is the bias of the same images, randomly assigned to batches of the same sizes.
+It comes from the batch size; the remaining bias comes from the differences between clients.
 
-The union goes through the model in one piece, so batches are smaller, and at last clients fewer, where it would take more than ``MEMORY``.
+The pooled batch passes through the model at once. If that would take more than ``MEMORY``, batches are reduced, and then the clients.
 """
 
 from __future__ import annotations
@@ -34,23 +34,22 @@ from polyfed.settings import Settings
 from polyfed.studies.analyse.local_models import require_data, server_state
 
 MEMORY = 2 << 30
-"""Bytes that a model may keep of the union of all batches until its gradient is taken."""
-LEAST = 4
-"""Images of a client in a batch, before clients are left out for want of memory."""
+"""Limit in bytes for the activations of the pooled batch."""
+MIN_IMAGES = 4
+"""Smallest batch per client before clients are omitted to save memory."""
 
 
 @dataclass(frozen=True)
 class GradientBias:
-    """How far clients' gradients are from the central one, as a share of its length, averaged over draws of batches.
+    """Distance of the client gradients from the central one, relative to its length, averaged over draws of batches.
 
     Attributes:
-        norm: which norm, or which run.
-        bias: of the mean of the clients' gradients.
-        shuffled: the same, with the images dealt to the batches at random.
-        cosine: between the mean of the clients' gradients and the central one.
-        layers: the bias of each layer's gradient, by the name of the layer.
-        clients: the bias of each client's own part of the gradient (Eq. 4), in the first draw; empty where a method has a loss of its
-            own, and where statistics are fixed by request, since images then do not affect each other.
+        bias: Bias of the mean client gradient.
+        shuffled: Bias if the same images are randomly assigned to the batches.
+        cosine: Cosine between the mean client gradient and the central one.
+        layers: Bias of each layer's gradient.
+        clients: Bias of each client's part of the gradient (Eq. 4) in the first draw. Empty if the method has a custom loss, or if the
+            statistics are fixed, because images then do not affect each other.
     """
 
     norm: str
@@ -71,16 +70,16 @@ def gradient_bias(
     seed: int = 0,
     **settings: Any,
 ) -> list[GradientBias]:
-    """The bias of each norm on this federation, at the model's initial weights; nothing is trained.
+    """Return the gradient bias of each norm on this federation at the model's initial weights, without training.
 
     Args:
-        federation: whose images are used.
-        model: as for ``polyfed.run``: a name, a module, or a function that builds one.
-        norms: methods that decide the norm, or their names with the method of each (``{"group norm": "fedavg + group_norm"}``).
-        batch_size: images of each client in a batch.
-        draws: batches drawn; numbers are their mean.
-        seed: of the weights and the batches.
-        settings: any other field of ``polyfed.Settings``.
+        federation: Federation that provides the images.
+        model: As for ``polyfed.run``: a name, a module, or a function that builds one.
+        norms: Methods that set the norm, or a mapping from labels to methods (``{"group norm": "fedavg + group_norm"}``).
+        batch_size: Images per client in a batch.
+        draws: Number of batches to average over.
+        seed: Seed of the weights and the batches.
+        settings: Other fields of ``polyfed.Settings``.
 
     Example:
         ``gradient_bias(federation, "resnet20", ["fedavg", "fedavg + group_norm(groups=2)"])[0].bias``
@@ -89,7 +88,7 @@ def gradient_bias(
     values = {"rounds": 1, "threads": 1} | settings
     if isinstance(model, str):
         values["model"] = model
-    chosen = Settings(batch_size=batch_size, seed=seed, **values).trusted()  # naming a model in Python is asking for it
+    chosen = Settings(batch_size=batch_size, seed=seed, **values).trusted()  # a model passed in Python is trusted
     chosen = dataclasses.replace(chosen, trust=chosen.trust.adding(code_of(federation)))
     found = []
     for name, method in named.items():
@@ -101,14 +100,14 @@ def gradient_bias(
 def gradient_bias_of(
     experiment: Experiment, *, norm: str = "", batch_size: int | None = None, draws: int = 4, fixed_statistics: bool = False
 ) -> GradientBias:
-    """The bias of one experiment, at the weights it has now; it is left as it is.
+    """Return the gradient bias of one experiment at its current weights.
 
     Args:
-        experiment: built, or trained.
-        norm: what it is called; default: its method.
-        batch_size: images of each client in a batch; default: as in training.
-        draws: batches drawn.
-        fixed_statistics: batch norm normalises with its running statistics, as FixBN does after its freeze.
+        experiment: Built or trained experiment. It is not changed.
+        norm: Label. Default: its method.
+        batch_size: Images per client in a batch. Default: as in training.
+        draws: Number of batches to average over.
+        fixed_statistics: Normalise with the running statistics, as FixBN does after its freeze.
     """
     bench = experiment.bench
     with threads(experiment.settings.threads):
@@ -121,38 +120,34 @@ def gradient_bias_of(
         bias=statistics.fmean(one.bias for one in drawn),
         shuffled=statistics.fmean(one.shuffled for one in drawn),
         cosine=statistics.fmean(one.cosine for one in drawn),
-        layers=_mean_by_key([one.layers for one in drawn]),
+        layers={layer: statistics.fmean(one.layers[layer] for one in drawn) for layer in drawn[0].layers},
         clients=drawn[0].clients,
     )
-
-
-def _mean_by_key(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {key: statistics.fmean(one[key] for one in found) for key in found[0]}
 
 
 Gradient = dict[str, Tensor]
 
 
 class _Probe:
-    """Takes gradients at one state, which it puts back before each."""
+    """Gradients at one state, which is restored before each of them."""
 
     def __init__(self, experiment: Experiment, state: Mapping[str, Tensor], batch_size: int, fixed: bool) -> None:
         self.experiment, self.bench, self.state = experiment, experiment.bench, state
         self.batch_size, self.fixed = batch_size, fixed
         self.data = [experiment.backend.data[name] for name in experiment.server.client_ids]
-        self.client = self._at_work()
+        self.client = self._training_client()
         self._fit_memory()
 
     def _fit_memory(self) -> None:
-        """Take fewer images of each client, and at last fewer clients, where the union would not fit."""
-        images = max(MEMORY // self._bytes_of_an_image(), 2)
-        least = min(LEAST, self.batch_size)
-        if images < least * len(self.data):
-            self.data = self.data[: max(images // least, 2)]
+        """Reduce the images per client, and then the clients, until the pooled batch fits into memory."""
+        images = max(MEMORY // self._bytes_per_image(), 2)
+        smallest = min(MIN_IMAGES, self.batch_size)
+        if images < smallest * len(self.data):
+            self.data = self.data[: max(images // smallest, 2)]
         self.batch_size = min(self.batch_size, max(images // len(self.data), 2))
 
-    def _bytes_of_an_image(self) -> int:
-        """What the model keeps of one image for its gradient, its own parameters aside."""
+    def _bytes_per_image(self) -> int:
+        """Return the memory for the activations of one image."""
         x, y = (each[:2] for each in self._batch(0, 0))
         kept = {parameter.data_ptr(): 0 for parameter in self.bench.parameters.values()}
 
@@ -165,8 +160,8 @@ class _Probe:
         del step
         return max(sum(kept.values()) // len(x), 1)
 
-    def _at_work(self) -> Client:
-        """A client that is about to train, in the mode that its method gives the norm."""
+    def _training_client(self) -> Client:
+        """Return a client ready to train, with its norms in the mode that the method sets."""
         server, data = self.experiment.server, self.data[0]
         client = Client(data, self.bench, ClientState(dict(self.state)), max(server.round, 1))
         begin_training(client, Payload(dict(self.state), server.training_payload(data.id).extras))
@@ -177,18 +172,17 @@ class _Probe:
         return client
 
     def draw(self, number: int) -> GradientBias:
-        """Everything that is known from one batch of each client."""
         batches = [self._batch(number, place) for place in range(len(self.data))]
         x, y = torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
         sizes = [len(y) for _, y in batches]
         local = [self._gradient(x, y) for x, y in batches]
         central, clients = self._central(x, y, sizes, local if number == 0 and not self.fixed else [])
         order = torch.randperm(len(y), generator=generator(self.experiment.settings.seed, "shuffled batches", number))
-        dealt = zip(torch.split(x[order], sizes), torch.split(y[order], sizes), strict=True)
-        found = _compared(_weighted(local, sizes), central)
+        random_batches = zip(torch.split(x[order], sizes), torch.split(y[order], sizes), strict=True)
+        found = _compare(_weighted_mean(local, sizes), central)
         local.clear()
-        shuffled = _compared(_weighted((self._gradient(*one) for one in dealt), sizes), central)
-        return GradientBias("", _off(found), _off(shuffled), _cosine(found), _by_layer(found), clients)
+        shuffled = _compare(_weighted_mean((self._gradient(*batch) for batch in random_batches), sizes), central)
+        return GradientBias("", _bias(found), _bias(shuffled), _cosine(found), _by_layer(found), clients)
 
     def _batch(self, number: int, place: int) -> tuple[Tensor, Tensor]:
         data = self.data[place]
@@ -204,19 +198,19 @@ class _Probe:
             return self.client.forward(0, x, y)
 
     def _gradient(self, x: Tensor, y: Tensor) -> Gradient:
-        return self._of(self._forward(x, y).task_loss)
+        return self._backward(self._forward(x, y).task_loss)
 
     def _central(self, x: Tensor, y: Tensor, sizes: list[int], local: Sequence[Gradient]) -> tuple[Gradient, dict[str, float]]:
-        """The gradient of the union, and how far each of the local ones is from its part of it, where the loss is that of the run."""
+        """Return the gradient of the pooled batch, and the bias of each local gradient if the method has no custom loss."""
         step, clients = self._forward(x, y), dict[str, float]()
         if local and self.bench.method.task_loss is None:
             slices = zip(torch.split(step.logits, sizes), torch.split(y, sizes), strict=True)
             losses = [self.bench.loss(logits, labels) for logits, labels in slices]
             for data, mine, loss in zip(self.data, local, losses, strict=True):
-                clients[data.id] = _off(_compared(mine, self._of(loss, keep=True)))
-        return self._of(step.task_loss), clients
+                clients[data.id] = _bias(_compare(mine, self._backward(loss, keep=True)))
+        return self._backward(step.task_loss), clients
 
-    def _of(self, loss: Tensor, keep: bool = False) -> Gradient:
+    def _backward(self, loss: Tensor, keep: bool = False) -> Gradient:
         parameters = self.bench.parameters
         found = torch.autograd.grad(loss, list(parameters.values()), retain_graph=keep, allow_unused=True)
         return {
@@ -225,12 +219,12 @@ class _Probe:
 
 
 CHUNK = 1 << 18
-"""Values that are taken to double precision at a time: copies of whole gradients would cost more time and memory than the sums."""
+"""Number of values converted to double precision at a time: copies of whole gradients would cost more than the sums."""
 
 
 @dataclass(frozen=True)
 class _Sums:
-    """Sums over the values of one entry: of the gradient found, the one expected, and both."""
+    """Squared lengths over one entry (of the difference, the found and the expected gradient), and the inner product."""
 
     difference: float
     found: float
@@ -238,8 +232,8 @@ class _Sums:
     product: float
 
 
-def _weighted(gradients: Iterable[Gradient], sizes: Sequence[int]) -> Gradient:
-    """The mean of gradients, weighted by size, in double precision."""
+def _weighted_mean(gradients: Iterable[Gradient], sizes: Sequence[int]) -> Gradient:
+    """Return the mean gradient weighted by size, in double precision."""
     total: Gradient = {}
     for gradient, size in zip(gradients, sizes, strict=True):
         for name, value in gradient.items():
@@ -254,8 +248,7 @@ def _chunks(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     return zip(torch.split(one.flatten(), CHUNK), torch.split(other.flatten(), CHUNK), strict=True)
 
 
-def _compared(found: Gradient, expected: Gradient) -> dict[str, _Sums]:
-    """The sums that every number is made of, by entry."""
+def _compare(found: Gradient, expected: Gradient) -> dict[str, _Sums]:
     return {name: _sums(value, expected[name]) for name, value in found.items()}
 
 
@@ -269,8 +262,8 @@ def _sums(found: Tensor, expected: Tensor) -> _Sums:
     return _Sums(*totals)
 
 
-def _off(sums: Mapping[str, _Sums]) -> float:
-    """The length of the difference as a share of the expected length."""
+def _bias(sums: Mapping[str, _Sums]) -> float:
+    """Return the length of the difference relative to the expected length."""
     difference, expected = sum(one.difference for one in sums.values()), sum(one.expected for one in sums.values())
     return math.sqrt(difference) / max(math.sqrt(expected), 1e-30)
 
@@ -284,4 +277,4 @@ def _by_layer(sums: Mapping[str, _Sums]) -> dict[str, float]:
     layers: dict[str, dict[str, _Sums]] = {}
     for name, one in sums.items():
         layers.setdefault(name.rpartition(".")[0] or name, {})[name] = one
-    return {layer: _off(entries) for layer, entries in layers.items()}
+    return {layer: _bias(entries) for layer, entries in layers.items()}

@@ -1,12 +1,12 @@
-"""Images from a gradient: what one step of one client gives away to who sees it, for several methods, with pictures.
+"""Reconstruct images from the gradient of one client's first step (gradient inversion), for several methods.
 
-    x* = argmin_x  1 - cos(gradient of the loss at x, gradient that was seen) + weight * total variation of x
+    x* = argmin_x  1 - cos(gradient of the loss at x, observed gradient) + weight * total variation of x
 
-The labels are taken as known, pixels stay within their range, and the model is in training mode, as the client's was. A gradient does not say
-in which order images of one class were, so the best order counts. It is a lower bound: other attacks find more.
+The attacker knows the labels, pixels stay within their range, and the model is in training mode, like the client's. A gradient does not
+reveal the order of images of one class, so the best order is scored. The result is a lower bound: stronger attacks recover more.
 
-Reference: Geiping et al., Inverting Gradients: How Easy Is It to Break Privacy in Federated Learning?, NeurIPS 2020. 300 steps of Adam with
-signed gradients here, against 24,000 there; total variation 0.1.
+Reference: Geiping et al., Inverting Gradients: How Easy Is It to Break Privacy in Federated Learning?, NeurIPS 2020. This attack takes 300
+steps of Adam with signed gradients (24,000 in the paper), with weight 0.1 for the total variation.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ METHODS = ("fedavg", "fedavg + group_norm", "fedwon")
 
 
 def invert(settings: Settings, methods: Sequence[str] = METHODS, images: int = 2, steps: int = STEPS) -> list[dict[str, Any]]:
-    """Invert the first gradient of the first client under each method; the images are the same for all."""
-    return [inverted(Experiment(with_changes(settings, {"method": method})), images, steps) for method in methods]
+    """Invert the first gradient of the first client under each method, with the same images for all methods."""
+    return [invert_one(Experiment(with_changes(settings, {"method": method})), images, steps) for method in methods]
 
 
-def inverted(experiment: Experiment, images: int, steps: int) -> dict[str, Any]:
-    """The images of a client's first batch, and those found from its gradient."""
+def invert_one(experiment: Experiment, images: int, steps: int) -> dict[str, Any]:
+    """Return the images of a client's first batch and their reconstructions."""
     experiment.federation.task.require_class_labels("Gradient inversion")
     client, x, y, pixels = first_batch(experiment, images)
     with default_stream(experiment.settings.seed, "inversion"):
         client.optimizer = client.make_optimizer()
         client.backward(0, x, y)
     parameters = [p for p in client.bench.parameters.values() if p.grad is not None]
-    seen = [p.grad.detach().clone() for p in parameters if p.grad is not None]
-    found = in_best_order(search(client, parameters, seen, x.shape, y, steps, pixels), x, y)
+    observed = [p.grad.detach().clone() for p in parameters if p.grad is not None]
+    found = in_best_order(search(client, parameters, observed, x.shape, y, steps, pixels), x, y)
     error = float((found - x).square().mean())
     spread = float((pixels[1] - pixels[0]).max())
     return {
@@ -53,7 +53,7 @@ def inverted(experiment: Experiment, images: int, steps: int) -> dict[str, Any]:
         "images": len(x),
         "mean_squared_error": error,
         "psnr": 10 * math.log10(spread**2 / max(error, 1e-12)),
-        "cosine_distance": distance(client, parameters, seen, found, y),
+        "cosine_distance": float(angle([g.detach() for g in gradients_at(client, parameters, found, y)], observed)),
         "original": x,
         "found": found,
         "pixels": pixels,
@@ -62,7 +62,7 @@ def inverted(experiment: Experiment, images: int, steps: int) -> dict[str, Any]:
 
 
 def first_batch(experiment: Experiment, images: int) -> tuple[Client, Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """A client in training mode with its first model, some of its images with labels, prepared as for testing, and the least and largest pixel."""
+    """Return a client in training mode with the initial model, some of its preprocessed images, their labels, and the pixel range."""
     bench, data = experiment.bench, experiment.federation.clients[0]
     client = Client(data, bench, ClientState(), 1)
     client.receive(experiment.server.outgoing(client.id))
@@ -74,7 +74,7 @@ def first_batch(experiment: Experiment, images: int) -> tuple[Client, Tensor, Te
 
 
 def pixel_range(bench: Workbench, raw: Tensor, ready: Tensor) -> tuple[Tensor, Tensor]:
-    """The least and the largest value of a pixel, by channel: of bytes, or those in the images."""
+    """Return the smallest and largest pixel per channel: the preprocessed 0 and 255 for bytes, or the range of the images for floats."""
     if raw.dtype != torch.uint8:
         return ready.min(), ready.max()
     one = torch.zeros_like(raw[:1, ..., :1, :1]).to(bench.device)
@@ -82,7 +82,7 @@ def pixel_range(bench: Workbench, raw: Tensor, ready: Tensor) -> tuple[Tensor, T
 
 
 def in_best_order(found: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Images of one label in the order in which they are nearest to the originals."""
+    """Match the images of each label to the originals so that the total error is smallest."""
     ordered = found.clone()
     for label in sorted(set(y.tolist())):
         places = torch.nonzero(y == label).flatten()
@@ -93,39 +93,34 @@ def in_best_order(found: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def gradients_at(client: Client, parameters: Sequence[Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    """The gradient at some images, itself differentiable."""
+    """Return the gradient at some images, itself differentiable."""
     with default_stream(client.bench.settings.seed, "inversion"):
         loss = client.bench.loss(client.model(x), y)
     return torch.autograd.grad(loss, list(parameters), create_graph=True, allow_unused=True, materialize_grads=True)
 
 
-def angle(found: Sequence[Tensor], seen: Sequence[Tensor]) -> Tensor:
-    """One minus the cosine between two gradients over all parameters."""
-    product = torch.stack([(a * b).sum() for a, b in zip(found, seen, strict=True)]).sum()
-    lengths = [torch.stack([a.square().sum() for a in each]).sum().sqrt() for each in (found, seen)]
+def angle(found: Sequence[Tensor], observed: Sequence[Tensor]) -> Tensor:
+    """Return one minus the cosine between two gradients over all parameters."""
+    product = torch.stack([(a * b).sum() for a, b in zip(found, observed, strict=True)]).sum()
+    lengths = [torch.stack([a.square().sum() for a in each]).sum().sqrt() for each in (found, observed)]
     return 1 - product / (lengths[0] * lengths[1]).clamp_min(1e-12)
-
-
-def distance(client: Client, parameters: Sequence[Tensor], seen: Sequence[Tensor], x: Tensor, y: Tensor) -> float:
-    """How far the gradient at some images is from the one that was seen."""
-    return float(angle([g.detach() for g in gradients_at(client, parameters, x, y)], seen))
 
 
 def search(
     client: Client,
     parameters: Sequence[Tensor],
-    seen: Sequence[Tensor],
+    observed: Sequence[Tensor],
     shape: torch.Size,
     y: Tensor,
     steps: int,
     pixels: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """Images whose gradient points where the one that was seen does."""
+    """Optimise random images until their gradient points in the direction of the observed one."""
     x = torch.randn(shape, generator=generator(client.bench.settings.seed, "guess")).to(y.device).requires_grad_()
     optimizer = torch.optim.Adam([x], lr=STEP_SIZE)
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = STEP_SIZE * (0.1 ** (step * 3 // max(steps, 1)))
-        objective = angle(gradients_at(client, parameters, x, y), seen) + VARIATION * variation(x)
+        objective = angle(gradients_at(client, parameters, x, y), observed) + VARIATION * total_variation(x)
         (slope,) = torch.autograd.grad(objective, x)
         x.grad = slope.sign()
         optimizer.step()
@@ -133,13 +128,12 @@ def search(
     return x.detach()
 
 
-def variation(x: Tensor) -> Tensor:
-    """The mean difference between neighbouring pixels."""
+def total_variation(x: Tensor) -> Tensor:
     return (x[..., 1:, :] - x[..., :-1, :]).abs().mean() + (x[..., 1:] - x[..., :-1]).abs().mean()
 
 
 def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """A picture with the original images in the first row, and those found under each method below."""
+    """Save a figure with the original images in the first row and one row of reconstructions per method."""
     from matplotlib.figure import Figure
 
     columns = len(results[0]["original"])
@@ -151,7 +145,7 @@ def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
     for place, (label, images) in enumerate(rows):
         for column in range(columns):
             axis = figure.add_subplot(len(rows), columns, place * columns + column + 1)
-            axis.imshow(shown(images[column], *results[0]["pixels"]))
+            axis.imshow(as_pixels(images[column], *results[0]["pixels"]))
             axis.set_xticks([])
             axis.set_yticks([])
             if column == 0:
@@ -160,7 +154,6 @@ def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
     figure.savefig(path)
 
 
-def shown(image: Tensor, low: Tensor, high: Tensor) -> Any:
-    """An image as a picture, in the range of its pixels."""
+def as_pixels(image: Tensor, low: Tensor, high: Tensor) -> Any:
     scaled = ((image[None] - low) / (high - low).clamp_min(1e-6))[0].clamp(0, 1).cpu()
     return (scaled.expand(3, -1, -1) if len(scaled) == 1 else scaled).permute(1, 2, 0).numpy()

@@ -1,7 +1,6 @@
-"""The models of a run's clients, as they are tested and after some steps of local training, and how much they differ.
+"""Obtain the client models as tested and after some discarded steps of local training, and measure their differences.
 
-After averaging, all clients of FedAvg have the same model, and whatever compares clients would find nothing. So analyses look at what
-local training makes of the model. Those steps are thrown away: the run stays as it is.
+Averaging makes all client models of FedAvg equal, so comparisons between clients use the models after local training.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from polyfed.runs.experiment import Experiment, threads
 
 State = dict[str, Tensor]
 STEPS = 10
-"""Steps of local training that analyses take at each client."""
+"""Local training steps that analyses take per client."""
 
 
 def states_as_tested(experiment: Experiment) -> Iterator[tuple[str, State]]:
-    """Every client's model as it is tested: what the server sends, and what the client keeps."""
+    """Yield every client model as it is tested: the entries from the server and those kept at the client."""
     server, bench = experiment.server, experiment.bench
     for name in server.client_ids:
         client = Client(experiment.backend.data[name], bench, experiment.backend.state_of(name), server.round)
@@ -38,23 +37,15 @@ def states_as_tested(experiment: Experiment) -> Iterator[tuple[str, State]]:
 
 
 def states_after_training(experiment: Experiment, steps: int = STEPS) -> Iterator[tuple[str, State]]:
-    """Every client's model after some more steps of its own training, before anything is averaged.
-
-    Args:
-        experiment: with its data; it is left as it is.
-        steps: at most this number of batches.
-    """
+    """Yield every client model after up to ``steps`` more batches of local training, before averaging."""
     require_data(experiment)
     server, bench = experiment.server, experiment.bench
     with threads(experiment.settings.threads):
         for name in server.client_ids:
             client = Client(experiment.backend.data[name], bench, experiment.backend.state_of(name), max(server.round, 1))
             with default_stream(experiment.settings.seed, "analysis", server.round, name, device=bench.device):
-                extras, total, taken = (
-                    begin_training(client, server.training_payload(name)),
-                    torch.zeros((), device=bench.device),
-                    0,
-                )
+                extras = begin_training(client, server.training_payload(name))
+                total, taken = torch.zeros((), device=bench.device), 0
                 for taken, (x, y) in enumerate(islice(client.batches(), steps), 1):
                     total += client.train_on(taken - 1, x, y)
                 end_training(client, extras, total, taken)
@@ -63,7 +54,7 @@ def states_after_training(experiment: Experiment, steps: int = STEPS) -> Iterato
 
 
 def server_state(experiment: Experiment) -> State:
-    """The server's model: entries that stay at clients are averaged, and so are the models of a method that has no single one."""
+    """Return the server model. Entries kept at clients are averaged, and so are the models of a method with more than one."""
     live = experiment.bench.live
     if experiment.method.newcomer is None:
         return {name: value for name, value in experiment.newcomer_state().items() if name in live}
@@ -78,11 +69,11 @@ def _averaged(values: list[tuple[float, Tensor]]) -> Tensor:
 
 
 def require_data(experiment: Experiment) -> None:
-    """Refuse an experiment that was opened without its data."""
+    """Raise DataError if the experiment was opened without its data."""
     if isinstance(experiment.backend, WithoutData) or experiment.backend.remote:
         raise DataError(
-            "This analysis needs the run's own images, and the run was opened without them. Give the result of polyfed.run, or the "
-            "folder of the run (polyfed analyse RUN --root DIR)."
+            "This analysis needs the images of the run, which was opened without them. Pass the result of polyfed.run, or the "
+            "run folder (polyfed analyse RUN --root DIR)."
         )
 
 
@@ -92,10 +83,10 @@ def _copied(experiment: Experiment) -> State:
 
 @dataclass(frozen=True)
 class EntrySpread:
-    """How much one entry of the model differs between clients (hFedF Figure 5).
+    """Spread of one state entry across clients (hFedF Figure 5).
 
-    ``deviation`` is that of each value over clients, averaged over the values of the entry; ``relative`` is the same as a share of the
-    root mean square of these values.
+    ``deviation`` is the standard deviation of each value across clients, averaged over the entry; ``relative`` is that number divided
+    by the root mean square of the values.
     """
 
     entry: str
@@ -106,26 +97,20 @@ class EntrySpread:
 
 
 def layer_spread(experiment: Experiment, states: Iterable[tuple[str, State]] | None = None) -> list[EntrySpread]:
-    """The standard deviation across clients' models of every entry; counters and running statistics are left out.
-
-    Args:
-        experiment: a run of at least two clients.
-        states: clients' models; default: those they are tested with.
-    """
+    """Return the spread of every entry across client models (default: as tested), without counters and running statistics."""
     if len(experiment.server.client_ids) < 2:
-        raise DataError(f"The run has one client ({experiment.server.client_ids[0]}), and a deviation needs two.")
+        raise DataError(f"The spread across clients needs two clients; the run has only {experiment.server.client_ids[0]}.")
     entries = experiment.bench.plan.entries
     names = [n for n, e in entries.items() if e.of is None and e.dtype.is_floating_point and not bn_statistics.matches(e)]
     moments = Moments()
     for _, state in states_as_tested(experiment) if states is None else states:
         moments.add({name: state[name] for name in names})
-    return [_spread(moments, name, entries[name].kind) for name in names]
-
-
-def _spread(moments: Moments, name: str, kind: str) -> EntrySpread:
-    deviations, squares, count = 0.0, 0.0, moments.mean[name].numel()
-    for mean, variance in moments.in_parts(name):
-        deviations += float(variance.double().sqrt().sum())
-        squares += float((mean.double().square() + variance.double()).sum())
-    deviation = deviations / count
-    return EntrySpread(name, kind, count, deviation, deviation / max(math.sqrt(squares / count), 1e-30))
+    found = []
+    for name in names:
+        deviations, squares, count = 0.0, 0.0, moments.mean[name].numel()
+        for mean, variance in moments.in_parts(name):
+            deviations += float(variance.double().sqrt().sum())
+            squares += float((mean.double().square() + variance.double()).sum())
+        size, deviation = math.sqrt(squares / count), deviations / count
+        found.append(EntrySpread(name, entries[name].kind, count, deviation, deviation / max(size, 1e-30)))
+    return found

@@ -1,4 +1,4 @@
-"""A run as analyses look at it: its folder, or the result of a run in this process; opened only as far as an analysis needs."""
+"""Open a run folder, or the result of a run in this process, only as far as an analysis needs it."""
 
 from __future__ import annotations
 
@@ -26,103 +26,86 @@ from polyfed.studies.analyse.score_grid import GridRun
 
 @dataclass
 class OpenedRun:
-    """One run.
+    """A run to analyse. Without ``reads_data``, only the files in its folder are read.
 
-    Args:
-        source: a run folder, or a result.
-        label: what it is called in pictures and tables.
-        how: how its folder is opened: ``root``, ``load``, ``device``, ``model``, ``trust``.
-        notify: called with a sentence for each damaged file.
-        reads_data: whether its models and data may be opened, or only what is written in its folder.
+    ``options`` say how to open the folder (``root``, ``load``, ``device``, ``model``, ``trust``).
     """
 
     source: str | Path | Result
     label: str = ""
-    how: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     notify: Callable[[str], None] = print
     reads_data: bool = True
-
-    @property
-    def result(self) -> Result | None:
-        """The result, where the run is one of this process."""
-        return self.source if isinstance(self.source, Result) else None
 
     @cached_property
     def folder(self) -> RunFolder:
         path = self.source.path if isinstance(self.source, Result) else self.source
         if path is None:
-            raise RunFolderError("The run has no folder, and rounds are written down only there. Train it with out=FOLDER.")
+            raise RunFolderError("This analysis needs the run folder, and the run has none. Train it with out=FOLDER.")
         return RunFolder(path)
 
     @cached_property
     def experiment(self) -> Experiment:
-        """The run with its models and its data."""
         if not self.reads_data:
-            raise DataError("This needs the run's models and data, and only its folder is read here (polyfed analyse opens both).")
+            raise DataError("This needs the models and the data of the run. Use polyfed analyse, which opens both.")
         if isinstance(self.source, Result):
             return self.source.experiment
-        return open_experiment(self.source, Reopening(**{"device": "auto", **self.how}, notify=self.notify), own_data=True)
+        return open_experiment(self.source, Reopening(**{"device": "auto", **self.options}, notify=self.notify), own_data=True)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """Its settings as plain values."""
         return (self.source.experiment.settings if isinstance(self.source, Result) else self.folder.settings()).to_dict()
 
     @cached_property
     def lines(self) -> Sequence[Mapping[str, Any]]:
-        """The lines of its metrics, up to its newest checkpoint."""
+        """Metric lines up to the newest checkpoint."""
         notes = newest_notes(self.folder.checkpoints.folder)
         self.folder.require_sealed(METRICS, notes)
         return self.folder.sealed_lines(notes)
 
     @cached_property
     def answers(self) -> Answers:
-        """The answer for each test image; asked again where the run left none."""
-        if self.result is not None:
-            return self.result.answers or answers_of(self.experiment)
+        """Predictions for all test images, recomputed if the run stored none."""
+        if isinstance(self.source, Result):
+            return self.source.answers or answers_of(self.experiment)
         return read_answers(self.folder, newest_notes(self.folder.checkpoints.folder)) or answers_of(self.experiment)
 
     @cached_property
     def trained(self) -> dict[str, State]:
-        """Clients' models after some steps of local training."""
+        """Client models after some steps of local training."""
         return dict(states_after_training(self.experiment))
 
     @property
     def rows(self) -> Sequence[Row]:
-        """Its last scores."""
-        if self.result is not None:
-            return self.result.rows
+        """The last scores."""
+        if isinstance(self.source, Result):
+            return self.source.rows
         rounds = [line["round"] for line in self.lines if line["view"].removeprefix("selected_") in ("seen", "unseen")]
         return rows_at(self.lines, max(rounds)) if rounds else []
 
-    def on_grid(self) -> GridRun:
-        """The run as a cell of a grid."""
+    def grid_cell(self) -> GridRun:
         if not self.rows:
-            raise RunFolderError("The run was not scored yet.")
+            raise RunFolderError("The run has no scores yet.")
         chosen = {name: value for name, value in self.settings.items() if FACTS[name].changes_results}
         return GridRun(self.settings["method"], chosen, accuracy_table(self.rows)["mean"])
 
-    def forget(self) -> None:
-        """Give back what takes memory."""
+    def free_memory(self) -> None:
         for name in ("experiment", "trained", "answers"):
             self.__dict__.pop(name, None)
 
 
-def opened(
+def open_runs(
     runs: Sequence[str | Path | Result] | Mapping[str, str | Path | Result],
-    how: Mapping[str, Any],
+    options: Mapping[str, Any],
     notify: Callable[[str], None],
     reads_data: bool = True,
 ) -> list[OpenedRun]:
-    """The runs, each with a label of its own: the one it was given, or its method, with the seed or the folder where that is not enough."""
+    """Open runs under unique labels: the given ones, or the methods, followed by seeds or replaced by folder names if necessary."""
     if isinstance(runs, Mapping):
-        return [OpenedRun(run, label, how, notify, reads_data) for label, run in runs.items()]
-    found = [OpenedRun(run, "", how, notify, reads_data) for run in runs]
-    names = [
-        (str(run.settings["method"]), f"{run.settings['method']}, seed {run.settings['seed']}", _folder_name(run)) for run in found
-    ]
+        return [OpenedRun(run, label, options, notify, reads_data) for label, run in runs.items()]
+    found = [OpenedRun(run, "", options, notify, reads_data) for run in runs]
     labels: tuple[str, ...] = ()
-    for labels in zip(*names, strict=True):
+    for labels in zip(*map(_label_choices, found), strict=True):
         if len(set(labels)) == len(labels):
             break
     for number, (run, label) in enumerate(zip(found, labels, strict=True), 1):
@@ -130,6 +113,7 @@ def opened(
     return found
 
 
-def _folder_name(run: OpenedRun) -> str:
-    path = run.source.path if isinstance(run.source, Result) else run.source
-    return f"{run.settings['method']}, seed {run.settings['seed']}" if path is None else Path(path).resolve().name
+def _label_choices(run: OpenedRun) -> tuple[str, str, str]:
+    method, path = str(run.settings["method"]), run.source.path if isinstance(run.source, Result) else run.source
+    with_seed = f"{method}, seed {run.settings['seed']}"
+    return method, with_seed, with_seed if path is None else Path(path).resolve().name

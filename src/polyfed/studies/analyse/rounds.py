@@ -1,4 +1,4 @@
-"""What a run wrote down round by round: the drift of batch-norm statistics (FixBN Figure 2), and what a method noted (hFedF 4, 6, 7)."""
+"""Read from the metrics how batch-norm statistics drift (FixBN Figure 2) and what a method logs per client (hFedF Figures 4, 6, 7)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Lines = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Drift:
-    """How batch-norm statistics moved, by round.
+    """Drift of batch-norm statistics by round.
 
     Attributes:
-        change: of the server's statistics in a round (L1).
-        distance: of each client's statistics from the server's before the round (L1), by client.
-        variance: of each client's own statistics over the last rounds, by client; some values are watched, and this is their mean.
-        window: rounds that the variance is taken over.
+        change: L1 change of the server statistics in a round.
+        distance: L1 distance of each client's statistics from the server statistics before the round, by client.
+        variance: Variance of each client's statistics over the last rounds, by client: the mean over a sample of values.
+        window: Number of rounds that the variance covers.
     """
 
     change: ByRound
@@ -34,16 +34,11 @@ class Drift:
 
 
 def statistics_drift(lines: Lines, window: int = 200) -> Drift:
-    """How batch-norm statistics moved in a run.
-
-    Args:
-        lines: of its ``metrics.jsonl``.
-        window: rounds that the variance of a client's statistics is taken over.
-    """
+    """Return the drift of batch-norm statistics from the lines of a run's ``metrics.jsonl``."""
     mine = [line for line in lines if line["view"] == STATISTICS]
     if not mine:
         raise RunFolderError(
-            "The run wrote no batch-norm statistics down: its model has none, it was made by an older polyfed, or it had no folder."
+            "The run stored no batch-norm statistics: its model has none, it was trained by an older polyfed, or it had no folder."
         )
     clients = sorted({line["client"] for line in mine} - {ALL})
     by_client = {client: {line["round"]: line for line in mine if line["client"] == client} for client in clients}
@@ -67,49 +62,39 @@ def _variances(samples: Mapping[int, Sequence[float]], window: int) -> dict[int,
 
 @dataclass(frozen=True)
 class Noted:
-    """What a method noted by round and client.
-
-    Attributes:
-        numbers: by name, client and round.
-        vectors: by name, client and round.
-    """
+    """The numbers and vectors that a method logged, by name, client and round."""
 
     numbers: Mapping[str, Mapping[str, ByRound]]
     vectors: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]]
 
     def largest_deviation(self, name: str) -> tuple[str, float]:
-        """The client whose number strays farthest from the others' mean in some round, and by how much."""
-        by_client = self.numbers[name]
-        strayed = {
-            client: max(abs(value - self.mean(name, number)) for number, value in one.items()) for client, one in by_client.items()
+        """Return the client whose number deviates most from the mean over clients in any round, and that deviation."""
+        deviations = {
+            client: max(abs(value - self.mean(name, number)) for number, value in by_round.items())
+            for client, by_round in self.numbers[name].items()
         }
-        client = max(strayed, key=lambda who: strayed[who])
-        return client, strayed[client]
+        client = max(deviations, key=lambda each: deviations[each])
+        return client, deviations[client]
 
     def last_deviation(self, name: str) -> float:
-        """How far a client's number strays from the others' mean in the last round, at most."""
+        """Return the largest deviation of a client's last number from the mean over clients in that round."""
         return max(abs(value - self.mean(name, number)) for number, value in self.last(name).values())
 
     def last(self, name: str) -> dict[str, tuple[int, float]]:
-        """Each client's last round and number."""
+        """Return the last round of each client and its number."""
         return {client: (max(one), one[max(one)]) for client, one in self.numbers[name].items()}
 
-    def apart(self) -> float:
-        """The largest distance between two clients' last vectors; not a number where none were noted."""
-        ends = [[by_round[max(by_round)] for by_round in by_client.values()] for by_client in self.vectors.values()]
-        return max((math.dist(one, other) for vectors in ends for one, other in combinations(vectors, 2)), default=math.nan)
+    def max_distance(self) -> float:
+        """Return the largest distance between two clients' last vectors, or NaN if there are none."""
+        last = [[by_round[max(by_round)] for by_round in by_client.values()] for by_client in self.vectors.values()]
+        return max((math.dist(one, other) for vectors in last for one, other in combinations(vectors, 2)), default=math.nan)
 
     def mean(self, name: str, number: int) -> float:
-        """The mean over clients in one round."""
         return statistics.fmean(one[number] for one in self.numbers[name].values() if number in one)
 
 
 def noted(lines: Lines) -> Noted:
-    """What the method of a run noted of its rounds: weights of clients, embeddings.
-
-    Args:
-        lines: of its ``metrics.jsonl``.
-    """
+    """Return the per-client numbers and vectors, such as weights and embeddings, in the lines of a run's ``metrics.jsonl``."""
     numbers: dict[str, dict[str, dict[int, float]]] = {}
     vectors: dict[str, dict[str, dict[int, Sequence[float]]]] = {}
     for line in lines:
@@ -121,6 +106,6 @@ def noted(lines: Lines) -> Noted:
                 target.setdefault(name, {}).setdefault(line["client"], {})[line["round"]] = value
     if not numbers and not vectors:
         raise RunFolderError(
-            "The method of the run notes nothing by round. Those that learn weights or embeddings of clients do (hfedf)."
+            "The method of the run logs no values per client and round. Use one that learns client weights or embeddings (hfedf)."
         )
     return Noted(numbers, vectors)

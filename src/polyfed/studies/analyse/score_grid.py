@@ -1,4 +1,4 @@
-"""Score of one method minus score of another over a grid of two settings (FixBN Figure D)."""
+"""Compute the score difference between two methods over a grid of two settings (FixBN Figure D)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polyfed.errors import SettingError, nearest
 
 @dataclass(frozen=True)
 class GridRun:
-    """One run of a grid: its method, its settings, and its score (a fraction)."""
+    """A run of a grid, with its score as a fraction."""
 
     method: str
     settings: Mapping[str, Any]
@@ -21,14 +21,9 @@ class GridRun:
 
 @dataclass(frozen=True)
 class ScoreGrid:
-    """Scores of two methods over a grid, each cell a mean over seeds; None where a run is missing.
+    """Scores of two methods over a grid, by method and row by row. Each cell is a mean over seeds, or None if the runs lack it.
 
-    Attributes:
-        methods: the two methods, A and B.
-        axes: the names of the settings along rows and columns; empty where a side has one value.
-        rows: the values along the rows.
-        columns: the values along the columns.
-        scores: by method, the cells row by row.
+    ``axes`` names the settings along the rows and the columns; the name is empty for an axis with one value.
     """
 
     methods: tuple[str, str]
@@ -38,7 +33,7 @@ class ScoreGrid:
     scores: Mapping[str, Sequence[Sequence[float | None]]]
 
     def differences(self) -> list[list[float | None]]:
-        """Score(A) - Score(B), cell by cell."""
+        """Return Score(A) - Score(B) for each cell."""
         a, b = (self.scores[method] for method in self.methods)
         return [
             [None if one is None or other is None else one - other for one, other in zip(mine, theirs, strict=True)]
@@ -47,27 +42,21 @@ class ScoreGrid:
 
 
 def score_grid(runs: Sequence[GridRun], methods: Sequence[str] = (), axes: Sequence[str] = ()) -> ScoreGrid:
-    """Put runs of two methods on a grid of the settings in which they differ.
-
-    Args:
-        runs: all of them; several with the same settings are seeds, and averaged.
-        methods: A and B; default: the only two there are.
-        axes: at most two settings; default: those in which the runs differ.
-    """
+    """Arrange runs of two methods on a grid of one or two settings, by default those in which the runs differ."""
     found = list(dict.fromkeys(run.method for run in runs))
     a_b = tuple(methods) or tuple(found)
     for method in methods:
         if method not in found:
-            raise SettingError(f"No run is of the method {method!r}. {nearest(method, found)}")
+            raise SettingError(f"None of the runs uses {method!r}. {nearest(method, found)}")
     if len(a_b) != 2:
-        raise SettingError(f"A grid compares two methods, and the runs have {len(a_b)}: {', '.join(a_b)}. Give the runs of two.")
+        raise SettingError(f"A grid compares two methods; got {len(a_b)}: {', '.join(a_b)}. Pass runs of two methods.")
     names = sorted({name for run in runs for name in run.settings})
     differing = [name for name in names if len({repr(run.settings.get(name)) for run in runs}) > 1]
     chosen = list(axes) or differing
     if not 1 <= len(chosen) <= 2:
-        what = f"they differ in {', '.join(chosen)}" if chosen else "all runs have the same settings"
+        problem = f"the runs differ in {', '.join(chosen)}" if chosen else "all runs have the same settings"
         raise SettingError(
-            f"A grid has one or two axes, and {what}. Give runs that differ in one setting or two (--sweep, partitions, steps)."
+            f"A grid has one or two axes, but {problem}. Pass runs that differ in one or two settings (--sweep, partitions, steps)."
         )
     row, column = chosen if len(chosen) == 2 else ("", chosen[0])
     rows, columns = (_values(runs, name) for name in (row, column))

@@ -1,7 +1,7 @@
-"""Candidates of a comparison or a search: methods, each with settings of its own where it has some.
+"""Read the candidates of a comparison or a search: methods with optional per-method settings.
 
 ``fedavg; fedwon with lr=0.2, schedule=cosine`` are two candidates. In Python, the second is ``("fedwon", {"lr": 0.2, "schedule": "cosine"})``
-or an item of a mapping; in a recipe, a line of the table ``[methods]``. What is learnt and how long is the same for all of them.
+or an item of a mapping; in a recipe, a line of the ``[methods]`` table. The task and the training length are the same for all candidates.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from polyfed.core.method import Method, load_file, parse
 from polyfed.errors import PolyfedError, SettingError
@@ -17,21 +17,12 @@ from polyfed.settings import FACTS, Settings, read_change, require_names, with_c
 from polyfed.text import apart, outside_brackets
 from polyfed.trust import NOTHING, Trust
 
-_Given: TypeAlias = "str | Method | tuple[str | Method, Mapping[str, Any]]"
-Methods: TypeAlias = "_Given | Sequence[_Given] | Mapping[str, Mapping[str, Any]]"
-
 _WITH = re.compile(r"\bwith\b")
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One method of a comparison.
-
-    Attributes:
-        text: of the method.
-        own: settings of its own, which take the place of those of the comparison.
-        value: the method itself, where its text does not say it all.
-    """
+    """A method expression with per-method settings, and the method itself if the expression does not define it."""
 
     text: str
     own: Mapping[str, Any] = field(default_factory=dict)
@@ -39,8 +30,8 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """Its text, with the settings of its own: ``fedwon with lr=0.2``."""
-        return self.text + (f" with {own_words(self.own)}" if self.own else "")
+        """Expression with the per-method settings: ``fedwon with lr=0.2``."""
+        return self.text + (f" with {format_settings(self.own)}" if self.own else "")
 
     @property
     def method(self) -> Method:
@@ -50,32 +41,29 @@ class Candidate:
         return with_changes(common, {**self.own, "method": self.text})
 
 
-def own_words(own: Mapping[str, Any]) -> str:
-    """Settings in words, as they are read again.
+def format_settings(own: Mapping[str, Any]) -> str:
+    """Format settings so that they can be parsed again.
 
-    >>> own_words({"lr": 0.2, "schedule": "steps(at=(0.5, 0.75))"})
+    >>> format_settings({"lr": 0.2, "schedule": "steps(at=(0.5, 0.75))"})
     'lr=0.2, schedule=steps(at=(0.5, 0.75))'
     """
     return ", ".join(f"{name}={value!r}" if isinstance(value, float) else f"{name}={value}" for name, value in own.items())
 
 
 def candidates(methods: Any, load: Sequence[str] = (), trust: Trust = NOTHING) -> dict[str, Candidate]:
-    """Candidates by their labels, each once. What cannot be read raises an error before anything is trained.
+    """Load the trusted method files, and return the candidates by label, without duplicates.
 
-    Args:
-        methods: texts, also several in one text apart by semicolons; Method values; pairs of one of them and settings; or a mapping from
-            texts to settings.
-        load: files of methods to run before.
-        trust: what of them may be run.
+    ``methods`` are method expressions, also several in one string, separated by semicolons; Method values; pairs of either and settings;
+    or a mapping from expressions to settings.
     """
     for file in load:
         load_file(file, trust)
     found: dict[str, Candidate] = {}
     for one in _each(methods):
         if found.setdefault(one.label, one).value != one.value:
-            raise SettingError(f"Two different methods are called {one.text!r}; give one of them another name.")
+            raise SettingError(f"Two different methods are named {one.text!r}. Rename one of them.")
     if not found:
-        raise SettingError('methods names no method. Write them apart by semicolons: "fedavg; fedbn".')
+        raise SettingError('No methods. Separate them with semicolons, such as "fedavg; fedbn".')
     return found
 
 
@@ -91,10 +79,12 @@ def _each(methods: Any) -> Iterable[Candidate]:
         elif isinstance(given, str):
             texts = apart(given, ";")
             if own and len(texts) != 1:
-                raise SettingError(f"Settings of its own are for one method, found {len(texts)} in {given!r}.")
+                raise SettingError(f"Per-method settings apply to one method; got {len(texts)} in {given!r}.")
             yield from (read_candidate(text, own) for text in texts)
         else:
-            raise SettingError(f"methods takes texts, Method values, or pairs of one of them and settings, found {given!r}.")
+            raise SettingError(
+                f"methods must hold method expressions, Method values, or pairs of either and settings; got {given!r}."
+            )
 
 
 def _is_pair(value: Any) -> bool:
@@ -102,7 +92,7 @@ def _is_pair(value: Any) -> bool:
 
 
 def read_one(text: str) -> Method:
-    """A method from its text; several that are not apart by semicolons are told so."""
+    """Parse one method; suggest semicolons if there are several."""
     if re.search(r"\w\s*,|\w\s+\w", outside_brackets(text).strip()):
         raise SettingError(f'Cannot read {text.strip()!r} as one method. Separate methods with ; such as "fedavg; fedbn".')
     return parse(text)
@@ -117,33 +107,33 @@ def read_candidate(text: str, own: Mapping[str, Any] | None = None) -> Candidate
     method, *written = _WITH.split(text, 1)
     pieces = apart(written[0]) if written else []
     if written and not pieces:
-        raise SettingError(f"{text!r} says no setting after 'with'. Write, for example: {method.strip()} with lr=0.1")
-    pairs = [read_change(piece, "A method with settings of its own takes") for piece in pieces]
+        raise SettingError(f"{text!r} has no setting after 'with'. Write, for example: {method.strip()} with lr=0.1")
+    pairs = [read_change(piece, "A method takes") for piece in pieces]
     names = [name for name, _ in [*pairs, *(own or {}).items()]]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise SettingError(f"{text!r} sets {twice} twice; keep one of them.")
+        raise SettingError(f"{text!r} sets {twice} twice. Keep one of them.")
     return Candidate(str(read_one(method)), checked({**dict(pairs), **(own or {})}))
 
 
 def checked(own: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that a method of a comparison may have for itself; others are the same for all."""
+    """Return per-method settings, or raise SettingError if one of them must be the same for all methods."""
     require_names(own)
     for name in own:
         if why := common_to_all(name):
-            raise SettingError(f"{name} cannot be a method's own: {why}. Give it once, for all methods.")
+            raise SettingError(f"{name} cannot be set per method: {why}. Set it once, for all methods.")
     return with_tuples(own)
 
 
 def common_to_all(name: str) -> str:
-    """Why a setting is the same for all methods; empty where a method may have its own."""
+    """Return the reason why a setting must be the same for all methods, or "" if it may differ."""
     if FACTS[name].role == "budget":
-        return "the length of a run is the same for all"
-    return "" if FACTS[name].role == "training" else "it is no setting of training"
+        return "all runs have the same length"
+    return "" if FACTS[name].role == "training" else "only training settings can differ"
 
 
 def is_registered(method: Method) -> bool:
-    """Whether the text of a method stands for this very method."""
+    """Return True if the method's expression parses to this method."""
     try:
         return parse(str(method)) == method
     except PolyfedError:

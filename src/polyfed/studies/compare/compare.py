@@ -1,12 +1,10 @@
-"""The runs of a comparison: which there are, which are finished already, and training what is missing.
-
-Several methods, each over several seeds, with everything else equal. Under the protocol ``leave-one-out`` each of these is one run
-per domain, which nobody trains on in that run. ``studies/report/comparison.py`` makes a table of the outcomes.
-"""
+"""Plan the runs of a comparison, reuse the finished ones and train the others."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,9 +35,9 @@ from polyfed.tasks.task import Headline
 
 SEEN, LEAVE_ONE_OUT = PROTOCOLS = ("seen", "leave-one-out")
 LEAVE_ONE_OUT_DEFAULTS: Mapping[str, Any] = {"unseen_part": "all"}
-"""Nobody trains on the domain that is left out, so all its images can be tested, as the papers do."""
+"""No client trains on the unseen domain, so all its images can be tested, as in the papers."""
 _NOT_COMPARED: Mapping[str, Any] = {"checkpoint_every": "60s", "workers": "1", "metric": AUTO}
-"""Settings that change nothing in a result."""
+"""Settings that do not affect results."""
 _SECONDS_TO_START = 30.0
 
 Read = TypeVar("Read")
@@ -49,12 +47,8 @@ Read = TypeVar("Read")
 class ComparisonRun:
     """One run of a comparison.
 
-    Attributes:
-        method: the method's text, with the settings of its own.
-        seed: the seed.
-        left_out: the domain that is unseen in this run of a leave-one-out comparison.
-        settings: all its settings.
-        value: the method itself, where its text does not say it all.
+    ``method`` is a label: the method expression with the per-method settings. ``value`` is the method itself, if the expression does not
+    define it. ``left_out`` is the unseen domain with the leave-one-out protocol.
     """
 
     method: str
@@ -73,7 +67,7 @@ class ComparisonRun:
 
 
 class ComparedRuns:
-    """All runs of a comparison, on data that are made once."""
+    """All runs of a comparison, on data that is built once."""
 
     def __init__(
         self,
@@ -88,22 +82,26 @@ class ComparedRuns:
         callbacks: Sequence[Callback] | None = None,
         track: str | Sequence[str] = (),
     ) -> None:
-        """Decide which runs there are; what cannot be run at all is refused here.
+        """Plan the runs.
 
         Args:
-            settings: of every run, but for its method with the settings of its own, its seed and the domain it leaves out.
-            methods: as ``studies/compare/candidates.py`` reads them.
-            data: as for ``polyfed.run``; default: what the settings name.
-            model: a module or a function that builds one; default: what the settings name.
-            seeds: runs of each method: the settings' seed, and the next ones.
-            protocol: ``seen``, or ``leave-one-out``: every domain unseen in turn.
-            folder: where run folders go, and where finished ones are looked for; None: nothing is written.
-            callbacks: Called for every run; default: a progress bar in a notebook.
-            track: trackers that every run is written to: tensorboard, mlflow, wandb.
+            settings: Settings of all runs, except for the method, the per-method settings, the seed and the unseen domain.
+            methods: Methods, as accepted by ``candidates``.
+            data: As for ``polyfed.run``. Default: the data set in the settings.
+            model: A module, or a function that builds one. Default: the model in the settings.
+            seeds: Number of runs per method, from the seed in the settings upwards.
+            protocol: ``seen``, or ``leave-one-out``, which runs every method once per unseen domain.
+            folder: Parent of the run folders, also of finished ones to reuse. None writes nothing.
+            callbacks: Callbacks of every run. Default: a progress bar in a notebook.
+            track: Trackers of every run: tensorboard, mlflow, wandb.
         """
         tracked_by(track)
         self.track = track
-        _check_protocol(settings, seeds, protocol)
+        require_count("seeds", seeds)
+        if protocol not in PROTOCOLS:
+            raise SettingError(f"protocol cannot be {protocol!r}. {nearest(protocol, PROTOCOLS)}")
+        if protocol == LEAVE_ONE_OUT and settings.unseen:
+            raise SettingError("The leave-one-out protocol sets the unseen domains. Remove unseen.")
         self.settings, self.protocol = settings, protocol
         self.callbacks = default_callbacks(callbacks)
         self.message = Callbacks(self.callbacks).message
@@ -115,84 +113,75 @@ class ComparedRuns:
         self.data = _data_for(settings.data if data is None else data, settings, protocol)
         if model is None:
             self.settings = with_one_model(settings, self.data.default_model, [one.method for one in self.methods.values()])
-            needing = [label for label, one in self.methods.items() if one.method.facts.batch_norm]
-            for notice in why_this_model(settings, self.settings, self.data, " and ".join(needing)):
-                self.message(f"{notice} It is the same for all methods.")
+            with_batch_norm = [label for label, one in self.methods.items() if one.method.facts.batch_norm]
+            for notice in why_this_model(settings, self.settings, self.data, " and ".join(with_batch_norm)):
+                self.message(f"{notice} All methods use it.")
         self.undeclared = self.settings
         self.settings, self.origins = with_declared(self.settings, self.data, self.model)
         left_out = [domain.name for domain in self.data.domains] if isinstance(self.data, DataSet) else []
-        self.runs = self._planned(left_out if protocol == LEAVE_ONE_OUT else [None])
+        self.runs = self._plan(left_out if protocol == LEAVE_ONE_OUT else [None])
         self.problems: dict[str, str] = {}
         self.reused = 0
 
     @cached_property
     def headline(self) -> Headline:
-        """The metric of all its runs and of their table: the requested one, or chosen from the training labels of all domains."""
+        """The primary metric of all runs and the table: the requested one, or chosen from the training labels of all domains."""
         whole = dataclasses.replace(self.settings, unseen=()) if self.protocol == LEAVE_ONE_OUT else self.settings
         return headline(self.settings.metric, build_federation(self.data, whole))
 
     @property
     def model_words(self) -> str:
-        """The one model of all runs, by its text or by the name of what was given in Python."""
+        """Name of the model that all runs use."""
         if self.model is not None:
             return getattr(self.model, "__name__", type(self.model).__name__)
         return self.settings.model or self.data.default_model
 
-    def _planned(self, left_out: Sequence[str | None]) -> list[ComparisonRun]:
-        settings = self.settings
-        return [
-            ComparisonRun(
-                label,
-                seed,
-                domain,
-                dataclasses.replace(self._chosen(one)[0], seed=seed, unseen=settings.unseen if domain is None else (domain,)),
-                one.value,
-            )
-            for label, one in self.methods.items()
-            for seed in self.seeds
-            for domain in left_out
-        ]
+    def _plan(self, left_out: Sequence[str | None]) -> list[ComparisonRun]:
+        runs = []
+        for label, one in self.methods.items():
+            for seed, domain in itertools.product(self.seeds, left_out):
+                unseen = self.settings.unseen if domain is None else (domain,)
+                settings = dataclasses.replace(self._settings_of(one)[0], seed=seed, unseen=unseen)
+                runs.append(ComparisonRun(label, seed, domain, settings, one.value))
+        return runs
 
-    def _chosen(self, one: Candidate) -> tuple[Settings, dict[str, str]]:
-        """The settings of a method and their origins: a rate that is declared does not go with an optimizer of the method's own."""
+    def _settings_of(self, one: Candidate) -> tuple[Settings, dict[str, str]]:
+        """Return a method's settings and their origins. Declared learning rates do not apply to a per-method optimizer."""
         return with_declared(one.settings(self.undeclared), self.data, self.model)
 
     def train(self, read: Callable[[Result], Read]) -> list[tuple[ComparisonRun, Read]]:
-        """Train, resume or read back every run. A method that fails is given up and named in ``problems``; the others go on.
+        """Train, resume or reuse every run. If a run fails, its method is skipped and listed in ``problems``.
 
         Args:
-            read: takes from a finished run what is needed of it, so that its models need not stay in memory.
+            read: Extracts what is needed from a finished run, so that its models can be freed.
         """
-        self.problems, self.reused = self.unfit(), 0
+        self.problems, self.reused = self._find_unbuildable(), 0
         found: dict[str, Read] = {}
-        settled = 0
+        finished = 0
 
-        def attempt(run: ComparisonRun, patient: bool) -> bool:
-            """Try to finish a run; says whether it is settled. One that another process trains is waited for only by the patient."""
-            nonlocal settled
+        def attempt(run: ComparisonRun, wait: bool) -> bool:
+            """Run once; return False if another process is training the run and ``wait`` is False."""
+            nonlocal finished
             if run.method not in self.problems:
-                heard_by = Callbacks(self.callbacks, run.words, settled, len(self.runs))
+                callbacks = Callbacks(self.callbacks, run.words, finished, len(self.runs))
                 try:
-                    found[run.words] = (
-                        once_free(lambda: self._train_one(run, read, heard_by), self.message)
-                        if patient
-                        else self._train_one(run, read, heard_by)
-                    )
+                    train = functools.partial(self._train_one, run, read, callbacks)
+                    found[run.words] = once_free(train, self.message) if wait else train()
                 except PolyfedError as error:
                     if isinstance(error, BeingTrained) and error.elsewhere:
                         return False
                     self.problems[run.method] = str(error)
-                    self.message(f"{run.method} is given up: {error}")
-            settled += 1
+                    self.message(f"{run.method} failed: {error}")
+            finished += 1
             return True
 
-        # Runs that another process trains just now come last, so the same comparison, begun twice, shares its work.
-        for run in [run for run in self.runs if not attempt(run, patient=False)]:
-            attempt(run, patient=True)
+        # Runs that another process is training come last, so two processes can share the same comparison.
+        for run in [run for run in self.runs if not attempt(run, wait=False)]:
+            attempt(run, wait=True)
         return [(run, found[run.words]) for run in self.runs if run.words in found]
 
-    def unfit(self) -> dict[str, str]:
-        """Methods that cannot be built here, and why; found before the others train, which may take hours."""
+    def _find_unbuildable(self) -> dict[str, str]:
+        """Return the methods that cannot be built, with the reasons, before the others train for hours."""
         problems: dict[str, str] = {}
         for method in self.methods:
             run = next(run for run in self.runs if run.method == method)
@@ -200,29 +189,29 @@ class ComparedRuns:
                 Experiment(run.settings, self.data, run.value, self.model, backend=InProcess)
             except PolyfedError as error:
                 problems[method] = str(error)
-                self.message(f"{method} will be left out: {error}")
+                self.message(f"Skipping {method}: {error}")
         return problems
 
-    def _train_one(self, run: ComparisonRun, read: Callable[[Result], Read], heard_by: Callbacks) -> Read:
+    def _train_one(self, run: ComparisonRun, read: Callable[[Result], Read], run_callbacks: Callbacks) -> Read:
         experiment = Experiment(run.settings, self.data, run.value, self.model)
         experiment.head_by(self.headline)
         objects = {"method": run.value, "model": self.model}
         experiment.given = [*self.given, *(name for name, value in objects.items() if value is not None)]
         for notice in experiment.notices:
             self.message(notice)
-        experiment.origins = self._chosen(self.methods[run.method])[1]
+        experiment.origins = self._settings_of(self.methods[run.method])[1]
         folder, exists = self.folder_of(run, experiment)
-        callbacks = [heard_by, *tracked_by(self.track)]
+        callbacks = [run_callbacks, *tracked_by(self.track)]
         if folder is not None and exists:
             result = resume(folder.path, self.data, Reopening(trusted=run.settings.trust), callbacks)
         else:
             result = train_run(experiment, folder, callbacks)
-        self.reused += exists and not heard_by.trained
-        heard_by.end_reused(result)
+        self.reused += exists and not run_callbacks.trained
+        run_callbacks.end_reused(result)
         return read(result)
 
     def folder_of(self, run: ComparisonRun, experiment: Experiment) -> tuple[RunFolder | None, bool]:
-        """The folder of a run, and whether it holds this run already; folders of other runs are passed over."""
+        """Return the run folder and whether it already holds this run; skip folders of other runs."""
         number = 1
         while self.folder is not None:
             folder = RunFolder(self.folder / (run.name if number == 1 else f"{run.name}-{number}"))
@@ -236,46 +225,36 @@ class ComparedRuns:
 
 
 def _wait_for_start(folder: Path) -> None:
-    """Another process that has just made a folder says in a moment which run is in it."""
+    """Wait until another process that has just created this folder writes its run.toml."""
     end = time.monotonic() + _SECONDS_TO_START
     while not (folder / "run.toml").exists() and is_held(folder) and time.monotonic() < end:
         time.sleep(0.02)
 
 
-def _check_protocol(settings: Settings, seeds: int, protocol: str) -> None:
-    """Refuse a number of seeds or a protocol that cannot be followed."""
-    require_count("seeds", seeds)
-    if protocol not in PROTOCOLS:
-        raise SettingError(f"protocol cannot be {protocol!r}. {nearest(protocol, PROTOCOLS)}")
-    if protocol == LEAVE_ONE_OUT and settings.unseen:
-        raise SettingError("protocol leave-one-out chooses the unseen domains itself; leave unseen out.")
-
-
 def settings_for(data: Any, model: Any, protocol: str, values: Mapping[str, Any]) -> Settings:
-    """The settings of a comparison that is begun in Python."""
+    """Return the settings of a comparison that is started from Python."""
     if "method" in values:
-        raise SettingError("A comparison takes methods=[...], not method=.")
+        raise SettingError("Pass methods=[...] instead of method= to a comparison.")
     return settings_given(data, model, {**(LEAVE_ONE_OUT_DEFAULTS if protocol == LEAVE_ONE_OUT else {}), **values})
 
 
 def _data_for(data: Any, settings: Settings, protocol: str) -> DataSet | Federation:
-    """The data of all runs; a federation that was made already can be compared on, but leaves no domain out."""
     if not isinstance(data, Federation):
         return build_data_set(data, settings)
     if protocol == LEAVE_ONE_OUT:
         raise SettingError(
-            "protocol leave-one-out deals the data to clients once for every domain, and a federation is dealt already. "
-            "Give the data set it was made from (a name, a folder, a DataSet or {domain: (train, test)}), or use protocol seen."
+            "The leave-one-out protocol partitions the data again for every unseen domain, which a federation does not allow. "
+            "Pass its data set (a name, a folder, a DataSet or {domain: (train, test)}), or use the seen protocol."
         )
     refuse_dealing(settings)
     return data
 
 
 def holds_run(folder: RunFolder, experiment: Experiment) -> bool:
-    """Whether a folder holds the run of an experiment: its settings, its data, and its method with the same options.
+    """Return True if a folder holds the run of an experiment: the same settings, data and method options.
 
-    Options count since a default may have changed, and so does the metric if it chose the round. A method or model that is a value of Python cannot be compared, so such a run is
-    never taken for another.
+    The options are compared because a default may have changed, and the metric if it selected the round. Methods and models passed as
+    Python values cannot be compared, so the result is False for them.
     """
     if {"method", "model"} & {*experiment.given, *folder.document().get("given_in_python", ())}:
         return False

@@ -1,8 +1,7 @@
-"""What a run would cost, measured: the run's own loop for two rounds, on a few batches of every client.
+"""Estimate the cost of a run from two rounds on a few batches of every client.
 
-It is measured at two lengths. Processor time is taken to be a straight line over the examples trained or scored on, and the two
-lengths give the line; so a method's setup, asks and server steps count, and nothing here knows any method. What a method does only
-in later rounds is not seen.
+The run is measured with two amounts of data, and the CPU time is extrapolated linearly. This includes the setup, the requests and the
+server steps of any method, but not what a method only does in later rounds.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ from polyfed.studies.compare.compare import ComparisonRun
 
 ROUNDS = 2
 SHORT, MIN_LONG, MAX_LONG = 2, 4, 64
-"""Batches of every client: in the short measurement, and in the long one at least and at most."""
+"""Batches per client in the short measurement, and the limits for the long one."""
 SHORT_TEST, LONG_TEST = 1, 3
-"""Batches of the largest test set; the others are cut by the same share."""
-_LEAST_SCORED = 2
-"""Statistics cannot be estimated from one example."""
+"""Batches of the largest test set; the others are reduced by the same factor."""
+_MIN_SCORED = 2
+"""Statistics cannot be estimated from a single example."""
 SECONDS = 20.0
 
 
 @dataclass(frozen=True)
 class Line:
-    """CPU seconds over an amount of work."""
+    """CPU seconds as a linear function of the amount of work."""
 
     fixed: float
     each: float
@@ -55,34 +54,32 @@ class Line:
 
     @classmethod
     def through(cls, short: tuple[float, float], long: tuple[float, float]) -> Line:
-        """The line through two measurements (amount, seconds); neither part of it is negative, whatever the noise.
+        """Return the line through two measurements (amount, seconds), with both coefficients at least 0 despite noise.
 
         >>> Line.through((2, 5.0), (4, 6.0)), Line.through((2, 1.0), (4, 4.0)), Line.through((2, 5.0), (4, 4.0))
         (Line(fixed=4.0, each=0.5), Line(fixed=0.0, each=1.0), Line(fixed=4.5, each=0.0))
         """
-        (little, sooner), (much, later) = short, long
-        each = (later - sooner) / (much - little) if much > little else 0.0
+        (small, short_time), (large, long_time) = short, long
+        each = (long_time - short_time) / (large - small) if large > small else 0.0
         if each <= 0:
-            return cls((sooner + later) / 2, 0.0)
-        fixed = sooner - each * little
-        return cls(fixed, each) if fixed >= 0 else cls(0.0, later / much)
+            return cls((short_time + long_time) / 2, 0.0)
+        fixed = short_time - each * small
+        return cls(fixed, each) if fixed >= 0 else cls(0.0, long_time / large)
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a few batches took: CPU seconds of each part, over how much; bytes of the last round, by client.
+    """Measured points (amount, CPU seconds), seconds per round, and bytes per client in the last round.
 
-    ``asked`` are clients in the last round, ``trained`` the examples that one of them trained on, on average.
+    The amounts are the training examples for ``setup``, the training examples per client for ``training``, and the fraction of the
+    scored examples for ``scoring`` and ``validating``.
     """
 
-    examples: int
-    setup: float
+    setup: tuple[float, float]
+    training: tuple[float, float]
+    scoring: tuple[float, float]
+    validating: tuple[float, float]
     rounds: tuple[float, ...]
-    asked: int
-    trained: float
-    share_scored: float
-    scoring: float
-    validating: float
     bytes_up: float
     bytes_down: float
     peak: int | None
@@ -91,9 +88,10 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one run would cost. Seconds are CPU seconds, on a GPU those of the clock; ``scoring`` is one scoring of all test data, ``validating`` one of all validation data.
+    """Estimated cost of one run. Seconds are CPU seconds, or wall-clock seconds on a GPU.
 
-    ``later`` are rounds from which on other entries travel, so that the method may work in another way than was measured.
+    ``scoring`` and ``validating`` are the seconds to score all test or validation data once. ``later`` lists rounds in which the set of
+    exchanged entries changes, so the method may then behave differently from what was measured.
     """
 
     method: str
@@ -113,24 +111,18 @@ class Estimate:
 
     @property
     def cpu_seconds(self) -> float:
-        """Of the whole run."""
         return self.once + self.rounds * self.round + self.scorings * self.scoring + self.validations * self.validating
 
     @property
     def traffic(self) -> float:
-        """Bytes of the rounds in both directions, all clients together."""
+        """Bytes of all rounds in both directions, for all clients."""
         return self.rounds * self.clients * (self.bytes_up + self.bytes_down)
 
 
 class Estimator:
-    """Measures how fast one method is on some data, and says what runs on these and similar data would cost.
+    """Cost estimates for runs of one method, from measurements on the same or similar data.
 
-    Args:
-        settings: of the run.
-        federation: its data, dealt to clients.
-        method: its method, if not the one the settings name.
-        model: its model, if not the one the settings name.
-        seconds: about how long the long measurement may take.
+    The default method and model are those in the settings. ``seconds`` is the approximate duration of the long measurement.
     """
 
     def __init__(
@@ -145,43 +137,43 @@ class Estimator:
             load_file(file, settings.trust)
         self.method = as_method(settings.method if method is None else method)
         self.settings, self.model = with_declared(settings, federation, model)[0], model
-        settled = rounds_from_budget(self.settings, self.population_of(federation))
+        with_rounds = rounds_from_budget(self.settings, self.population_of(federation))
         load_libraries()
-        self.short = self.measure(settled, federation, SHORT, SHORT_TEST)
+        self.short = self.measure(with_rounds, federation, SHORT, SHORT_TEST)
         batches = int(seconds / max(self.short.rounds[-1], 1e-3))
-        self.long = self.measure(settled, federation, min(max(batches, MIN_LONG), MAX_LONG), LONG_TEST)
+        self.long = self.measure(with_rounds, federation, min(max(batches, MIN_LONG), MAX_LONG), LONG_TEST)
 
     def population_of(self, federation: Federation) -> Federation:
-        """The data as the method's clients hold them."""
+        """Return the federation with the clients that the method trains."""
         return federation if self.method.population is None else self.method.population(federation)
 
-    def measure(self, settled: Settings, federation: Federation, batches: int, test_batches: int) -> Measurement:
-        """Train two rounds and score once, on a number of batches of every client."""
-        settings = shorter(settled, batches)
-        largest = max(map(len, _scored_examples(federation)), default=1)
-        share = min(1.0, test_batches * settings.test_batch_size / largest)
-        gc.collect()  # a hypernetwork of the measurement before would count as memory that is taken
+    def measure(self, settings: Settings, federation: Federation, batches: int, test_batches: int) -> Measurement:
+        """Train two rounds on this number of batches per client, and score once."""
+        settings = shorter(settings, batches)
+        tests = [examples for parts in federation.tests().values() for examples in parts]
+        validations = [client.validation for client in federation.clients if client.validation is not None]
+        largest = max(map(len, [*tests, *federation.unseen.values(), *validations]), default=1)
+        fraction = min(1.0, test_batches * settings.test_batch_size / largest)
+        gc.collect()  # memory of the previous measurement, such as a hypernetwork, must not count
         give_back()
         forget_peak()
-        cut = shortened(federation, batches * settings.batch_size, share)
+        cut = shortened(federation, batches * settings.batch_size, fraction)
         experiment = Experiment(settings, cut, self.method, self.model)
         self.notices, self.bench = experiment.notices, experiment.bench
         meter = LoopMeter(experiment)
         with threads(settings.threads):
-            run_rounds(self.method, experiment.server, experiment.backend, meter.ask, ROUNDS, (meter.mark,))
-        asked = meter.asked[ROUNDS]
-        taking_part = tuple(client for client in experiment.federation.clients if client.id in asked)
+            run_rounds(self.method, experiment.server, experiment.backend, meter.send_request, ROUNDS, (meter.mark,))
+        requested = meter.requested[ROUNDS]
+        participants = tuple(client for client in experiment.federation.clients if client.id in requested)
+        trained = _trained_per_client(settings, dataclasses.replace(cut, clients=participants))
         return Measurement(
-            examples=_examples_in(experiment.federation),
-            setup=meter.seconds[0],
+            setup=(_examples_in(experiment.federation), meter.seconds[0]),
+            training=(trained, meter.seconds[-1] / len(requested)),
+            scoring=(fraction, meter.scoring("test")),
+            validating=(fraction, meter.scoring("validation") if settings.selection == BEST_VALIDATION else 0.0),
             rounds=tuple(meter.seconds[1:]),
-            asked=len(asked),
-            trained=_trained_by_a_client(settings, dataclasses.replace(cut, clients=taking_part)),
-            share_scored=share,
-            scoring=meter.scoring("test"),
-            validating=meter.scoring("validation") if settings.selection == BEST_VALIDATION else 0.0,
-            bytes_up=meter.travelled("up") / len(asked),
-            bytes_down=meter.travelled("down") / len(asked),
+            bytes_up=meter.traffic("up") / len(requested),
+            bytes_down=meter.traffic("down") / len(requested),
             peak=peak_size(),
             phases=tuple(experiment.bench.plan.phases),
         )
@@ -192,20 +184,17 @@ class Estimator:
         every, validated = settings.evaluate_every, settings.needs_validation
         clients = settings.sampled(len(federation.clients))
         short, long = self.short, self.long
-        setup = Line.through((short.examples, short.setup), (long.examples, long.setup))
-        training = Line.through((short.trained, short.rounds[-1] / short.asked), (long.trained, long.rounds[-1] / long.asked))
-        scoring = Line.through((short.share_scored, short.scoring), (long.share_scored, long.scoring))
-        validating = Line.through((short.share_scored, short.validating), (long.share_scored, long.validating))
+        training = Line.through(short.training, long.training)
         return Estimate(
             method=str(self.method),
             rounds=settings.rounds,
-            # Where steps are compiled, that happens in the first round.
-            once=setup.at(_examples_in(federation)) + max(0.0, short.rounds[0] - short.rounds[-1]),
-            round=clients * training.at(_trained_by_a_client(settings, federation)),
+            # The first round includes the compilation of steps, if any.
+            once=Line.through(short.setup, long.setup).at(_examples_in(federation)) + max(0.0, short.rounds[0] - short.rounds[-1]),
+            round=clients * training.at(_trained_per_client(settings, federation)),
             scorings=validated + max(1 - validated, turns(settings.rounds, 0 if validated else every, settings.scored_at_end)),
-            scoring=scoring.at(1),
+            scoring=Line.through(short.scoring, long.scoring).at(1),
             validations=turns(settings.rounds, every or 1) if validated else 0,
-            validating=validating.at(1),
+            validating=Line.through(short.validating, long.validating).at(1),
             bytes_up=long.bytes_up,
             bytes_down=long.bytes_down,
             clients=clients,
@@ -223,14 +212,14 @@ def _examples_in(federation: Federation) -> int:
     return sum(len(client.train) for client in federation.clients)
 
 
-def _trained_by_a_client(settings: Settings, federation: Federation) -> float:
+def _trained_per_client(settings: Settings, federation: Federation) -> float:
     if settings.local_steps is not None:
         return settings.local_steps * settings.batch_size
     return settings.local_epochs * _examples_in(federation) / len(federation.clients)
 
 
 def shorter(settings: Settings, batches: int) -> Settings:
-    """The settings of a measurement: few steps, in this process, where processor time can be seen."""
+    """Return the settings of a measurement: few steps, in this process so that the CPU time includes them."""
     return dataclasses.replace(
         already_dealt(settings),
         rounds=max(settings.rounds, ROUNDS),
@@ -241,21 +230,21 @@ def shorter(settings: Settings, batches: int) -> Settings:
 
 
 class LoopMeter:
-    """Notes seconds and bytes at the marks of the loop, and which clients were asked in each round."""
+    """Seconds and bytes per round, and the clients that received requests."""
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
         self.forward: SendRequest = experiment.send_request
-        self.asked: dict[int, set[str]] = {}
+        self.requested: dict[int, set[str]] = {}
         self.seconds: list[float] = []
         self.bytes: list[dict[str, int]] = []
-        # A processor waits for a GPU, so that its own time says nothing there; rounds and scores end with values on the CPU.
+        # CPU time is not informative while the CPU waits for a GPU; rounds and scores end with values on the CPU.
         self.clock = time.process_time if experiment.bench.device.type == "cpu" else time.perf_counter
         self.last = self.clock()
 
-    def ask(self, request: Request) -> Replies:
+    def send_request(self, request: Request) -> Replies:
         if request.purpose == TRAINING:
-            self.asked.setdefault(request.round, set()).update(request.payloads)
+            self.requested.setdefault(request.round, set()).update(request.payloads)
         return self.forward(request)
 
     def mark(self, server: Server) -> None:
@@ -269,28 +258,23 @@ class LoopMeter:
         self.experiment.evaluate(split)
         return self.clock() - start
 
-    def travelled(self, way: str) -> int:
+    def traffic(self, way: str) -> int:
         return self.bytes[-1][way] - self.bytes[-2][way]
 
 
-def _scored_examples(federation: Federation) -> list[Examples]:
-    tests = [examples for parts in federation.tests().values() for examples in parts]
-    return [*tests, *federation.unseen.values(), *(c.validation for c in federation.clients if c.validation is not None)]
-
-
-def shortened(federation: Federation, most: int, share: float) -> Federation:
-    """The federation with at most ``most`` training examples a client, and a share of what is scored; what clients share, they still share."""
-    done: dict[int, Examples] = {}
+def shortened(federation: Federation, max_training: int, fraction: float) -> Federation:
+    """Limit the training examples per client, and keep a fraction of the scored ones; test sets shared by clients stay shared."""
+    reduced: dict[int, Examples] = {}
 
     def part(examples: Examples) -> Examples:
-        if id(examples) not in done:
-            done[id(examples)] = spread(examples, max(_LEAST_SCORED, math.ceil(share * len(examples))))
-        return done[id(examples)]
+        if id(examples) not in reduced:
+            reduced[id(examples)] = spread(examples, max(_MIN_SCORED, math.ceil(fraction * len(examples))))
+        return reduced[id(examples)]
 
     clients = tuple(
         dataclasses.replace(
             client,
-            train=spread(client.train, most),
+            train=spread(client.train, max_training),
             tests={domain: part(examples) for domain, examples in client.tests.items()},
             validation=None if client.validation is None else part(client.validation),
         )
@@ -300,7 +284,7 @@ def shortened(federation: Federation, most: int, share: float) -> Federation:
 
 
 def spread(examples: Examples, count: int) -> Examples:
-    """A number of examples, evenly spread, so that sorted ones keep their classes."""
+    """Return evenly spaced examples, so that sorted ones keep all classes."""
     if count >= len(examples):
         return examples
     return examples.subset(torch.arange(count) * len(examples) // count)
@@ -308,14 +292,7 @@ def spread(examples: Examples, count: int) -> Examples:
 
 @dataclass
 class MethodEstimate:
-    """What the runs of one method would cost, an estimate each.
-
-    Attributes:
-        method: the method's text.
-        runs: an estimate for each run.
-        problem: why it cannot be run, if it cannot.
-        notices: what a user should know before running it.
-    """
+    """The estimated costs of one method's runs, or the reason why it cannot run."""
 
     method: str
     runs: list[Estimate] = field(default_factory=list)
@@ -328,21 +305,17 @@ class MethodEstimate:
 
 
 def estimate_run(data: Any, method: str | Method | None, model: Any, seconds: float = SECONDS, **settings: Any) -> Estimate:
-    """What ``polyfed.estimate`` does."""
+    """Implement ``polyfed.estimate``."""
     given = settings_given(data, model, settings)
     federation = build_federation(data, given)
     return Estimator(given, federation, method, model, seconds).estimate(federation)
 
 
 def estimate_runs(runs: Sequence[ComparisonRun], data: Any, notify: Callable[[str], None]) -> list[MethodEstimate]:
-    """What the runs of each method would cost; each method is measured once.
+    """Estimate all runs, measuring each method once.
 
-    One method of several that cannot be built has a problem instead; where there is only one, its error is raised.
-
-    Args:
-        runs: of a comparison, or a single one.
-        data: their data.
-        notify: Called with what is measured next.
+    Raises:
+        PolyfedError: If the only method cannot be built. With several methods, the error goes to ``problem``.
     """
     by_method: dict[str, list[ComparisonRun]] = {}
     federations: dict[str | None, Federation] = {}

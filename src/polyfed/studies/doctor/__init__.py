@@ -1,4 +1,4 @@
-"""The doctor: whether batch norm will hurt a federation, and what to use instead, told from a few steps at each client."""
+"""Predict from a few steps per client whether batch norm will hurt a federation, and recommend a method."""
 
 from polyfed.studies.doctor.examine import Diagnosis as Diagnosis
 from polyfed.studies.doctor.examine import examine as examine

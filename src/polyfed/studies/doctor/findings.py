@@ -1,4 +1,4 @@
-"""Findings: a number, the same number on known federations, and one sentence each; and the method that they lead to."""
+"""Turn the measurements into findings, and the findings into a recommended method."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from polyfed.studies.doctor.measures import Measures
 
 FINE = "batch norm is fine"
-_NO_CLASS = "examples of this task have no class each"
+_NO_CLASS = "the task has no class labels"
 _COLUMNS = ("statistics", "gradient bias", "label skew", "domains", "smallest batch", "model")
 _ROWS: Mapping[str, tuple[float | None, ...]] = {
     "identical clients": (1.02, 0.95, 0.14, 0.98, 28, 0.14),
@@ -28,42 +28,30 @@ KNOWN: Mapping[str, Mapping[str, float]] = {
     name: {**{key: value for key, value in zip(_COLUMNS, row, strict=True) if value is not None}, "sampling": 1.0}
     for name, row in _ROWS.items()
 }
-"""The findings' numbers on known federations, all of them without sampling.
+"""Reference values of the findings on known federations, without client sampling.
 
-Measured with ``polyfed doctor NAME --json`` (``docs/doctor.md`` has the commands). The limits below were set on digits-mini, on partitions
-of CIFAR-10 and on shifts made in code, before any other data set was looked at.
+They come from ``polyfed doctor NAME --json`` (see ``docs/doctor.md``). The limits below were set on digits-mini, partitions of CIFAR-10 and
+synthetic shifts, before any other data set was examined.
 """
 
 _TINY_BATCH = 4
-"""Batches up to this size have statistics that say little."""
-_SELDOM = 0.5
-"""Clients that take part in a smaller share of rounds keep state that ages."""
-_BIAS = 1.25
-"""Bias of batch norm in multiples of what chance gives, from which on clients' batches are too different."""
-_SHIFT = 1.25
-"""Distance of statistics in multiples of what chance gives, from which on clients differ."""
-_NAMED = 2.0
-"""A client is named where its distance is so many times what chance gives,"""
-_APART = 1.5
-"""and so many times the median one."""
-_DOMAINS = 1.25
-"""Distance in feature space in multiples of what chance gives, from which on clients are different domains."""
-_LABELS = 0.3
-"""Total variation of labels, from which on they are skewed."""
+"""Largest batch size with unreliable statistics."""
+_MIN_PARTICIPATION = 0.5
+"""Below this fraction of rounds, state kept at clients becomes stale."""
+# The next four limits are multiples of the value for randomly assigned images.
+_MAX_BIAS = 1.25
+_MAX_SHIFT = 1.25
+_MAX_DOMAIN_DISTANCE = 1.25
+_OUTLIER_SHIFT = 2.0
+_OUTLIER_TO_MEDIAN = 1.5
+"""An outlier must also exceed this multiple of the median distance."""
+_MAX_LABEL_SKEW = 0.3
+"""Largest total variation of labels without a finding."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was found.
-
-    Attributes:
-        name: what was looked at.
-        value: the number.
-        unit: what the number is in.
-        is_large: whether it speaks against batch norm, or for a remedy.
-        sentence: what it means here.
-        details: numbers behind it, by client, layer or norm.
-    """
+    """A measurement with its interpretation. ``is_large`` is True if the value argues against batch norm, or for a remedy."""
 
     name: str
     value: float
@@ -74,40 +62,34 @@ class Finding:
 
     @property
     def known(self) -> dict[str, float]:
-        """The same number on known federations."""
+        """Values of the same finding on known federations."""
         return {name: numbers[self.name] for name, numbers in KNOWN.items() if self.name in numbers}
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "value": self.value,
-            "unit": self.unit,
-            "is_large": self.is_large,
-            "sentence": self.sentence,
-            "known": self.known,
-            "details": dict(self.details),
-        }
+        fields = ("name", "value", "unit", "is_large", "sentence", "known")
+        return {**{name: getattr(self, name) for name in fields}, "details": dict(self.details)}
 
 
 def _ratio(value: float, by_chance: float) -> float:
-    """A number in multiples of what chance gives; 1 where chance explains all."""
+    """Return the value as a multiple of the value by chance, or 1 if both are 0."""
     return value / by_chance if by_chance > 0 else 1.0 if value <= 0 else math.inf
 
 
-def _clients_apart(measures: Measures) -> list[str]:
-    """Clients whose statistics lie far from those of the others, farthest first."""
+def _outliers(measures: Measures) -> list[str]:
+    """Return the clients whose statistics differ clearly from those of the others, farthest first."""
     shift = measures.shift
     if len(shift) < 3:
         return []
-    usual = max(statistics.median(shift.values()), measures.shift_by_chance)
-    return sorted(
-        (one for one, value in shift.items() if value > _APART * usual and _ratio(value, measures.shift_by_chance) > _NAMED),
-        key=lambda one: -shift[one],
-    )
+    typical = max(statistics.median(shift.values()), measures.shift_by_chance)
+
+    def is_outlier(value: float) -> bool:
+        return value > _OUTLIER_TO_MEDIAN * typical and _ratio(value, measures.shift_by_chance) > _OUTLIER_SHIFT
+
+    return sorted(filter(lambda client: is_outlier(shift[client]), shift), key=lambda client: -shift[client])
 
 
 def findings(measures: Measures) -> list[Finding]:
-    """Everything that was found, in the order in which it is told."""
+    """Return all findings that apply, in display order."""
     missing = left_out(measures)
     about_norm = {"statistics": _statistics_finding, "gradient bias": _bias_finding} if measures.batch_norms else {}
     about_data = {"label skew": _label_finding, "domains": _domain_finding}
@@ -116,92 +98,82 @@ def findings(measures: Measures) -> list[Finding]:
 
 
 def left_out(measures: Measures) -> dict[str, str]:
-    """Return the findings that this task cannot have, each with the reason."""
+    """Return the findings that do not apply to this task, with the reasons."""
     return dict.fromkeys(("label skew", "domains"), _NO_CLASS) if math.isnan(measures.label_skew) else {}
 
 
 def _statistics_finding(measures: Measures) -> Finding:
     value = _ratio(statistics.fmean(measures.shift.values()), measures.shift_by_chance)
-    apart = _clients_apart(measures)
-    if apart:
-        named = ", ".join(apart)
-        sentence = f"{named} {'differs' if len(apart) == 1 else 'differ'} from the others in what batch norm sees."
-    elif value > _SHIFT:
-        sentence = "Clients differ from each other in what batch norm sees; none stands out."
+    outliers = _outliers(measures)
+    if outliers:
+        sentence = f"The batch-norm statistics of {', '.join(outliers)} differ from those of the other clients."
+    elif value > _MAX_SHIFT:
+        sentence = "Batch-norm statistics differ between clients, without outliers."
     else:
-        sentence = "Clients look alike to batch norm."
-    details = {"by_client": dict(measures.shift), "by_layer": dict(measures.shift_by_layer), "outliers": apart}
-    return Finding("statistics", value, "times chance", value > _SHIFT or bool(apart), sentence, details)
+        sentence = "Batch-norm statistics are similar across clients."
+    details = {"by_client": dict(measures.shift), "by_layer": dict(measures.shift_by_layer), "outliers": outliers}
+    return Finding("statistics", value, "times chance", value > _MAX_SHIFT or bool(outliers), sentence, details)
 
 
 def _bias_finding(measures: Measures) -> Finding:
     value = _ratio(measures.bias, measures.bias_by_chance)
     best = min(measures.other_bias, key=lambda norm: measures.other_bias[norm])
     against = f"{100 * measures.bias:.0f} % of the pooled gradient, {100 * measures.bias_by_chance:.0f} % by chance"
-    if value > _BIAS:
-        sentence = f"With batch norm the clients' mean gradient is off ({against}); with {best} it is not."
+    if value > _MAX_BIAS:
+        sentence = f"Batch norm biases the clients' mean gradient ({against}); {best} does not."
     else:
-        sentence = f"Batch norm's gradient is about as far off as batches of this size make it ({against})."
+        sentence = f"The gradient bias of batch norm is about what this batch size causes ({against})."
     details = {"batch norm": measures.bias, "by chance": measures.bias_by_chance, **measures.other_bias}
-    return Finding("gradient bias", value, "times chance", value > _BIAS, sentence, details)
+    return Finding("gradient bias", value, "times chance", value > _MAX_BIAS, sentence, details)
 
 
 def _label_finding(measures: Measures) -> Finding:
     value = measures.label_skew
-    sentence = f"{100 * value:.0f} % of a client's labels would have to change for everybody's mix."
-    return Finding("label skew", value, "share", value > _LABELS, sentence)
+    sentence = (
+        f"On average, {100 * value:.0f} % of a client's labels would have to change to match the label distribution of all clients."
+    )
+    return Finding("label skew", value, "share", value > _MAX_LABEL_SKEW, sentence)
 
 
 def _domain_finding(measures: Measures) -> Finding:
     if math.isnan(measures.domains):
-        return Finding("domains", math.nan, "times chance", False, "No class has enough images at two clients to compare.")
+        return Finding("domains", math.nan, "times chance", False, "No class has enough images at two clients for a comparison.")
     value = _ratio(measures.domains, measures.domains_by_chance)
-    large = value > _DOMAINS
-    sentence = "Images of one class look different at different clients." if large else "Images of one class look alike everywhere."
+    large = value > _MAX_DOMAIN_DISTANCE
+    sentence = f"Images of the same class {'look different' if large else 'look alike'} at different clients."
     return Finding("domains", value, "times chance", large, sentence)
 
 
 def _batch_finding(measures: Measures) -> Finding:
     value = measures.smallest_batch
     large = measures.batch_size <= _TINY_BATCH
-    words = {
-        True: "too small for statistics of a batch",
-        False: "a last, smaller batch" if value < measures.batch_size else "large enough",
-    }
-    sentence = f"Batches hold {measures.batch_size} images, the smallest {value}: {words[large]}."
+    if large:
+        verdict = "too small for batch statistics"
+    else:
+        verdict = "the last batch is smaller" if value < measures.batch_size else "large enough"
+    sentence = f"Batches hold {measures.batch_size} images, the smallest {value}: {verdict}."
     return Finding("smallest batch", value, "images", large, sentence)
 
 
 def _sampling_finding(measures: Measures) -> Finding:
     value = measures.sampled / measures.clients
-    seldom = value < _SELDOM
-    often = f"{measures.sampled} of {measures.clients} clients take part in a round"
-    sentence = (
-        f"{often}: what a client keeps is {1 / value:.0f} rounds old on average." if seldom else f"{often}: they can keep state."
-    )
-    return Finding("sampling", value, "share of clients", seldom, sentence)
+    is_low = value < _MIN_PARTICIPATION
+    effect = f"state kept at a client is {1 / value:.0f} rounds old on average" if is_low else "clients can keep state"
+    sentence = f"{measures.sampled} of {measures.clients} clients take part in a round: {effect}."
+    return Finding("sampling", value, "share of clients", is_low, sentence)
 
 
 def _size_finding(measures: Measures) -> Finding:
     megabytes = measures.entries / 1e6
     sentence = (
-        f"The model has {measures.parameters:,} parameters: {megabytes:.2f} MB to and from a client in a round, "
-        f"{3 * megabytes:.1f} MB at least to train it (weights, gradients, one copy), activations apart."
+        f"The model has {measures.parameters:,} parameters: {megabytes:.2f} MB to and from each client per round, and at least "
+        f"{3 * megabytes:.1f} MB of memory for training (weights, gradients, one copy), without activations."
     )
     return Finding("model", megabytes, "MB", False, sentence)
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What to use.
-
-    Attributes:
-        verdict: about batch norm, in a few words.
-        method: the text of the recommended method.
-        runner_up: the text of the next one.
-        reasons: a sentence each.
-    """
-
     verdict: str
     method: str
     runner_up: str
@@ -209,31 +181,29 @@ class Advice:
 
 
 def advise(found: Mapping[str, Finding]) -> Advice:
-    """The advice that these findings, by their names, lead to."""
+    """Return the advice that follows from these findings, by name."""
 
     def large(name: str) -> bool:
         return name in found and found[name].is_large
 
     reasons = tuple(one.sentence for one in found.values() if one.is_large)
     if "statistics" not in found:
-        why = "The model has no batch norm, so there is nothing of it to hurt."
+        why = "The model has no batch norm."
         return Advice("the model has no batch norm", "fedavg", "fedavg + fedprox(mu=0.01)", (why, *reasons))
     if large("smallest batch"):
-        why = "Statistics of such batches say little; without norms, or with norms of one image, the batch does not matter."
+        why = "Statistics of such small batches are unreliable. Without norms, or with norms per image, the batch does not matter."
         return Advice("batch norm will hurt", "fedwon", "fedavg + group_norm", (*reasons, why))
     if not (large("statistics") or large("gradient bias")):
         why = (
-            "Clients differ no more than chance would make them."
-            if not reasons
-            else "Batch norm sees no difference between clients."
+            "Clients differ no more than by chance." if not reasons else "The batch-norm statistics do not differ between clients."
         )
         return Advice(FINE, "fedavg", "fedbn", (*reasons, why))
     if large("label skew") and not large("domains"):
-        why = "Labels differ and images do not, so statistics of all clients suit everybody once they are frozen."
+        why = "Labels differ but images do not, so frozen statistics of all clients fit every client."
         return Advice("batch norm will hurt towards the end", "fixbn", "fedavg + group_norm", (*reasons, why))
     if large("sampling"):
-        why = "Local batch norm would age between two turns of a client, so nothing is kept at clients."
+        why = "Local batch norm would be stale when a client takes part again, so no state is kept at clients."
         return Advice("batch norm will hurt", "fedwon", "fedavg + group_norm", (*reasons, why))
-    why = "Every client takes part often enough to keep batch norm of its own."
-    # gPerXAN's guide needs one class per example. Without classes there is no label skew.
+    why = "Every client takes part often enough to keep its batch norm local."
+    # The regulariser of gPerXAN needs class labels, like the label skew.
     return Advice("shared batch norm will hurt", "fedbn", "gperxan" if "label skew" in found else "perxan", (*reasons, why))

@@ -1,7 +1,7 @@
-"""The numbers behind a diagnosis, from a few training images of some clients; no test image is read.
+"""Measure a federation on a few training images of some clients, without reading any test image.
 
-A small federation is drawn from the whole one, so that looking takes as long for a thousand clients as for twenty. Its ``shuffled`` twin
-has the same images dealt to clients of the same sizes at random: each number is set beside that of the twin, which is what chance gives.
+The measurements use a small federation drawn from the whole one, so a thousand clients take as long as twenty. Each number is compared
+with the same number by chance, after ``shuffle`` has assigned the same images to clients of the same sizes at random.
 """
 
 from __future__ import annotations
@@ -29,44 +29,38 @@ from polyfed.studies.analyse.norm_statistics import SERVER, Distance, NormStatis
 from polyfed.studies.sweep.data import ForbiddenExamples, trial_settings, without_tests
 
 Notify: TypeAlias = Callable[[str], None]
-"""Called with what is measured next."""
+"""Called with a message before each measurement."""
 _IMAGES = 256
 _CLIENTS = 20
 _STEPS = 5
 _ROUNDS = 3
-"""Rounds of local steps before anything is measured: initial weights know nothing of the data."""
+"""Rounds of local steps before the measurements, because initial weights do not depend on the data."""
 _DRAWS = 3
-_LEAST_OF_A_CLASS = 4
-"""Images of a class at each of two clients, for their features to be compared."""
+_MIN_PER_CLASS = 4
+"""Minimum number of images of a class at each of two clients to compare their features."""
 _OTHER_NORMS = {"group norm": "fedavg + group_norm", "no norm": "fedavg + no_norm"}
 _FROZEN = "frozen statistics"
 _NO_CLASSES = dict.fromkeys(("label_skew", "domains", "domains_by_chance"), math.nan)
-"""Where examples have no class each: masks, several labels, numbers."""
+"""For tasks without class labels: segmentation, multi-label classification, regression."""
 
 
 @dataclass(frozen=True)
 class Measures:
-    """What was measured of a federation.
+    """Measurements of a federation.
 
     Attributes:
-        clients: how many there are.
-        looked_at: how many of them were looked at.
-        images: training images by client, of all.
-        sampled: clients that take part in a round.
-        batch_size: as it was set.
-        smallest_batch: the fewest images that a client's training batch may hold.
-        label_skew: total variation between a client's labels and everybody's, averaged; NaN where examples have no class each.
-        batch_norms: batch norms of the model.
-        shift: distance of a client's batch-norm statistics to those of the others, over layers, in standard deviations.
-        shift_by_chance: the same of shuffled clients, averaged.
-        shift_by_layer: the mean distance between two clients, layer by layer.
-        bias: bias of the averaged gradient with batch norm, as a share of the pooled gradient's length.
-        bias_by_chance: the same of shuffled batches.
-        other_bias: the same with other norms.
-        domains: distance of clients in feature space, class by class.
-        domains_by_chance: the same with the owners shuffled inside each class.
-        parameters: numbers of the model.
-        entries: bytes of all entries.
+        looked_at: Number of clients that were examined.
+        sampled: Number of clients per round.
+        label_skew: Mean total variation between a client's labels and the labels of all clients; NaN without class labels.
+        entries: Bytes of all state entries.
+        domains: Distance between clients in feature space, compared within classes.
+        domains_by_chance: The same with the owners shuffled within each class.
+        shift: Distance of each client's batch-norm statistics to those of the others, over layers, in standard deviations.
+        shift_by_chance: The same for shuffled clients, averaged.
+        shift_by_layer: Mean distance between two clients per layer.
+        bias: Bias of the averaged gradient with batch norm, relative to the length of the pooled gradient.
+        bias_by_chance: The same for shuffled batches.
+        other_bias: The same with other norms.
     """
 
     clients: int
@@ -89,23 +83,22 @@ class Measures:
     other_bias: Mapping[str, float] = field(default_factory=dict)
 
 
-def measured(federation: Federation, model: Any, settings: Settings, notify: Notify) -> Measures:
-    """Measure a federation whose tests are out of reach."""
-    few = drawn(federation, settings.seed)
+def measure(federation: Federation, model: Any, settings: Settings, notify: Notify) -> Measures:
+    few = draw(federation, settings.seed)
     trained = _experiment(few, model, settings)
     trained.train()
     common: dict[str, Any] = {
-        **_outlines(trained, federation, settings),
+        **_measure_sizes(trained, federation, settings),
         "looked_at": len(few.clients),
-        **(_about_classes(trained, federation, settings) if federation.task.class_labels else _NO_CLASSES),
+        **(_measure_classes(trained, federation, settings) if federation.task.class_labels else _NO_CLASSES),
     }
     if not trained.bench.batch_norms:
         return Measures(**common)
-    notify("Comparing statistics of batch norm")
+    notify("Comparing batch-norm statistics")
     by_client = norm_statistics(trained)
     notify("Comparing gradients with batch norm")
     bias = gradient_bias_of(trained, draws=_DRAWS)
-    twin = _experiment(shuffled(few, settings.seed), model, settings)
+    twin = _experiment(shuffle(few, settings.seed), model, settings)
     twin.server.state = dict(trained.server.state)
     by_chance = norm_statistics(twin)
     notify("Comparing gradients with frozen statistics")
@@ -120,38 +113,29 @@ def measured(federation: Federation, model: Any, settings: Settings, notify: Not
         **common,
         shift=_shift_of_clients(by_client),
         shift_by_chance=statistics.fmean(_shift_of_clients(by_chance).values()),
-        shift_by_layer=_shift_of_layers(by_client),
+        shift_by_layer=_mean_shift(by_client, lambda distance: distance.layer),
         bias=bias.bias,
         bias_by_chance=bias.shuffled,
         other_bias={_FROZEN: frozen.bias, **{one.norm: one.bias for one in others}},
     )
 
 
-def _about_classes(trained: Experiment, federation: Federation, settings: Settings) -> dict[str, float]:
-    """How labels, and images of one class, differ between clients."""
+def _measure_classes(trained: Experiment, federation: Federation, settings: Settings) -> dict[str, float]:
     features, labels, owners = _features_of(trained)
     return {
         "label_skew": label_skew([client.train.labels for client in federation.clients], len(federation.classes)),
         "domains": class_distance(features, labels, owners),
-        "domains_by_chance": class_distance(features, labels, shuffled_in_classes(labels, owners, settings.seed)),
+        "domains_by_chance": class_distance(features, labels, shuffle_in_classes(labels, owners, settings.seed)),
     }
 
 
 def _experiment(few: Federation, model: Any, settings: Settings) -> Experiment:
     plain = {"selection": "last", "clients_per_round": None, "backend": "process", "workers": "1", "compile": "off", "drop": 0.0}
-    warm_up = {
-        **plain,
-        "method": "fedavg",
-        "rounds": _ROUNDS,
-        "total_epochs": None,
-        "local_steps": _STEPS,
-        "evaluate_every": 0,
-    }
+    warm_up = {**plain, "method": "fedavg", "rounds": _ROUNDS, "total_epochs": None, "local_steps": _STEPS, "evaluate_every": 0}
     return Experiment(already_dealt(with_changes(settings, warm_up)), few, None, model, backend=InProcess)
 
 
-def _outlines(experiment: Experiment, federation: Federation, settings: Settings) -> dict[str, Any]:
-    """What needs no look at images: sizes of clients, batches and the model."""
+def _measure_sizes(experiment: Experiment, federation: Federation, settings: Settings) -> dict[str, Any]:
     bench = experiment.bench
     return {
         "clients": len(federation.clients),
@@ -166,7 +150,7 @@ def _outlines(experiment: Experiment, federation: Federation, settings: Settings
 
 
 def smallest_batch(images: int, settings: Settings) -> int:
-    """The fewest images that a batch of a client may hold; a last batch of one is merged or dropped unless it is kept."""
+    """Return the smallest batch of a client; a last batch of one image is merged or dropped unless the settings keep it."""
     size = settings.batch_size
     if images <= size:
         return images
@@ -175,18 +159,15 @@ def smallest_batch(images: int, settings: Settings) -> int:
 
 
 def label_skew(labels: Sequence[Tensor], classes: int) -> float:
-    """Total variation between each client's labels and everybody's, averaged: 0 for equal ones, towards 1 for one class each."""
+    """Return the mean total variation between each client's labels and the labels of all clients, from 0 (equal) towards 1."""
     counts = torch.stack([torch.bincount(own, minlength=classes).double() for own in labels])
-    shares, everybody = counts / counts.sum(1, keepdim=True), counts.sum(0) / counts.sum()
-    return float((shares - everybody).abs().sum(1).mean() / 2)
+    per_client, overall = counts / counts.sum(1, keepdim=True), counts.sum(0) / counts.sum()
+    return float((per_client - overall).abs().sum(1).mean() / 2)
 
 
 def _shift_of_clients(found: NormStatistics) -> dict[str, float]:
-    """How far each client's statistics lie from those of the others: the median over the others of the mean over layers."""
-    pairs: dict[tuple[str, str], list[float]] = {}
-    for one in _between_clients(found):
-        pairs.setdefault((one.one, one.other), []).append(one.shift)
-    means = {pair: statistics.fmean(values) for pair, values in pairs.items()}
+    """Return each client's distance to the others: the median over the others of the mean over layers."""
+    means = _mean_shift(found, lambda distance: (distance.one, distance.other))
     owners = [owner for owner in found.by_owner if owner != SERVER]
     return {
         owner: statistics.median([value for pair, value in means.items() if owner in pair]) if len(owners) > 1 else 0.0
@@ -194,25 +175,21 @@ def _shift_of_clients(found: NormStatistics) -> dict[str, float]:
     }
 
 
-def _shift_of_layers(found: NormStatistics) -> dict[str, float]:
-    layers: dict[str, list[float]] = {}
-    for one in _between_clients(found):
-        layers.setdefault(one.layer, []).append(one.shift)
-    return {layer: statistics.fmean(values) for layer, values in layers.items()}
-
-
-def _between_clients(found: NormStatistics) -> list[Distance]:
-    """Distances of two clients, without those to the server."""
-    return [one for one in found.distances() if SERVER not in (one.one, one.other)]
+def _mean_shift(found: NormStatistics, key: Callable[[Distance], Any]) -> dict[Any, float]:
+    """Return the mean shift between two clients, grouped by a key."""
+    groups: dict[Any, list[float]] = {}
+    for distance in found.between_clients():
+        groups.setdefault(key(distance), []).append(distance.shift)
+    return {group: statistics.fmean(shifts) for group, shifts in groups.items()}
 
 
 @torch.no_grad()
 def _features_of(experiment: Experiment) -> tuple[Tensor, Tensor, Tensor]:
-    """The input of the head for every image, with labels and owners; where no head is known, what the model gives."""
+    """Return the head's input (or the model's output if no head is known) for every image, with labels and owners."""
     bench = experiment.bench
     features, labels, owners = [], [], []
     bench.load(experiment.server.state)
-    # With the running statistics of all clients: those of a client's own batch would hide how it differs.
+    # Evaluation mode uses the averaged running statistics; batch statistics would hide how a client differs.
     bench.model.eval()
     with threads(experiment.settings.threads):
         for place, client in enumerate(experiment.federation.clients):
@@ -224,46 +201,43 @@ def _features_of(experiment: Experiment) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def class_distance(features: Tensor, labels: Tensor, owners: Tensor) -> float:
-    """Distance between two clients' mean features of one class, in standard deviations, over classes that both have; labels do not count."""
+    """Return the mean distance between two clients' mean features of the same class, in standard deviations, over shared classes."""
     spread = features.var(0).clamp_min(1e-12)
     found = []
     for label in sorted(set(labels.tolist())):
-        many = Counter(owners[labels == label].tolist())
-        having = [owner for owner, count in many.items() if count >= _LEAST_OF_A_CLASS]
-        means = [features[(labels == label) & (owners == owner)].mean(0) for owner in having]
+        counts = Counter(owners[labels == label].tolist())
+        eligible = [owner for owner, count in counts.items() if count >= _MIN_PER_CLASS]
+        means = [features[(labels == label) & (owners == owner)].mean(0) for owner in eligible]
         found += [
             float(((one - other).square() / spread).mean().sqrt()) for place, one in enumerate(means) for other in means[:place]
         ]
     return statistics.fmean(found) if found else math.nan
 
 
-def shuffled_in_classes(labels: Tensor, owners: Tensor, seed: int) -> Tensor:
-    """Owners dealt at random inside each class: labels stay as skewed as they are."""
-    dealt = owners.clone()
+def shuffle_in_classes(labels: Tensor, owners: Tensor, seed: int) -> Tensor:
+    """Shuffle the owners within each class, which keeps the label skew."""
+    shuffled = owners.clone()
     for label in sorted(set(labels.tolist())):
         places = torch.nonzero(labels == label).squeeze(1)
-        dealt[places] = owners[places][torch.randperm(len(places), generator=generator(seed, "doctor", "classes", label))]
-    return dealt
+        shuffled[places] = owners[places][torch.randperm(len(places), generator=generator(seed, "doctor", "classes", label))]
+    return shuffled
 
 
-def untested(data: Any, settings: Settings) -> Federation:
-    """The federation, with every test set out of reach."""
-    if isinstance(data, Federation):
-        return _without_tests(data)
-    found = data if isinstance(data, DataSet) else build_data_set(data, settings)
-    return build_federation(without_tests(found), trial_settings(settings))
+def federation_without_tests(data: Any, settings: Settings) -> Federation:
+    """Return the federation with test sets that cannot be read."""
+    if not isinstance(data, Federation):
+        found = data if isinstance(data, DataSet) else build_data_set(data, settings)
+        return build_federation(without_tests(found), trial_settings(settings))
+
+    def lock(tests: Mapping[str, Examples], owner: str) -> dict[str, Examples]:
+        return {domain: ForbiddenExamples(owner or domain, len(examples)) for domain, examples in tests.items()}
+
+    clients = tuple(dataclasses.replace(client, tests=lock(client.tests, client.id)) for client in data.clients)
+    return dataclasses.replace(data, clients=clients, unseen=lock(data.unseen, ""))
 
 
-def _without_tests(federation: Federation) -> Federation:
-    def locked(tests: Mapping[str, Examples], whose: str) -> dict[str, Examples]:
-        return {domain: ForbiddenExamples(whose or domain, len(examples)) for domain, examples in tests.items()}
-
-    clients = tuple(dataclasses.replace(client, tests=locked(client.tests, client.id)) for client in federation.clients)
-    return dataclasses.replace(federation, clients=clients, unseen=locked(federation.unseen, ""))
-
-
-def drawn(federation: Federation, seed: int, images: int = _IMAGES, clients: int = _CLIENTS) -> Federation:
-    """Some training images of some clients, in memory; nothing to validate or test on."""
+def draw(federation: Federation, seed: int, images: int = _IMAGES, clients: int = _CLIENTS) -> Federation:
+    """Draw some training images of some clients into memory, without validation or test data."""
     chosen = federation.clients
     if len(chosen) > clients:
         chosen = tuple(chooser(seed, "doctor", "clients").sample(chosen, clients))
@@ -276,12 +250,12 @@ def _fewer(client: ClientData, seed: int, images: int) -> ClientData:
     return ClientData(client.id, client.domains, ArrayExamples(x, y), {})
 
 
-def shuffled(federation: Federation, seed: int) -> Federation:
-    """The same images, dealt at random to clients of the same sizes."""
-    everything = joined([client.train for client in federation.clients])
-    order = torch.randperm(len(everything), generator=generator(seed, "doctor", "shuffled"))
+def shuffle(federation: Federation, seed: int) -> Federation:
+    """Assign the same images to clients of the same sizes at random."""
+    pooled = joined([client.train for client in federation.clients])
+    order = torch.randperm(len(pooled), generator=generator(seed, "doctor", "shuffled"))
     parts = torch.split(order, [len(client.train) for client in federation.clients])
     clients = (
-        dataclasses.replace(client, train=everything.subset(part)) for client, part in zip(federation.clients, parts, strict=True)
+        dataclasses.replace(client, train=pooled.subset(part)) for client, part in zip(federation.clients, parts, strict=True)
     )
     return dataclasses.replace(federation, clients=tuple(clients))

@@ -1,1 +1,1 @@
-"""A search over settings that chooses on source validation data only, with the same budget for every method."""
+"""Search for settings on source validation data, with the same budget for every method."""

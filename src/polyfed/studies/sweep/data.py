@@ -1,4 +1,4 @@
-"""The data of a search: training and validation examples as they are, test examples out of reach."""
+"""Prepare the data of a search, with test examples that cannot be read."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from polyfed.tasks.task import Task
 
 
 class ReadTooSoon(DataError):
-    """Test examples were touched before the settings were chosen."""
+    """Test examples were read before the settings were chosen."""
 
 
 @dataclass(frozen=True, eq=False)
 class ForbiddenExamples:
-    """Stands where test examples would be while settings are searched: it has a size, and nothing in it can be read."""
+    """A placeholder for test examples during a search. It has a size, but reading from it raises an error."""
 
     whose: str
     count: int
 
     def _refuse(self) -> NoReturn:
-        raise ReadTooSoon(f"The test examples of {self.whose} were touched before the settings were chosen. A search reads none.")
+        raise ReadTooSoon(
+            f"The test examples of {self.whose} were read before the settings were chosen. A search must not read them."
+        )
 
     @property
     def labels(self) -> Tensor:
@@ -49,47 +51,40 @@ def without_tests(data: DataSet) -> DataSet:
 
 
 def trial_settings(settings: Settings) -> Settings:
-    """Settings for data without tests: nothing of an unseen domain but its test set is set aside, and that cannot be read."""
+    """Return settings that only hold out the test set of an unseen domain, which cannot be read."""
     return replace(settings, unseen_part="test")
 
 
-def with_validation(data: DataSet, share: float, seed: int, unseen: Collection[str] = ()) -> DataSet:
-    """Move a random share of each seen domain's training examples, the same of every class, to validation.
-
-    Args:
-        data: domains without a validation part.
-        share: the share that is moved.
-        seed: decides which examples.
-        unseen: domains nobody trains on; they stay as they are.
-    """
-    if not 0 < share < 1:
-        raise SettingError(f"--hold-out takes a share between 0 and 1, such as 0.1, found {share}.")
+def with_validation(data: DataSet, fraction: float, seed: int, unseen: Collection[str] = ()) -> DataSet:
+    """Move a random, stratified fraction of each seen domain's training examples to validation."""
+    if not 0 < fraction < 1:
+        raise SettingError(f"--hold-out must be between 0 and 1, such as 0.1; got {fraction}.")
     seen = [domain for domain in data.domains if domain.name not in unseen]
-    having = [domain.name for domain in seen if domain.validation is not None]
-    if having:
-        raise SettingError(f"{data.name} has validation data of its own ({', '.join(having)}); leave --hold-out out.")
-    domains = tuple(domain if domain.name in unseen else _held_out(domain, data.task, share, seed) for domain in data.domains)
-    return replace(data, domains=domains, source=f"{data.source}; {share:g} of the training examples held out")
+    with_split = [domain.name for domain in seen if domain.validation is not None]
+    if with_split:
+        raise SettingError(f"{data.name} already has validation data ({', '.join(with_split)}). Remove --hold-out.")
+    domains = tuple(domain if domain.name in unseen else _hold_out(domain, data.task, fraction, seed) for domain in data.domains)
+    return replace(data, domains=domains, source=f"{data.source}; {fraction:g} of the training examples held out")
 
 
-def _held_out(domain: Domain, task: Task, share: float, seed: int) -> Domain:
-    strata = task.strata(domain.train).numpy()
-    rest, taken = stratified(strata, share, seed) if domain.groups is None else grouped(strata, domain.groups.numpy(), share, seed)
-    training, validation = torch.from_numpy(rest).sort().values, torch.from_numpy(taken)
+def _hold_out(domain: Domain, task: Task, fraction: float, seed: int) -> Domain:
+    strata, groups = task.strata(domain.train).numpy(), domain.groups
+    split = stratified(strata, fraction, seed) if groups is None else grouped(strata, groups.numpy(), fraction, seed)
+    training, validation = torch.from_numpy(split[0]).sort().values, torch.from_numpy(split[1])
     if not len(training) or not len(validation):
         raise SettingError(
-            f"--hold-out {share:g} leaves nothing to train or to validate on in {domain.name} ({len(domain.train)} images)."
+            f"--hold-out {fraction:g} leaves no training or no validation images in {domain.name} ({len(domain.train)} images)."
         )
     train: Examples = domain.train.subset(training)
-    groups = None if domain.groups is None else domain.groups[training]
+    groups = None if groups is None else groups[training]
     return replace(domain, train=train, validation=domain.train.subset(validation), groups=groups)
 
 
-def need_validation(federation: Federation) -> None:
-    """Refuse a federation in which somebody has nothing to validate on."""
+def require_validation(federation: Federation) -> None:
+    """Raise DataError if a client has no validation data."""
     lacking = federation.without_validation()
     if lacking:
         raise DataError(
-            f"A search chooses on validation data, and {lacking}. Hold out a share of their training data with --hold-out 0.1 (or a larger one), "
-            "or use the data set's own option where it has one, such as validation=0.1."
+            f"A search needs validation data, but {lacking}. Pass --hold-out 0.1 (or more) to hold out training data, or an option of "
+            "the data set if it has one, such as validation=0.1."
         )

@@ -1,7 +1,7 @@
-"""Values that Optuna proposes for one method, one trial after the other.
+"""Propose values for one method with Optuna, trial by trial.
 
-The sampler is seeded by the trial's number and learns from the results of the trials before it. Both are the same when a search is
-resumed, since finished trials are read back from their run folders. So the study lives in memory only.
+The sampler depends on the trial number and the results of earlier trials. A resumed search reads these results from the run folders, so it
+proposes the same values, and the study is only kept in memory.
 """
 
 from __future__ import annotations
@@ -20,34 +20,26 @@ from polyfed.errors import SettingError
 from polyfed.studies.sweep.space import Axis, Values, grid, rounded_rate, too_few
 
 SAMPLERS = ("tpe", "random")
-_FIRST_AT_RANDOM = 5
-"""Trials before TPE has enough to learn from."""
+_RANDOM_TRIALS = 5
+"""Random trials before TPE starts."""
 _FACTOR = 3
-"""Of so many trials at a rung of successive halving, one continues; so much longer is the next rung."""
-_REPEATS_IN_A_ROW = 200
+"""Reduction factor of successive halving: one trial in three continues, and the next rung is three times as long."""
+_MAX_REPEATS = 200
 _SEED_BITS = 32
 
-# Studies and trials are reported by polyfed itself.
+# polyfed reports studies and trials itself.
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 class NoCombinationLeft(SettingError):
-    """Everything that can be tried was tried."""
+    """All combinations have been tried."""
 
 
 class Proposals:
-    """The trials of one method, in order: the start (a grid), then what the sampler proposes. No two are equal."""
+    """The distinct trials of one method: first the given values (a grid), then those from the sampler."""
 
     def __init__(self, text: str, axes: Sequence[Axis], start: Sequence[Values], sampler: str, seed: int) -> None:
-        """Begin a study.
-
-        Args:
-            text: the method.
-            axes: what is searched for it.
-            start: values to try first.
-            sampler: one of ``SAMPLERS``.
-            seed: of the search; the proposals are the same for every method.
-        """
+        """Start a study. ``start`` holds the values to try first; the same seed gives every method the same proposals."""
         self._text, self._axes, self._start, self._sampler, self._seed = text, list(axes), list(start), sampler, seed
         self._space = {axis.name: _distribution(axis) for axis in axes}
         self._tried: list[Values] = []
@@ -59,19 +51,19 @@ class Proposals:
         number = len(self._tried)
         values = self._start[number] if number < len(self._start) else self._propose(number)
         self._tried.append(values)
-        # TPE learns from the values that are trained: rounded, or given.
+        # TPE must learn from the values that are trained, after rounding.
         self._study.enqueue_trial(
             {axis.name: values[axis.name] if axis.is_range else repr(values[axis.name]) for axis in self._axes}
         )
         return values, self._study.ask(self._space)
 
     def _propose(self, number: int) -> Values:
-        """Return what the sampler proposes; something else at random if that was tried already."""
+        """Return the sampler's values, or random ones if those have been tried."""
         own = derive(self._seed, "sweep", number) % 2**_SEED_BITS
         self._study.sampler = (
-            RandomSampler(seed=own) if self._sampler == "random" else TPESampler(seed=own, n_startup_trials=_FIRST_AT_RANDOM)
+            RandomSampler(seed=own) if self._sampler == "random" else TPESampler(seed=own, n_startup_trials=_RANDOM_TRIALS)
         )
-        for attempt in range(_REPEATS_IN_A_ROW):
+        for attempt in range(_MAX_REPEATS):
             trial = self._study.ask(self._space)
             self._study.tell(trial, state=TrialState.FAIL)  # samplers ignore it
             values = {axis.name: _read(axis, trial.params[axis.name]) for axis in self._axes}
@@ -80,23 +72,23 @@ class Proposals:
             self._study.sampler = RandomSampler(seed=derive(self._seed, "sweep", number, attempt) % 2**_SEED_BITS)
         left = [values for values in grid(self._axes) if values not in self._tried]
         if not left:
-            raise NoCombinationLeft(str(too_few(self._text, number, number + 1, "Give --lr values that lie farther apart")))
+            raise NoCombinationLeft(str(too_few(self._text, number, number + 1, "Widen the --lr range")))
         return chooser(self._seed, "sweep", number).choice(left)
 
     def tell(self, trial: optuna.Trial, value: float | None, stopped: bool = False) -> None:
-        """Record a trial's value, or that it failed; a trial that was stopped has the value of its last rung."""
+        """Record the value or failure of a trial. A stopped trial keeps the value of its last rung."""
         state = TrialState.PRUNED if stopped else TrialState.FAIL if value is None else TrialState.COMPLETE
         self._study.tell(trial, value if state is TrialState.COMPLETE else None, state=state)
 
 
 def is_behind(trial: optuna.Trial, rung: int, value: float) -> bool:
-    """Report a trial's value at a rung of successive halving; return True if it is behind the trials before it."""
+    """Report a trial's value at a rung of successive halving, and return True if the trial should stop."""
     trial.report(value, _FACTOR**rung)
     return trial.should_prune()
 
 
 def rungs(rounds: int) -> list[int]:
-    """Rounds after which trials are compared: a ninth and a third of all, where that is a round at all.
+    """Return the rounds after which trials are compared: a ninth and a third of all rounds, if distinct.
 
     >>> rungs(20), rungs(3), rungs(1)
     ([3, 7], [1], [])
@@ -112,7 +104,7 @@ def _distribution(axis: Axis) -> BaseDistribution:
 
 
 def _read(axis: Axis, written: float | str) -> object:
-    """Return the value that Optuna's parameter stands for."""
+    """Convert an Optuna parameter back to a value."""
     if isinstance(written, float):
         return rounded_rate(axis, written)
     return {repr(value): value for value in axis.values}[written]

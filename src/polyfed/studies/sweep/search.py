@@ -1,8 +1,7 @@
-"""A search for settings, chosen on source-validation data; only then is anything tested.
+"""Search for settings on source validation data, then test the chosen ones.
 
-The search gets a data set whose test sets cannot be read, so no choice can depend on them. Every method has the same number of
-trials, or, where trials that are behind are stopped early, the same number of rounds. Optuna proposes what is tried
-(``proposals.py``). Each trial is a run folder: a search that was stopped goes on, and finished trials are read back.
+The test sets cannot be read during the search. Every method has the same number of trials, or the same number of rounds if poor trials are
+stopped early. Each trial is a run folder, so an interrupted search can be resumed.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ from polyfed.studies.report.run_record import RunRecord
 from polyfed.studies.report.run_set import MethodRow
 from polyfed.studies.report.sections import trial_rows
 from polyfed.studies.report.words import json_values, percent
-from polyfed.studies.sweep.data import ReadTooSoon, need_validation, trial_settings, with_validation, without_tests
+from polyfed.studies.sweep.data import ReadTooSoon, require_validation, trial_settings, with_validation, without_tests
 from polyfed.studies.sweep.proposals import SAMPLERS
 from polyfed.studies.sweep.space import Axis, check_axes, trials_of_each
-from polyfed.studies.sweep.trials import Searched, Searcher, Trial, edges, name_of, score_json, values_words
+from polyfed.studies.sweep.trials import Searched, Searcher, Trial, edges, format_values, name_of, score_json
 from polyfed.tasks.metrics import MEASURES
 from polyfed.tasks.task import Headline
 from polyfed.trust import code_in
@@ -63,39 +62,39 @@ def run_sweep(
     values: Mapping[str, Any],
     **options: Any,
 ) -> Sweep:
-    """Do what ``polyfed.sweep`` does: ``values`` are settings, ``options`` those of ``Sweep``."""
+    """Implement ``polyfed.sweep``: ``values`` are settings, ``options`` are those of ``Sweep``."""
     if "method" in values:
-        raise SettingError("A search takes methods=[...], not method=.")
+        raise SettingError("Pass methods=[...] instead of method= to a search.")
     if model is not None and not isinstance(model, str):
         raise SettingError(
-            "A search finds its trials again by their settings, so the model is named: model='resnet20', or 'module.path:function'."
+            "A search identifies trials by their settings, so the model must be a name: model='resnet20', or 'module.path:function'."
         )
     if isinstance(data, Federation):
         raise SettingError(
-            "A search deals the data itself, with every test set out of reach, and a federation is dealt already. "
-            "Give the data set it was made from (a name, a folder, a DataSet or {domain: (train, test)})."
+            "A search partitions the data itself, without the test sets, which a federation does not allow. "
+            "Pass its data set (a name, a folder, a DataSet or {domain: (train, test)})."
         )
-    for name, tried in search.items():
-        if isinstance(tried, str) or not isinstance(tried, Sequence):
-            raise SettingError(f"search takes a list of values for {name}, such as [0.01, 0.1], found {tried!r}.")
+    for name, choices in search.items():
+        if isinstance(choices, str) or not isinstance(choices, Sequence):
+            raise SettingError(f"search must map {name} to a list of values, such as [0.01, 0.1]; got {choices!r}.")
     settings = settings_given(data, model, values)
     models = [each for each in search.get("model", ()) if isinstance(each, str)]
     trust = settings.trust.adding(code for each in models for code in code_in(model=each))
     settings = dataclasses.replace(settings, trust=trust)
-    found = Sweep(
+    sweep = Sweep(
         settings,
         methods,
-        [Axis(name, tuple(tried)) for name, tried in search.items()],
+        [Axis(name, tuple(choices)) for name, choices in search.items()],
         Path("runs") / f"sweep-{data_slug(settings.data)}" if out is None else out,
         data=None if isinstance(data, str | Path) else build_data_set(data, settings),
         **options,
     )
-    found.run()
-    return found
+    sweep.run()
+    return sweep
 
 
 class Sweep:
-    """A search over several methods, and the tests of what it chose."""
+    """A search over several methods, and the tests of the chosen settings."""
 
     def __init__(
         self,
@@ -115,24 +114,24 @@ class Sweep:
         """Prepare a search.
 
         Args:
-            settings: of every run, where the search does not set them.
-            methods: as ``studies/compare/candidates.py`` reads them.
-            axes: what is searched.
-            folder: where run folders, sweep.json and Optuna's file go.
-            trials: of each method; None: a grid.
-            sampler: who proposes what is not on a grid: ``tpe`` or ``random``.
-            halving: stop trials that are behind after a ninth and a third of their rounds, and spend the rounds on further ones.
-            seeds: final runs of each method: the settings' seed, and the next ones.
-            hold_out: share of the training data to validate on, where the data have no validation part.
-            data: the data set; default: the one the settings name.
-            callbacks: Called for every trial and final run.
+            settings: Settings of all runs, except for those that the search sets.
+            methods: Methods, as accepted by ``candidates``.
+            axes: Axes to search.
+            folder: Parent of the run folders and ``sweep.json``.
+            trials: Number of trials per method. None searches a grid.
+            sampler: Sampler if ``trials`` is set: ``tpe`` or ``random``.
+            halving: Stop poor trials after a ninth and a third of their rounds, and use the saved rounds for more trials.
+            seeds: Number of final runs per method, from the seed in the settings upwards.
+            hold_out: Fraction of the training data to validate on, if the data set has no validation split.
+            data: Data set. Default: the one in the settings.
+            callbacks: Callbacks of every trial and final run.
         """
         require_count("seeds", seeds)
         found = list(candidates(methods, settings.load, settings.trust).values())
         for one in found:
             if one.value is not None:
                 raise SettingError(
-                    f"A search finds its trials again by their settings, so methods are given as texts: {one.text!r}."
+                    f"A search identifies trials by their settings, so methods must be expressions, unlike {one.text!r}."
                 )
         check_axes(axes, found, settings)
         if sampler not in SAMPLERS:
@@ -150,10 +149,10 @@ class Sweep:
             self.settings = with_one_model(settings, self.whole.default_model, [one.method for one in found])
         self.headline: Headline | None = None
         self.total = len(found) * (self.trials + seeds)
-        self.begun = 0
+        self.started = 0
 
     def run(self) -> list[Searched]:
-        """Search, choose, then test."""
+        """Search, choose the settings, and test them."""
         for one in self.search():
             if one.chosen is not None:
                 self._test(one)
@@ -161,35 +160,35 @@ class Sweep:
         return self.searched
 
     def search(self) -> list[Searched]:
-        """Search and choose; no test set can be read."""
-        searcher = Searcher(self._data_of_search(), self)
+        """Search and choose the settings without reading any test set."""
+        searcher = Searcher(self._search_data(), self)
         for one in self.searched:
             searcher.search(one)
             self.write()
         return self.searched
 
-    def _data_of_search(self) -> DataSet:
-        """Return what trials see. Its training labels choose the metric of the search."""
+    def _search_data(self) -> DataSet:
+        """Return the data of the trials, and set the primary metric by its training labels."""
         data = without_tests(self.whole)
         if self.hold_out is not None:
             data = with_validation(data, self.hold_out, self.settings.seed, self.settings.unseen)
         federation = build_federation(data, trial_settings(self.settings))
-        need_validation(federation)
+        require_validation(federation)
         self.headline = headline(self.settings.metric, federation)
         return data
 
-    def next_run(self, words: str) -> Callbacks:
-        self.begun += 1
-        return Callbacks(self.callbacks, words, self.begun - 1, self.total)
+    def next_run(self, label: str) -> Callbacks:
+        self.started += 1
+        return Callbacks(self.callbacks, label, self.started - 1, self.total)
 
     def _test(self, one: Searched) -> None:
-        """Train the chosen setting once per seed, and test it."""
+        """Train and test the chosen settings once per seed."""
         assert one.chosen is not None
         for seed in self.seeds:
-            words = f"{one.chosen.trial.settings.method}, {values_words(one.chosen.trial.values)}, seed {seed}, test"
-            heard_by = self.next_run(words)
+            label = f"{one.chosen.trial.settings.method}, {format_values(one.chosen.trial.values)}, seed {seed}, test"
+            callbacks = self.next_run(label)
             try:
-                result = once_free(functools.partial(self.final, one.chosen.trial, seed, heard_by), self.message)
+                result = once_free(functools.partial(self.final_run, one.chosen.trial, seed, callbacks), self.message)
             except (ReadTooSoon, RunFolderError):
                 raise
             except PolyfedError as error:
@@ -197,24 +196,24 @@ class Sweep:
                 return
             one.outcomes.append(result.summary())
             one.records.append(RunRecord.from_result(result))
-            heard_by.end_reused(result)
+            callbacks.end_reused(result)
 
-    def final(self, trial: Trial, seed: int, heard_by: Callbacks) -> Result:
-        """The chosen setting with one seed: read, resumed, taken over from its trial, or trained."""
+    def final_run(self, trial: Trial, seed: int, callbacks: Callbacks) -> Result:
+        """Run the chosen settings with one seed: read, resume or train the run, or continue from its trial."""
         settings = dataclasses.replace(trial.settings, seed=seed, unseen_part=self.settings.unseen_part)
         experiment = Experiment(settings, self.whole)
         experiment.head_by(self.headline)
-        # A run folder that holds the name of its data needs nothing more: polyfed resume builds them again.
+        # If the run folder holds the name of the data set, polyfed resume can rebuild it.
         experiment.given = [] if self.data_by_name else ["data"]
         folder = RunFolder(self.folder / "final" / name_of(experiment.settings, {}, self.whole.source, self.chosen_by(settings)))
         if (folder.path / "run.toml").exists():
-            return resume(folder.path, self.whole, Reopening(trusted=settings.trust), [heard_by])
+            return resume(folder.path, self.whole, Reopening(trusted=settings.trust), [callbacks])
         if seed == trial.settings.seed and self.hold_out is None and not trial.settings.evaluate_every:
-            return _taken_over(trial, experiment, folder)
-        return train_run(experiment, folder, [heard_by])
+            return _continue_trial(trial, experiment, folder)
+        return train_run(experiment, folder, [callbacks])
 
     def document(self) -> dict[str, Any]:
-        """Everything tried, the chosen values, and the results."""
+        """Return all trials, the chosen values and the test results, as stored in ``sweep.json``."""
         return {
             "format": FORMAT,
             "settings": self.settings.to_dict(),
@@ -231,9 +230,9 @@ class Sweep:
         }
 
     def rows(self) -> list[MethodRow]:
-        """The tests of what was chosen, a row for each method."""
+        """Return the test results of the chosen settings, one row per method."""
         return [
-            MethodRow(one.method, problem=one.problem or "it was not searched", own=one.candidate.own)
+            MethodRow(one.method, problem=one.problem or "not searched yet", own=one.candidate.own)
             if one.problem or one.chosen is None
             else MethodRow(Candidate(one.chosen.trial.settings.method, one.own).label, one.records, self.metric, one.own)
             for one in self.searched
@@ -241,22 +240,22 @@ class Sweep:
 
     @property
     def metric(self) -> str:
-        """The metric that chooses settings and heads the tests: the requested one, or chosen from training labels before the first trial."""
+        """The primary metric for choosing and testing: the requested one, or chosen from the training labels before the first trial."""
         return self.whole.task.main_measure if self.headline is None else self.headline.measure
 
     def chosen_by(self, settings: Settings, stoppable: bool = False) -> str:
-        """Return the metric if it decides how a run ends and is not the main one; the run's name has it then."""
+        """Return the metric for the run's name, or "" if it does not affect the run or is the task's default."""
         decides = stoppable or settings.needs_validation
         return self.metric if decides and self.metric != self.whole.task.main_measure else ""
 
     def as_json(self) -> dict[str, Any]:
-        """The search as ``polyfed sweep --json`` prints it."""
+        """Return the search as ``polyfed sweep --json`` prints it."""
         tests = [row_json(row) for row in self.rows()]
         found: dict[str, Any] = json_values({**self.document(), "tests": tests, "out": str(self.folder)})
         return found
 
     def table(self) -> Any:
-        """Every trial as a pandas frame: its method and values, its score on validation data as a fraction, and whether it was chosen."""
+        """Return all trials as a pandas frame with their method, values, validation score (a fraction), and whether they were chosen."""
         pandas = require_pandas("table()")
         return pandas.DataFrame(
             [
@@ -273,20 +272,14 @@ class Sweep:
 
     def _repr_html_(self) -> str:
         axes = [axis.name for axis in self.axes]
-        heads = "".join(f"<th>{escape(name)}</th>" for name in ("method", *axes, "validation, %", ""))
-        rows = [row for one in self.document()["methods"] for row in trial_rows(one, axes)]
-        lines = "".join(
-            "<tr>"
-            + "".join(
-                f"<td>{escape(text)}</td>"
-                for text in (row["method"], *row["tried"], row["validation"], "chosen" if row["chosen"] else "")
-            )
-            + "</tr>"
-            for row in rows
-        )
+        header = "".join(f"<th>{escape(name)}</th>" for name in ("method", *axes, "validation, %", ""))
+        body = ""
+        for row in (row for one in self.document()["methods"] for row in trial_rows(one, axes)):
+            cells = (row["method"], *row["tried"], row["validation"], "chosen" if row["chosen"] else "")
+            body += "<tr>" + "".join(f"<td>{escape(text)}</td>" for text in cells) + "</tr>"
         first, *tests = repr(self).split("\n")
-        said = "".join(f"<p>{escape(line)}</p>" for line in tests)
-        return f"<table><caption>{escape(first)}</caption><tr>{heads}</tr>{lines}</table>{said}"
+        results = "".join(f"<p>{escape(line)}</p>" for line in tests)
+        return f"<table><caption>{escape(first)}</caption><tr>{header}</tr>{body}</table>{results}"
 
     def __repr__(self) -> str:
         lines = [f"search of {', '.join(axis.name for axis in self.axes)} on {self.settings.data}, {FILE} in {self.folder}"]
@@ -294,7 +287,7 @@ class Sweep:
             if one.chosen is None or row.mean is None:
                 lines.append(f"{one.method}: {row.problem}")
             else:
-                values = values_words(one.chosen.trial.values)
+                values = format_values(one.chosen.trial.values)
                 lines.append(f"{one.method}: {values}, test mean {percent(row.mean.value, row.mean.error)} %")
         return "\n".join(lines)
 
@@ -320,14 +313,14 @@ class Sweep:
             raise RunFolderError(f"Cannot write to {self.folder}: {error.strerror or error}. Choose another --out.") from error
 
 
-def _taken_over(trial: Trial, experiment: Experiment, folder: RunFolder) -> Result:
-    """The end of a trial as a run of its own, tested: training it again would give the same bits."""
+def _continue_trial(trial: Trial, experiment: Experiment, folder: RunFolder) -> Result:
+    """Copy a finished trial to a new run folder and test it; training again would be bit-identical."""
     snapshot, _ = RunFolder(trial.folder).read()
     if snapshot is None:
         return train_run(experiment, folder)
-    beginning = experiment.snapshot()
+    initial = experiment.snapshot()
     experiment.restore(snapshot)
-    # What validation cost belongs to the search, not to this run.
+    # The cost of validation belongs to the search, not to this run.
     costs = experiment.costs
     for direction in costs.bytes.values():
         direction.pop(EVALUATION, None)
@@ -335,9 +328,9 @@ def _taken_over(trial: Trial, experiment: Experiment, folder: RunFolder) -> Resu
     costs.seconds.pop("evaluation", None)
     with folder.locked():
         folder.create(experiment.settings, facts_of(experiment))
-        # Should this be cut off, the run begins at round 0; metrics without any checkpoint would be taken for damage.
-        beginning.notes |= {"metrics_size": 0, "finished": False, "best": None}
-        Checkpoints(folder.checkpoints.folder).write(beginning, set(beginning.clients))
+        # If this is interrupted, the run starts at round 0; metrics without a checkpoint would count as damaged.
+        initial.notes |= {"metrics_size": 0, "finished": False, "best": None}
+        Checkpoints(folder.checkpoints.folder).write(initial, set(initial.clients))
         folder.append([line for line in RunFolder(trial.folder).metrics() if line["view"] in OF_TRAINING])
         if snapshot.notes.get("best"):
             shutil.copytree(RunFolder(trial.folder).best.folder, folder.best.folder)

@@ -1,4 +1,4 @@
-"""Trials of a search: values that are trained and scored on validation data. Each is a run folder, read back if it is finished."""
+"""Train the trials of a search and score them on validation data; finished trials are read from their run folders."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 LONGEST_NAME = 60
 _STOPPABLE = "-stoppable"
-"""What ends the names of runs that may be stopped early: they are not taken for whole ones."""
+"""Suffix for folders of runs that may stop early, so that they are not mistaken for full runs."""
 VALIDATION = "validation"
 
 
@@ -51,14 +51,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class Score:
-    """What validation said of a trial.
+    """The validation score of a trial: the mean of the search metric over clients, or None if training failed.
 
-    Attributes:
-        trial: the trial.
-        validation: the mean over clients of the metric of the search; None where training failed.
-        clients: that metric of each client.
-        problem: why training failed.
-        stopped: the round after which it was stopped since it was behind; None where it was trained to its end.
+    ``stopped`` is the round after which the trial was stopped early, or None.
     """
 
     trial: Trial
@@ -69,7 +64,7 @@ class Score:
 
     @property
     def rounds(self) -> int:
-        """The rounds that count against the budget; a trial that failed counts as a whole one."""
+        """Rounds that count towards the budget; a failed trial counts in full."""
         return self.trial.settings.rounds if self.stopped is None else self.stopped
 
 
@@ -90,7 +85,7 @@ class Searched:
 
     @property
     def own(self) -> dict[str, Any]:
-        """The settings of the chosen runs that are this method's own: those it was given, and those that were searched."""
+        """Per-method settings of the final runs: the given ones and the chosen ones."""
         chosen = {} if self.chosen is None else self.chosen.trial.values
         return {**self.candidate.own, **{name: value for name, value in chosen.items() if "." not in name}}
 
@@ -100,50 +95,50 @@ class Searched:
 
 
 class Searcher:
-    """Trains and validates trials, on data whose tests cannot be read."""
+    """The search phase: trains and validates trials on data whose test sets cannot be read."""
 
     def __init__(self, data: DataSet, sweep: Sweep) -> None:
         self.data, self.sweep = data, sweep
 
     def search(self, one: Searched) -> None:
-        """Score every trial of a method and choose the best; the first of equals."""
+        """Score all trials of a method and choose the best, or the first of equally good ones."""
         sweep, axes = self.sweep, axes_of_method(self.sweep.axes, one.candidate.text)
         proposals = Proposals(one.method, axes, grid(axes) if sweep.is_grid else [], sweep.sampler, sweep.settings.seed)
         while self._has_budget(one):
             try:
-                values, asked = proposals.ask()
+                values, optuna_trial = proposals.ask()
             except NoCombinationLeft:
                 if not (sweep.halving and one.scores):
                     raise
-                break  # the rounds that stopped trials have saved find nothing more to try
-            words = f"{one.method}, {values_words(values)}"
+                break  # no combination is left for the rounds saved by stopped trials
+            label = f"{one.method}, {format_values(values)}"
             try:
-                score = self._score(one.candidate, values, sweep.next_run(words), asked)
+                score = self._score(one.candidate, values, sweep.next_run(label), optuna_trial)
             except (ReadTooSoon, RunFolderError):
                 raise
             except PolyfedError as error:
                 one.problem = str(error)
                 return
             one.scores.append(score)
-            proposals.tell(asked, score.validation, score.stopped is not None)
+            proposals.tell(optuna_trial, score.validation, score.stopped is not None)
             if score.validation is None:
-                sweep.message(f"{words}: {score.problem}")
+                sweep.message(f"{label}: {score.problem}")
             sweep.write()
         finished = [score for score in one.scores if score.validation is not None and score.stopped is None]
         if finished:
             one.chosen = max(finished, key=lambda score: score.validation or 0.0)
         else:
-            one.problem = f"No setting could be trained. {one.scores[0].problem}"
+            one.problem = f"All trials failed. {one.scores[0].problem}"
 
     def _has_budget(self, one: Searched) -> bool:
-        """Return True if a method has a trial left: one of its number, or the rounds for one more if trials are stopped early."""
+        """Return True if a method has a trial left, or the rounds for one more if trials stop early."""
         if not self.sweep.halving or not one.scores:
             return len(one.scores) < self.sweep.trials
         whole = one.scores[0].trial.settings.rounds
         return one.rounds + whole <= self.sweep.trials * whole and len(one.scores) < MAX_RUNS
 
-    def _score(self, method: Candidate, values: Values, heard_by: Callbacks, asked: optuna.Trial) -> Score:
-        """Score one trial: read back, resumed or trained. A trial whose training fails is remembered as failed."""
+    def _score(self, method: Candidate, values: Values, callbacks: Callbacks, optuna_trial: optuna.Trial) -> Score:
+        """Read, resume or train one trial and score it. A failed trial is recorded and not repeated."""
         sweep = self.sweep
         settings = applied(method.settings(sweep.settings), method.text, values)
         experiment = Experiment(trial_settings(settings), self.data)
@@ -152,52 +147,52 @@ class Searcher:
         trial = Trial(values, experiment.settings, sweep.folder / "trials" / (name + _STOPPABLE * sweep.halving))
         for notice in experiment.notices:
             sweep.message(notice)
-        halving = [_Rungs(asked, trial.folder, sweep.metric)] if sweep.halving else []
+        halving = [_Rungs(optuna_trial, trial.folder, sweep.metric)] if sweep.halving else []
         failure = trial.folder / "failed.json"
         if failure.exists():
             return Score(trial, None, problem=json.loads(failure.read_text())["problem"])
         try:
-            result = once_free(lambda: self.trained(trial, experiment, [heard_by, *halving]), sweep.message)
+            result = once_free(lambda: self.train(trial, experiment, [callbacks, *halving]), sweep.message)
         except (ClientFailure, TooFewReplies) as error:
             failure.write_text(json.dumps({"problem": str(error)}))
             return Score(trial, None, problem=str(error))
         for rungs_of_trial in halving:
             rungs_of_trial.read()  # another process may have trained it
-        heard_by.end_reused(result)
+        callbacks.end_reused(result)
         clients = {row.client: value_by(sweep.metric, row.numbers, row.client) for row in result.rows}
         reached = result.experiment.server.round
         stopped = reached if reached < result.experiment.server.rounds else None
         return Score(trial, statistics.fmean(clients.values()), clients, stopped=stopped)
 
-    def trained(self, trial: Trial, experiment: Experiment, callbacks: Sequence[Callback]) -> Result:
-        """Return the trial's run, scored on validation data."""
+    def train(self, trial: Trial, experiment: Experiment, callbacks: Sequence[Callback]) -> Result:
+        """Train or resume the trial's run, and score it on validation data."""
         if (trial.folder / "run.toml").exists():
             return resume(trial.folder, self.data, Reopening(trusted=trial.settings.trust), callbacks, VALIDATION)
         return train_run(experiment, RunFolder(trial.folder), callbacks, VALIDATION)
 
 
 class _Rungs(Callback):
-    """Stops a trial at a rung of successive halving if it is behind the trials before it.
+    """Early stopping of a trial that is worse than earlier trials at a rung of successive halving.
 
-    The scores at the rungs are kept in the run folder: a finished trial reports them again when a search is resumed.
+    The run folder keeps the scores at the rungs, so a resumed search can report them again.
     """
 
-    def __init__(self, asked: optuna.Trial, folder: Path, metric: str) -> None:
-        self.asked, self.file, self.metric = asked, folder / "rungs.json", metric
+    def __init__(self, trial: optuna.Trial, folder: Path, metric: str) -> None:
+        self.trial, self.file, self.metric = trial, folder / "rungs.json", metric
         self.scores: list[float] = []
         self.behind: list[bool] = []
         self.read()
 
     def read(self) -> None:
-        """Report the scores in the file that were not reported yet."""
+        """Report the scores in the file that are not yet reported."""
         if self.file.exists():
             self.scores = json.loads(self.file.read_text())
         for rung in range(len(self.behind), len(self.scores)):
-            self.behind.append(is_behind(self.asked, rung, self.scores[rung]))
+            self.behind.append(is_behind(self.trial, rung, self.scores[rung]))
 
     def begin(self, run: RunState) -> bool | None:
         self.read()
-        return self.after_round(run)  # it may have been stopped at a rung before it was judged
+        return self.after_round(run)  # the previous process may have ended at a rung before scoring
 
     def after_round(self, run: RunState) -> bool | None:
         found = rungs(run.rounds)
@@ -205,7 +200,7 @@ class _Rungs(Callback):
             return None
         rung = found.index(run.round)
         if rung > len(self.behind):
-            return None  # an earlier polyfed judged it at the rungs before, and left no scores
+            return None  # an older polyfed handled the previous rungs without storing scores
         if rung == len(self.behind):
             values = [value_by(self.metric, row.numbers, row.client) for row in run.score(VALIDATION)]
             write_atomically(self.file, json.dumps([*self.scores, statistics.fmean(values)]))
@@ -214,28 +209,26 @@ class _Rungs(Callback):
 
 
 def name_of(settings: Settings, values: Values, source: str, chosen_by: str = "") -> str:
-    """Return a folder name that differs if the settings or the data do, or the metric if it decides how the run ends."""
+    """Return a folder name that is unique to the settings, the data, and the metric if it decides how the run ends."""
     described = {name: value for name, value in settings.to_dict().items() if name not in ("checkpoint_every", "metric")}
     described["method"] = parse(settings.method).full_text  # a default may change between two searches
     described |= {"chosen_by": chosen_by} if chosen_by else {}
     digest = hashlib.sha256(json.dumps([described, source], sort_keys=True).encode()).hexdigest()[:10]
-    words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{settings.method} {values_words(values)} seed{settings.seed}").strip("-.")[
-        :LONGEST_NAME
-    ]
-    return f"{words.rstrip('-.')}-{digest}"
+    label = re.sub(r"[^A-Za-z0-9.]+", "-", f"{settings.method} {format_values(values)} seed{settings.seed}").strip("-.")
+    return f"{label[:LONGEST_NAME].rstrip('-.')}-{digest}"
 
 
-def values_words(values: Values) -> str:
-    """Values in words.
+def format_values(values: Values) -> str:
+    """Format values for labels and folder names.
 
-    >>> values_words({"lr": 0.03, "fedprox.mu": 0.01})
+    >>> format_values({"lr": 0.03, "fedprox.mu": 0.01})
     'lr=0.03 fedprox.mu=0.01'
     """
     return " ".join(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items())
 
 
 def edges(one: Searched, axes: Sequence[Axis]) -> list[str]:
-    """Names whose chosen value is the smallest or largest of three or more numbers tried: better ones may lie beyond."""
+    """Return the axes whose chosen value is the smallest or largest of at least three numbers, so a better one may be outside."""
     if one.chosen is None:
         return []
     found = []

@@ -17,7 +17,7 @@ from polyfed.studies.compare.recipes import read, shipped_names
 from polyfed.studies.compare.recipes.checks import record_of
 
 OF_NOTES: dict[str, Check] = {
-    r"by group norm": has_group_norm,
+    r"with group norm": has_group_norm,
     r"[Bb]atch norm stays": keeps_batch_norm,
     r"standardises the weights": standardises,
 }
@@ -42,7 +42,7 @@ def model_of(name: str) -> nn.Module:
 def test_the_claims_can_fail() -> None:
     plain = models.build('hfedf_cnn(norm="batch")', classes=7, input_shape=(3, 32, 32))
     found = claims(
-        "GN+WS on PACS", "The method replaces batch norm by group norm and standardises the weights of every convolution."
+        "GN+WS on PACS", "The method replaces batch norm with group norm and standardises the weights of every convolution."
     )
     assert len(found) == 4 and not any(check(plain) for check in found.values())
     only_weights = parse("fedavg + weight_standard").surgery[0](plain)  # type: ignore[call-arg, arg-type]

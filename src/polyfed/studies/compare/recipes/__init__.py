@@ -1,13 +1,11 @@
-"""Recipes: the settings of one experiment in a TOML file, shipped with polyfed or written by users.
+"""Read recipes: the settings of one experiment in a TOML file, shipped with polyfed or written by users.
 
-A recipe opens with a comment holding the command that runs it. At its top level it may say ``title``, ``paper``, ``table``, ``note``
-and ``expects`` (published numbers); the table ``[settings]`` holds fields of ``Settings``. The table ``[methods]`` holds what
-``polyfed compare`` and ``polyfed sweep`` compare: methods by their texts, each with settings of its own (``fedbn = {}``,
-``fedwon = { lr = 0.2 }``). The ``run.toml`` of a run can be read too.
+A recipe starts with a comment that holds the command to run it. The top level may have ``title``, ``paper``, ``table``, ``note`` and
+``expects`` (published numbers). The table ``[settings]`` holds fields of ``Settings``. The table ``[methods]`` maps the methods to compare
+to their per-method settings (``fedbn = {}``, ``fedwon = { lr = 0.2 }``). The ``run.toml`` of a run is a valid recipe too.
 
-Shipped recipes that are nearly equal are one file, a grid. ``names`` says how its recipes are called, and ``[grid.AXIS]`` holds what they
-differ in: settings, and words for the places in braces of ``names``, ``title`` and ``note``. The key of a value is the word for its axis.
-Every combination of the axes is a recipe.
+Similar shipped recipes share one file with a grid. Each combination of values on the axes ``[grid.AXIS]`` is a recipe. A value holds
+settings and replacements for the placeholders in ``names``, ``title`` and ``note``; its key replaces the placeholder of the axis.
 
     names = "pacs/30-rounds-{target}-{method}"
     title = "{label} on PACS without {target}, 30 rounds"
@@ -39,26 +37,18 @@ from polyfed.trust import NOTHING, Trust, code_in
 
 SHIPPED = Path(__file__).parent / "shipped"
 SUFFIX = ".toml"
-_SENTENCES = ("title", "paper", "table", "note")
+_TEXT_KEYS = ("title", "paper", "table", "note")
 _NUMBERS = "expects"
 _SETTINGS = "settings"
 _METHODS = "methods"
 _GRID = "grid"
 _BUDGETS = ("rounds", "total_epochs")
-_BOTH_BUDGETS = "rounds and total_epochs both set the length of the run; keep one of them."
+_BOTH_BUDGETS = "rounds and total_epochs both set the length of the run. Keep one of them."
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe that was read.
-
-    Attributes:
-        name: what it is called: the name of a shipped recipe, or the file.
-        command: the command in its first comment; empty where there is none.
-        about: its sentences and published numbers.
-        values: its settings, lists as tuples.
-        methods: what it compares: settings of their own by the texts of methods.
-    """
+    """The content of a recipe: the command in its first comment, texts and published numbers, settings, and methods to compare."""
 
     name: str
     command: str
@@ -72,11 +62,11 @@ class Recipe:
 
 
 def shipped_names() -> list[str]:
-    return sorted(_shipped())
+    return sorted(_shipped_recipes())
 
 
 @functools.cache
-def _shipped() -> Mapping[str, Recipe]:
+def _shipped_recipes() -> Mapping[str, Recipe]:
     found: dict[str, Recipe] = {}
     for file in sorted(SHIPPED.rglob(f"*{SUFFIX}")):
         text = file.read_text(encoding="utf-8")
@@ -96,36 +86,36 @@ def in_grid(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     found = {}
     for chosen in itertools.product(*(axis.items() for axis in axes.values())):
         values = {name: value for _, own in chosen for name, value in own.items()}
-        words = {axis: key for axis, (key, _) in zip(axes, chosen, strict=True)}
-        words |= {name: str(value) for name, value in values.items() if name not in setting_names()}
+        texts = {axis: key for axis, (key, _) in zip(axes, chosen, strict=True)}
+        texts |= {name: str(value) for name, value in values.items() if name not in setting_names()}
         settings = document[_SETTINGS] | {key: value for key, value in values.items() if key in setting_names()}
-        sentences = {key: _filled(words.get(key, document[key]), words) for key in ("title", "note")}
-        found[_filled(document["names"], words)] = {**sentences, _SETTINGS: settings}
+        about = {key: _fill(texts.get(key, document[key]), texts) for key in ("title", "note")}
+        found[_fill(document["names"], texts)] = {**about, _SETTINGS: settings}
     return found
 
 
-def _filled(text: str, words: Mapping[str, str]) -> str:
-    """Put words in the places of their names; a place that has no word stays empty.
+def _fill(template: str, texts: Mapping[str, str]) -> str:
+    """Replace the placeholders in a template; unknown placeholders become empty.
 
-    >>> _filled("{label} on PACS. {more}", {"label": "FedAvg"})
+    >>> _fill("{label} on PACS. {more}", {"label": "FedAvg"})
     'FedAvg on PACS.'
     """
-    return re.sub(r"\{(\w+)\}", lambda found: words.get(found[1], ""), text).strip()
+    return re.sub(r"\{(\w+)\}", lambda match: texts.get(match[1], ""), template).strip()
 
 
 def read(text: str) -> Recipe:
-    """Read a recipe: a file that exists, or what is shipped under this name. All that is wrong with its form is said at once."""
+    """Read a recipe from a file, or a shipped recipe by name. One error lists all problems with the form of a file."""
     if not Path(text).is_file():
-        return _shipped()[_shipped_name(text)]
+        return _shipped_recipes()[_shipped_name(text)]
     content = _content(text)
-    document, problems = _parsed(content)
+    document, problems = _parse(content)
     if problems := problems or _form_problems(content.decode(), document):
         raise SettingError(f"{text}: {' '.join(problems)}")
     return _recipe(text, _command_in(content.decode()), document)
 
 
 def _recipe(name: str, command: str, document: Mapping[str, Any]) -> Recipe:
-    about = {key: value for key, value in document.items() if key in (*_SENTENCES, _NUMBERS)}
+    about = {key: value for key, value in document.items() if key in (*_TEXT_KEYS, _NUMBERS)}
     values = with_tuples(document[_SETTINGS])
     if "made_with" in document and isinstance(values.get("method"), str):
         values["method"] = read_recorded(values["method"])
@@ -137,7 +127,7 @@ def _content(file: str) -> bytes:
     try:
         return Path(file).read_bytes()
     except OSError as error:
-        raise SettingError(f"{file}: It cannot be read: {error}.") from error
+        raise SettingError(f"Cannot read {file}: {error}.") from error
 
 
 def _shipped_name(text: str) -> str:
@@ -145,12 +135,12 @@ def _shipped_name(text: str) -> str:
     if found is not None:
         return found
     if Path(text).suffix == SUFFIX:
-        raise SettingError(f"There is no file {text}. Recipes of polyfed's own are named without {SUFFIX} (polyfed ls recipes).")
-    raise SettingError(f"There is no file {text} and no recipe of that name. {nearest(text.lower(), shipped_names())}")
+        raise SettingError(f"{text} does not exist. Shipped recipes are named without {SUFFIX} (polyfed ls recipes).")
+    raise SettingError(f"{text} is neither a file nor a shipped recipe. {nearest(text.lower(), shipped_names())}")
 
 
 def _command_in(text: str) -> str:
-    """The command in the first comment of a recipe's text; empty where there is none."""
+    """Return the command in the first comment of a recipe, or ""."""
     for line in text.splitlines():
         if line.startswith("#") and "polyfed run" in line:
             return line.lstrip("# ").strip()
@@ -160,9 +150,9 @@ def _command_in(text: str) -> str:
 
 
 def trust_of(text: str, values: Mapping[str, Any], trust: bool = False) -> Trust:
-    """Trust the code that a recipe names if it is shipped, the ``run.toml`` of a run of this account, or one the user trusts.
+    """Trust the code of shipped recipes, of a ``run.toml`` from this account, and of recipes that the user trusts.
 
-    A file that the user wrote by hand looks like one that came from somebody else, so it needs to be trusted, or its code named again.
+    A file written by hand cannot be distinguished from another user's file, so the user must trust it, or pass its code explicitly.
     """
     load, model = values.get("load"), values.get("model")
     files = [item for item in load if isinstance(item, str)] if isinstance(load, list | tuple) else []
@@ -172,48 +162,46 @@ def trust_of(text: str, values: Mapping[str, Any], trust: bool = False) -> Trust
     return NOTHING.refusing(code, str(Path(text)) if Path(text).is_file() else _shipped_name(text))
 
 
-def _parsed(content: bytes) -> tuple[dict[str, Any], list[str]]:
-    """The document in a recipe, or what keeps it from being read."""
+def _parse(content: bytes) -> tuple[dict[str, Any], list[str]]:
+    """Return the document in a recipe, or the problems if it cannot be parsed."""
     try:
         return tomllib.loads(content.decode("utf-8")), []
     except tomllib.TOMLDecodeError as error:
         found = re.search(r" \(at line (\d+), column \d+\)", str(error))
-        sentence = str(error) if found is None else str(error).replace(found.group(), "")
+        message = str(error) if found is None else str(error).replace(found.group(), "")
         line = "" if found is None else f"line {found.group(1)}: "
-        return {}, [f"{line}This is not TOML: {sentence}."]
+        return {}, [f"{line}Invalid TOML: {message}."]
     except RecursionError:
-        return {}, ["It cannot be read: its values are nested too deep."]
+        return {}, ["Cannot read the file: its values are nested too deeply."]
     except ValueError as error:
-        return {}, [f"It cannot be read: {error}."]
+        return {}, [f"Cannot read the file: {error}."]
 
 
 def _form_problems(text: str, document: Mapping[str, Any]) -> list[str]:
-    """Everything wrong with the keys and values of a document that could be read, except for what texts mean."""
+    """Return all problems with the keys and values of a document, except with method and other expressions."""
     if not document:
-        return ["It is empty; write settings in a table [settings]."]
+        return ["The file is empty. Add a [settings] table."]
     problems = [] if "made_with" in document else list(_about_problems(document))
     values = document.get(_SETTINGS)
     if isinstance(values, Mapping):
         problems += [*_setting_problems(values), *_method_problems(_methods_in(document))]
         if all(values.get(name) is not None for name in _BUDGETS):
             problems.append(("total_epochs", _BOTH_BUDGETS))
-    found = [sentence if (line := _line_of(text, key)) is None else f"line {line}: {sentence}" for key, sentence in problems]
-    return (
-        found if isinstance(values, Mapping) else [*found, "It has no table [settings]; write settings there, such as rounds = 20."]
-    )
+    found = [message if (line := _line_of(text, key)) is None else f"line {line}: {message}" for key, message in problems]
+    return found if isinstance(values, Mapping) else [*found, "There is no [settings] table. Add one, such as rounds = 20 in it."]
 
 
 def _about_problems(document: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    known = (*_SENTENCES, _NUMBERS, _SETTINGS, _METHODS)
+    known = (*_TEXT_KEYS, _NUMBERS, _SETTINGS, _METHODS)
     for key, value in document.items():
-        if key in _SENTENCES and not isinstance(value, str):
-            yield key, f"{key} takes text, found {value!r}."
+        if key in _TEXT_KEYS and not isinstance(value, str):
+            yield key, f"{key} must be a string, got {value!r}."
         elif key == _NUMBERS and not (isinstance(value, Mapping) and all(_is_number(number) for number in value.values())):
-            yield key, f"{key} takes a table of published numbers, such as mean = 86.5."
+            yield key, f"{key} must be a table of published numbers, such as mean = 86.5."
         elif key in setting_names():
-            yield key, f"{key} is a setting; write it below [settings]."
+            yield key, f"{key} is a setting. Move it to [settings]."
         elif key not in known:
-            yield key, f"There is no entry {key!r}. {nearest(key, known)}"
+            yield key, f"Unknown key {key!r}. {nearest(key, known)}"
 
 
 def _is_number(value: object) -> bool:
@@ -221,10 +209,10 @@ def _is_number(value: object) -> bool:
 
 
 def _setting_problems(values: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """Problems of each setting by itself; no value of one depends on that of another."""
+    """Yield the problems of each setting, checked separately."""
     for name in values:
         if name not in setting_names():
-            yield name, f"There is no setting {name!r}. {nearest(name, setting_names())}"
+            yield name, f"Unknown setting {name!r}. {nearest(name, setting_names())}"
     for name, value in with_tuples(values).items():
         if name in setting_names():
             try:
@@ -234,29 +222,26 @@ def _setting_problems(values: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 
 def _methods_in(document: Mapping[str, Any]) -> Any:
-    """The table of methods; the ``run.toml`` of a run compares none."""
+    """Return the table of methods, or {} for the ``run.toml`` of a run."""
     return {} if "made_with" in document else document.get(_METHODS, {})
 
 
 def _method_problems(methods: Any) -> Iterable[tuple[str, str]]:
-    """Problems of the settings that methods have for themselves; what the texts mean is looked at later."""
+    """Yield the problems of per-method settings; the method expressions are checked later."""
     if not isinstance(methods, Mapping):
-        yield (
-            _METHODS,
-            f'{_METHODS} takes a table of methods, each with settings of its own: "fedavg" = {{}}, "fedwon" = {{ lr = 0.2 }}.',
-        )
+        yield _METHODS, f'{_METHODS} must be a table of per-method settings, such as "fedavg" = {{}}, "fedwon" = {{ lr = 0.2 }}.'
         return
     for text, own in methods.items():
         if not isinstance(own, Mapping):
-            yield text, f"{text} takes a table of settings of its own, such as {{ lr = 0.2 }}, or {{}}; found {own!r}."
+            yield text, f"{text} must be a table of per-method settings, such as {{ lr = 0.2 }} or {{}}; got {own!r}."
             continue
         try:
             checked(own)
         except SettingError as error:
             yield text, f"{text}: {error}"
             continue
-        for _, sentence in _setting_problems(own):
-            yield text, f"{text}: {sentence}"
+        for _, message in _setting_problems(own):
+            yield text, f"{text}: {message}"
 
 
 def _line_of(text: str, key: str) -> int | None:
@@ -267,7 +252,7 @@ def _line_of(text: str, key: str) -> int | None:
 
 
 def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings from several places, the later ones winning; a budget of one kind takes the place of the other kind."""
+    """Merge settings. Later layers override earlier ones; rounds override total_epochs, and vice versa."""
     chosen: dict[str, Any] = {}
     for layer in layers:
         budgets = [name for name in _BUDGETS if layer.get(name) is not None]

@@ -1,7 +1,7 @@
-"""Find what keeps settings from being run, without their data and without training: names, options, joins, the method on the model.
+"""Find problems that prevent a run with some settings, without its data and without training.
 
-Texts are read with the registries that a run uses. Where the data set's classes and domains are known, blank images stand in for the
-data, so that the clients, the loss, the model and the method are built for real.
+Names and options are checked against the registries. If the classes and domains of the data set are known, blank images replace the data,
+and the clients, the loss, the model and the method are built.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import inspect
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 from polyfed.backends.choose import require_known
@@ -29,71 +29,57 @@ from polyfed.settings import AUTO, Settings
 from polyfed.tasks.losses import losses
 from polyfed.text import Call, read_call, read_sum
 
-_GIVEN_BY_RUN = ("root", "classes", "input_shape", "dataset", "seed", "class_counts")
-
-
-class _Findings:
-    """Problems, and the settings that have any."""
-
-    def __init__(self) -> None:
-        self.wrong: set[str] = set()
-        self.problems: list[str] = []
-
-    @contextlib.contextmanager
-    def about(self, setting: str) -> Iterator[None]:
-        """Keep what goes wrong inside."""
-        try:
-            yield
-        except PolyfedError as error:
-            self.problems.append(str(error))
-            self.wrong.add(setting)
+_SET_BY_RUN = ("root", "classes", "input_shape", "dataset", "seed", "class_counts")
 
 
 def problems_of(settings: Settings) -> list[str]:
-    """Return everything that keeps a run with these settings from starting, as far as it shows without the files of the data."""
-    found = _check_texts(settings)
-    if (record := record_of(settings.data)) is not None:
-        _check_together(settings, record, found)
-    return found.problems
+    """Return the problems that prevent a run with these settings, as far as they show without the data files."""
+    problems = text_problems(settings)
+    record = record_of(settings.data)
+    if record is not None and not problems:
+        try:
+            _build_without_files(settings, record)
+        except PolyfedError as error:
+            problems.append(str(error))
+    return problems
 
 
 def text_problems(settings: Settings) -> list[str]:
-    """Return what is wrong with names and options, without building anything of the run."""
-    return _check_texts(settings).problems
+    """Return the problems with names and options, without building any part of the run."""
+    problems: list[str] = []
 
+    def check(function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except PolyfedError as error:
+            problems.append(str(error))
+            return None
 
-def _check_texts(settings: Settings) -> _Findings:
-    found = _Findings()
     for file in settings.load:
-        with found.about("load"):
-            load_file(file, settings.trust)
-    with found.about("method"):
-        for call in read_sum(settings.method):
-            with found.about("method"):
-                record = methods.find(call.name)
-                _check_options(record, call)
-                record.extra["build_with"](*call.positional, **call.named)
-    if not found.wrong & {"load", "method"}:
-        with found.about("method"):
-            parse(settings.method)
-    with found.about("data"):
-        _check_data(settings.data)
-    with found.about("model"):
-        if settings.model is not None and not _is_from_elsewhere(settings.model):
-            _check_call(models, settings.model)
-    with found.about("partition"):
-        _check_call(partitions, settings.partition)
-    with found.about("loss"):
-        if settings.loss != AUTO:
-            _check_call(losses, settings.loss)
-    with found.about("backend"):
-        require_known(settings.backend)
-    return found
+        check(load_file, file, settings.trust)
+    for call in check(read_sum, settings.method) or ():
+        check(_check_part, call)
+    if not problems:
+        check(parse, settings.method)
+    check(_check_data, settings.data)
+    if settings.model is not None and not _is_external(settings.model):
+        check(_check_call, models, settings.model)
+    check(_check_call, partitions, settings.partition)
+    if settings.loss != AUTO:
+        check(_check_call, losses, settings.loss)
+    check(require_known, settings.backend)
+    return problems
 
 
-def _is_from_elsewhere(model: str) -> bool:
-    """Return True for a model of a library or of a user's module; those are found when the run starts."""
+def _is_external(model: str) -> bool:
+    """Return True for a model from a library or a user's module, which is only looked up when the run starts."""
     return ":" in model.split("(")[0]
+
+
+def _check_part(call: Call) -> None:
+    record = methods.find(call.name)
+    _check_options(record, call)
+    record.extra["build_with"](*call.positional, **call.named)
 
 
 def _check_call(registry: Registry[Any], text: str) -> Recorded[Any]:
@@ -104,24 +90,24 @@ def _check_call(registry: Registry[Any], text: str) -> Recorded[Any]:
 
 
 def _check_options(record: Recorded[Any], call: Call) -> None:
-    """The written options have the right names and plain types; what the run gives is left out."""
+    """Check the names and types of the options, without those that the run sets."""
     parameters = record.signature.parameters
-    taken = [key for key in call.named if key in _GIVEN_BY_RUN and key in parameters]
+    taken = [key for key in call.named if key in _SET_BY_RUN and key in parameters]
     if taken:
-        raise OptionError(f"{record.name}: {', '.join(taken)} is set by the run, not in the text.")
-    free = [parameter for key, parameter in parameters.items() if key not in _GIVEN_BY_RUN]
+        raise OptionError(f"{record.name}: {', '.join(taken)} is set by the run. Remove it.")
+    free = [parameter for key, parameter in parameters.items() if key not in _SET_BY_RUN]
     dataclasses.replace(record, signature=inspect.Signature(free)).bind(call)
 
 
 @functools.cache
 def _check_data(text: str) -> None:
-    """Require a registered data set with options it can use; a folder is not looked at, and files are not needed."""
+    """Check the name and options of a registered data set without its files; accept any folder."""
     if _is_path(text):
         return
     if "root" not in _check_call(data_sets, text).signature.parameters:
         embedded(text)
         return
-    # Options are read before files; an empty folder lets the one be refused and the other be missing.
+    # Options are checked before files are read: an empty folder makes valid options fail with DataError only.
     with tempfile.TemporaryDirectory() as empty, contextlib.suppress(DataError):
         data_sets.build(text, root=empty)
 
@@ -131,7 +117,7 @@ def _is_path(text: str) -> bool:
 
 
 def record_of(data: str) -> Recorded[DataSet] | None:
-    """The registered data set; None for a folder and for what cannot be read."""
+    """Return the registered data set, or None for a folder or an invalid expression."""
     if _is_path(data):
         return None
     try:
@@ -142,54 +128,40 @@ def record_of(data: str) -> Recorded[DataSet] | None:
 
 @functools.cache
 def embedded(text: str) -> DataSet:
-    """A data set that needs no files, built."""
     return data_sets.build(text)
 
 
-def _check_together(settings: Settings, record: Recorded[DataSet], found: _Findings) -> None:
-    """What needs several settings at once: the domains split among clients, and the loss, the model and the method on them."""
-    declaration, real = record.extra.get("declaration"), "root" not in record.signature.parameters
-    if (declaration is None and not real) or (real and "data" in found.wrong):
+def _build_without_files(settings: Settings, record: Recorded[DataSet]) -> None:
+    """Partition the data set (or blank data if it needs files), and build the loss, the model and the method."""
+    declaration, needs_files = record.extra.get("declaration"), "root" in record.signature.parameters
+    if declaration is None and needs_files:
         return
-    data = embedded(settings.data) if real else blank_data(settings.data, record, settings.unseen)
+    data = blank_data(settings.data, record, settings.unseen) if needs_files else embedded(settings.data)
     names = [domain.name for domain in data.domains]
     if declaration is not None:
         names = [*declaration.domains, *(name for domains in declaration.expected.values() for name in domains)]
     for domain in settings.unseen:
-        with found.about("unseen"):
-            if domain not in names:
-                raise DataError(f"{settings.data} has no domain {domain!r}. {nearest(domain, names)}")
-    if "unseen" not in found.wrong:
-        with found.about("unseen"):
-            _split(data, dataclasses.replace(settings, partition="domain"))
-    if "unseen" in found.wrong:
-        settings = dataclasses.replace(settings, unseen=(), few_shot=0)
-    if "partition" not in found.wrong:
-        with found.about("partition"):
-            try:
-                clients = _split(data, settings).clients
-            except DataError:
-                if real:
-                    raise
-                # The files may hold more, or natural ids; only they can say.
-                clients = federate(data, "domain", settings.unseen).clients
-            with found.about("clients_per_round"):
-                settings.sampled(len(clients))
-    if real:
-        federation = _split(data, dataclasses.replace(settings, partition="domain", few_shot=0))
-    else:
+        if domain not in names:
+            raise DataError(f"{settings.data} has no domain {domain!r}. {nearest(domain, names)}")
+    _split(data, dataclasses.replace(settings, partition="domain"))
+    try:
+        clients = _split(data, settings).clients
+    except DataError:
+        if not needs_files:
+            raise
+        # The data files may have more images, or natural ids.
+        clients = federate(data, "domain", settings.unseen).clients
+    settings.sampled(len(clients))
+    if needs_files:
         federation = blank_federation(settings.data, record, settings.unseen)
-    if "loss" not in found.wrong:
-        with found.about("loss"):
-            build_loss(settings.loss, federation)
-    if "loss" in found.wrong:
-        settings = dataclasses.replace(settings, loss=Settings.loss)
-    is_known = real if settings.model is None else not _is_from_elsewhere(settings.model)
-    if is_known and not found.wrong & {"method", "model", "load"}:
+    else:
+        federation = _split(data, dataclasses.replace(settings, partition="domain", few_shot=0))
+    build_loss(settings.loss, federation)
+    is_model_known = not needs_files if settings.model is None else not _is_external(settings.model)
+    if is_model_known:
         method = parse(settings.method)
-        with found.about("method"):
-            population = federation if method.population is None else method.population(federation)
-            build_bench(settings, method, population, prepared_model(settings, method, population, None, None))
+        population = federation if method.population is None else method.population(federation)
+        build_bench(settings, method, population, prepared_model(settings, method, population, None, None))
 
 
 def _split(data: DataSet, settings: Settings) -> Federation:
