@@ -51,7 +51,7 @@ def test_seen_accuracy_is_each_clients_own_model_on_its_own_test(method: str) ->
 
 def test_the_newcomer_of_fedbn_has_averaged_batch_norm() -> None:
     experiment = trained("fedbn")
-    state = experiment.talk(averaged_state(experiment.server))
+    state = experiment.exchange(averaged_state(experiment.server))
     kept = experiment.backend.client_states
     for name in kept["big"].entries:
         if kept["big"].entries[name].is_floating_point():
@@ -63,14 +63,14 @@ def test_the_newcomer_of_fedbn_has_averaged_batch_norm() -> None:
 def test_clients_that_never_trained_do_not_dilute_the_average() -> None:
     experiment = trained("fedbn", clients_per_round=1, rounds=1)
     (only,) = experiment.backend.client_states
-    state = experiment.talk(averaged_state(experiment.server))
+    state = experiment.exchange(averaged_state(experiment.server))
     assert torch.equal(state["stem.1.running_mean"], experiment.backend.client_states[only].entries["stem.1.running_mean"])
 
 
 def test_re_estimated_statistics_are_those_of_the_target() -> None:
     experiment = trained("silobn")
     x = experiment.bench.preparation.for_testing(experiment.federation.unseen["new"].batch(slice(None))[0])
-    state = re_estimated(experiment.bench, experiment.talk(averaged_state(experiment.server)), iter([x]))
+    state = re_estimated(experiment.bench, experiment.exchange(averaged_state(experiment.server)), iter([x]))
     with torch.no_grad():
         before_norm = nn.functional.conv2d(x, state["stem.0.weight"], padding=1)
     torch.testing.assert_close(state["stem.1.running_mean"], before_norm.mean(dim=(0, 2, 3)), rtol=1e-4, atol=1e-5)
@@ -81,7 +81,7 @@ def test_re_estimated_statistics_are_those_of_the_target() -> None:
 def test_re_estimated_statistics_count_batches_by_their_size() -> None:
     experiment = trained("silobn")
     x = experiment.bench.preparation.for_testing(experiment.federation.unseen["new"].batch(slice(None))[0])
-    state = re_estimated(experiment.bench, experiment.talk(averaged_state(experiment.server)), iter([x[:5], x[5:]]))
+    state = re_estimated(experiment.bench, experiment.exchange(averaged_state(experiment.server)), iter([x[:5], x[5:]]))
     with torch.no_grad():
         before_norm = nn.functional.conv2d(x, state["stem.0.weight"], padding=1)
     torch.testing.assert_close(state["stem.1.running_mean"], before_norm.mean(dim=(0, 2, 3)), rtol=1e-4, atol=1e-5)
@@ -128,7 +128,7 @@ def test_the_nearest_client_is_the_one_the_target_came_from() -> None:
     experiment = trained("fedbn", rounds=40, lr=0.01)
     from polyfed.core.evaluation import client_states
 
-    states = experiment.talk(client_states(experiment.server))
+    states = experiment.exchange(client_states(experiment.server))
     for client in experiment.federation.clients:
         x = experiment.bench.preparation.for_testing(client.train.batch(slice(None))[0])
         assert nearest_client(experiment.bench, states, lambda x=x: iter([x])) == client.id  # type: ignore[misc]

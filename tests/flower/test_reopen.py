@@ -80,7 +80,7 @@ def test_after_deployment_every_method_has_the_newcomers_models_of_the_run_in_pr
 
 def models_for_newcomers(result: Result) -> evaluation.Newcomer:
     experiment = result.experiment
-    made: evaluation.Newcomer = experiment.talk(
+    made: evaluation.Newcomer = experiment.exchange(
         evaluation.newcomer(experiment.server, experiment.bench, "averaged", lambda: iter(()))
     )
     return made

@@ -134,7 +134,7 @@ def test_values_that_are_only_ever_replaced_are_not_copied(tmp_path: Path) -> No
     state, memory = {"w": torch.zeros(4), "turned": torch.zeros(2, 3).T}, {"m": torch.zeros(3)}
     kept = ClientState({"l": torch.zeros(5)}, {"n": torch.zeros(2)})
     draft = Checkpoints(tmp_path).draft(Snapshot(1, state, memory, {"a": kept}), {"a"})
-    light, heavy = draft.apart(state_is_replaced=True), draft.apart(state_is_replaced=False)
+    light, heavy = draft.detached(state_is_replaced=True), draft.apart(state_is_replaced=False)
     assert light.state["w"] is state["w"] and light.clients["a"].entries["l"] is kept.entries["l"]
     assert light.copied_bytes == (6 + 3 + 2) * 4 and heavy.copied_bytes == (4 + 6 + 3 + 2) * 4
     originals = {value.data_ptr() for value in (*state.values(), *memory.values(), kept.memory["n"])}
@@ -148,7 +148,7 @@ def test_values_changed_in_place_against_the_rule_are_not_vouched_for(tmp_path: 
     state, clients = {"w": torch.zeros(4)}, {"a": ClientState({"w": torch.zeros(2)})}
     checkpoints.write(Snapshot(1, state, clients=clients), {"a"})
     good = digest(Snapshot(1, state, clients=clients))
-    draft = checkpoints.draft(Snapshot(2, state, clients=clients), {"a"}).apart(state_is_replaced=True)
+    draft = checkpoints.draft(Snapshot(2, state, clients=clients), {"a"}).detached(state_is_replaced=True)
     (state if whose == "of the server" else clients["a"].entries)["w"].add_(1)
     with pytest.raises(RunFolderError, match=rf"'w' {whose} was changed in place.*round 2"):
         checkpoints.write_draft(draft)

@@ -32,7 +32,7 @@ SPECTRUM = 3 * 8 * 8 * 4  # an amplitude spectrum of an image of 3 x 8 x 8, in f
 STYLE = 2 * 3 * 4  # a mean and a standard deviation of three channels
 PARAMETERS = (8 * 3 * 9 + 16) + (8 * 8 * 9 + 8 + 16) + (3 * 8 + 3)  # of TinyNet: convolutions, norm scales and shifts, head
 BUFFER = 120_000_000
-needs_linux = pytest.mark.skipif(not meter.forget_peak(), reason="this system cannot tell the peak memory of a part of a run")
+needs_linux = pytest.mark.skipif(not meter.reset_peak(), reason="this system cannot tell the peak memory of a part of a run")
 
 
 def trained(method: str | Method, **changes: Any) -> Result:
@@ -274,7 +274,7 @@ def test_compare_prints_the_table_where_fedavg_is_there(polyfed: Command, images
     # Two clients: a style of three channels goes up, the other's comes down, before two rounds.
     assert (ccst["left_once_bytes_per_client"], ccst["extra_bytes_per_client_and_round"]) == (STYLE, 2 * STYLE / 2)
     assert (feddg_ga["left_bytes_per_client_and_round"], feddg_ga["granularity"]) == (16, "aggregate")
-    if sys.platform == "linux" and meter.forget_peak():
+    if sys.platform == "linux" and meter.reset_peak():
         assert ccst["peak_memory_increase_bytes"] >= 0
     without = polyfed(*asked, "--no-costs")
     assert "beside fedavg" not in without.out and without.json["methods"][1]["costs"] == ccst

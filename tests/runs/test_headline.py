@@ -15,7 +15,7 @@ from helpers.command_line import Command
 from helpers.report_page import words
 from polyfed.core.data_types import ArrayExamples, DataSet, Domain
 from polyfed.errors import SettingError
-from polyfed.runs.headline import headline_by_scores, no_better, warnings
+from polyfed.runs.scores import headline_by_scores, warnings
 from polyfed.studies.report.html import render
 from polyfed.tasks.classification import Scores
 from polyfed.tasks.metrics import COUNTS, unevenness

@@ -158,7 +158,7 @@ def test_the_choice_is_recorded_and_everything_that_opens_the_run_reads_it(tmp_p
 def test_a_folder_without_a_recorded_metric_keeps_the_rule_it_was_made_by(tmp_path: Path) -> None:
     for name, test, measure in (("even", EVEN, "accuracy"), ("uneven", UNEVEN, "balanced_accuracy")):
         experiment = Experiment(Settings(rounds=1, batch_size=5), data_set(UNEVEN, test=test), "fedavg", net())
-        experiment.head_by(None)
+        experiment.set_headline(None)
         assert experiment.bench.measure == "accuracy", "rounds were chosen by accuracy then"
         train_run(experiment, RunFolder(tmp_path / name))
         assert "metric" not in tomllib.loads((tmp_path / name / "run.toml").read_text())

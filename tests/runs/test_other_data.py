@@ -13,9 +13,9 @@ from PIL import Image
 import polyfed as package
 from helpers.command_line import Command, says
 from polyfed.errors import DataError
-from polyfed.runs.evaluate import use_other_tests
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.predict import ImageInputs
+from polyfed.runs.reopen import use_other_tests
 
 FEW = {"rounds": 1, "local_steps": 1, "batch_size": 4}
 

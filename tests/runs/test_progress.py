@@ -18,8 +18,8 @@ from polyfed.runs.callbacks.progress import (
     ProgressBar,
     TerminalBar,
     default_callbacks,
+    format_duration,
     in_notebook,
-    length_words,
 )
 from polyfed.settings import Settings
 
@@ -138,7 +138,7 @@ def test_without_a_bar_each_run_is_a_line_and_each_message_comes_once(capsys: py
 
 
 def test_lengths_of_time_are_words() -> None:
-    assert [length_words(seconds) for seconds in (0.4, 59.7, 75, 3725)] == ["0 s", "1 min 0 s", "1 min 15 s", "1 h 2 min"]
+    assert [format_duration(seconds) for seconds in (0.4, 59.7, 75, 3725)] == ["0 s", "1 min 0 s", "1 min 15 s", "1 h 2 min"]
 
 
 @pytest.mark.slow

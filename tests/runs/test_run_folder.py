@@ -57,7 +57,7 @@ def test_a_default_that_has_changed_since_does_not_change_a_run(tmp_path: Path) 
     then = written.read_text().replace("eps=0.001", "eps=0.25")
     assert then != written.read_text()
     written.write_text(then)
-    assert 'agc(clip=0.5, eps=0.25, exclude="nothing", linear="outputs")' in RunFolder(tmp_path / "cut").settings_to_go_on().method
+    assert 'agc(clip=0.5, eps=0.25, exclude="nothing", linear="outputs")' in RunFolder(tmp_path / "cut").resumed_settings().method
     assert str(go_on(tmp_path / "cut").experiment.method) == "fedavg + agc(clip=0.5, eps=0.25)"
 
 

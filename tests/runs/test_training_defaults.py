@@ -15,10 +15,10 @@ from helpers import tiny_runs
 from polyfed.core.data_types import Federation, TrainsWith
 from polyfed.data.registry import data_sets
 from polyfed.flower.app import read_settings, settings_text
-from polyfed.runs.callbacks.training_metrics import start_of
+from polyfed.runs.callbacks.training_metrics import initial_loss
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.run_folder import RunFolder
-from polyfed.runs.training_defaults import training_words, with_declared, with_declared_by_name
+from polyfed.runs.training_settings import describe_training, with_declared, with_declared_by_name
 from polyfed.setting_facts import Unset
 from polyfed.settings import Settings
 from polyfed.studies.compare.compare import ComparedRuns
@@ -146,7 +146,7 @@ def test_an_estimate_counts_batches_of_the_declared_size() -> None:
 
 
 def test_words() -> None:
-    assert training_words(Settings(), {}) == "lr 0.05, sgd, batch 32"
+    assert describe_training(Settings(), {}) == "lr 0.05, sgd, batch 32"
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture, method: str = "fedavg", **settings: Any) -> list[str]:
@@ -163,9 +163,9 @@ def test_a_loss_above_its_start_is_said_once_and_a_rate_is_suggested(caplog: pyt
 
 
 def test_a_loss_that_something_is_added_to_has_no_known_start() -> None:
-    assert start_of(tiny_runs.built("fedavg")) == pytest.approx(1.0986, abs=1e-4)
-    assert start_of(tiny_runs.built("fedprox(mu=1.0)")) is None
-    assert start_of(tiny_runs.built("fedavg", loss="weighted_focal")) is None
+    assert initial_loss(tiny_runs.built("fedavg")) == pytest.approx(1.0986, abs=1e-4)
+    assert initial_loss(tiny_runs.built("fedprox(mu=1.0)")) is None
+    assert initial_loss(tiny_runs.built("fedavg", loss="weighted_focal")) is None
 
 
 def test_a_loss_that_is_not_finite_suggests_a_rate() -> None:

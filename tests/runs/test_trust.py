@@ -124,7 +124,7 @@ def test_inspect_shows_the_code_and_imports_nothing(foreign: Foreign, polyfed: C
     assert len(found["code"]) == 1 and foreign.name in found["code"][0]
     assert found["checkpoint"].startswith("round 0, not finished")
     assert foreign.name in polyfed("inspect", foreign.run).out.replace("\n", "")
-    words = f"import sys\nfrom polyfed.runs.folder.inspection import inspected\ninspected({str(foreign.run)!r})\nassert 'torch' not in sys.modules"
+    words = f"import sys\nfrom polyfed.runs.folder.inspection import inspect_run\ninspect_run({str(foreign.run)!r})\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", words], check=True)
     assert not foreign.ran
 

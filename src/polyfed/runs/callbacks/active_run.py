@@ -1,4 +1,4 @@
-"""One run while it trains: the scores so far and the metrics file, which its callbacks share."""
+"""State of a run during training that its callbacks share: the scores so far, and the metrics file."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from polyfed.runs.scores import as_line, scored_rounds
 
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment
-    from polyfed.runs.folder.left_files import Answers
+    from polyfed.runs.folder.final_files import Answers
     from polyfed.runs.folder.run_folder import RunFolder
 
 
 class ActiveRun:
-    """A run that is being trained.
+    """A run during training.
 
     Attributes:
         by_round: Scores of every scored round, on ``split``.
-        scores: Scores of the last evaluation: of validation data if they choose the round.
-        scored_round: The round of ``scores``; -1 if there are none.
-        answers: The prediction for each test image, of the last evaluation in detail.
-        callbacks: Called in this order: those of the run itself, then the user's.
+        scores: Scores of the last evaluation, on validation data if it selects the round.
+        scored_round: Round of ``scores``; -1 if there are none.
+        answers: Prediction for each test image, from the last detailed evaluation.
+        callbacks: Called in this order: those of the run, then the user's.
     """
 
     def __init__(self, experiment: Experiment, folder: RunFolder | None, split: str = "test", resumed: bool = False) -> None:
@@ -33,7 +33,7 @@ class ActiveRun:
         self.history = [] if folder is None else folder.metrics()
         self.by_round: dict[int, list[Row]] = scored_rounds(self.history, split)
         number, rounds = experiment.server.round, experiment.server.rounds
-        # A run that was stopped after its last round was scored has these scores already.
+        # If a run stopped after the evaluation of its last round, it already has these scores.
         self.scores: Sequence[Row] = self.by_round.get(number, []) if number == rounds else []
         self.scored_round = number if self.scores else -1
         self.answers: Answers = {}
@@ -54,11 +54,6 @@ class ActiveRun:
             bench.answers = None
         return rows
 
-    def take_validation(self, rows: Sequence[Row]) -> None:
-        """Make validation scores of this round those of the last evaluation, and write them to the metrics."""
-        self.scores, self.scored_round = rows, self.experiment.server.round
-        self.write_scores(rows)
-
     def write_scores(self, rows: Sequence[Row]) -> None:
         self.write([as_line(self.experiment.server.round, row) for row in rows])
 
@@ -70,16 +65,16 @@ class ActiveRun:
         self._stop_if([callback.begin(self.state()) for callback in self.callbacks])
 
     def after_round(self) -> None:
-        """Call every callback, also if one of them stops the run (StoppedEarly)."""
-        wishes = [callback.after_round(self.state()) for callback in self.callbacks]
+        """Call every callback, even if one of them stops the run (StoppedEarly)."""
+        replies = [callback.after_round(self.state()) for callback in self.callbacks]
         if self.scored_round == self.experiment.server.round:
-            wishes += [callback.after_evaluation(self.state()) for callback in self.callbacks]
-        self._stop_if(wishes)
+            replies += [callback.after_evaluation(self.state()) for callback in self.callbacks]
+        self._stop_if(replies)
 
-    def _stop_if(self, wishes: Sequence[bool | None]) -> None:
+    def _stop_if(self, replies: Sequence[bool | None]) -> None:
         number, rounds = self.experiment.server.round, self.experiment.server.rounds
-        if any(wish is True for wish in wishes) and 0 < number < rounds:
-            raise StoppedEarly(f"A callback has stopped the run after round {number} of {rounds}.")
+        if any(reply is True for reply in replies) and 0 < number < rounds:
+            raise StoppedEarly(f"A callback stopped the run after round {number} of {rounds}.")
 
     def state(self) -> RunState:
         return state_of(self.experiment, self.scores, self.path, self.resumed)

@@ -1,4 +1,4 @@
-"""The callback: the one way to observe a run while it trains, and to stop it."""
+"""Callbacks observe a run during training, and can stop it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class RunState:
         round: The last completed round.
         rounds: Number of planned rounds.
         losses: Training loss of each client that trained in this round.
-        scores: Scores of the last evaluation (of validation data if they choose the round), each with ``view``, ``client``, ``domain``
-            and ``numbers``.
+        scores: Scores of the last evaluation, on validation data if it selects the round. Each has ``view``, ``client``, ``domain`` and
+            ``numbers``.
         bytes_up: Training traffic from clients so far.
         bytes_down: Training traffic to clients so far.
         settings: Every setting of the run.
         resumed: True if the run folder existed before.
-        path: The run folder; None if nothing is written.
-        score: Scores the current state on ``"validation"`` or ``"test"`` data, and returns the rows.
+        path: The run folder, or None.
+        score: Function that scores the current state on ``"validation"`` or ``"test"`` data, and returns the rows.
         label: Name of the run within a comparison, a search or a reproduction; empty for a single run.
         number: Position among all runs, from 1.
         total: Number of all runs.
@@ -65,7 +65,7 @@ class Callback:
     """
 
     def begin(self, run: RunState) -> bool | None:
-        """Called before training starts or resumes. True stops a resumed run where it is."""
+        """Called before training starts or resumes. True stops a resumed run immediately."""
 
     def after_round(self, run: RunState) -> bool | None:
         """Called after every round. True stops the run."""
@@ -74,10 +74,10 @@ class Callback:
         """Called after a round whose state was scored (``run.scores``). True stops the run."""
 
     def message(self, text: str) -> None:
-        """Called with a message for the user, such as a damaged file that was skipped. The same text may come several times."""
+        """Called with a message for the user, for example if a damaged file was skipped. Messages may be repeated."""
 
     def end(self, result: Result) -> None:
-        """Called when the run has finished and its final model is scored."""
+        """Called when the run has finished and the final model has been scored."""
 
 
 class StoppedEarly(Exception):
@@ -103,11 +103,11 @@ def state_of(experiment: Experiment, scores: Sequence[Row] = (), path: str | Non
 
 
 class Callbacks(Callback):
-    """Pass everything on to several callbacks; within a comparison, with the label and the position of the run.
+    """Call several callbacks; within a comparison, with the label and the position of the run.
 
     Args:
-        callbacks: Receive everything, in this order.
-        label: Name of the run; it is put before the label that the run has already.
+        callbacks: Called in this order.
+        label: Name of the run, added before the existing label.
         before: Number of runs before this one.
         total: Number of all runs.
     """
@@ -118,14 +118,14 @@ class Callbacks(Callback):
 
     def begin(self, run: RunState) -> bool:
         self.began = True
-        return self._any([callback.begin(self._placed(run)) for callback in self.callbacks])
+        return self._any([callback.begin(self._labelled(run)) for callback in self.callbacks])
 
     def after_round(self, run: RunState) -> bool:
         self.trained = True
-        return self._any([callback.after_round(self._placed(run)) for callback in self.callbacks])
+        return self._any([callback.after_round(self._labelled(run)) for callback in self.callbacks])
 
     def after_evaluation(self, run: RunState) -> bool:
-        return self._any([callback.after_evaluation(self._placed(run)) for callback in self.callbacks])
+        return self._any([callback.after_evaluation(self._labelled(run)) for callback in self.callbacks])
 
     def message(self, text: str) -> None:
         for callback in self.callbacks:
@@ -136,17 +136,17 @@ class Callbacks(Callback):
             callback.end(result)
 
     def end_reused(self, result: Result) -> None:
-        """Pass on the end of a run that had finished before, which calls no callbacks itself; do nothing after any other run."""
+        """Call the callbacks for a reused run, which has finished before and calls none; do nothing for other runs."""
         if not self.began:
             self.begin(state_of(result.experiment, result.rows, result.path, resumed=True))
             self.end(result)
 
-    def _placed(self, run: RunState) -> RunState:
+    def _labelled(self, run: RunState) -> RunState:
         if not self.label:
             return run
         label = ": ".join(filter(None, (self.label, run.label)))
         return dataclasses.replace(run, label=label, number=self.before + run.number, total=self.total)
 
     @staticmethod
-    def _any(wishes: Sequence[bool | None]) -> bool:
-        return any(wish is True for wish in wishes)
+    def _any(replies: Sequence[bool | None]) -> bool:
+        return any(reply is True for reply in replies)

@@ -1,4 +1,4 @@
-"""When the models of a run are scored, which scores it ends with, and whether it stops before its last round."""
+"""When a run is scored, which scores are final, and whether it stops early."""
 
 from __future__ import annotations
 
@@ -38,29 +38,29 @@ class Evaluation(Callback):
             self.evaluate()
 
     def evaluate(self, ends: bool = False) -> Sequence[Row]:
-        """Score the current state once, and write the scores to the metrics; ``ends``: this is the final round, planned or not."""
+        """Score the current state once, and write the scores to the metrics. ``ends`` marks the final round, planned or not."""
         run, experiment = self.run, self.run.experiment
         number, averaged = experiment.server.round, experiment.settings.averaged_rounds
-        counts = ends or number > experiment.server.rounds - max(1, averaged)
+        is_final = ends or number > experiment.server.rounds - max(1, averaged)
         if number not in run.by_round:
-            # The model of the last round counts, unless another one is chosen, which is scored in detail then.
-            run.by_round[number] = run.score(in_detail=counts and self.selection is None)
+            # The final model is scored in detail: that of the last round, unless another round is selected.
+            run.by_round[number] = run.score(in_detail=is_final and self.selection is None)
             run.write_scores(run.by_round[number])
         elif ends and self.scored_before and self.selection is None:
-            # Predictions for single images are not in the metrics. Scoring again is not a cost of the run.
+            # The metrics do not contain predictions for single images, so score again, but not at the cost of the run.
             costs = copy.deepcopy(experiment.costs)
             run.score(in_detail=True)
             experiment.costs = costs
-        if self.selection is None:  # else callbacks receive the validation scores
+        if self.selection is None:  # otherwise callbacks receive the validation scores
             run.scores, run.scored_round = run.by_round[number], number
         return run.by_round[number]
 
     def final_rows(self) -> Sequence[Row]:
-        """Score the model that the run ends with."""
+        """Return the scores of the final model."""
         run, settings = self.run, self.run.experiment.settings
         number, averaged = run.experiment.server.round, settings.averaged_rounds
         if self.selection is not None:
-            self.selection.take()
+            self.selection.restore_best()
             run.scores, selected = run.score(in_detail=True), self.selection.round
         elif averaged:
             self.evaluate(ends=True)
@@ -83,8 +83,8 @@ class Evaluation(Callback):
 class EarlyStopping(Callback):
     """Stop the run when a metric on validation data has not improved for ``patience`` evaluations (``--early-stopping``).
 
-    Validation scores are lines of the metrics, so a resumed run knows those of the rounds before. Every client counts the same. Rounds
-    in which a client did not answer do not count.
+    The metrics contain the validation scores, so a resumed run has those of earlier rounds. All clients have the same weight. Rounds in
+    which a client did not reply are ignored.
     """
 
     def __init__(self, run: ActiveRun, metric: str, patience: int) -> None:
@@ -115,5 +115,5 @@ class EarlyStopping(Callback):
 
 
 def is_turn(number: int, rounds: int, every: int, at_end: int = 0) -> bool:
-    """Return True if a round is scored: every n-th, the last one, and each of the last ``at_end``; none with 0 and 0."""
+    """Return True for every n-th round (0: none) and then for the last one, and for the last ``at_end`` rounds."""
     return (bool(every and number) and (number % every == 0 or number == rounds)) or number > max(0, rounds - at_end)

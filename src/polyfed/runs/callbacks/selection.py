@@ -1,8 +1,8 @@
-"""The round with the best validation scores of the source clients, by the run's metric, if a run ends with that round's model.
+"""Select the round with the best validation scores of the source clients, by the metric of the run.
 
-The best state so far is saved next to the checkpoints (``best/``). A resumed run reads it again; where a later round has overwritten
-it, the run passes through that round again and finds the same state. Where it was lost otherwise, the run does not go on: another
-model must not pass for the best one.
+The best state so far is saved next to the checkpoints (``best/``). A resumed run restores it. If a later round has overwritten it, the
+run repeats that round and finds the same state. If it was lost for another reason, the run fails, so that no other model is reported as
+the best one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger("polyfed")
 
 
 class BestValidation(Callback):
-    """Score validation data every ``evaluate_every`` rounds (0: every round), and keep the best state."""
+    """Score validation data every ``evaluate_every`` rounds (0: every round), and save the best state."""
 
     def __init__(self, run: ActiveRun, notes: Mapping[str, Any] | None = None) -> None:
         self.run, self.experiment = run, run.experiment
@@ -49,23 +49,28 @@ class BestValidation(Callback):
 
     def after_round(self, run: RunState) -> None:
         if is_turn(run.round, run.rounds, run.settings.evaluate_every or 1):
-            self.run.take_validation(self.look())
+            rows = self.score_round()
+            self.run.scores, self.run.scored_round = rows, self.experiment.server.round
+            self.run.write_scores(rows)
 
-    def _lost(self, why: str) -> RunFolderError:
+    def _lost(self, reason: str) -> RunFolderError:
         assert self.run.folder is not None
         path = self.run.folder.path
         return RunFolderError(
-            f"The best state of {path} so far, that of round {self.round}, is lost: {why} Start again with another --out, "
-            f"or begin another run from its last state (--init {path})."
+            f"The best state of {path} so far (round {self.round}) is lost: {reason} Restart with another --out, "
+            f"or start another run from its last state (--init {path})."
         )
 
-    def look(self) -> list[Row]:
-        """Score the present state on validation data; keep it if it is the best so far. Means over other clients do not compare."""
+    def score_round(self) -> list[Row]:
+        """Score the current state on validation data, and save it if it is the best so far.
+
+        Rounds in which a client did not reply are not compared, because their mean is over other clients.
+        """
         rows = self.scores()
         silent = sorted(set(self.scored) - {row.client for row in rows})
         if silent:
             log.warning(
-                "Round %d cannot be the best one: no validation scores came from %s.",
+                "Round %d cannot be selected: no validation scores from %s.",
                 self.experiment.server.round,
                 ", ".join(silent),
             )
@@ -81,39 +86,38 @@ class BestValidation(Callback):
 
     @property
     def scored(self) -> list[str]:
-        """The clients whose validation scores count."""
+        """Clients whose validation scores are averaged."""
         return scored_clients(self.experiment.server, "validation")
 
     def scores(self) -> list[Row]:
-        """Validation scores of the present models, after averaging."""
+        """Return the validation scores of the current models, after averaging."""
         return list(self.experiment.score("validation"))
 
     def mean(self, rows: Sequence[Row]) -> float:
-        """What rounds are compared by: every client counts the same."""
+        """Return the value that rounds are compared by: the unweighted mean over clients."""
         return sum(self.value_of(row) for row in rows) / len(rows)
 
     def value_of(self, row: Row) -> float:
         return value_by(self.experiment.bench.measure, row.numbers, row.client, row.view)
 
     def notes(self) -> dict[str, Any] | None:
-        """What a checkpoint says about the best state so far."""
+        """Return the checkpoint notes about the best state so far."""
         return {"round": self.round, "value": self.value} if self.round else None
 
-    def take(self) -> None:
-        """Put the best state in the place of the last one; costs and the number of rounds stay those of the whole run."""
+    def restore_best(self) -> None:
+        """Replace the last state with the best one; costs and the number of rounds remain those of the whole run."""
         if not self.round:
-            self.look()
+            self.score_round()
         if not self.round:
             raise TooFewReplies(
-                f"{self.experiment.settings.selection} needs a round in which all {len(self.scored)} clients answer with validation "
-                "scores, "
-                "and there was none. Go on with the run when all of them are there: its last round is looked at again."
+                f"{self.experiment.settings.selection} needs a round in which all {len(self.scored)} clients report validation scores, "
+                "and there was none. Resume the run when all clients are available; its last round will be evaluated again."
             )
         if self.best is None:
             assert self.checkpoints is not None
-            raise self._lost(f"{self.checkpoints.folder} holds later rounds only, which were not found again.")
+            raise self._lost(f"{self.checkpoints.folder} contains only later rounds, which the run did not reproduce.")
         server, backend = self.experiment.server, self.experiment.backend
-        # What later rounds spent of a privacy budget has left the clients, whichever model is kept.
+        # Later rounds have spent privacy budget, whichever model is kept.
         clients = _with_accounts(server.method, self.best.clients, backend.client_states)
         accounts = {name: value for name, value in server.memory_state().items() if name == ACCOUNTS}
         server.state, server.memory, server.restored_memory = dict(self.best.state), {}, {**self.best.memory, **accounts}
@@ -122,15 +126,15 @@ class BestValidation(Callback):
 
 
 class BestLocalValidation(BestValidation):
-    """Goes by the models that clients have just trained, before averaging, weighted by training size; the round's average is kept."""
+    """Compare rounds by the local models, before averaging, weighted by training size; the averaged model is saved."""
 
     @property
     def scored(self) -> list[str]:
-        """All clients: rounds in which others trained do not compare."""
+        """All clients, because rounds with different clients are not comparable."""
         return self.experiment.server.client_ids
 
     def scores(self) -> list[Row]:
-        """What clients scored at the end of their local training."""
+        """Return the scores of clients at the end of local training."""
         data = self.experiment.backend.data
         scored, measure = self.experiment.backend.validations_of_round, self.experiment.bench.measure
         return [
@@ -138,13 +142,13 @@ class BestLocalValidation(BestValidation):
         ]
 
     def mean(self, rows: Sequence[Row]) -> float:
-        """The mean over clients, weighted by their training samples."""
+        """Return the mean over clients, weighted by training samples."""
         samples = {info.id: info.samples for info in self.experiment.server.clients}
         return sum(samples[row.client] * self.value_of(row) for row in rows) / sum(samples[row.client] for row in rows)
 
 
 def _with_accounts(method: Method, chosen: Mapping[str, ClientState], last: Mapping[str, ClientState]) -> dict[str, ClientState]:
-    """Client states of the chosen round with the privacy accounts of the last one."""
+    """Return the client states of the selected round with the privacy ledgers of the last round."""
     found, keys = dict(chosen), account_keys(method)
     for client, state in last.items() if keys else ():
         account = {key: state.memory[key] for key in keys if key in state.memory}
@@ -154,7 +158,4 @@ def _with_accounts(method: Method, chosen: Mapping[str, ClientState], last: Mapp
     return found
 
 
-def chooser_of(run: ActiveRun, notes: Mapping[str, Any] | None) -> BestValidation:
-    """Return what chooses the round of a run that goes by validation data."""
-    kinds = {BEST_VALIDATION: BestValidation, BEST_LOCAL_VALIDATION: BestLocalValidation}
-    return kinds[run.experiment.settings.selection](run, notes)
+SELECTIONS = {BEST_VALIDATION: BestValidation, BEST_LOCAL_VALIDATION: BestLocalValidation}

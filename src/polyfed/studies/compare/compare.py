@@ -22,14 +22,14 @@ from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.runs.assemble import build_data_set, build_federation
 from polyfed.runs.callbacks.callback import Callback, Callbacks
 from polyfed.runs.callbacks.progress import default_callbacks
-from polyfed.runs.experiment import Experiment, refuse_dealing, settings_given
-from polyfed.runs.folder.lock import BeingTrained, is_held, once_free
+from polyfed.runs.experiment import Experiment, reject_partition_settings, settings_given
+from polyfed.runs.folder.lock import RunIsBusy, is_held, retry_when_free
 from polyfed.runs.folder.paths import Reopening, anchored, slug
 from polyfed.runs.folder.run_folder import RunFolder
-from polyfed.runs.headline import headline, recorded_headline
-from polyfed.runs.lifecycle import resume, tracked_by, train_run
+from polyfed.runs.lifecycle import callbacks_for, resume, train_run
 from polyfed.runs.result import Result
-from polyfed.runs.training_defaults import why_this_model, with_declared, with_one_model
+from polyfed.runs.scores import headline, recorded_headline
+from polyfed.runs.training_settings import why_this_model, with_declared, with_one_model
 from polyfed.setting_facts import require_count
 from polyfed.settings import AUTO, Settings
 from polyfed.studies.compare.candidates import Candidate, candidates
@@ -101,7 +101,7 @@ class ComparedRuns:
             callbacks: Called for every run; default: a progress bar in a notebook.
             track: trackers that every run is written to: tensorboard, mlflow, wandb.
         """
-        tracked_by(track)
+        callbacks_for(track)
         self.track = track
         _check_protocol(settings, seeds, protocol)
         self.settings, self.protocol = settings, protocol
@@ -174,12 +174,12 @@ class ComparedRuns:
                 heard_by = Callbacks(self.callbacks, run.words, settled, len(self.runs))
                 try:
                     found[run.words] = (
-                        once_free(lambda: self._train_one(run, read, heard_by), self.message)
+                        retry_when_free(lambda: self._train_one(run, read, heard_by), self.message)
                         if patient
                         else self._train_one(run, read, heard_by)
                     )
                 except PolyfedError as error:
-                    if isinstance(error, BeingTrained) and error.elsewhere:
+                    if isinstance(error, RunIsBusy) and error.elsewhere:
                         return False
                     self.problems[run.method] = str(error)
                     self.message(f"{run.method} is given up: {error}")
@@ -205,14 +205,14 @@ class ComparedRuns:
 
     def _train_one(self, run: ComparisonRun, read: Callable[[Result], Read], heard_by: Callbacks) -> Read:
         experiment = Experiment(run.settings, self.data, run.value, self.model)
-        experiment.head_by(self.headline)
+        experiment.set_headline(self.headline)
         objects = {"method": run.value, "model": self.model}
         experiment.given = [*self.given, *(name for name, value in objects.items() if value is not None)]
         for notice in experiment.notices:
             self.message(notice)
         experiment.origins = self._chosen(self.methods[run.method])[1]
         folder, exists = self.folder_of(run, experiment)
-        callbacks = [heard_by, *tracked_by(self.track)]
+        callbacks = [heard_by, *callbacks_for(self.track)]
         if folder is not None and exists:
             result = resume(folder.path, self.data, Reopening(trusted=run.settings.trust), callbacks)
         else:
@@ -267,7 +267,7 @@ def _data_for(data: Any, settings: Settings, protocol: str) -> DataSet | Federat
             "protocol leave-one-out deals the data to clients once for every domain, and a federation is dealt already. "
             "Give the data set it was made from (a name, a folder, a DataSet or {domain: (train, test)}), or use protocol seen."
         )
-    refuse_dealing(settings)
+    reject_partition_settings(settings)
     return data
 
 

@@ -26,10 +26,10 @@ from polyfed.core.workbench import give_back
 from polyfed.errors import PolyfedError
 from polyfed.runs.assemble import build_federation
 from polyfed.runs.callbacks.evaluation import is_turn
-from polyfed.runs.costs import forget_peak, load_libraries, peak_size
-from polyfed.runs.experiment import Experiment, already_dealt, rounds_from_budget, settings_given, threads
+from polyfed.runs.costs import load_libraries, peak_size, reset_peak
+from polyfed.runs.experiment import Experiment, rounds_from_budget, settings_given, threads, without_partition
 from polyfed.runs.scores import BEST_VALIDATION
-from polyfed.runs.training_defaults import with_declared
+from polyfed.runs.training_settings import with_declared
 from polyfed.settings import Settings
 from polyfed.studies.compare.compare import ComparisonRun
 
@@ -162,7 +162,7 @@ class Estimator:
         share = min(1.0, test_batches * settings.test_batch_size / largest)
         gc.collect()  # a hypernetwork of the measurement before would count as memory that is taken
         give_back()
-        forget_peak()
+        reset_peak()
         cut = shortened(federation, batches * settings.batch_size, share)
         experiment = Experiment(settings, cut, self.method, self.model)
         self.notices, self.bench = experiment.notices, experiment.bench
@@ -232,7 +232,7 @@ def _trained_by_a_client(settings: Settings, federation: Federation) -> float:
 def shorter(settings: Settings, batches: int) -> Settings:
     """The settings of a measurement: few steps, in this process, where processor time can be seen."""
     return dataclasses.replace(
-        already_dealt(settings),
+        without_partition(settings),
         rounds=max(settings.rounds, ROUNDS),
         local_steps=None if settings.local_steps is None else min(settings.local_steps, batches),
         workers="1",

@@ -27,13 +27,13 @@ from polyfed.runs.callbacks.training_metrics import OF_TRAINING
 from polyfed.runs.experiment import Experiment, settings_given
 from polyfed.runs.folder.atomic_write import write_atomically
 from polyfed.runs.folder.checkpoint import Checkpoints
-from polyfed.runs.folder.lock import once_free
+from polyfed.runs.folder.lock import retry_when_free
 from polyfed.runs.folder.paths import Reopening, data_slug
 from polyfed.runs.folder.run_folder import RunFolder, versions
-from polyfed.runs.headline import headline
 from polyfed.runs.lifecycle import facts_of, resume, train_run
 from polyfed.runs.result import Result
-from polyfed.runs.training_defaults import with_one_model
+from polyfed.runs.scores import headline
+from polyfed.runs.training_settings import with_one_model
 from polyfed.setting_facts import require_count
 from polyfed.settings import Settings
 from polyfed.studies.compare.candidates import Candidate, candidates
@@ -189,7 +189,7 @@ class Sweep:
             words = f"{one.chosen.trial.settings.method}, {values_words(one.chosen.trial.values)}, seed {seed}, test"
             heard_by = self.next_run(words)
             try:
-                result = once_free(functools.partial(self.final, one.chosen.trial, seed, heard_by), self.message)
+                result = retry_when_free(functools.partial(self.final, one.chosen.trial, seed, heard_by), self.message)
             except (ReadTooSoon, RunFolderError):
                 raise
             except PolyfedError as error:
@@ -203,7 +203,7 @@ class Sweep:
         """The chosen setting with one seed: read, resumed, taken over from its trial, or trained."""
         settings = dataclasses.replace(trial.settings, seed=seed, unseen_part=self.settings.unseen_part)
         experiment = Experiment(settings, self.whole)
-        experiment.head_by(self.headline)
+        experiment.set_headline(self.headline)
         # A run folder that holds the name of its data needs nothing more: polyfed resume builds them again.
         experiment.given = [] if self.data_by_name else ["data"]
         folder = RunFolder(self.folder / "final" / name_of(experiment.settings, {}, self.whole.source, self.chosen_by(settings)))
