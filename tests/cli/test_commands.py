@@ -137,7 +137,7 @@ def test_predict_names_unreadable_images_and_goes_on(polyfed: Command, images: P
     assert partly.code == 2
     assert [row["image"] for row in partly.json["predictions"]] == ["new.png"]
     assert "broken.png cannot be read" in partly.err and "missing.png cannot be read" in partly.err
-    says(polyfed("predict", "r", "new.png", "--client", "dya"), "The clients are: day, night.")
+    says(polyfed("predict", "r", "new.png", "--client", "dya"), "Clients: day, night.")
 
 
 def test_predict_takes_the_runs_own_newcomer_and_refuses_an_empty_folder(polyfed: Command, images: Path, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_method_with_a_newcomer_of_its_own_says_that_the_choice_is_not_used(
     polyfed("run", images, "--method", "local", *SHORT, "--unseen", "night", "--out", "r", "-q")
     Image.new("RGB", (16, 16), (250, 250, 250)).save(tmp_path / "new.png")
     assert "local, newcomer\n" in polyfed("predict", "r", "new.png").out
-    says(polyfed("predict", "r", "new.png", "--newcomer", "nearest"), "local decides itself what a newcomer gets")
+    says(polyfed("predict", "r", "new.png", "--newcomer", "nearest"), "local defines its own newcomer model")
     evaluated = polyfed("evaluate", "r", "--newcomer", "nearest")
     assert "--newcomer nearest changes nothing" in evaluated.err and "(newcomer:" not in evaluated.out
 

@@ -244,7 +244,7 @@ def test_what_is_asked_for_and_not_used_is_said() -> None:
     def told(method: str = "fedbn", **changes: Any) -> str:
         return " ".join(Experiment(Settings(method=method, **({"data": "digits-mini(per_domain=40)"} | changes))).notices)
 
-    assert "local decides itself what a newcomer gets; --newcomer nearest is not used." in told("local", newcomer="nearest")
+    assert "--newcomer nearest has no effect: local defines its own newcomer model." in told("local", newcomer="nearest")
     assert "--root files is not used: digits-mini(per_domain=40) is not read from" in told(root="files")
     assert "not used" not in told(newcomer="nearest") + told("local")
 
@@ -269,11 +269,11 @@ def test_bad_input_gets_one_clear_sentence() -> None:
         ({"lr": float("nan")}, SettingError, "lr must be a finite number, found nan"),
         ({"total_epochs": float("nan")}, SettingError, "total_epochs must be positive and finite, found nan"),
         ({"clients_per_round": float("inf")}, SettingError, "clients_per_round must be a positive number.*found inf"),
-        ({"partition": "iid(clients=2)"}, SettingError, "ready-made, and partition= would change nothing"),
+        ({"partition": "iid(clients=2)"}, SettingError, "partition= has no effect on a federation"),
         ({"few_shot": 2, "unseen_part": "all"}, SettingError, "unseen_part= and few_shot="),
         ({"unseen": ("new",)}, SettingError, "ready-made, and unseen="),
         ({"root": "somewhere"}, SettingError, "root"),
-        ({"data": {"a": (Pairs(0), Pairs(0))}, "root": "somewhere"}, SettingError, "root= names the folder"),
+        ({"data": {"a": (Pairs(0), Pairs(0))}, "root": "somewhere"}, SettingError, "root= has no effect"),
         ({"method": "fedtan", "clients_per_round": 2}, SettingError, "every client must take part in every round"),
         ({"roundz": 3}, SettingError, "rounds"),
         ({"weights": "sample"}, SettingError, "samples"),
@@ -281,7 +281,7 @@ def test_bad_input_gets_one_clear_sentence() -> None:
         ({"clients_per_round": 9}, SettingError, "only 3 clients"),
         ({"schedule": "cosin"}, SettingError, "cosine"),
         ({"model": nn.Sequential(nn.Flatten(), nn.Linear(192, 7))}, ModelError, r"\(2, 7\).*\(2, 3\)"),
-        ({"model": nn.Linear(5, 3)}, ModelError, "cannot take an input"),
+        ({"model": nn.Linear(5, 3)}, ModelError, "does not accept inputs"),
         ({"model": "nowhere.at_all:build"}, ModelError, "module.path:function"),
         ({"model": "smal_cnn"}, UnknownName, "small_cnn"),
         ({"head": "nothing"}, ModelError, "no module 'nothing'"),

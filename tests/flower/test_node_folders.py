@@ -42,7 +42,7 @@ def test_the_named_version_is_used_not_the_newest(state: ClientStateFiles) -> No
 
 def test_a_missing_version_is_refused_and_the_sentence_names_it(state: ClientStateFiles) -> None:
     state.store(name(1), kept(1))
-    with pytest.raises(ClientFailure, match=rf"sketch: the server goes on from version {name(3)}.*Versions there: {name(1)}"):
+    with pytest.raises(ClientFailure, match=rf"sketch: the server requests version {name(3)}.*Existing versions: {name(1)}"):
         state.load(name(3), "")
 
 
@@ -67,10 +67,10 @@ def test_only_what_nobody_needs_is_removed(state: ClientStateFiles) -> None:
 
 def test_an_ask_that_comes_late_removes_nothing_newer_than_itself(state: ClientStateFiles) -> None:
     state.store(name(1), kept(1))
-    state.store(name(2, begun=9), kept(2))
+    state.store(name(2, started=9), kept(2))
     state.store(name(7), kept(7))
     state.tidy(set(), before=name(3))
-    assert state.versions() == [name(7), name(2, begun=9)]
+    assert state.versions() == [name(7), name(2, started=9)]
 
 
 @pytest.mark.parametrize("moment", ["write", "fsync", "replace"])
@@ -109,9 +109,9 @@ def test_a_full_disk_is_said(state: ClientStateFiles, monkeypatch: pytest.Monkey
 
 def test_the_server_cannot_reach_other_files(state: ClientStateFiles) -> None:
     for wrong in ("../../etc/passwd", "", "x", name(1) + "/.."):
-        with pytest.raises(ClientFailure, match="is not a version"):
+        with pytest.raises(ClientFailure, match="is not a valid version"):
             state.load(wrong, "")
-        with pytest.raises(ClientFailure, match="is not a version"):
+        with pytest.raises(ClientFailure, match="is not a valid version"):
             state.store(wrong, kept(1))
 
 
@@ -119,7 +119,7 @@ def test_runs_and_clients_are_apart_and_a_wrong_run_is_refused(tmp_path: Path) -
     places = {ClientStateFiles(tmp_path, run, client).folder for run in (RUN, "a" * 32) for client in ("a", "../b")}
     assert len(places) == 4
     assert all(place.resolve().is_relative_to(tmp_path.resolve()) for place in places)
-    with pytest.raises(ClientFailure, match="not the id of a run"):
+    with pytest.raises(ClientFailure, match="not a valid run id"):
         ClientStateFiles(tmp_path, "../x", "a")
 
 

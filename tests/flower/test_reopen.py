@@ -218,7 +218,7 @@ def test_predict_and_evaluate_work_on_a_run_over_flower(
     with pytest.raises(DataError, match="trained by Flower nodes"):
         resume(tmp_path / "run")
     ended = polyfed("evaluate", "run", images, "--json")
-    assert "the newcomer's model is scored on their domains too" in ended.err
+    assert "so their domains are scored with the newcomer model" in ended.err
     assert ended.json["accuracy"]["seen"] == {} and set(ended.json["accuracy"]["unseen"]) == {"day", "night"}
     other = polyfed("evaluate", "in-process", images, "--json", "-q").json
     assert other["accuracy"]["unseen"] == {} and set(other["accuracy"]["seen"]) == {"day", "night"} == set(

@@ -171,7 +171,7 @@ def test_a_scheduler_of_torch_takes_a_step_after_each_round(tmp_path: Path) -> N
     for wrong, said in (
         (torch.optim.lr_scheduler.CosineAnnealingLR, "T_max"),
         (torch.optim.lr_scheduler.ReduceLROnPlateau, "metrics"),
-        (torch.nn.Linear, "a scheduler of torch, found the class Linear"),
+        (torch.nn.Linear, "a torch scheduler, got the class Linear"),
     ):
         with pytest.raises(SettingError, match=said):
             polyfed.run(DATA, schedule=wrong, **QUICK)
@@ -198,7 +198,7 @@ def test_objects_in_the_place_of_names(tmp_path: Path) -> None:
     assert other.digest != polyfed.run(DATA, "fedbn", **QUICK).digest
     flipped = polyfed.run(DATA, augment=lambda x: x.flip(-1), **QUICK)
     assert flipped.digest != polyfed.run(DATA, **QUICK).digest
-    for wrong, words in (({"loss": 3}, "loss takes a name or something"), ({"schedule": lambda: 1.0}, "called with a round")):
+    for wrong, words in (({"loss": 3}, "loss must be a name or a callable"), ({"schedule": lambda: 1.0}, "must take the round")):
         with pytest.raises(SettingError, match=words):
             polyfed.run(DATA, **QUICK, **wrong)
     with pytest.raises(SettingError, match="cannot be used with workers='2'"):

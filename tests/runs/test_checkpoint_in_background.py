@@ -25,7 +25,7 @@ from polyfed.core.server import Server
 from polyfed.core.sharing import batch_norm, keep_local
 from polyfed.core.workbench import ClientState
 from polyfed.errors import RunFolderError
-from polyfed.runs.callbacks.active_run import ActiveRun
+from polyfed.runs.callbacks.callback import ActiveRun
 from polyfed.runs.callbacks.checkpoints import BackgroundTask, CheckpointWriter
 from polyfed.runs.costs import Costs, Meter
 from polyfed.runs.experiment import Experiment
@@ -134,7 +134,7 @@ def test_values_that_are_only_ever_replaced_are_not_copied(tmp_path: Path) -> No
     state, memory = {"w": torch.zeros(4), "turned": torch.zeros(2, 3).T}, {"m": torch.zeros(3)}
     kept = ClientState({"l": torch.zeros(5)}, {"n": torch.zeros(2)})
     draft = Checkpoints(tmp_path).draft(Snapshot(1, state, memory, {"a": kept}), {"a"})
-    light, heavy = draft.detached(state_is_replaced=True), draft.apart(state_is_replaced=False)
+    light, heavy = draft.detached(state_is_replaced=True), draft.detached(state_is_replaced=False)
     assert light.state["w"] is state["w"] and light.clients["a"].entries["l"] is kept.entries["l"]
     assert light.copied_bytes == (6 + 3 + 2) * 4 and heavy.copied_bytes == (4 + 6 + 3 + 2) * 4
     originals = {value.data_ptr() for value in (*state.values(), *memory.values(), kept.memory["n"])}

@@ -125,7 +125,7 @@ def test_inputs_prepared_in_a_way_of_their_own_are_not_guessed(tmp_path: Path) -
     federation = tiny_federation()
     domains = tuple(Domain(c.id, c.train, c.tests[c.id]) for c in federation.clients)
     run(DataSet("mine", federation.classes, domains, Own()), model="polyfed.testing:TinyNet", out=tmp_path / "run", **SMALL)
-    with pytest.raises(RunFolderError, match="does not say enough of the data"):
+    with pytest.raises(RunFolderError, match="does not describe the data"):
         open_run(tmp_path / "run")
 
 
@@ -166,7 +166,7 @@ def test_a_new_place_of_the_data_is_taken_where_it_acts(tmp_path: Path) -> None:
     assert data_and_root("/old/pictures") == ("/new", None)
     assert data_and_root("pacs(size=64)", "/old") == ("pacs(size=64)", "/new")
     assert data_and_root('image_folder(root="/old", size=16)') == ('image_folder(root="/new", size=16)', None)
-    with pytest.raises(SettingError, match="read from no folder"):
+    with pytest.raises(SettingError, match="does not read files from a folder"):
         data_and_root("digits-mini(per_domain=16)")
 
 
@@ -187,7 +187,7 @@ def test_runs_on_the_same_folder_elsewhere_belong_together_in_a_report(images: P
 def test_data_that_moved_are_named_anew(polyfed: Command, images: Path, tmp_path: Path) -> None:
     trained = polyfed("run", images, *SHORT, "--out", "r", "-q", "--json").json
     images.rename(tmp_path / "moved")
-    says(polyfed("evaluate", "r", "-q"), "There is no folder")
+    says(polyfed("evaluate", "r", "-q"), "Folder or table not found")
     assert polyfed("evaluate", "r", "--root", "moved", "--json", "-q").json["accuracy"] == trained["accuracy"]
     assert polyfed("resume", "r", "--root", "moved", "--json", "-q").json["digest"] == trained["digest"]
     assert resume("r", how=Reopening(root="moved")).digest == trained["digest"]
@@ -271,8 +271,8 @@ def test_a_client_that_never_trained_keeps_the_initial_weights_of_the_run(tmp_pa
 # ------------------------------------------------------------------------------------------------------------ idle options
 def test_options_that_could_not_act_are_refused(polyfed: Command, images: Path) -> None:
     polyfed("run", images, *SHORT, "--rounds", "1", "--out", "r", "-q")
-    says(polyfed("evaluate", "r", "--part", "all"), "--part is about other DATA")
-    says(polyfed("evaluate", "r", images, "--split", "validation"), "leave DATA out")
+    says(polyfed("evaluate", "r", "--part", "all"), "--part requires DATA")
+    says(polyfed("evaluate", "r", images, "--split", "validation"), "Remove DATA")
     says(polyfed("evaluate", "r", images, "--root", images), "would not be used")
 
 

@@ -158,7 +158,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture, method: str = "fedavg", **sett
 
 def test_a_loss_above_its_start_is_said_once_and_a_rate_is_suggested(caplog: pytest.LogCaptureFixture) -> None:
     (warned,) = warnings_of(caplog, lr=3.0, rounds=3, local_epochs=3)
-    assert "above its start (1.1, the chance level)" in warned and warned.endswith("--lr 1.")
+    assert "above the chance level (1.1)" in warned and warned.endswith("--lr 1.")
     assert not warnings_of(caplog, lr=0.05, rounds=3, local_epochs=3)
 
 

@@ -134,7 +134,7 @@ def test_inspect_says_what_is_wrong_in_a_sentence(polyfed: Command, tmp_path: Pa
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "run.toml").write_text('settings = 3\nmethod = []\noutline = "x"\n')
     (tmp_path / "odd" / "checkpoint").write_text("a file")
-    assert "cannot be read" in polyfed("inspect", "odd", "--json").json["problems"][0]
+    assert "Cannot read" in polyfed("inspect", "odd", "--json").json["problems"][0]
 
 
 def test_python_runs_no_code_of_a_foreign_folder(foreign: Foreign) -> None:

@@ -78,28 +78,13 @@ class Costs:
             self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - start
 
     def numbers(self) -> dict[str, Any]:
-        return {
-            "bytes": self.bytes,
-            "messages": self.messages,
-            "seconds": self.seconds,
-            "cpu_seconds": self.cpu_seconds,
-            "memory": self.memory,
-            "once": self.once,
-        }
+        return dict(vars(self))
 
     @classmethod
     def from_numbers(cls, numbers: Mapping[str, Any]) -> Costs:
         """Read the costs from a checkpoint; older versions recorded fewer of them."""
-        bytes_ = numbers["bytes"]
-        sent_extras = bool(bytes_["up"].get(TRAINING, {}).get(EXTRA, 0))
-        return cls(
-            bytes_,
-            numbers["messages"],
-            numbers["seconds"],
-            numbers.get("cpu_seconds", {}),
-            numbers.get("memory", {}),
-            numbers.get("once", None if sent_extras else 0),
-        )
+        sent_extras = bool(numbers["bytes"]["up"].get(TRAINING, {}).get(EXTRA, 0))
+        return cls(**{"once": None if sent_extras else 0, **numbers})
 
 
 def size_of(value: Any) -> int:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -15,10 +15,9 @@ from polyfed.core.method import Method
 from polyfed.core.server import Server
 from polyfed.data.federation_summary import FederationSummary
 from polyfed.errors import RunFolderError
-from polyfed.runs.callbacks.active_run import ActiveRun
-from polyfed.runs.callbacks.callback import Callback, Callbacks, StoppedEarly
+from polyfed.runs.callbacks.callback import ActiveRun, Callback, Callbacks, StoppedEarly
 from polyfed.runs.callbacks.checkpoints import CheckpointWriter
-from polyfed.runs.callbacks.evaluation import EarlyStopping, Evaluation
+from polyfed.runs.callbacks.evaluation import SELECTIONS, EarlyStopping, Evaluation
 from polyfed.runs.callbacks.training_metrics import TrainingMetrics
 from polyfed.runs.costs import Meter, trains_in_this_process
 from polyfed.runs.experiment import Experiment, settings_given
@@ -30,9 +29,6 @@ from polyfed.runs.result import Result
 from polyfed.runs.scores import headline_table, recorded_headline, rows_at, scored_rounds
 from polyfed.runs.training_settings import OBJECT_SETTINGS, split_objects, use_objects
 from polyfed.settings import Settings
-
-if TYPE_CHECKING:
-    from polyfed.runs.callbacks.selection import BestValidation
 
 log = logging.getLogger("polyfed")
 
@@ -99,12 +95,13 @@ def train_run(
                 folder.create(experiment.settings, facts_of(experiment))
         stack.callback(experiment.backend.close)
         run = ActiveRun(experiment, folder, split, resumed)
-        selection = _selection(run, best)
+        settings = experiment.settings
+        selection = SELECTIONS[settings.selection](run, best) if settings.needs_validation else None
+        stopping = EarlyStopping(run, *settings.patience) if settings.patience else None
         evaluation, checkpoints = Evaluation(run, selection), CheckpointWriter(run, selection)
-        optional = [selection] if selection else []
-        stopping = [EarlyStopping(run, *experiment.settings.patience)] if experiment.settings.patience else []
         # Checkpoints record the size of the metrics, so they come after all callbacks that write metrics.
-        run.callbacks = [TrainingMetrics(run), *optional, evaluation, *stopping, checkpoints, *callbacks]
+        internal = [TrainingMetrics(run), selection, evaluation, stopping, checkpoints]
+        run.callbacks = [*(callback for callback in internal if callback is not None), *callbacks]
         try:
             run.begin()
             experiment.train([_after_round(run, checkpoints)])
@@ -138,14 +135,6 @@ def _after_round(run: ActiveRun, checkpoints: CheckpointWriter) -> Callable[[Ser
         meter.resume(measure_memory=checkpoints.leaves_memory_alone)
 
     return observe
-
-
-def _selection(run: ActiveRun, best: Mapping[str, Any] | None) -> BestValidation | None:
-    if not run.experiment.settings.needs_validation:
-        return None
-    from polyfed.runs.callbacks.selection import SELECTIONS
-
-    return SELECTIONS[run.experiment.settings.selection](run, best)
 
 
 def facts_of(experiment: Experiment) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from polyfed.core.client import Client
 from polyfed.core.evaluation import Row
 from polyfed.core.privacy import account_of
 from polyfed.errors import DataError, SettingError, nearest
-from polyfed.runs.figures import dots_figure
 from polyfed.runs.folder.checkpoint import joint_digest
 from polyfed.runs.folder.final_files import Answers
 from polyfed.runs.predict import ImageInputs, list_clients, predicted
@@ -126,6 +125,8 @@ class Result:
 
     def plot(self) -> Any:
         """Draw the primary metric per domain with matplotlib; for accuracy, with the baseline of the most frequent class."""
+        from polyfed.runs.figures import dots_figure
+
         measure = self.headline.measure
         names = {key: f"unseen {key[1]}" if key[0] == "unseen" else key[1] for key in self.domains}
         dots = [(float(numbers.get(measure, math.nan)), standard_error(numbers, measure)) for numbers in self.domains.values()]

@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING
 from polyfed.core.slots import SLOTS
 from polyfed.core.workbench import ClientState
 from polyfed.errors import RunFolderError
-from polyfed.runs.callbacks.callback import Callback, RunState
+from polyfed.runs.callbacks.callback import ActiveRun, Callback, RunState
 from polyfed.runs.costs import LEFT_BEHIND
 from polyfed.runs.folder.final_files import save_newcomer, write_answers
 
 if TYPE_CHECKING:
-    from polyfed.runs.callbacks.active_run import ActiveRun
-    from polyfed.runs.callbacks.selection import BestValidation
+    from polyfed.runs.callbacks.evaluation import BestValidation
     from polyfed.runs.result import Result
 
 log = logging.getLogger("polyfed")

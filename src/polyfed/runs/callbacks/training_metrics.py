@@ -27,11 +27,10 @@ from polyfed.core.privacy import account_of
 from polyfed.core.rounds import Reply, Request
 from polyfed.core.server import Server
 from polyfed.core.sharing import Plan
-from polyfed.runs.callbacks.callback import Callback, RunState
+from polyfed.runs.callbacks.callback import ActiveRun, Callback, RunState
 from polyfed.settings import AUTO
 
 if TYPE_CHECKING:
-    from polyfed.runs.callbacks.active_run import ActiveRun
     from polyfed.runs.experiment import Experiment
 
 log = logging.getLogger("polyfed")
