@@ -100,7 +100,7 @@ def test_predict_names_files_and_clients(polyfed: Command, images: Path) -> None
     good = images / "day" / "disk" / "00.png"
     says(polyfed("predict", "run", good, "--client", "dya"), "Unknown client 'dya'. Clients: day, night.")
     for file, why in (
-        ("missing.png", "cannot be read: No such file or directory."),
+        ("missing.png", "Cannot read missing.png: No such file or directory."),
         ("broken.png", "broken.png cannot be read as an image: it is in no format that Pillow knows."),
     ):
         ended = polyfed("predict", "run", file)

@@ -51,7 +51,7 @@ def test_a_damaged_or_exchanged_version_is_refused(state: ClientStateFiles) -> N
     path = state.folder / f"{name(1)}.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ClientFailure, match="cannot be read"):
+    with pytest.raises(ClientFailure, match="cannot read"):
         state.load(name(1), digest)
     path.write_bytes(whole[:-4] + b"\1\2\3\4")
     with pytest.raises(ClientFailure, match="digest differs"):
@@ -67,10 +67,10 @@ def test_only_what_nobody_needs_is_removed(state: ClientStateFiles) -> None:
 
 def test_an_ask_that_comes_late_removes_nothing_newer_than_itself(state: ClientStateFiles) -> None:
     state.store(name(1), kept(1))
-    state.store(name(2, started=9), kept(2))
+    state.store(name(2, begun=9), kept(2))
     state.store(name(7), kept(7))
     state.tidy(set(), before=name(3))
-    assert state.versions() == [name(7), name(2, started=9)]
+    assert state.versions() == [name(7), name(2, begun=9)]
 
 
 @pytest.mark.parametrize("moment", ["write", "fsync", "replace"])

@@ -47,7 +47,7 @@ def test_a_comparison_as_frames(found: polyfed.Comparison) -> None:
     seen = metrics[(metrics.method == "fedbn") & (metrics.view == "seen")]
     assert seen.accuracy.mean() == pytest.approx(table.loc["fedbn", "mean"])
     assert found.table("balanced_accuracy").columns.name == "balanced_accuracy"
-    with pytest.raises(SettingError, match="There is no measure 'f1'"):
+    with pytest.raises(SettingError, match="Unknown metric 'f1'"):
         found.table("f1")
 
 
@@ -86,11 +86,11 @@ def test_predictions_have_the_names_of_the_classes(result: polyfed.Result, tmp_p
         (torch.zeros(2, 3, 8, 8), "uint8"),
         ([], "no images"),
         ([3], "Cannot use int"),
-        ("nowhere.png", "cannot be read"),
+        ("nowhere.png", "Cannot read"),
     ):
         with pytest.raises(DataError, match=words):
             result.predict(wrong)
-    with pytest.raises(DataError, match="There is no client 'pan'"):
+    with pytest.raises(DataError, match="Unknown client 'pan'"):
         result.predict(x, client="pan")
 
 

@@ -273,7 +273,7 @@ def test_options_that_could_not_act_are_refused(polyfed: Command, images: Path) 
     polyfed("run", images, *SHORT, "--rounds", "1", "--out", "r", "-q")
     says(polyfed("evaluate", "r", "--part", "all"), "--part requires DATA")
     says(polyfed("evaluate", "r", images, "--split", "validation"), "Remove DATA")
-    says(polyfed("evaluate", "r", images, "--root", images), "would not be used")
+    says(polyfed("evaluate", "r", images, "--root", images), "--root has no effect")
 
 
 def test_a_run_over_flower_is_not_gone_on_with_here(images: Path, tmp_path: Path) -> None:

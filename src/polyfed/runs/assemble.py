@@ -373,5 +373,7 @@ def notices(settings: Settings, method: Method, bench: Workbench, clients: int) 
         found.append(f"--root {settings.root} has no effect: {settings.data} does not use files from a folder.")
     smallest = method.facts.smallest_batch or (2 if bench.batch_norms else 1)
     if settings.batch_size < smallest:
-        found.append(f"{method} needs batches of at least {smallest} samples, but the batch size is {settings.batch_size}.")
+        found.append(
+            f"{method} is designed for batches of at least {smallest} samples, but the batch size is {settings.batch_size}."
+        )
     return found

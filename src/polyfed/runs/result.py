@@ -17,7 +17,6 @@ from polyfed.core.privacy import account_of
 from polyfed.errors import DataError, SettingError, nearest
 from polyfed.runs.folder.checkpoint import joint_digest
 from polyfed.runs.folder.final_files import Answers
-from polyfed.runs.predict import ImageInputs, list_clients, predicted
 from polyfed.runs.scores import BASELINE, LAST, WINDOW, ByRound, LastRounds, domains_of, headline_by_scores, warnings
 from polyfed.runs.training_settings import describe_training
 from polyfed.tasks.known import pooled, value_by
@@ -96,6 +95,8 @@ class Result:
 
     def model_for(self, client: str) -> nn.Module:
         """Return a copy of the model of a seen client, in eval mode."""
+        from polyfed.runs.predict import list_clients
+
         known = self.experiment.backend.data
         if client not in known:
             raise DataError(f"Unknown client {client!r}. {list_clients(known)}")
@@ -119,6 +120,8 @@ class Result:
                 cropped and resized in the same way as the images of the run.
             client: Client whose model predicts. Default: the newcomer model.
         """
+        from polyfed.runs.predict import ImageInputs, predicted
+
         federation = self.experiment.federation
         tensor = ImageInputs.of(federation).tensor(images)
         return [federation.task.answer(row, self.classes) for row in predicted(self.experiment, tensor, client)]

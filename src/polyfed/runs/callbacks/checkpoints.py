@@ -2,7 +2,7 @@
 
 A checkpoint is taken between two rounds and written in the background while the next round trains. At most one is pending, and the run
 waits for it before it ends. Every background task has its own thread, which ends with the task. No thread waits between tasks, so a
-process that is forked between two tasks has all threads.
+fork between two tasks loses no thread.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Evaluation(Callback):
             run.by_round[number] = run.score(in_detail=is_final and self.selection is None)
             run.write_scores(run.by_round[number])
         elif ends and self.scored_before and self.selection is None:
-            # The metrics do not contain predictions for single images, so score again, but not at the cost of the run.
+            # The metrics do not contain predictions for single images, so score again, without counting the cost.
             costs = copy.deepcopy(experiment.costs)
             run.score(in_detail=True)
             experiment.costs = costs
