@@ -1,4 +1,4 @@
-"""The audit log: what was changed, added or taken out is named; several processes may write."""
+"""The audit log: changed, added and removed lines are detected, and several processes can write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: what is written, what damage is found, and what the digest sees."""
+"""Checkpoints: content, damage and digests."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path
 
 @pytest.mark.parametrize("damaged", ["manifest-", "server-"])
 def test_a_run_goes_on_past_a_damaged_checkpoint_and_keeps_two_good_ones(tmp_path: Path, damaged: str) -> None:
-    """Rounds 0, 2 and 4 are saved, and 4 is damaged: saved every round from 2 on, 3 is written before the damaged one is replaced."""
+    """Rounds 0, 2 and 4 are saved, and 4 is damaged. The run resumes from 2 and writes 3 before it replaces 4."""
     state = {"w": torch.zeros(2)}
     checkpoints = Checkpoints(tmp_path)
     for number in (0, 2, 4):
@@ -115,7 +115,7 @@ def test_the_digest_sees_every_bit_and_no_order() -> None:
 @settings(max_examples=1500, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_damaged_checkpoint_files_are_never_believed(cut_run: Path, data: st.DataObject) -> None:
-    """Any change to any file of the newest checkpoint: the older one, or the same values, or nothing; never other values."""
+    """After any change to a file of the newest checkpoint, reading returns the older one, the same values or None."""
     folder = cut_run / "checkpoint"
     files = sorted(path for path in folder.iterdir() if path.is_file())
     path = data.draw(st.sampled_from(files))

@@ -1,4 +1,4 @@
-"""Exported files: the same answers as the model, what they say of themselves, and what is refused."""
+"""Exported files: predictions, metadata and errors."""
 
 from __future__ import annotations
 

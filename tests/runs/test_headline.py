@@ -1,4 +1,4 @@
-"""The headline measure, and the warning about models that have learnt nothing."""
+"""The primary metric, and the warning about models that have learned nothing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_always_one_answer_is_no_better_and_anything_learnt_is() -> None:
     assert constant["accuracy"] == 0.8 and constant["balanced_accuracy"] == pytest.approx(1 / 3)
     assert no_better(constant)
     assert not no_better(scored(SKEWED, SKEWED))
-    # Below the share of the most frequent class, yet it knows the rare ones: something was learnt.
+    # Below the frequency of the most frequent class, but the rare classes were learned.
     assert not no_better(scored([1] * 8 + [0] * 16 + [1] * 3 + [2] * 3, SKEWED))
     assert not no_better(scored([0, 0], [0, 0])), "a test set of one class cannot say"
     assert not no_better({"accuracy": 0.1, "count": 10}), "scores of before counts were kept"
@@ -62,7 +62,7 @@ def test_the_rule_for_runs_that_record_no_metric() -> None:
 
 @pytest.fixture(scope="module")
 def hospitals() -> DataSet:
-    """Images that are all alike, 24 of 30 of one class: there is nothing to learn but which class is frequent."""
+    """Identical images, 24 of 30 of one class: a model can only learn which class is frequent."""
 
     def part(copies: int) -> ArrayExamples:
         labels = torch.tensor(SKEWED * copies)

@@ -1,4 +1,4 @@
-"""The lock of a run folder: one process trains a run, the next is told which one, and a process that is gone locks nothing."""
+"""The lock of a run folder: only one process trains a run, others get an error that names it, and an exited process locks nothing."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_finished_run_can_be_read_by_many(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="worker processes need Linux")
 def test_a_killed_run_is_free_at_once_though_its_workers_live_on(tmp_path: Path) -> None:
-    """Workers that were forked by a thread are not ended with their parent: here they outlive it in the middle of their work."""
+    """Workers forked by a thread do not end with their parent: here they outlive it during training."""
     (tmp_path / "workers").mkdir()
 
     def wait(client: Client) -> None:
@@ -138,7 +138,7 @@ def test_a_fork_that_runs_on_leaves_the_lock_to_its_parent(tmp_path: Path) -> No
 
 
 def test_a_file_that_was_removed_meanwhile_is_not_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between opening the file and locking it, the holder before may end, and remove it: the lock is that of the file that is there."""
+    """The previous holder may remove the file between opening and locking: the lock must be that of the existing file."""
     flock, times = lock.fcntl.flock, []
 
     def removed_first(descriptor: int, how: int) -> None:

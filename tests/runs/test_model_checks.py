@@ -1,4 +1,4 @@
-"""Models of users: lazy layers under the run's seed, and what cannot be trained, refused before round 1."""
+"""User-supplied models: lazy layers use the seed of the run, and models that cannot be trained are rejected before round 1."""
 
 from __future__ import annotations
 

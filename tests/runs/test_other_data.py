@@ -1,4 +1,4 @@
-"""``polyfed evaluate RUN DATA``: other data are read as the run's own were, the same as by ``predict``."""
+"""``polyfed evaluate RUN DATA`` reads other data in the same way as the data of the run, and as ``predict`` does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FEW = {"rounds": 1, "local_steps": 1, "batch_size": 4}
 
 
 def pictures(root: Path, domains: Sequence[str], classes: Sequence[str], size: tuple[int, int] = (20, 50)) -> Path:
-    """Folders of ten random images for each class, far from square unless told otherwise."""
+    """Write folders of ten random images per class, by default far from square."""
     random = np.random.default_rng(0)
     for domain in domains:
         for label in classes:
@@ -32,7 +32,7 @@ def pictures(root: Path, domains: Sequence[str], classes: Sequence[str], size: t
 
 
 def masked(root: Path, classes: int, size: tuple[int, int]) -> Path:
-    """A domain of ten images with masks, whose red says the class of each pixel."""
+    """Write a domain of ten images with masks; the red channel is the class of each pixel."""
     random = np.random.default_rng(1)
     for kind in ("images", "masks"):
         (root / "place" / kind).mkdir(parents=True)
@@ -48,7 +48,7 @@ def trained(data: object, **settings: object) -> Experiment:
 
 
 def unseen_images(experiment: Experiment) -> dict[str, torch.Tensor]:
-    """The images that a run is now tested on, unseen domains only."""
+    """Return the test images of the unseen domains."""
     return {name: examples.batch(slice(None))[0] for name, examples in experiment.federation.unseen.items()}
 
 

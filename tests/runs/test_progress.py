@@ -1,4 +1,4 @@
-"""Progress: one bar for all runs; in a notebook one output for each bar, however many rounds there are."""
+"""Progress: one bar for all runs; in a notebook one output per bar, for any number of rounds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COMPARED = f'found = polyfed.compare({SMALL}, methods=["fedavg", "krum(faulty=9)
 
 
 class Page:
-    """What a page would show: each output once, and how often it was replaced."""
+    """A page with each output, and how often it was replaced."""
 
     def __init__(self) -> None:
         self.shown: list[dict[str, str]] = []

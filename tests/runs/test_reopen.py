@@ -1,4 +1,4 @@
-"""Run folders that are opened elsewhere: without the training data, from another folder, on another machine."""
+"""Run folders opened without the training data, from another folder, or on another machine."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_models_of_a_run_are_there_without_its_data(method: str, images: Pat
     ]
     for client in trained.experiment.server.client_ids:
         assert same(found.model_for(client), trained.model_for(client))
-    if method != "copa":  # which has no single model for newcomers
+    if method != "copa":  # it has more than one newcomer model
         assert same(found.newcomer(), trained.newcomer())
 
 
@@ -88,7 +88,7 @@ def test_a_run_that_chose_its_round_on_validation_data_is_used_without_any(polyf
     before = polyfed("predict", "r", *asked).json["predictions"]
     model = open_run("r", notify=quiet).model_for("day")
     whole = polyfed("evaluate", "r", data, "--json", "-q").json["accuracy"]["seen"]
-    assert whole == expected  # other data are scored by clients that have no validation part
+    assert whole == expected  # clients without validation data score other data
     number = {line["selected_round"] for line in RunFolder("r").metrics() if line["view"] == "selected_seen"}.pop()
     same_rounds = run(data, "fedbn", rounds=number, batch_size=8, lr=0.5)
     assert same(model, same_rounds.model_for("day"))
@@ -223,7 +223,7 @@ def test_a_run_goes_on_with_another_device(polyfed: Command, images: Path, tmp_p
     assert polyfed(*words, "--out", "r").code == 130
     (tmp_path / "stop").unlink()
     changed(tmp_path / "r", 'device = "cpu"', 'device = "cuda:7"')
-    # Who changed run.toml is not known, so its code needs --trust.
+    # run.toml was changed, so its code needs --trust.
     says(polyfed("resume", "r", "--trust", "-q"), "--device cuda:7")
     again = polyfed("resume", "r", "--trust", "--device", "cpu", "-q", "--json")
     assert again.json["digest"] == polyfed(*words, "--out", "w").json["digest"]

@@ -1,4 +1,4 @@
-"""Runs that go on: with the same bits, on the same data, and with everything that was given in Python."""
+"""Resumed runs: bit-identical, on the same data, and with all objects given in Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run folders: what run.toml says is enough, and what is no run is refused."""
+"""Run folders: run.toml is sufficient, and other folders are rejected."""
 
 from __future__ import annotations
 

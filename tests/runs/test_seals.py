@@ -1,4 +1,4 @@
-"""A checkpoint seals the files around it: what was changed or is missing is named, and nothing is lost by looking."""
+"""A checkpoint seals the files around it: changed and missing files are reported, and reading changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learning rate, optimizer and batch size that data sets and models declare: who wins, what is recorded, and what is said."""
+"""Learning rate, optimizer and batch size declared by data sets and models: precedence, records and messages."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_loss_that_is_not_finite_suggests_a_rate() -> None:
 
 
 def test_a_declared_rate_does_not_go_with_an_optimizer_of_the_methods_own() -> None:
-    """The data declare a rate for SGD; Adam has the general one, as in a run with --optimizer adam."""
+    """The data set declares a rate for SGD; Adam uses the general one, as in a run with --optimizer adam."""
     runs = ComparedRuns(Settings(), "fedavg; fedavg with optimizer=adam", data=declaring(SGD), model=TinyNet())
     assert [(run.settings.optimizer, run.settings.lr) for run in runs.runs] == [("sgd", 0.02), ("adam", 0.05)]
 

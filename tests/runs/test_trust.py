@@ -1,4 +1,4 @@
-"""Code that only a foreign run folder or recipe names is not run; asked for, it is."""
+"""Code named by a run folder or recipe of another account runs only if the user requests it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def build(classes, input_shape):
 
 
 class Foreign:
-    """A run folder and a recipe of somebody else, which name a file and a module that leave a mark when they are run."""
+    """A run folder and a recipe of another account, whose code leaves a mark when it runs."""
 
     def __init__(self, home: Path, run: Path, images: Path, setting: str) -> None:
         self.name = f"evil_{uuid.uuid4().hex[:12]}"
@@ -68,7 +68,7 @@ class Foreign:
 def foreign(request: pytest.FixtureRequest, polyfed: Command, images: Path, tmp_path: Path) -> Foreign:
     assert polyfed("run", images, "--out", "run", "-q", *SHORT).code == 0
     for manifest in sorted((tmp_path / "run" / "checkpoint").glob("manifest-*"))[1:]:
-        manifest.unlink()  # so that there is something to go on with
+        manifest.unlink()  # so that the run can be resumed
     return Foreign(tmp_path, tmp_path / "run", images, request.param)
 
 
@@ -161,7 +161,7 @@ def test_trust_without_a_recipe_is_refused(polyfed: Command, images: Path) -> No
 
 
 class Own:
-    """A run of this account whose method and model are in files of its own."""
+    """A run of this account with custom method and model files."""
 
     def __init__(self, home: Path, polyfed: Command, images: Path) -> None:
         self.name = f"mine_{uuid.uuid4().hex[:12]}"
@@ -262,7 +262,7 @@ def test_without_a_place_for_the_key_runs_are_written_unsealed(tmp_path: Path, m
 
 
 def test_the_doctor_accepts_a_model_that_the_user_names(polyfed: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It measures with settings of its own, which must not lose what the user named."""
+    """It measures with changed settings, which must keep the code that the user named."""
     (tmp_path / "mine_for_the_doctor.py").write_text(
         "from torch import nn\n\ndef net(classes):\n    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), "
         "nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, classes))\n"
