@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from polyfed.api_studies import ModelSpec
     from polyfed.core.method import Method
     from polyfed.runs.callbacks.callback import Callback
-    from polyfed.runs.evaluate import Evaluation
     from polyfed.runs.export import Exported
     from polyfed.runs.predict import Predictions
+    from polyfed.runs.reopen import Evaluation
     from polyfed.runs.result import Result
 
 
@@ -93,15 +93,16 @@ def resume(
     Example:
         ``polyfed.resume("runs/digits-mini-fedbn-seed0").accuracy``
     """
-    from polyfed.runs import given_objects, lifecycle
+    from polyfed.runs import lifecycle
     from polyfed.runs.callbacks.progress import ProgressBar, print_message
     from polyfed.runs.experiment import code_of
     from polyfed.runs.folder.paths import Reopening
+    from polyfed.runs.training_settings import objects_for_resuming
     from polyfed.trust import NOTHING
 
     options = Reopening(root, device, load, model, method, trust, NOTHING.adding(code_of(data)))
     with ProgressBar(progress, message=None if callbacks else print_message) as bar:
-        return lifecycle.resume(path, data, options, [*callbacks, bar], objects=given_objects.checked(objects))
+        return lifecycle.resume(path, data, options, [*callbacks, bar], objects=objects_for_resuming(objects))
 
 
 def open_run(
@@ -164,8 +165,8 @@ def evaluate(
     Example:
         ``polyfed.evaluate("runs/digits-mini-fedbn-seed0").summary["accuracy"]``
     """
-    from polyfed.runs.evaluate import evaluate_run
     from polyfed.runs.folder.paths import Reopening
+    from polyfed.runs.reopen import evaluate_run
 
     return evaluate_run(path, data, newcomer, split, part, Reopening(root, device, load, model, trust=trust, notify=notify))
 

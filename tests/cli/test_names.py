@@ -38,7 +38,7 @@ def test_spelling_does_not_matter() -> None:
 
 def test_messages_keep_the_spelling(polyfed: Command) -> None:
     for words, sentence in (
-        (["run", "Ciffar-10"], "There is no data set called 'Ciffar-10'. Did you mean cifar10? A folder root/<domain>/<class>/* works too."),
+        (["run", "Ciffar-10"], "There is no data set called 'Ciffar-10'. Did you mean cifar10? A folder root/<domain>/<class>/* is also possible."),
         (["run", "digits-mini", "--method", "Fed-BNN"], "There is no method called 'Fed-BNN'. Did you mean fedbn?"),
         (["run", "digits-mini", "--model", "mynet"], "A function of your own is written module.path:function, such as my_models:net."),
         (["compare", "digits-mini", "--methods", "fedavg, fedbn"], "Cannot read 'fedavg, fedbn' as one method. Separate methods with ; such as \"fedavg; fedbn\"."),
@@ -98,9 +98,9 @@ def test_predict_names_files_and_clients(polyfed: Command, images: Path) -> None
     assert polyfed("run", images, "--method", "fedbn", *SHORT, "--rounds", "1", "-q", "-o", "run").code == 0
     Path("broken.png").write_bytes(b"no image")
     good = images / "day" / "disk" / "00.png"
-    says(polyfed("predict", "run", good, "--client", "dya"), "There is no client 'dya'. The clients are: day, night.")
+    says(polyfed("predict", "run", good, "--client", "dya"), "Unknown client 'dya'. Clients: day, night.")
     for file, why in (
-        ("missing.png", "cannot be read: No such file or directory."),
+        ("missing.png", "Cannot read missing.png: No such file or directory."),
         ("broken.png", "broken.png cannot be read as an image: it is in no format that Pillow knows."),
     ):
         ended = polyfed("predict", "run", file)

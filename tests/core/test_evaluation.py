@@ -51,7 +51,7 @@ def test_seen_accuracy_is_each_clients_own_model_on_its_own_test(method: str) ->
 
 def test_the_newcomer_of_fedbn_has_averaged_batch_norm() -> None:
     experiment = trained("fedbn")
-    state = experiment.talk(averaged_state(experiment.server))
+    state = experiment.exchange(averaged_state(experiment.server))
     kept = experiment.backend.client_states
     for name in kept["big"].entries:
         if kept["big"].entries[name].is_floating_point():
@@ -63,14 +63,14 @@ def test_the_newcomer_of_fedbn_has_averaged_batch_norm() -> None:
 def test_clients_that_never_trained_do_not_dilute_the_average() -> None:
     experiment = trained("fedbn", clients_per_round=1, rounds=1)
     (only,) = experiment.backend.client_states
-    state = experiment.talk(averaged_state(experiment.server))
+    state = experiment.exchange(averaged_state(experiment.server))
     assert torch.equal(state["stem.1.running_mean"], experiment.backend.client_states[only].entries["stem.1.running_mean"])
 
 
 def test_re_estimated_statistics_are_those_of_the_target() -> None:
     experiment = trained("silobn")
     x = experiment.bench.preparation.for_testing(experiment.federation.unseen["new"].batch(slice(None))[0])
-    state = re_estimated(experiment.bench, experiment.talk(averaged_state(experiment.server)), iter([x]))
+    state = re_estimated(experiment.bench, experiment.exchange(averaged_state(experiment.server)), iter([x]))
     with torch.no_grad():
         before_norm = nn.functional.conv2d(x, state["stem.0.weight"], padding=1)
     torch.testing.assert_close(state["stem.1.running_mean"], before_norm.mean(dim=(0, 2, 3)), rtol=1e-4, atol=1e-5)
@@ -81,7 +81,7 @@ def test_re_estimated_statistics_are_those_of_the_target() -> None:
 def test_re_estimated_statistics_count_batches_by_their_size() -> None:
     experiment = trained("silobn")
     x = experiment.bench.preparation.for_testing(experiment.federation.unseen["new"].batch(slice(None))[0])
-    state = re_estimated(experiment.bench, experiment.talk(averaged_state(experiment.server)), iter([x[:5], x[5:]]))
+    state = re_estimated(experiment.bench, experiment.exchange(averaged_state(experiment.server)), iter([x[:5], x[5:]]))
     with torch.no_grad():
         before_norm = nn.functional.conv2d(x, state["stem.0.weight"], padding=1)
     torch.testing.assert_close(state["stem.1.running_mean"], before_norm.mean(dim=(0, 2, 3)), rtol=1e-4, atol=1e-5)
@@ -128,7 +128,7 @@ def test_the_nearest_client_is_the_one_the_target_came_from() -> None:
     experiment = trained("fedbn", rounds=40, lr=0.01)
     from polyfed.core.evaluation import client_states
 
-    states = experiment.talk(client_states(experiment.server))
+    states = experiment.exchange(client_states(experiment.server))
     for client in experiment.federation.clients:
         x = experiment.bench.preparation.for_testing(client.train.batch(slice(None))[0])
         assert nearest_client(experiment.bench, states, lambda x=x: iter([x])) == client.id  # type: ignore[misc]
@@ -244,9 +244,9 @@ def test_what_is_asked_for_and_not_used_is_said() -> None:
     def told(method: str = "fedbn", **changes: Any) -> str:
         return " ".join(Experiment(Settings(method=method, **({"data": "digits-mini(per_domain=40)"} | changes))).notices)
 
-    assert "local decides itself what a newcomer gets; --newcomer nearest is not used." in told("local", newcomer="nearest")
-    assert "--root files is not used: digits-mini(per_domain=40) is not read from" in told(root="files")
-    assert "not used" not in told(newcomer="nearest") + told("local")
+    assert "--newcomer nearest has no effect: local defines its own newcomer model." in told("local", newcomer="nearest")
+    assert "--root files has no effect: digits-mini(per_domain=40) does not use files" in told(root="files")
+    assert "no effect" not in told(newcomer="nearest") + told("local")
 
 
 def test_a_method_that_needs_all_clients_leaves_no_folder_where_some_are_left_out(tmp_path: Path) -> None:
@@ -269,11 +269,11 @@ def test_bad_input_gets_one_clear_sentence() -> None:
         ({"lr": float("nan")}, SettingError, "lr must be a finite number, found nan"),
         ({"total_epochs": float("nan")}, SettingError, "total_epochs must be positive and finite, found nan"),
         ({"clients_per_round": float("inf")}, SettingError, "clients_per_round must be a positive number.*found inf"),
-        ({"partition": "iid(clients=2)"}, SettingError, "ready-made, and partition= would change nothing"),
+        ({"partition": "iid(clients=2)"}, SettingError, "partition= has no effect on a federation"),
         ({"few_shot": 2, "unseen_part": "all"}, SettingError, "unseen_part= and few_shot="),
-        ({"unseen": ("new",)}, SettingError, "ready-made, and unseen="),
+        ({"unseen": ("new",)}, SettingError, "unseen= has no effect"),
         ({"root": "somewhere"}, SettingError, "root"),
-        ({"data": {"a": (Pairs(0), Pairs(0))}, "root": "somewhere"}, SettingError, "root= names the folder"),
+        ({"data": {"a": (Pairs(0), Pairs(0))}, "root": "somewhere"}, SettingError, "root= has no effect"),
         ({"method": "fedtan", "clients_per_round": 2}, SettingError, "every client must take part in every round"),
         ({"roundz": 3}, SettingError, "rounds"),
         ({"weights": "sample"}, SettingError, "samples"),
@@ -281,11 +281,11 @@ def test_bad_input_gets_one_clear_sentence() -> None:
         ({"clients_per_round": 9}, SettingError, "only 3 clients"),
         ({"schedule": "cosin"}, SettingError, "cosine"),
         ({"model": nn.Sequential(nn.Flatten(), nn.Linear(192, 7))}, ModelError, r"\(2, 7\).*\(2, 3\)"),
-        ({"model": nn.Linear(5, 3)}, ModelError, "cannot take an input"),
+        ({"model": nn.Linear(5, 3)}, ModelError, "does not accept inputs"),
         ({"model": "nowhere.at_all:build"}, ModelError, "module.path:function"),
         ({"model": "smal_cnn"}, UnknownName, "small_cnn"),
         ({"head": "nothing"}, ModelError, "no module 'nothing'"),
-        ({"init": "missing.pth"}, SettingError, "no file"),
+        ({"init": "missing.pth"}, SettingError, "not found"),
     ]:
         given = {"data": tiny_federation(), "method": "fedavg", "model": TinyNet(), "batch_size": 4} | values
         with pytest.raises(error, match=says):

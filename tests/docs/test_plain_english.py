@@ -35,7 +35,6 @@ STILL_TO_REWRITE = {
     "src/polyfed/methods": 1,
     "src/polyfed/models": 69,
     "src/polyfed/papers": 58,
-    "src/polyfed/runs": 299,
     "src/polyfed/setting_facts.py": 10,
     "src/polyfed/settings.py": 32,
     "src/polyfed/studies": 146,

@@ -52,7 +52,7 @@ def test_the_server_chooses_from_reported_counts_and_says_so() -> None:
     assert measure == "balanced_accuracy" and "10.0 times" in reason and "The nodes report these class counts" in reason
     measure, reason = chosen(tuple(evenly([40, 4])))
     assert measure == "accuracy" and "a node whose policy withholds them reports even ones" in reason
-    assert chosen((40, 4), "accuracy") == ("accuracy", "--metric accuracy was asked for.")
+    assert chosen((40, 4), "accuracy") == ("accuracy", "--metric accuracy was specified.")
 
 
 def test_a_metric_that_the_task_lacks_is_refused_by_the_node() -> None:

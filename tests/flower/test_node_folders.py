@@ -42,7 +42,7 @@ def test_the_named_version_is_used_not_the_newest(state: ClientStateFiles) -> No
 
 def test_a_missing_version_is_refused_and_the_sentence_names_it(state: ClientStateFiles) -> None:
     state.store(name(1), kept(1))
-    with pytest.raises(ClientFailure, match=rf"sketch: the server goes on from version {name(3)}.*Versions there: {name(1)}"):
+    with pytest.raises(ClientFailure, match=rf"sketch: the server requests version {name(3)}.*Existing versions: {name(1)}"):
         state.load(name(3), "")
 
 
@@ -51,7 +51,7 @@ def test_a_damaged_or_exchanged_version_is_refused(state: ClientStateFiles) -> N
     path = state.folder / f"{name(1)}.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ClientFailure, match="cannot be read"):
+    with pytest.raises(ClientFailure, match="cannot read"):
         state.load(name(1), digest)
     path.write_bytes(whole[:-4] + b"\1\2\3\4")
     with pytest.raises(ClientFailure, match="digest differs"):
@@ -109,9 +109,9 @@ def test_a_full_disk_is_said(state: ClientStateFiles, monkeypatch: pytest.Monkey
 
 def test_the_server_cannot_reach_other_files(state: ClientStateFiles) -> None:
     for wrong in ("../../etc/passwd", "", "x", name(1) + "/.."):
-        with pytest.raises(ClientFailure, match="is not a version"):
+        with pytest.raises(ClientFailure, match="is not a valid version"):
             state.load(wrong, "")
-        with pytest.raises(ClientFailure, match="is not a version"):
+        with pytest.raises(ClientFailure, match="is not a valid version"):
             state.store(wrong, kept(1))
 
 
@@ -119,7 +119,7 @@ def test_runs_and_clients_are_apart_and_a_wrong_run_is_refused(tmp_path: Path) -
     places = {ClientStateFiles(tmp_path, run, client).folder for run in (RUN, "a" * 32) for client in ("a", "../b")}
     assert len(places) == 4
     assert all(place.resolve().is_relative_to(tmp_path.resolve()) for place in places)
-    with pytest.raises(ClientFailure, match="not the id of a run"):
+    with pytest.raises(ClientFailure, match="not a valid run id"):
         ClientStateFiles(tmp_path, "../x", "a")
 
 

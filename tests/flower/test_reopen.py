@@ -80,7 +80,7 @@ def test_after_deployment_every_method_has_the_newcomers_models_of_the_run_in_pr
 
 def models_for_newcomers(result: Result) -> evaluation.Newcomer:
     experiment = result.experiment
-    made: evaluation.Newcomer = experiment.talk(
+    made: evaluation.Newcomer = experiment.exchange(
         evaluation.newcomer(experiment.server, experiment.bench, "averaged", lambda: iter(()))
     )
     return made
@@ -187,7 +187,7 @@ def test_a_run_whose_nodes_have_gone_at_the_end_is_whole_and_says_what_it_lacks(
     grid = FakeGrid(SMALL, tmp_path / "nodes", virtual_nodes(NODES), meddle)
     with caplog.at_level(logging.WARNING, "polyfed"):
         found = over_flower(SMALL, tmp_path, grid)
-    assert any("There is no model for newcomers" in message for message in caplog.messages)
+    assert any("Could not write the newcomer model" in message for message in caplog.messages)
     assert found.digest == train_run(Experiment(SMALL), None).digest and not (tmp_path / "run" / NEWCOMER_FILE).exists()
 
 
@@ -218,7 +218,7 @@ def test_predict_and_evaluate_work_on_a_run_over_flower(
     with pytest.raises(DataError, match="trained by Flower nodes"):
         resume(tmp_path / "run")
     ended = polyfed("evaluate", "run", images, "--json")
-    assert "the newcomer's model is scored on their domains too" in ended.err
+    assert "so their domains are scored with the newcomer model" in ended.err
     assert ended.json["accuracy"]["seen"] == {} and set(ended.json["accuracy"]["unseen"]) == {"day", "night"}
     other = polyfed("evaluate", "in-process", images, "--json", "-q").json
     assert other["accuracy"]["unseen"] == {} and set(other["accuracy"]["seen"]) == {"day", "night"} == set(

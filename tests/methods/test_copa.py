@@ -86,7 +86,7 @@ def test_the_term_is_the_sum_over_the_other_heads_and_leaves_the_own_head_alone(
 
 def test_the_newcomer_is_the_ensemble_of_heads_on_the_averaged_extractor() -> None:
     experiment = trained("fedbn + copa")
-    made = experiment.talk(experiment.method.newcomer(experiment.server))  # type: ignore[misc]
+    made = experiment.exchange(experiment.method.newcomer(experiment.server))  # type: ignore[misc]
     assert [weight for weight, _ in made.models] == pytest.approx([1 / 3] * 3)
     assert len({state["stem.0.weight"].data_ptr() for _, state in made.models}) == 1
     local = [
@@ -102,7 +102,7 @@ def test_only_heads_of_clients_that_trained_are_filed() -> None:
     seen = exchanges(experiment)
     assert set(heads_of(experiment.server)) == set(seen[0][1]) and len(seen[0][1]) == 2
     untrained = built("copa")
-    assert len(untrained.talk(untrained.method.newcomer(untrained.server)).models) == 1  # type: ignore[misc]
+    assert len(untrained.exchange(untrained.method.newcomer(untrained.server)).models) == 1  # type: ignore[misc]
 
 
 def test_a_rejected_reply_files_no_head() -> None:

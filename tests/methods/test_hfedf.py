@@ -288,7 +288,7 @@ def test_bad_and_missing_replies_are_skipped(text: str) -> None:
     spoilt, lost = experiment(text), experiment(text)
     for made, how in ((spoilt, {"spoil": frozenset({"middle"})}), (lost, {"lose": frozenset({"middle"})})):
         made.server.start_round(1, 0)
-        run_exchange(made.method.round(made.server), made.asking(delivered(made, **how)))  # type: ignore[arg-type, misc]
+        run_exchange(made.method.round(made.server), made.checked_sender(delivered(made, **how)))  # type: ignore[arg-type, misc]
     assert list(spoilt.server.rejected) == ["middle"] and not lost.server.rejected
     for one, two in zip(maker_of(spoilt).network.parameters(), maker_of(lost).network.parameters(), strict=True):
         assert torch.equal(one, two)
@@ -301,7 +301,7 @@ def test_too_few_replies_leave_everything_as_it_was(text: str) -> None:
     state = dict(made.server.state)
     made.server.start_round(2, 0)
     with pytest.raises(TooFewReplies, match="1 of 3"):
-        run_exchange(made.method.round(made.server), made.asking(delivered(made, lose=frozenset({"big", "small"}))))  # type: ignore[misc]
+        run_exchange(made.method.round(made.server), made.checked_sender(delivered(made, lose=frozenset({"big", "small"}))))  # type: ignore[misc]
     assert torch_equal(before, made.server.memory_state())
     assert all(torch.equal(state[name], made.server.state[name]) for name in state)
 
@@ -367,7 +367,7 @@ def test_statistics_stay_and_each_client_gets_its_own_weights() -> None:
 @pytest.mark.parametrize("model", [TinyNet, NormFree])
 def test_a_newcomer_is_scored_by_every_generated_model(model: type[nn.Module]) -> None:
     made = trained("hfedf", model=model())
-    newcomer = made.talk(made.method.newcomer(made.server))  # type: ignore[misc]
+    newcomer = made.exchange(made.method.newcomer(made.server))  # type: ignore[misc]
     assert newcomer.score == "mean_of_models" and len(newcomer.models) == 3
     rows = {row.domain: row for row in made.evaluate() if row.view == "unseen"}
     result = Result(made, [])

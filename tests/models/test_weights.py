@@ -215,7 +215,7 @@ def test_images_are_read_at_the_size_that_weights_want(folder: Path) -> None:
     assert side(f'image_folder(root="{folder}")', "torchvision:inception_v3(pretrained=True)") == 299
     assert side(f'image_folder(root="{folder}", size=48)', "resnet18(pretrained=True)") == 48
     notes = build_data_set(str(folder), Settings(data=str(folder), model="resnet18(True)")).notes
-    assert any("read at 224x224 pixels, the size that the weights of resnet18(True) want" in note for note in notes)
+    assert any("read at 224x224 pixels, the size for the weights of resnet18(True)" in note for note in notes)
 
 
 def test_a_run_from_a_file_of_weights_is_opened_and_scored_without_the_file(polyfed: Command, tmp_path: Path, folder: Path) -> None:

@@ -117,7 +117,7 @@ def test_compare_takes_data_given_in_python_and_finds_its_runs_again(tmp_path: P
         assert again.reused == 1 and again.rows == first.rows
     other = replace(digits, domains=digits.domains[1:])
     assert pf.compare(other, "fedavg", out=tmp_path / "DataSet", **SHORT).reused == 0
-    with pytest.raises(SettingError, match="would change nothing"):
+    with pytest.raises(SettingError, match="has no effect"):
         pf.compare(build_federation(digits, Settings()), "fedavg", unseen=digits.domains[0].name, **SHORT)
 
 

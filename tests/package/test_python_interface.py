@@ -47,7 +47,7 @@ def test_a_comparison_as_frames(found: polyfed.Comparison) -> None:
     seen = metrics[(metrics.method == "fedbn") & (metrics.view == "seen")]
     assert seen.accuracy.mean() == pytest.approx(table.loc["fedbn", "mean"])
     assert found.table("balanced_accuracy").columns.name == "balanced_accuracy"
-    with pytest.raises(SettingError, match="There is no measure 'f1'"):
+    with pytest.raises(SettingError, match="Unknown metric 'f1'"):
         found.table("f1")
 
 
@@ -86,11 +86,11 @@ def test_predictions_have_the_names_of_the_classes(result: polyfed.Result, tmp_p
         (torch.zeros(2, 3, 8, 8), "uint8"),
         ([], "no images"),
         ([3], "Cannot use int"),
-        ("nowhere.png", "cannot be read"),
+        ("nowhere.png", "Cannot read"),
     ):
         with pytest.raises(DataError, match=words):
             result.predict(wrong)
-    with pytest.raises(DataError, match="There is no client 'pan'"):
+    with pytest.raises(DataError, match="Unknown client 'pan'"):
         result.predict(x, client="pan")
 
 
@@ -171,7 +171,7 @@ def test_a_scheduler_of_torch_takes_a_step_after_each_round(tmp_path: Path) -> N
     for wrong, said in (
         (torch.optim.lr_scheduler.CosineAnnealingLR, "T_max"),
         (torch.optim.lr_scheduler.ReduceLROnPlateau, "metrics"),
-        (torch.nn.Linear, "a scheduler of torch, found the class Linear"),
+        (torch.nn.Linear, "a torch scheduler, got the class Linear"),
     ):
         with pytest.raises(SettingError, match=said):
             polyfed.run(DATA, schedule=wrong, **QUICK)
@@ -198,7 +198,7 @@ def test_objects_in_the_place_of_names(tmp_path: Path) -> None:
     assert other.digest != polyfed.run(DATA, "fedbn", **QUICK).digest
     flipped = polyfed.run(DATA, augment=lambda x: x.flip(-1), **QUICK)
     assert flipped.digest != polyfed.run(DATA, **QUICK).digest
-    for wrong, words in (({"loss": 3}, "loss takes a name or something"), ({"schedule": lambda: 1.0}, "called with a round")):
+    for wrong, words in (({"loss": 3}, "loss must be a name or a callable"), ({"schedule": lambda: 1.0}, "must take the round")):
         with pytest.raises(SettingError, match=words):
             polyfed.run(DATA, **QUICK, **wrong)
     with pytest.raises(SettingError, match="cannot be used with workers='2'"):

@@ -15,7 +15,7 @@ from polyfed.errors import RunFolderError
 from polyfed.papers.analyses import presented
 from polyfed.papers.ledger import Ledger, Record, identity_of, marks_of, read_record, record_from, write_record
 from polyfed.papers.recording import command_of, train_recorded
-from polyfed.runs.folder.left_files import read_answers
+from polyfed.runs.folder.final_files import read_answers
 from polyfed.runs.folder.manifest import newest_notes
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.settings import Settings

@@ -1,4 +1,4 @@
-"""One way to write a file that must be whole or not there."""
+"""Atomic writes of files."""
 
 from __future__ import annotations
 

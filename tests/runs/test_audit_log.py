@@ -1,4 +1,4 @@
-"""The audit log: what was changed, added or taken out is named; several processes may write."""
+"""The audit log: changed, added and removed lines are detected, and several processes can write."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_lines_taken_from_the_end_are_found_by_a_hash_that_was_noted(file: Path)
     assert verify(file, noted).lines == 6
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:4]))
     assert verify(file).lines == 4
-    with pytest.raises(DataError, match="is not in the chain of 4 lines"):
+    with pytest.raises(DataError, match="the chain of 4 lines does not contain"):
         verify(file, noted)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: what is written, what damage is found, and what the digest sees."""
+"""Checkpoints: content, damage and digests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from helpers.watching import Messages
 from polyfed.core.workbench import ClientState
 from polyfed.errors import RunFolderError
 from polyfed.runs.folder.checkpoint import Checkpoints, Snapshot, digest
-from polyfed.runs.folder.manifest import sealed
+from polyfed.runs.folder.manifest import manifest_files, sealed
 from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
@@ -29,7 +29,7 @@ from polyfed.trees import Piece
 
 def test_only_changed_clients_are_written(tmp_path: Path) -> None:
     train_run(experiment_of("silobn", clients_per_round=1, rounds=3), RunFolder(tmp_path / "run"))
-    manifest = json.loads(Checkpoints(tmp_path / "run" / "checkpoint").manifests()[0].read_text())
+    manifest = json.loads(manifest_files(tmp_path / "run" / "checkpoint")[0].read_text())
     stamps = {name.rsplit("-", 1)[1] for name in manifest["clients"].values()}
     assert manifest["round"] == 3 and len(manifest["clients"]) >= 1 and len(stamps) == len(manifest["clients"])
 
@@ -54,7 +54,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path
 
 @pytest.mark.parametrize("damaged", ["manifest-", "server-"])
 def test_a_run_goes_on_past_a_damaged_checkpoint_and_keeps_two_good_ones(tmp_path: Path, damaged: str) -> None:
-    """Rounds 0, 2 and 4 are saved, and 4 is damaged: saved every round from 2 on, 3 is written before the damaged one is replaced."""
+    """Rounds 0, 2 and 4 are saved, and 4 is damaged. The run resumes from 2 and writes 3 before it replaces 4."""
     state = {"w": torch.zeros(2)}
     checkpoints = Checkpoints(tmp_path)
     for number in (0, 2, 4):
@@ -65,10 +65,10 @@ def test_a_run_goes_on_past_a_damaged_checkpoint_and_keeps_two_good_ones(tmp_pat
     snapshot, complaints = again.read()
     assert snapshot is not None and snapshot.round == 2 and newest.name in complaints[0]
     again.write(Snapshot(3, state), set())
-    assert [path.name for path in again.manifests()] == ["manifest-000003.json", "manifest-000002.json"]
+    assert [path.name for path in manifest_files(tmp_path)] == ["manifest-000003.json", "manifest-000002.json"]
     assert sorted(path.name for path in tmp_path.glob("server-*")) == [f"server-00000{number}.safetensors" for number in (2, 3)]
     again.write(Snapshot(5, state), set())
-    assert [path.name for path in again.manifests()] == ["manifest-000005.json", "manifest-000003.json"]
+    assert [path.name for path in manifest_files(tmp_path)] == ["manifest-000005.json", "manifest-000003.json"]
 
 
 def test_no_good_checkpoint_left_is_said(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_the_digest_sees_every_bit_and_no_order() -> None:
 @settings(max_examples=1500, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_damaged_checkpoint_files_are_never_believed(cut_run: Path, data: st.DataObject) -> None:
-    """Any change to any file of the newest checkpoint: the older one, or the same values, or nothing; never other values."""
+    """After any change to a file of the newest checkpoint, reading returns the older one, the same values or None."""
     folder = cut_run / "checkpoint"
     files = sorted(path for path in folder.iterdir() if path.is_file())
     path = data.draw(st.sampled_from(files))
@@ -151,7 +151,7 @@ def test_a_manifest_that_lacks_something_is_damaged_though_its_seal_is_whole(tmp
     folder = RunFolder(tmp_path / "run")
     train_run(experiment_of(rounds=1), folder)
     checkpoints = folder.checkpoints
-    newest, *older = checkpoints.manifests()
+    newest, *older = manifest_files(checkpoints.folder)
     for path in older:
         path.unlink()
     whole = json.loads(newest.read_text())

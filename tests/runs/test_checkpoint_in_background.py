@@ -1,4 +1,4 @@
-"""Checkpoints written while the next round trains: they hold the values of their round, at most one is on its way, nothing waits in vain."""
+"""Checkpoints in the background: they contain the values of their round, and at most one is pending."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from polyfed.core.server import Server
 from polyfed.core.sharing import batch_norm, keep_local
 from polyfed.core.workbench import ClientState
 from polyfed.errors import RunFolderError
-from polyfed.runs.callbacks.active_run import ActiveRun
+from polyfed.runs.callbacks.callback import ActiveRun
 from polyfed.runs.callbacks.checkpoints import BackgroundTask, CheckpointWriter
 from polyfed.runs.costs import Costs, Meter
 from polyfed.runs.experiment import Experiment
@@ -48,7 +48,7 @@ def experiment_of(method: str | Method = "fedavg", **changes: Any) -> Experiment
 
 
 def before_writing(monkeypatch: pytest.MonkeyPatch, do: Callable[[Draft], None]) -> list[int]:
-    """Do something before each checkpoint is written; returns a list that the rounds of checkpoints are written to."""
+    """Call a function before each checkpoint is written; return a list of their rounds."""
     write, rounds = Checkpoints.write_draft, []
 
     def watched(self: Checkpoints, draft: Draft) -> None:
@@ -84,7 +84,7 @@ def test_the_next_round_trains_while_a_checkpoint_is_written(tmp_path: Path, mon
 def test_a_checkpoint_holds_its_round_whatever_the_next_one_changes_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Server state, server memory, a module of the server, and client memory, all changed in place before anything is written."""
+    """Server state, server memory, a module and client memory are changed in place before the checkpoint is written."""
     changed_again = threading.Event()
 
     def at_the_client(client: Client) -> None:
@@ -134,7 +134,7 @@ def test_values_that_are_only_ever_replaced_are_not_copied(tmp_path: Path) -> No
     state, memory = {"w": torch.zeros(4), "turned": torch.zeros(2, 3).T}, {"m": torch.zeros(3)}
     kept = ClientState({"l": torch.zeros(5)}, {"n": torch.zeros(2)})
     draft = Checkpoints(tmp_path).draft(Snapshot(1, state, memory, {"a": kept}), {"a"})
-    light, heavy = draft.apart(state_is_replaced=True), draft.apart(state_is_replaced=False)
+    light, heavy = draft.detached(state_is_replaced=True), draft.detached(state_is_replaced=False)
     assert light.state["w"] is state["w"] and light.clients["a"].entries["l"] is kept.entries["l"]
     assert light.copied_bytes == (6 + 3 + 2) * 4 and heavy.copied_bytes == (4 + 6 + 3 + 2) * 4
     originals = {value.data_ptr() for value in (*state.values(), *memory.values(), kept.memory["n"])}
@@ -148,7 +148,7 @@ def test_values_changed_in_place_against_the_rule_are_not_vouched_for(tmp_path: 
     state, clients = {"w": torch.zeros(4)}, {"a": ClientState({"w": torch.zeros(2)})}
     checkpoints.write(Snapshot(1, state, clients=clients), {"a"})
     good = digest(Snapshot(1, state, clients=clients))
-    draft = checkpoints.draft(Snapshot(2, state, clients=clients), {"a"}).apart(state_is_replaced=True)
+    draft = checkpoints.draft(Snapshot(2, state, clients=clients), {"a"}).detached(state_is_replaced=True)
     (state if whose == "of the server" else clients["a"].entries)["w"].add_(1)
     with pytest.raises(RunFolderError, match=rf"'w' {whose} was changed in place.*round 2"):
         checkpoints.write_draft(draft)
@@ -287,7 +287,7 @@ def test_a_system_without_threads_writes_all_the_same(tmp_path: Path, monkeypatc
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_killed_with_scores_of_a_round_whose_predecessor_is_still_on_its_way(tmp_path: Path) -> None:
-    """Round 2 is being written, and round 3 has trained and told its losses: the run goes on from round 1, and no line is double."""
+    """Killed while round 2 is written and round 3 has logged its losses: the run resumes from round 1, without duplicated lines."""
     whole = train_run(experiment_of("fedbn", rounds=4, evaluate_every=1), RunFolder(tmp_path / "whole"))
     child = os.fork()
     if child == 0:
@@ -317,7 +317,7 @@ def test_killed_with_scores_of_a_round_whose_predecessor_is_still_on_its_way(tmp
 
 
 def test_stopped_after_its_last_round_a_run_scores_that_round_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checkpoint of the last round is there with its scores, the one that says the run is finished is not."""
+    """Killed after the checkpoint of the last round, before the one that marks the run as finished."""
     whole = train_run(experiment_of(evaluate_every=1), RunFolder(tmp_path / "whole"))
 
     def stop(draft: Draft) -> None:
@@ -426,7 +426,7 @@ def test_files_are_what_the_safetensors_library_reads() -> None:
 
 
 def test_the_manifest_names_only_clients_that_are_there(tmp_path: Path) -> None:
-    """A run that ends with its best round may end with fewer clients that keep something than its last round had."""
+    """The selected round may have fewer clients with state than the last round."""
     checkpoints = Checkpoints(tmp_path)
     two = {name: ClientState({"l": torch.full((2,), float(place))}) for place, name in enumerate("ab")}
     checkpoints.write(Snapshot(1, {}, clients=two), {"a", "b"})

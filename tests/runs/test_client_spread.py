@@ -1,4 +1,4 @@
-"""The spread of clients' models, against torch's own standard deviation over the models that clients are tested with."""
+"""Client spread, compared with torch's standard deviation over the models that clients are tested with."""
 
 from __future__ import annotations
 

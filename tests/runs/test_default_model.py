@@ -1,4 +1,4 @@
-"""The model that is trained where none is named suits every method asked for."""
+"""The default model supports every requested method."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from polyfed.studies.sweep.space import Axis
 
 VARIANT = 'hfedf_cnn(norm="batch")'
 NEEDS_BLOCKS = {"fixup"}
-"""Methods that no variant of this network suits."""
+"""Methods that no variant of this network supports."""
 
 
 def examples(count: int, seed: int = 0, side: int = 8) -> ArrayExamples:
@@ -51,7 +51,7 @@ def plain_methods() -> list[str]:
 
 @pytest.mark.parametrize("name", plain_methods())
 def test_what_a_method_declares_of_batch_norm_is_true(name: str) -> None:
-    """On a network without batch norm, exactly those that declare the need are refused; with the default in its place none is."""
+    """Without batch norm, exactly the methods that declare the need are rejected; with the default model none is."""
     settings = Settings(method=name, batch_size=4, rounds=4)
     try:
         Experiment(settings, federation(), model=None, backend=InProcess)
@@ -68,7 +68,7 @@ def test_what_a_method_declares_of_batch_norm_is_true(name: str) -> None:
 def test_a_run_takes_the_variant_says_so_and_writes_it_down(tmp_path: Path) -> None:
     chosen = Experiment(Settings(method="fedbn", batch_size=4), federation(), backend=InProcess)
     assert chosen.settings.model == VARIANT
-    assert any(f"has no batch norm, which fedbn needs: {VARIANT} is trained" in notice for notice in chosen.notices)
+    assert any(f"Training {VARIANT} instead of" in notice for notice in chosen.notices)
     plain = Experiment(Settings(method="fedavg", batch_size=4), federation(), backend=InProcess)
     assert plain.settings.model is None and not any("batch norm" in notice for notice in plain.notices)
 

@@ -1,4 +1,4 @@
-"""Every data set that is here learns at its defaults: the loss on training data is lower after two rounds than at the start."""
+"""Every available data set learns with its defaults: the training loss is lower after two rounds than at the start."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ DATA = {
     "pacs(size=32)": "pacs96.tar",
     "vlcs(size=32)": "vlcs_mini96.tar",
 }
-"""Data sets at their defaults, three of them with smaller images to save time, and the file that each is read from."""
+"""Data sets with their defaults (three with smaller images to save time), and a file of each."""
 REJECTED = {("camvid", "gperxan"): "needs one class label per example"}
-"""Combinations that raise an error, and a word of it."""
+"""Combinations that raise an error, with a word from its message."""
 RISES = {
     ("office-caltech10(size=64)", "gperxan"): "at the rate of FedWon's Table 8 the loss rises from 2.35 to 2.42; it falls at 0.001"
 }
-"""Combinations that do not learn at their defaults yet. One that does must leave this list."""
+"""Combinations that do not learn with their defaults yet. Remove those that do."""
 STEPS, EXAMPLES = 3, 32
 """Steps per round instead of an epoch, except on the small VLCS, and training images per client that the loss is computed on."""
 NOT_DATA = {"README.md", "pacs_splits.tar.gz"}
@@ -45,7 +45,7 @@ def data_set(text: str, root: Path) -> DataSet:
 
 @torch.no_grad()
 def training_loss(experiment: Experiment) -> float:
-    """The mean loss over clients on the same training images, in training mode, with the models that clients would train."""
+    """Return the mean loss over clients on fixed training images, in training mode, with the models that clients would train."""
     bench, found = experiment.bench, []
     for data in experiment.federation.clients:
         client = Client(data, bench, experiment.backend.state_of(data.id), max(1, experiment.server.round))

@@ -22,7 +22,7 @@ from polyfed.testing import tiny_federation
 
 
 def scored_by(values: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let validation scores of the rounds be these."""
+    """Set the validation scores of the rounds."""
     evaluate = Experiment.evaluate
 
     def scored(self: Experiment, split: str = "test", newcomer: str | None = None, in_detail: bool = False) -> list[Row]:

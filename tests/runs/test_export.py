@@ -1,4 +1,4 @@
-"""Exported files: the same answers as the model, what they say of themselves, and what is refused."""
+"""Exported files: predictions, metadata and errors."""
 
 from __future__ import annotations
 
@@ -117,19 +117,19 @@ def test_where_clients_differ_somebody_must_be_named(polyfed: Command, run: Path
     clients = "pen, photo, print, street, post"
     says(
         polyfed("export", run, "--to", "pt2"),
-        "With fedbn every client has a model of its own. Name one with --client, or export the model for somebody new with "
-        f"--newcomer. The clients are: {clients}.",
+        "fedbn trains one model per client. Choose one with --client, or export the newcomer model with --newcomer. "
+        f"Clients: {clients}.",
     )
-    says(polyfed("export", run, "--to", "pt2", "--client", "pn"), f"There is no client 'pn'. The clients are: {clients}.")
-    says(polyfed("export", run, "--to", "pt2", "--client", "pen", "--newcomer"), "two models. Leave one out.")
+    says(polyfed("export", run, "--to", "pt2", "--client", "pn"), f"Unknown client 'pn'. Clients: {clients}.")
+    says(polyfed("export", run, "--to", "pt2", "--client", "pen", "--newcomer"), "select different models. Remove one of them.")
     says(polyfed("export", run, "--to", "onx"), "--to cannot be 'onx'. Did you mean onnx?")
-    says(polyfed("export", run, "--to", "pt2", "--newcomer", "-o", "no/where.pt2"), "There is no folder no")
+    says(polyfed("export", run, "--to", "pt2", "--newcomer", "-o", "no/where.pt2"), "Folder not found: no.")
     ended = polyfed("export", run, "--to", "safetensors", "--newcomer")
     assert ended.code == 0 and Path("run-newcomer.safetensors").is_file()
 
 
 def test_what_predicts_in_its_own_way_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"^fedsr.* does not predict by the logits of one pass"):
+    with pytest.raises(ModelError, match=r"^fedsr.* does not predict with the logits of one forward pass"):
         export_model(trained("fedsr"), "safetensors", tmp_path / "model.safetensors")
 
 
@@ -139,7 +139,7 @@ def test_a_file_that_answers_differently_is_not_kept(fedavg: Experiment, tmp_pat
         return lambda x: model(x) + 1
 
     monkeypatch.setattr(export, "WRITERS", {"pt2": wrong})
-    with pytest.raises(ModelError, match=r"The file does not answer as the model does: .* Nothing was written"):
+    with pytest.raises(ModelError, match=r"The logits of the file differ from those of the model .* No file was written"):
         export_model(fedavg, "pt2", tmp_path / "model.pt2")
     assert not list(tmp_path.iterdir())
 
@@ -154,7 +154,7 @@ def test_a_model_that_cannot_be_traced_says_what_would_work(fedavg: Experiment, 
 
 
 def test_refusals(fedavg: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RunFolderError, match=r"is a folder\. Name a file with -o"):
+    with pytest.raises(RunFolderError, match=r"is a folder\. Specify a file with -o"):
         export_model(fedavg, "pt2", tmp_path)
     with pytest.raises(SettingError, match="--to cannot be"):
         export_model(fedavg, "tflite", tmp_path / "x")

@@ -1,4 +1,4 @@
-"""The headline measure, and the warning about models that have learnt nothing."""
+"""The primary metric, and the warning about models that have learned nothing."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from helpers.command_line import Command
 from helpers.report_page import words
 from polyfed.core.data_types import ArrayExamples, DataSet, Domain
 from polyfed.errors import SettingError
-from polyfed.runs.headline import headline_by_scores, no_better, warnings
+from polyfed.runs.scores import headline_by_scores, warnings
 from polyfed.studies.report.html import render
 from polyfed.tasks.classification import Scores
+from polyfed.tasks.known import task_of_record
 from polyfed.tasks.metrics import COUNTS, unevenness
 
 SENTENCE = "no better than always answering the most frequent class"
@@ -32,12 +33,16 @@ def scored(answers: list[int], labels: list[int], classes: int = 3) -> dict[str,
 SKEWED = [0] * 24 + [1] * 3 + [2] * 3
 
 
+def no_better(numbers: dict[str, Any]) -> bool:
+    return task_of_record(numbers).no_better(numbers)
+
+
 def test_always_one_answer_is_no_better_and_anything_learnt_is() -> None:
     constant = scored([0] * 30, SKEWED)
     assert constant["accuracy"] == 0.8 and constant["balanced_accuracy"] == pytest.approx(1 / 3)
     assert no_better(constant)
     assert not no_better(scored(SKEWED, SKEWED))
-    # Below the share of the most frequent class, yet it knows the rare ones: something was learnt.
+    # Below the frequency of the most frequent class, but the rare classes were learned.
     assert not no_better(scored([1] * 8 + [0] * 16 + [1] * 3 + [2] * 3, SKEWED))
     assert not no_better(scored([0, 0], [0, 0])), "a test set of one class cannot say"
     assert not no_better({"accuracy": 0.1, "count": 10}), "scores of before counts were kept"
@@ -57,7 +62,7 @@ def test_the_rule_for_runs_that_record_no_metric() -> None:
 
 @pytest.fixture(scope="module")
 def hospitals() -> DataSet:
-    """Images that are all alike, 24 of 30 of one class: there is nothing to learn but which class is frequent."""
+    """Identical images, 24 of 30 of one class: a model can only learn which class is frequent."""
 
     def part(copies: int) -> ArrayExamples:
         labels = torch.tensor(SKEWED * copies)
@@ -82,7 +87,7 @@ def test_a_result_says_it_first(run: polyfed.Result) -> None:
     assert summary["majority_rate"]["unseen"] == {"hospital_d": 0.8} and run.classes == ("benign", "melanoma", "naevus")
     assert run.words.startswith("balanced accuracy: mean of 2 seen domains 33.3 %, unseen hospital_d 33.3 %")
     assert run.table("macro_f1")["unseen"]["hospital_d"] == pytest.approx(2 * 24 / 54 / 3)
-    with pytest.raises(SettingError, match="There is no measure 'f1'"):
+    with pytest.raises(SettingError, match="Unknown metric 'f1'"):
         run.table("f1")
 
 

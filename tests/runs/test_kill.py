@@ -1,4 +1,4 @@
-"""Runs killed with SIGKILL at seeded random points go on from their last checkpoint, and end with the bits of a run never stopped."""
+"""Runs killed with SIGKILL at seeded random points resume from their last checkpoint, with bit-identical results."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ STATEFUL = (
     "silobn",
     "topk",
 )
-"""Methods that keep something between rounds, at clients or at the server."""
+"""Methods with state at clients or at the server."""
 VARIANTS = ("fedavg", "fixbn(freeze_at=5)", "hfedf(warmup=3)", "fedwon + agc(clip=0.64)", *OWN_SETTINGS)
 
 
 def killed(method: str, points: int, seed: int, more: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Kill runs of a method at a number of points; where each went on from, and what it came to."""
+    """Kill runs of a method at several points; return where each resumed, and its result."""
     command = [sys.executable, str(HARNESS), method, str(points), str(seed), *OWN_SETTINGS.get(method, []), *more]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=900, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False
@@ -63,7 +63,7 @@ def killed(method: str, points: int, seed: int, more: tuple[str, ...] = ()) -> d
 def check(found: dict[str, Any], points: int) -> None:
     kills = found["kills"]
     assert len(kills) == points and all(kill["digest"] == found["whole"] and kill["metrics_equal"] for kill in kills), kills
-    # A run may be over before the clock strikes, but it cannot pass by a file.
+    # A run may end before a time limit, but it cannot skip a file.
     at_files = [kill for kill in kills if kill["kind"] == "file"]
     assert all(kill["killed"] and kill["went_on_from"] == kill["last_round"] for kill in at_files), kills
     assert any(kill["killed"] and 0 < kill["went_on_from"] < found["rounds"] for kill in kills), kills
@@ -83,14 +83,14 @@ def test_killed_runs_go_on_and_end_with_equal_digests(method: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [*STATEFUL, *VARIANTS])
 def test_every_stateful_method_survives_kills(method: str) -> None:
-    """Five points for each stateful method, and for each of some combinations."""
+    """Five points for each stateful method, and for some combinations."""
     check(killed(as_trained(method), POINTS, seed=2), POINTS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedbn", "hfedf(warmup=3)", "scaffold"])
 def test_runs_go_on_after_the_disk_was_full(method: str) -> None:
-    """16 full disks, each from a random file of a random checkpoint on, until the run goes on."""
+    """16 full disks, from a random file of a random checkpoint until the run is resumed."""
     found = killed(method, 4, seed=3, more=('kinds=["disk"]',))
     kills = found["kills"]
     assert len(kills) == 4 and all(kill["killed"] for kill in kills), kills
@@ -106,7 +106,7 @@ def test_the_page_says_how_many_runs_are_killed() -> None:
 
 @pytest.mark.slow
 def test_no_stateful_method_is_left_out() -> None:
-    """By training each for two rounds and looking at what it keeps."""
+    """Train each method for two rounds, and inspect its state."""
     found = []
     for name in sorted(methods.names()):
         experiment = trained(as_trained(name))

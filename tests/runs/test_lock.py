@@ -1,4 +1,4 @@
-"""The lock of a run folder: one process trains a run, the next is told which one, and a process that is gone locks nothing."""
+"""The lock of a run folder: only one process trains a run, others get an error that names it, and an exited process locks nothing."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def test_a_run_that_is_being_trained_is_left_alone(tmp_path: Path) -> None:
     cut(run)
     before = files(run)
     with RunFolder(run).locked():
-        with pytest.raises(RunFolderError, match=rf"run is being trained by process {os.getpid()} on .*polyfed resume .*--out"):
+        with pytest.raises(RunFolderError, match=rf"Process {os.getpid()} on .* is training .*run.*polyfed resume .*--out"):
             go_on(run)
-        with pytest.raises(RunFolderError, match="is being trained"):
+        with pytest.raises(RunFolderError, match="is training"):
             train_run(experiment_of(), RunFolder(run))
         assert files(run) == before
     assert go_on(run).digest == train_run(experiment_of(), None).digest
@@ -63,7 +63,7 @@ def test_the_lock_is_held_while_it_trains_and_gone_afterwards(tmp_path: Path) ->
     refused: list[int] = []
 
     def look(server: Any) -> None:
-        with pytest.raises(RunFolderError, match="is being trained"), RunFolder(run).locked():
+        with pytest.raises(RunFolderError, match="is training"), RunFolder(run).locked():
             pass
         refused.append(server.round)
 
@@ -85,7 +85,7 @@ def test_a_finished_run_can_be_read_by_many(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="worker processes need Linux")
 def test_a_killed_run_is_free_at_once_though_its_workers_live_on(tmp_path: Path) -> None:
-    """Workers that were forked by a thread are not ended with their parent: here they outlive it in the middle of their work."""
+    """Workers forked by a thread do not end with their parent: here they outlive it during training."""
     (tmp_path / "workers").mkdir()
 
     def wait(client: Client) -> None:
@@ -106,7 +106,7 @@ def test_a_killed_run_is_free_at_once_though_its_workers_live_on(tmp_path: Path)
         time.sleep(0.05)
     workers = [int(path.name) for path in (tmp_path / "workers").iterdir()]
     try:
-        with pytest.raises(RunFolderError, match=f"trained by process {parent} on"), RunFolder(tmp_path / "run").locked():
+        with pytest.raises(RunFolderError, match=f"Process {parent} on"), RunFolder(tmp_path / "run").locked():
             pass
         os.kill(parent, signal.SIGKILL)
         os.waitpid(parent, 0)
@@ -131,14 +131,14 @@ def test_a_fork_that_runs_on_leaves_the_lock_to_its_parent(tmp_path: Path) -> No
         finally:
             os._exit(0)
     os.waitpid(child, 0)
-    with pytest.raises(RunFolderError, match="is being trained"), RunFolder(run).locked():
+    with pytest.raises(RunFolderError, match="is training"), RunFolder(run).locked():
         pass
     holding.__exit__(None, None, None)
     assert not list(run.iterdir())
 
 
 def test_a_file_that_was_removed_meanwhile_is_not_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between opening the file and locking it, the holder before may end, and remove it: the lock is that of the file that is there."""
+    """The previous holder may remove the file between opening and locking: the lock must be that of the existing file."""
     flock, times = lock.fcntl.flock, []
 
     def removed_first(descriptor: int, how: int) -> None:
@@ -150,7 +150,7 @@ def test_a_file_that_was_removed_meanwhile_is_not_the_lock(tmp_path: Path, monke
     monkeypatch.setattr(lock.fcntl, "flock", removed_first)
     with RunFolder(tmp_path).locked():
         assert len(times) == 2 and (tmp_path / "lock").exists()
-        with pytest.raises(RunFolderError, match="is being trained"), RunFolder(tmp_path).locked():
+        with pytest.raises(RunFolderError, match="is training"), RunFolder(tmp_path).locked():
             pass
 
 

@@ -1,4 +1,4 @@
-"""The metric of a run is chosen from training labels before round 1, and the same one chooses rounds and settings and heads all tables."""
+"""The primary metric is chosen from training labels before round 1, and is used for selection and in all tables."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def run(data: Any, folder: Path | None = None, method: str = "fedavg", **changes
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the answers to validation images in advance: by round, and by learning rate where it is 0.5 or 0.02."""
+    """Set the validation predictions by round, or by learning rate if it is 0.5 or 0.02."""
     original = Experiment.evaluate
 
     def evaluate(self: Experiment, split: str = "test", newcomer: str | None = None, in_detail: bool = False) -> list[Row]:
@@ -158,7 +158,7 @@ def test_the_choice_is_recorded_and_everything_that_opens_the_run_reads_it(tmp_p
 def test_a_folder_without_a_recorded_metric_keeps_the_rule_it_was_made_by(tmp_path: Path) -> None:
     for name, test, measure in (("even", EVEN, "accuracy"), ("uneven", UNEVEN, "balanced_accuracy")):
         experiment = Experiment(Settings(rounds=1, batch_size=5), data_set(UNEVEN, test=test), "fedavg", net())
-        experiment.head_by(None)
+        experiment.set_headline(None)
         assert experiment.bench.measure == "accuracy", "rounds were chosen by accuracy then"
         train_run(experiment, RunFolder(tmp_path / name))
         assert "metric" not in tomllib.loads((tmp_path / name / "run.toml").read_text())
@@ -198,7 +198,7 @@ def test_a_finished_run_is_not_reused_if_another_metric_chose_its_round(tmp_path
 @pytest.mark.parametrize(("training", "winner"), [(UNEVEN, 0.02), (EVEN, 0.5)])
 def test_a_search_is_won_by_the_metric_of_its_tables(tmp_path: Path, training: list[int], winner: float, halving: bool) -> None:
     settings = Settings(data="uneven", model="small_cnn(width=4)", rounds=3 if halving else 1, batch_size=5)
-    # Halving keeps a third at a rung: of the first three, the one whose rate is best by the metric.
+    # Halving keeps a third at each rung: the best of the first three by the metric.
     rates = Axis("lr", (0.5, 0.02))
     found = Sweep(settings, ["fedavg"], [rates], tmp_path, data=data_set(training, training), halving=halving)
     (one,) = found.run()

@@ -1,4 +1,4 @@
-"""Models of users: lazy layers under the run's seed, and what cannot be trained, refused before round 1."""
+"""User-supplied models: lazy layers use the seed of the run, and models that cannot be trained are rejected before round 1."""
 
 from __future__ import annotations
 
@@ -116,13 +116,13 @@ def frozen() -> nn.Module:
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (Complex, "phase holds complex numbers"),
-        (ComplexBuffer, "phase holds complex numbers"),
+        (Complex, "phase is complex"),
+        (ComplexBuffer, "phase is complex"),
         (Sparse, "links is stored as torch.sparse_coo"),
         (Empty, "has no parameters"),
         (frozen, "all .* are frozen"),
-        (ComplexLogits, "returns values of torch.complex64"),
-        (Quits, "cannot take an input .*SystemExit"),
+        (ComplexLogits, "returns torch.complex64"),
+        (Quits, "does not accept inputs .*SystemExit"),
     ],
 )
 def test_a_model_that_cannot_be_trained_is_refused_before_round_1(
@@ -178,5 +178,5 @@ def test_a_function_that_fails_to_build_a_model_gets_one_sentence(
 def test_a_module_that_fails_when_it_is_imported_gets_one_sentence(polyfed: Command, tmp_path: Path, text: str) -> None:
     name = f"edgy_module_{abs(hash(text))}"
     (tmp_path / f"{name}.py").write_text(text)
-    says(polyfed("run", "digits-mini(per_domain=20)", "--model", f"{name}:f", "-q"), f"Cannot find the model {name}:f")
+    says(polyfed("run", "digits-mini(per_domain=20)", "--model", f"{name}:f", "-q"), f"Cannot import the model {name}:f")
     says(polyfed("run", "digits-mini(per_domain=20)", "--load", f"{name}.py", "-q"), "failed to run")

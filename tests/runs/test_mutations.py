@@ -1,4 +1,4 @@
-"""Single files of a run folder are damaged at random: each command notices, or answers as before; none ends in a stack trace."""
+"""Damage random files of a run folder: each command reports it or returns the same result, without a stack trace."""
 
 from __future__ import annotations
 
@@ -16,21 +16,7 @@ from PIL import Image
 from helpers.command_line import Command, Ended
 
 DATA = "digits-mini(per_domain=10)"
-RUN = (
-    "run",
-    DATA,
-    "--method",
-    "fedbn",
-    "--rounds",
-    "3",
-    "--batch-size",
-    "8",
-    "--evaluate-every",
-    "1",
-    "--checkpoint-every",
-    "1",
-    "-q",
-)
+OPTIONS = "--method fedbn --rounds 3 --batch-size 8 --evaluate-every 1 --checkpoint-every 1 -q"
 COMMANDS: dict[str, tuple[str, ...]] = {
     "digest": ("digest", "run", "--json"),
     "evaluate": ("evaluate", "run", "--json", "-q"),
@@ -64,11 +50,11 @@ DAMAGES: tuple[Callable[[bytes, random.Random], bytes | None], ...] = (flip, sho
 
 
 class Folder:
-    """A run folder that can be put back as it was, and what the commands say of it."""
+    """A run folder that can be restored, with the output of the commands."""
 
     def __init__(self, home: Path, polyfed: Command, finished: bool) -> None:
         self.home, self.polyfed, self.run = home, polyfed, home / "run"
-        ended = polyfed(*RUN, "--out", "run")
+        ended = polyfed("run", DATA, *OPTIONS.split(), "--out", "run")
         assert ended.code == 0, ended.err
         if not finished:
             for path in (self.run / "checkpoint").glob("*_final*"):
@@ -78,14 +64,14 @@ class Folder:
         shutil.copytree(self.run, self.copy)
         self.files = sorted(path.relative_to(self.run) for path in self.run.rglob("*") if path.is_file())
         self.before: dict[str, Any] = {}
-        self.said: dict[str, list[str]] = {}
+        self.reported: dict[str, list[str]] = {}
         for name, words in COMMANDS.items():
             ended = polyfed(*words)
             self.before[name] = self.outcome(name, ended)
-            self.said[name] = self.sentences(name, ended, self.before[name])
+            self.reported[name] = self.reports(name, ended, self.before[name])
 
     def outcome(self, name: str, ended: Ended) -> Any:
-        """What a command found, without what no two runs have in common."""
+        """Return the result of a command, without values that differ between runs."""
         assert ended.code in (0, 2) and "Traceback" not in ended.err, ended.err
         if ended.code == 2:
             return None
@@ -93,18 +79,18 @@ class Folder:
             return (self.home / "page.html").read_text()
         return {key: ended.json[key] for key in ("digest", "accuracy", "predictions", "round") if key in ended.json}
 
-    def sentences(self, name: str, ended: Ended, found: Any) -> list[str]:
-        """What a command says of the state of the run: how far it has come, what is damaged."""
+    def reports(self, name: str, ended: Ended, found: Any) -> list[str]:
+        """Return the warnings about the state of the run."""
         page = re.findall(r"Unfinished: [^<]*has come to round \d+", str(found)) if name == "report" else []
         return [line for line in ended.err.splitlines() if "polyfed: warning" in line] + page
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         shutil.rmtree(self.run)
         shutil.copytree(self.copy, self.run)
 
     def judge(self, rng: random.Random) -> list[str]:
-        """Damage one file; says which commands noticed nothing and answered something else."""
-        self.put_back()
+        """Damage one file, and return the commands that did not report it but have a different result."""
+        self.restore()
         file, damage = rng.choice(self.files), rng.choice(DAMAGES)
         content = damage((self.run / file).read_bytes(), rng)
         if content is None:
@@ -115,17 +101,17 @@ class Folder:
         for name, words in COMMANDS.items():
             ended = self.polyfed(*words)
             found = self.outcome(name, ended)
-            noticed = file.name in ended.err + str(found) or self.sentences(name, ended, found) != self.said[name]
+            noticed = file.name in ended.err + str(found) or self.reports(name, ended, found) != self.reported[name]
             if ended.code == 2:
                 if not ended.err.strip().splitlines()[-1].startswith("polyfed: "):
-                    wrong.append(f"{damage.__name__} {file}: {name} ended without a sentence: {ended.err}")
+                    wrong.append(f"{damage.__name__} {file}: {name} ended without an error message: {ended.err}")
             elif found != self.before[name] and not noticed:
-                wrong.append(f"{damage.__name__} {file}: {name} found something else and said {ended.err!r}")
+                wrong.append(f"{damage.__name__} {file}: {name} has a different result and printed {ended.err!r}")
         return wrong
 
 
 def damaged(folder: Folder, turns: range, seed: int) -> None:
-    wrong = [sentence for turn in turns for sentence in folder.judge(random.Random(f"{seed} {turn}"))]
+    wrong = [problem for turn in turns for problem in folder.judge(random.Random(f"{seed} {turn}"))]
     assert not wrong, "\n".join(wrong)
 
 
@@ -141,5 +127,5 @@ def test_a_damaged_file_is_noticed_or_changes_nothing(finished: bool, polyfed: C
 def test_a_thousand_damaged_files_are_noticed_or_change_nothing(
     finished: bool, first: int, polyfed: Command, tmp_path: Path
 ) -> None:
-    """In parts, so that several processes share them."""
+    """In parts, so that several processes can share them."""
     damaged(Folder(tmp_path, polyfed, finished), range(first, first + 100), seed=2)

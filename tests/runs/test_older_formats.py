@@ -1,4 +1,4 @@
-"""Run folders of the first format are refused with one sentence that names the version that reads them."""
+"""Run folders of format 1 are rejected with an error that names the version that reads them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SENTENCE = "was written by polyfed 0.1 (format 1), which this version does not r
 
 
 def document_of_format_1(folder: Path) -> str:
-    """A run that was stopped before its first checkpoint."""
+    """A run that stopped before its first checkpoint."""
     for path in (folder / "checkpoint").iterdir():
         path.unlink()
     file = folder / "run.toml"
@@ -50,7 +50,7 @@ def stopped(run: RunState) -> None:
 
 
 def without_decay(folder: Path) -> None:
-    """Write the run folder of ``fixbn(decay=None)`` as it was before the method had the option."""
+    """Change the run folder of ``fixbn(decay=None)`` to one from before the option existed."""
     text = (folder / "run.toml").read_text()
     assert text.count("decay=None") == 3
     (folder / "run.toml").write_text(text.replace(", decay=None", ""))

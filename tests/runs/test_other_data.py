@@ -1,4 +1,4 @@
-"""``polyfed evaluate RUN DATA``: other data are read as the run's own were, the same as by ``predict``."""
+"""``polyfed evaluate RUN DATA`` reads other data in the same way as the data of the run, and as ``predict`` does."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from PIL import Image
 import polyfed as package
 from helpers.command_line import Command, says
 from polyfed.errors import DataError
-from polyfed.runs.evaluate import use_other_tests
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.predict import ImageInputs
+from polyfed.runs.reopen import use_other_tests
 
 FEW = {"rounds": 1, "local_steps": 1, "batch_size": 4}
 
 
 def pictures(root: Path, domains: Sequence[str], classes: Sequence[str], size: tuple[int, int] = (20, 50)) -> Path:
-    """Folders of ten random images for each class, far from square unless told otherwise."""
+    """Write folders of ten random images per class, by default far from square."""
     random = np.random.default_rng(0)
     for domain in domains:
         for label in classes:
@@ -32,7 +32,7 @@ def pictures(root: Path, domains: Sequence[str], classes: Sequence[str], size: t
 
 
 def masked(root: Path, classes: int, size: tuple[int, int]) -> Path:
-    """A domain of ten images with masks, whose red says the class of each pixel."""
+    """Write a domain of ten images with masks; the red channel is the class of each pixel."""
     random = np.random.default_rng(1)
     for kind in ("images", "masks"):
         (root / "place" / kind).mkdir(parents=True)
@@ -48,7 +48,7 @@ def trained(data: object, **settings: object) -> Experiment:
 
 
 def unseen_images(experiment: Experiment) -> dict[str, torch.Tensor]:
-    """The images that a run is now tested on, unseen domains only."""
+    """Return the test images of the unseen domains."""
     return {name: examples.batch(slice(None))[0] for name, examples in experiment.federation.unseen.items()}
 
 
@@ -86,7 +86,7 @@ def test_classes_are_matched_by_name_and_some_may_be_missing(tmp_path: Path) -> 
     other = pictures(tmp_path / "other", ["c"], ["fox", "dog"])
     use_other_tests(run, str(other), None, "all", pytest.fail)
     assert run.federation.unseen["c"].labels.bincount(minlength=4).tolist() == [0, 10, 0, 10]
-    with pytest.raises(DataError, match=r"has 2 classes, but the run knows 4: cat, dog, eel, fox\..*matched by their names"):
+    with pytest.raises(DataError, match=r"has 2 classes, but the run has 4: cat, dog, eel, fox\..*subset of these class names"):
         use_other_tests(run, str(pictures(tmp_path / "third", ["c"], ["fox", "gnu"])), None, "all", pytest.fail)
 
 

@@ -1,4 +1,4 @@
-"""Progress: one bar for all runs; in a notebook one output for each bar, however many rounds there are."""
+"""Progress: one bar for all runs; in a notebook one output per bar, for any number of rounds."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from polyfed.runs.callbacks.progress import (
     ProgressBar,
     TerminalBar,
     default_callbacks,
+    format_duration,
     in_notebook,
-    length_words,
 )
 from polyfed.settings import Settings
 
@@ -31,7 +31,7 @@ COMPARED = f'found = polyfed.compare({SMALL}, methods=["fedavg", "krum(faulty=9)
 
 
 class Page:
-    """What a page would show: each output once, and how often it was replaced."""
+    """A page with each output, and how often it was replaced."""
 
     def __init__(self) -> None:
         self.shown: list[dict[str, str]] = []
@@ -138,7 +138,7 @@ def test_without_a_bar_each_run_is_a_line_and_each_message_comes_once(capsys: py
 
 
 def test_lengths_of_time_are_words() -> None:
-    assert [length_words(seconds) for seconds in (0.4, 59.7, 75, 3725)] == ["0 s", "1 min 0 s", "1 min 15 s", "1 h 2 min"]
+    assert [format_duration(seconds) for seconds in (0.4, 59.7, 75, 3725)] == ["0 s", "1 min 0 s", "1 min 15 s", "1 h 2 min"]
 
 
 @pytest.mark.slow

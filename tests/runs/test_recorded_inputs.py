@@ -1,4 +1,4 @@
-"""A run that is opened again reads and normalises images as when it was trained, whatever its weights would want today."""
+"""A reopened run reads and normalises images as in training, even if the defaults of its weights have changed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def photographs(root: Path) -> str:
 
 
 class Before:
-    """Runs of a polyfed that read images at the data set's size, and normalised them in the data set's way."""
+    """Runs of a version that used the image size and normalisation of the data set."""
 
     def __init__(self, folder: Path) -> None:
         torch.manual_seed(1)
@@ -154,5 +154,5 @@ def test_a_damaged_record_gets_one_sentence(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "r")
     document = {**folder.document(), "outline": {"input_shape": "wide", "mean": [], "std": []}}
     folder.document = lambda: document  # type: ignore[method-assign]
-    with pytest.raises(RunFolderError, match="damaged where it describes inputs"):
+    with pytest.raises(RunFolderError, match=r"description of the inputs .* is damaged"):
         folder.recorded_inputs()

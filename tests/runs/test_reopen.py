@@ -1,4 +1,4 @@
-"""Run folders that are opened elsewhere: without the training data, from another folder, on another machine."""
+"""Run folders opened without the training data, from another folder, or on another machine."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_models_of_a_run_are_there_without_its_data(method: str, images: Pat
     ]
     for client in trained.experiment.server.client_ids:
         assert same(found.model_for(client), trained.model_for(client))
-    if method != "copa":  # which has no single model for newcomers
+    if method != "copa":  # it has more than one newcomer model
         assert same(found.newcomer(), trained.newcomer())
 
 
@@ -88,7 +88,7 @@ def test_a_run_that_chose_its_round_on_validation_data_is_used_without_any(polyf
     before = polyfed("predict", "r", *asked).json["predictions"]
     model = open_run("r", notify=quiet).model_for("day")
     whole = polyfed("evaluate", "r", data, "--json", "-q").json["accuracy"]["seen"]
-    assert whole == expected  # other data are scored by clients that have no validation part
+    assert whole == expected  # clients without validation data score other data
     number = {line["selected_round"] for line in RunFolder("r").metrics() if line["view"] == "selected_seen"}.pop()
     same_rounds = run(data, "fedbn", rounds=number, batch_size=8, lr=0.5)
     assert same(model, same_rounds.model_for("day"))
@@ -125,7 +125,7 @@ def test_inputs_prepared_in_a_way_of_their_own_are_not_guessed(tmp_path: Path) -
     federation = tiny_federation()
     domains = tuple(Domain(c.id, c.train, c.tests[c.id]) for c in federation.clients)
     run(DataSet("mine", federation.classes, domains, Own()), model="polyfed.testing:TinyNet", out=tmp_path / "run", **SMALL)
-    with pytest.raises(RunFolderError, match="does not say enough of the data"):
+    with pytest.raises(RunFolderError, match="does not describe the data"):
         open_run(tmp_path / "run")
 
 
@@ -166,7 +166,7 @@ def test_a_new_place_of_the_data_is_taken_where_it_acts(tmp_path: Path) -> None:
     assert data_and_root("/old/pictures") == ("/new", None)
     assert data_and_root("pacs(size=64)", "/old") == ("pacs(size=64)", "/new")
     assert data_and_root('image_folder(root="/old", size=16)') == ('image_folder(root="/new", size=16)', None)
-    with pytest.raises(SettingError, match="read from no folder"):
+    with pytest.raises(SettingError, match="does not read files from a folder"):
         data_and_root("digits-mini(per_domain=16)")
 
 
@@ -187,7 +187,7 @@ def test_runs_on_the_same_folder_elsewhere_belong_together_in_a_report(images: P
 def test_data_that_moved_are_named_anew(polyfed: Command, images: Path, tmp_path: Path) -> None:
     trained = polyfed("run", images, *SHORT, "--out", "r", "-q", "--json").json
     images.rename(tmp_path / "moved")
-    says(polyfed("evaluate", "r", "-q"), "There is no folder")
+    says(polyfed("evaluate", "r", "-q"), "Folder or table not found")
     assert polyfed("evaluate", "r", "--root", "moved", "--json", "-q").json["accuracy"] == trained["accuracy"]
     assert polyfed("resume", "r", "--root", "moved", "--json", "-q").json["digest"] == trained["digest"]
     assert resume("r", how=Reopening(root="moved")).digest == trained["digest"]
@@ -223,7 +223,7 @@ def test_a_run_goes_on_with_another_device(polyfed: Command, images: Path, tmp_p
     assert polyfed(*words, "--out", "r").code == 130
     (tmp_path / "stop").unlink()
     changed(tmp_path / "r", 'device = "cpu"', 'device = "cuda:7"')
-    # Who changed run.toml is not known, so its code needs --trust.
+    # run.toml was changed, so its code needs --trust.
     says(polyfed("resume", "r", "--trust", "-q"), "--device cuda:7")
     again = polyfed("resume", "r", "--trust", "--device", "cpu", "-q", "--json")
     assert again.json["digest"] == polyfed(*words, "--out", "w").json["digest"]
@@ -271,9 +271,9 @@ def test_a_client_that_never_trained_keeps_the_initial_weights_of_the_run(tmp_pa
 # ------------------------------------------------------------------------------------------------------------ idle options
 def test_options_that_could_not_act_are_refused(polyfed: Command, images: Path) -> None:
     polyfed("run", images, *SHORT, "--rounds", "1", "--out", "r", "-q")
-    says(polyfed("evaluate", "r", "--part", "all"), "--part is about other DATA")
-    says(polyfed("evaluate", "r", images, "--split", "validation"), "leave DATA out")
-    says(polyfed("evaluate", "r", images, "--root", images), "would not be used")
+    says(polyfed("evaluate", "r", "--part", "all"), "--part requires DATA")
+    says(polyfed("evaluate", "r", images, "--split", "validation"), "Remove DATA")
+    says(polyfed("evaluate", "r", images, "--root", images), "--root has no effect")
 
 
 def test_a_run_over_flower_is_not_gone_on_with_here(images: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Mutated replies over all registered methods: no crash, and nothing at the server that is not finite."""
+"""Mutated replies for all registered methods: no crash, and only finite server state."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_20_000_mutated_replies() -> None:
 @pytest.mark.fuzz
 @pytest.mark.parametrize("name", methods.names())
 def test_every_bad_value_of_every_extra(name: str) -> None:
-    """``check_method`` sends only those that the declared forms let through."""
+    """``check_method`` sends only values that match the declared forms."""
     replay = replay_of(as_trained(name))
     extras = {
         (ask.what, extra): bad_replies(reply, extra)

@@ -1,4 +1,4 @@
-"""Runs that go on: with the same bits, on the same data, and with everything that was given in Python."""
+"""Resumed runs: bit-identical, on the same data, and with all objects given in Python."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_lost_metrics_of_an_older_run_are_named_and_it_goes_on(tmp_path: Path) -
     (tmp_path / "cut" / "metrics.jsonl").write_text("")
     told = Messages()
     result = resume(tmp_path / "cut", data=tiny_federation(), how=Reopening(model=tiny_net()), callbacks=[told])
-    assert "metrics.jsonl is shorter" in told.texts[0] and result.digest == whole.digest
+    assert "metrics.jsonl has fewer lines" in told.texts[0] and result.digest == whole.digest
     assert RunFolder(tmp_path / "cut").metrics()
 
 
@@ -100,7 +100,7 @@ OTHER_DATA = {
 
 @pytest.mark.parametrize("said", OTHER_DATA)
 def test_a_run_does_not_go_on_with_other_data(cut_run: Path, said: str) -> None:
-    with pytest.raises(RunFolderError, match=rf"begun with other data than there are now: .*{said}.*another folder"):
+    with pytest.raises(RunFolderError, match=rf"has changed since the run was started: .*{said}.*another folder"):
         resume(cut_run, data=OTHER_DATA[said], how=Reopening(model=TinyNet(len(OTHER_DATA[said].classes))))
 
 

@@ -1,4 +1,4 @@
-"""Run folders: what run.toml says is enough, and what is no run is refused."""
+"""Run folders: run.toml is sufficient, and other folders are rejected."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def test_a_run_of_a_newer_version_is_refused_in_a_sentence(tmp_path: Path) -> No
     without_seals(tmp_path / "run")
     text = (tmp_path / "run" / "run.toml").read_text()
     (tmp_path / "run" / "run.toml").write_text(text.replace("format = 2", "format = 99", 1))
-    with pytest.raises(RunFolderError, match="newer polyfed"):
+    with pytest.raises(RunFolderError, match="newer version of polyfed"):
         RunFolder(tmp_path / "run").settings()
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
     train_run(experiment_of(rounds=1), RunFolder(tmp_path / "run"))
-    with pytest.raises(RunFolderError, match="holds a run already"):
+    with pytest.raises(RunFolderError, match="already contains a run"):
         train_run(experiment_of(rounds=1), RunFolder(tmp_path / "run"))
     with pytest.raises(RunFolderError, match="not a run"):
         RunFolder(tmp_path).settings()
@@ -57,12 +57,12 @@ def test_a_default_that_has_changed_since_does_not_change_a_run(tmp_path: Path) 
     then = written.read_text().replace("eps=0.001", "eps=0.25")
     assert then != written.read_text()
     written.write_text(then)
-    assert 'agc(clip=0.5, eps=0.25, exclude="nothing", linear="outputs")' in RunFolder(tmp_path / "cut").settings_to_go_on().method
+    assert 'agc(clip=0.5, eps=0.25, exclude="nothing", linear="outputs")' in RunFolder(tmp_path / "cut").resumed_settings().method
     assert str(go_on(tmp_path / "cut").experiment.method) == "fedavg + agc(clip=0.5, eps=0.25)"
 
 
 def test_what_is_no_run_says_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="there is no such folder"):
+    with pytest.raises(RunFolderError, match="it does not exist"):
         RunFolder(tmp_path / "nothing").document()
     with pytest.raises(RunFolderError, match=r"has no run\.toml"):
         RunFolder(tmp_path).document()

@@ -1,4 +1,4 @@
-"""A checkpoint seals the files around it: what was changed or is missing is named, and nothing is lost by looking."""
+"""A checkpoint seals the files around it: changed and missing files are reported, and reading changes nothing."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_metrics_are_never_emptied_where_no_checkpoint_can_be_read(tmp_path: Pat
     if damage == "a file":
         (tmp_path / "r" / "checkpoint").write_text("")
     before = (tmp_path / "r" / "metrics.jsonl").read_bytes()
-    with pytest.raises(RunFolderError, match=r"checkpoint.*Nothing was changed|cannot be read.*nothing was changed"):
+    with pytest.raises(RunFolderError, match=r"checkpoint.*Nothing was changed|Cannot read.*Nothing was changed"):
         go_on(tmp_path / "r")
     assert before and (tmp_path / "r" / "metrics.jsonl").read_bytes() == before
 

@@ -1,4 +1,4 @@
-"""The round with the best validation scores is the model that a run ends with."""
+"""A run ends with the model of the round with the best validation scores."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VALUES = {1: 0.2, 2: 0.7, 3: 0.7, 4: 0.6}
 
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> dict[int, set[str]]:
-    """Validation accuracies by round are given in advance, so that the best round is known. Returns who gives none in which round."""
+    """Set the validation accuracies by round; return the clients that report none, by round."""
     original = Experiment.evaluate
     quiet: dict[int, set[str]] = {}
 
@@ -97,7 +97,7 @@ def test_another_model_never_passes_for_the_best_one(tmp_path: Path, damage: str
         newest.write_bytes(newest.read_bytes()[:-7] + b"damaged")
     named = "manifest-000002.json" if damage == "all gone" else newest.name
     with pytest.raises(
-        RunFolderError, match=rf"that of round 2, is lost: .*{named}.*another --out, or begin another run from its last state"
+        RunFolderError, match=rf"\(round 2\) is lost: .*{named}.*another --out, or start another run from its last state"
     ):
         go_on(tmp_path / "cut")
 
@@ -105,7 +105,7 @@ def test_another_model_never_passes_for_the_best_one(tmp_path: Path, damage: str
 def test_a_best_round_that_later_ones_overwrote_is_found_again_or_missed_aloud(
     tmp_path: Path, silent: dict[int, set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed in round 4 with a checkpoint of round 1: the best of then lies under the two that came later."""
+    """Killed in round 4 with a checkpoint of round 1: two later rounds have overwritten its best state."""
     for number, value in enumerate((0.1, 0.2, 0.3, 0.2), 1):
         monkeypatch.setitem(VALUES, number, value)
     whole = select(None)
@@ -126,7 +126,7 @@ def test_a_best_round_that_later_ones_overwrote_is_found_again_or_missed_aloud(
         assert not (tmp_path / name / "best" / "manifest-000001.json").exists()
     assert go_on(tmp_path / "found").digest == whole.digest
     silent |= {number: {"small"} for number in (2, 3, 4)}
-    with pytest.raises(RunFolderError, match=r"that of round 1, is lost: .*best holds later rounds only"):
+    with pytest.raises(RunFolderError, match=r"\(round 1\) is lost: .*best contains only later rounds"):
         go_on(tmp_path / "missed")
 
 
@@ -141,12 +141,12 @@ def test_rounds_are_compared_over_the_same_clients_only(
     silent[2] = {"small", "big"}
     select(tmp_path / "run")
     assert chosen_round(tmp_path / "run") == {3}
-    assert "Round 2 cannot be the best one: no validation scores came from big, small." in caplog.messages
+    assert "Round 2 cannot be selected: no validation scores from big, small." in caplog.messages
 
 
 def test_where_no_round_can_be_chosen_the_last_is_looked_at_again(tmp_path: Path, silent: dict[int, set[str]]) -> None:
     silent |= {number: set(SIZES) for number in VALUES}
-    with pytest.raises(TooFewReplies, match="a round in which all 3 clients answer with validation scores, and there was none"):
+    with pytest.raises(TooFewReplies, match="a round in which all 3 clients report validation scores, and there was none"):
         select(tmp_path / "run")
     silent.clear()
     assert go_on(tmp_path / "run").digest == train_run(experiment_of(), None).digest
@@ -247,7 +247,7 @@ def test_other_runs_score_nothing_after_training() -> None:
 
 def test_choosing_by_what_clients_have_trained_needs_validation_data() -> None:
     bare = replace(tiny_federation(), clients=tuple(replace(client, validation=None) for client in tiny_federation().clients))
-    with pytest.raises(DataError, match="--selection best_local_validation chooses a round on validation data"):
+    with pytest.raises(DataError, match="--selection best_local_validation needs validation data"):
         Experiment(Settings(selection="best_local_validation"), bare, model=tiny_net())
 
 
@@ -274,7 +274,7 @@ LAST_SCORES = (0.5, 0.9, 0.8, 0.7)
 
 @pytest.fixture
 def given_tests(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Test accuracies by round are given in advance. Returns the rounds that were scored."""
+    """Set the test accuracies by round; return the scored rounds."""
     scored: list[int] = []
 
     def given(self: Experiment, split: str = "test", newcomer: str | None = None, in_detail: bool = False) -> list[Row]:
@@ -337,7 +337,7 @@ def test_the_last_rounds_are_scored_next_to_the_best_validation_round(tmp_path: 
 
 @pytest.mark.usefixtures("given_tests")
 def test_a_last_round_that_is_not_typical_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds 1 to 3 have mean 0.8 and deviation 0.1: 0.59 is further than two deviations, 0.61 is not."""
+    """Rounds 1 to 3 have mean 0.8 and deviation 0.1: 0.59 is more than two deviations away, 0.61 is not."""
     for last, told in ((0.59, True), (0.61, False)):
         monkeypatch.setattr(sys.modules[__name__], "LAST_SCORES", (0.9, 0.8, 0.7, last))
         result = train_run(experiment_of(evaluate_every=1), None)

@@ -1,4 +1,4 @@
-"""Trackers, against real local stores; each test is skipped where its tracker is not installed."""
+"""Trackers with real local stores; tests are skipped if a tracker is not installed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from polyfed.errors import PolyfedError, SettingError
 
 DATA = "digits-mini(per_domain=16)"
 QUICK = {"rounds": 2, "batch_size": 16, "evaluate_every": 1}
-# Packages of others warn of their own deprecations while they are imported.
+# Third-party packages emit deprecation warnings on import.
 LONG = 120.0
-"""A hang guard, for a busy machine."""
+"""Seconds before a hanging test fails."""
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -63,7 +63,7 @@ def test_wandb_offline_files_are_written(tmp_path: Path, monkeypatch: pytest.Mon
     (file,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
     deadline = time.monotonic() + LONG
     while b"seen/pen/accuracy" not in file.read_bytes() and time.monotonic() < deadline:
-        time.sleep(0.2)  # wandb writes in a process of its own
+        time.sleep(0.2)  # wandb writes in a separate process
     content = file.read_bytes()
     assert b"seen/pen/accuracy" in content and b"fedbn" in content
 

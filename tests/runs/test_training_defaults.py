@@ -1,4 +1,4 @@
-"""Learning rate, optimizer and batch size that data sets and models declare: who wins, what is recorded, and what is said."""
+"""Learning rate, optimizer and batch size declared by data sets and models: precedence, records and messages."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from helpers import tiny_runs
 from polyfed.core.data_types import Federation, TrainsWith
 from polyfed.data.registry import data_sets
 from polyfed.flower.app import read_settings, settings_text
-from polyfed.runs.callbacks.training_metrics import start_of
+from polyfed.runs.callbacks.training_metrics import initial_loss
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.run_folder import RunFolder
-from polyfed.runs.training_defaults import training_words, with_declared, with_declared_by_name
+from polyfed.runs.training_settings import describe_training, with_declared, with_declared_by_name
 from polyfed.setting_facts import Unset
 from polyfed.settings import Settings
 from polyfed.studies.compare.compare import ComparedRuns
@@ -146,7 +146,7 @@ def test_an_estimate_counts_batches_of_the_declared_size() -> None:
 
 
 def test_words() -> None:
-    assert training_words(Settings(), {}) == "lr 0.05, sgd, batch 32"
+    assert describe_training(Settings(), {}) == "lr 0.05, sgd, batch 32"
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture, method: str = "fedavg", **settings: Any) -> list[str]:
@@ -158,14 +158,14 @@ def warnings_of(caplog: pytest.LogCaptureFixture, method: str = "fedavg", **sett
 
 def test_a_loss_above_its_start_is_said_once_and_a_rate_is_suggested(caplog: pytest.LogCaptureFixture) -> None:
     (warned,) = warnings_of(caplog, lr=3.0, rounds=3, local_epochs=3)
-    assert "above its start (1.1, the chance level)" in warned and warned.endswith("--lr 1.")
+    assert "above the chance level (1.1)" in warned and warned.endswith("--lr 1.")
     assert not warnings_of(caplog, lr=0.05, rounds=3, local_epochs=3)
 
 
 def test_a_loss_that_something_is_added_to_has_no_known_start() -> None:
-    assert start_of(tiny_runs.built("fedavg")) == pytest.approx(1.0986, abs=1e-4)
-    assert start_of(tiny_runs.built("fedprox(mu=1.0)")) is None
-    assert start_of(tiny_runs.built("fedavg", loss="weighted_focal")) is None
+    assert initial_loss(tiny_runs.built("fedavg")) == pytest.approx(1.0986, abs=1e-4)
+    assert initial_loss(tiny_runs.built("fedprox(mu=1.0)")) is None
+    assert initial_loss(tiny_runs.built("fedavg", loss="weighted_focal")) is None
 
 
 def test_a_loss_that_is_not_finite_suggests_a_rate() -> None:
@@ -174,7 +174,7 @@ def test_a_loss_that_is_not_finite_suggests_a_rate() -> None:
 
 
 def test_a_declared_rate_does_not_go_with_an_optimizer_of_the_methods_own() -> None:
-    """The data declare a rate for SGD; Adam has the general one, as in a run with --optimizer adam."""
+    """The data set declares a rate for SGD; Adam uses the general one, as in a run with --optimizer adam."""
     runs = ComparedRuns(Settings(), "fedavg; fedavg with optimizer=adam", data=declaring(SGD), model=TinyNet())
     assert [(run.settings.optimizer, run.settings.lr) for run in runs.runs] == [("sgd", 0.02), ("adam", 0.05)]
 

@@ -1,4 +1,4 @@
-"""Code that only a foreign run folder or recipe names is not run; asked for, it is."""
+"""Code named by a run folder or recipe of another account runs only if the user requests it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def build(classes, input_shape):
 
 
 class Foreign:
-    """A run folder and a recipe of somebody else, which name a file and a module that leave a mark when they are run."""
+    """A run folder and a recipe of another account, whose code leaves a mark when it runs."""
 
     def __init__(self, home: Path, run: Path, images: Path, setting: str) -> None:
         self.name = f"evil_{uuid.uuid4().hex[:12]}"
@@ -68,7 +68,7 @@ class Foreign:
 def foreign(request: pytest.FixtureRequest, polyfed: Command, images: Path, tmp_path: Path) -> Foreign:
     assert polyfed("run", images, "--out", "run", "-q", *SHORT).code == 0
     for manifest in sorted((tmp_path / "run" / "checkpoint").glob("manifest-*"))[1:]:
-        manifest.unlink()  # so that there is something to go on with
+        manifest.unlink()  # so that the run can be resumed
     return Foreign(tmp_path, tmp_path / "run", images, request.param)
 
 
@@ -124,7 +124,7 @@ def test_inspect_shows_the_code_and_imports_nothing(foreign: Foreign, polyfed: C
     assert len(found["code"]) == 1 and foreign.name in found["code"][0]
     assert found["checkpoint"].startswith("round 0, not finished")
     assert foreign.name in polyfed("inspect", foreign.run).out.replace("\n", "")
-    words = f"import sys\nfrom polyfed.runs.folder.inspection import inspected\ninspected({str(foreign.run)!r})\nassert 'torch' not in sys.modules"
+    words = f"import sys\nfrom polyfed.runs.folder.inspection import inspect_run\ninspect_run({str(foreign.run)!r})\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", words], check=True)
     assert not foreign.ran
 
@@ -134,7 +134,7 @@ def test_inspect_says_what_is_wrong_in_a_sentence(polyfed: Command, tmp_path: Pa
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "run.toml").write_text('settings = 3\nmethod = []\noutline = "x"\n')
     (tmp_path / "odd" / "checkpoint").write_text("a file")
-    assert "cannot be read" in polyfed("inspect", "odd", "--json").json["problems"][0]
+    assert "Cannot read" in polyfed("inspect", "odd", "--json").json["problems"][0]
 
 
 def test_python_runs_no_code_of_a_foreign_folder(foreign: Foreign) -> None:
@@ -161,7 +161,7 @@ def test_trust_without_a_recipe_is_refused(polyfed: Command, images: Path) -> No
 
 
 class Own:
-    """A run of this account whose method and model are in files of its own."""
+    """A run of this account with custom method and model files."""
 
     def __init__(self, home: Path, polyfed: Command, images: Path) -> None:
         self.name = f"mine_{uuid.uuid4().hex[:12]}"
@@ -262,7 +262,7 @@ def test_without_a_place_for_the_key_runs_are_written_unsealed(tmp_path: Path, m
 
 
 def test_the_doctor_accepts_a_model_that_the_user_names(polyfed: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It measures with settings of its own, which must not lose what the user named."""
+    """It measures with changed settings, which must keep the code that the user named."""
     (tmp_path / "mine_for_the_doctor.py").write_text(
         "from torch import nn\n\ndef net(classes):\n    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), "
         "nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, classes))\n"

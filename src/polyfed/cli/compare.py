@@ -197,7 +197,7 @@ def _fitting(rows: Sequence[MethodRow], width: int, view: View) -> FittedTable:
 
 def _method_table(rows: Sequence[MethodRow], stacked: bool) -> FittedTable:
     """Return a row for each method, the best of each column in bold; stacked, errors are below their numbers."""
-    from polyfed.runs.headline import BASELINE
+    from polyfed.runs.scores import BASELINE
     from polyfed.studies.report.run_set import RunSet
     from polyfed.studies.report.words import percent
 

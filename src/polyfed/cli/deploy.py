@@ -40,7 +40,7 @@ def init(folder: str, recipe: str, changes: Sequence[str], trust: bool) -> None:
 
 def runnable_settings(recipe: str, changes: Sequence[str], trust: bool) -> Settings:
     """Return the settings of a recipe; say now what server and nodes would only say when they start."""
-    from polyfed.runs.training_defaults import with_declared_by_name
+    from polyfed.runs.training_settings import with_declared_by_name
     from polyfed.studies.compare.recipes.checks import problems_of
 
     settings = with_declared_by_name(chosen_settings(None, {}, changes, recipe, trust))

@@ -14,7 +14,7 @@ from polyfed.cli.tables import print_table
 from polyfed.settings import FACTS
 
 if TYPE_CHECKING:
-    from polyfed.runs.evaluate import Evaluation
+    from polyfed.runs.reopen import Evaluation
 
 
 @command(

@@ -12,9 +12,9 @@ from polyfed.studies.report.words import byte_words
 @shared("run", "json")
 def inspect(path: str, as_json: bool) -> None:
     """Show what a run folder contains, and what code it names, without running any of it."""
-    from polyfed.runs.folder.inspection import inspected
+    from polyfed.runs.folder.inspection import inspect_run
 
-    found = inspected(path)
+    found = inspect_run(path)
     if as_json:
         print_json(found)
         return

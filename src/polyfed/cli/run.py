@@ -107,7 +107,7 @@ def report(result: Result, as_json: bool, quiet: bool, view: View) -> None:
 
 def print_scores(summary: dict[str, Any], title: str | None = None, view: View = FITTED) -> None:
     """Print the headline measure by domain, with the share of the most frequent class beside every accuracy; seen and unseen apart."""
-    from polyfed.runs.headline import BASELINE
+    from polyfed.runs.scores import BASELINE
     from polyfed.studies.report.run_record import domain_rows
     from polyfed.studies.report.words import percent, rounds_words
     from polyfed.tasks.metrics import MEASURES

@@ -28,13 +28,13 @@ from polyfed.flower.wire.transport import Transport
 from polyfed.flower.wire.waits import shorten_server
 from polyfed.runs.callbacks.callback import Callback, RunState
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.folder.left_files import needs_file
+from polyfed.runs.folder.final_files import needs_file
 from polyfed.runs.folder.paths import Reopening, anchored, default_name, free_folder
 from polyfed.runs.folder.run_folder import HELD_BY_NODES, RunFolder
 from polyfed.runs.lifecycle import resume, train_run
 from polyfed.runs.malloc import keep_freed_pages
 from polyfed.runs.result import Result
-from polyfed.runs.training_defaults import with_one_model
+from polyfed.runs.training_settings import with_one_model
 from polyfed.settings import AUTO, FACTS, Settings
 from polyfed.tasks.task import Headline
 
@@ -115,7 +115,7 @@ def _recorded(settings: Settings, federation: Federation, roster: Roster, config
                 f"To test unseen domains ({', '.join(federation.unseen)}) the server needs the layers that {experiment.method} keeps "
                 "at the nodes. Let it ask for them (--run-config 'newcomer-model=true'), or leave unseen-data out."
             )
-        experiment.head_by(as_reported(experiment))
+        experiment.set_headline(as_reported(experiment))
         experiment.given = [HELD_BY_NODES]
         for notice in experiment.notices:
             log.warning("%s", notice)

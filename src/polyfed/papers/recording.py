@@ -20,7 +20,7 @@ from polyfed.papers.grid import folder_of
 from polyfed.papers.ledger import DEFAULTS, DIVERGED, FINISHED, Record, identity_of, packed_bits, recorded_settings
 from polyfed.runs.callbacks.callback import Callback, Callbacks
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.folder.lock import once_free
+from polyfed.runs.folder.lock import retry_when_free
 from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
@@ -65,7 +65,7 @@ def train_recorded(
         return train_run(experiment, path, [run_callbacks])
 
     try:
-        result = once_free(work, runs.message)
+        result = retry_when_free(work, runs.message)
     except (NotFinite, TooFewReplies) as error:
         if isinstance(error, TooFewReplies) and settings.drop:
             raise

@@ -1,1 +1,1 @@
-"""The life of a run: assembled from settings, trained, recorded in a folder, checkpointed, resumed, opened again, compared."""
+"""Everything about one run: build, train, checkpoint, resume, reopen and score it."""

@@ -1,4 +1,4 @@
-"""From settings to the things a run needs: federation, model, plan, bench, server."""
+"""Build the federation, model, sharing plan and workbench of a run from its settings."""
 
 from __future__ import annotations
 
@@ -31,18 +31,17 @@ from polyfed.runs.model_checks import check_entries, check_output, materialise, 
 from polyfed.settings import AUTO, Settings
 from polyfed.tasks.known import require_measure, require_same, task_for
 from polyfed.tasks.losses import Loss, task_loss
-from polyfed.tasks.task import Task
 from polyfed.trust import Trust, code_in, names_function
 
 
 def build_data_set(data: Any, settings: Settings, recorded_shape: Sequence[int] | None = None) -> DataSet:
-    """A data set from its name, a folder, a DataSet, or torch data sets by domain.
+    """Build a data set from its name, a folder, a DataSet, or torch data sets per domain.
 
     Args:
-        data: the data.
-        settings: of the run.
-        recorded_shape: of the inputs of a run that is opened again: where it was not begun at the size that its weights want, images
-            are not read at that size now.
+        data: The data.
+        settings: Settings of the run.
+        recorded_shape: Input shape of a run that is opened again. If the run did not use the image size of its pretrained weights, the
+            images are not read at that size now.
     """
     if isinstance(data, DataSet):
         return data
@@ -50,22 +49,26 @@ def build_data_set(data: Any, settings: Settings, recorded_shape: Sequence[int] 
         return from_torch(data, settings.task)
     if not isinstance(data, str | Path):
         raise DataError(
-            f"Cannot use {type(data).__name__} as data: give a name, a folder, or {{domain: (train, test)}} of torch data sets."
+            f"Cannot use {type(data).__name__} as data. Pass a name, a folder, or {{domain: (train, test)}} with torch data sets."
         )
     text = str(data)
     images = images_of_weights(settings.model)
-    asked = {} if settings.task == AUTO else {"task": settings.task}
+    options = {} if settings.task == AUTO else {"task": settings.task}
     if images is None or (recorded_shape is not None and tuple(recorded_shape[-2:]) != (images.side, images.side)):
-        return data_set_with(text, settings, asked)
-    built = data_set_with(text, settings, {**asked, "size": images.side})
-    return _at_size_of_weights(built, settings) if "size" in _open_options(text, settings) else built
+        return data_set_with(text, settings, options)
+    built = data_set_with(text, settings, {**options, "size": images.side})
+    if "size" not in _open_options(text, settings):
+        return built
+    side = built.domains[0].train.batch(slice(0, 1))[0].shape[-1]
+    note = f"Images are read at {side}x{side} pixels, the size for the weights of {settings.model}. Use size=... in DATA for another size."
+    return dataclasses.replace(built, notes=(*built.notes, note))
 
 
 def data_set_with(text: str, settings: Settings, wanted: Mapping[str, int | bool | str]) -> DataSet:
-    """A data set from its name, a folder or a table, with these values of options that it has and its text leaves open."""
+    """Build a data set from its name, a folder or a table, with these options, if it has them and the text does not set them."""
     if "/" in text.split("(")[0] and not is_own_data(text):
         raise DataError(
-            f"There is no folder or table {text}. Data are a name (polyfed ls data), a folder root/<domain>/<class>/*, or a table "
+            f"Folder or table not found: {text}. Pass a data set name (polyfed ls data), a folder root/<domain>/<class>/*, or a table "
             "of images (.csv, .tsv, .parquet)."
         )
     given = {name: value for name, value in wanted.items() if name in _open_options(text, settings)}
@@ -74,11 +77,11 @@ def data_set_with(text: str, settings: Settings, wanted: Mapping[str, int | bool
     try:
         return data_sets.build(text, **_root(settings), **given)
     except UnknownName as error:
-        raise UnknownName(f"{error} A folder root/<domain>/<class>/* works too.") from error
+        raise UnknownName(f"{error} A folder root/<domain>/<class>/* is also possible.") from error
 
 
 def _open_options(text: str, settings: Settings) -> Collection[str]:
-    """The options of data that their text says nothing of."""
+    """Return the options of a data set that the text does not set."""
     if is_own_data(text):
         return options_of_own_data(text)
     name = text.split("(")[0].strip()
@@ -91,43 +94,41 @@ def _root(settings: Settings) -> dict[str, str]:
     return {} if settings.root is None else {"root": settings.root}
 
 
-def _at_size_of_weights(data: DataSet, settings: Settings) -> DataSet:
-    """The data set with a note that says where the size of its images comes from."""
-    side = data.domains[0].train.batch(slice(0, 1))[0].shape[-1]
-    note = f"Images are read at {side}x{side} pixels, the size that the weights of {settings.model} want; size=... in the text of the data says otherwise."
-    return dataclasses.replace(data, notes=(*data.notes, note))
-
-
 def reads_files(text: str) -> bool:
-    """Whether the root of the settings says where these data are."""
+    """Return True if ``root`` applies to this data."""
     name = text.split("(")[0].strip()
     return not is_own_data(text) and (name not in data_sets or "root" in data_sets.find(name).signature.parameters)
 
 
 def from_torch(data: Mapping[str, Any], task: str = AUTO) -> DataSet:
-    """A data set from torch data sets (or pairs of tensors): ``{domain: (train, test)}`` or ``{domain: (train, validation, test)}``.
+    """Build a data set from torch data sets or pairs of tensors.
 
     Args:
-        data: what each domain has.
-        task: what is learnt, or "auto": as the targets tell.
+        data: ``{domain: (train, test)}`` or ``{domain: (train, validation, test)}``.
+        task: Name of the task; "auto" infers it from the targets.
     """
     domains = []
     for name, parts in data.items():
         if not isinstance(parts, tuple | list) or len(parts) not in (2, 3):
-            raise DataError(f"Domain {name!r}: give (train, test) or (train, validation, test), found {type(parts).__name__}.")
+            raise DataError(f"Domain {name!r} must be (train, test) or (train, validation, test), got {type(parts).__name__}.")
         examples = [_examples(part) for part in parts]
         domains.append(
             Domain(str(name), train=examples[0], test=examples[-1], validation=examples[1] if len(examples) == 3 else None)
         )
     if not domains:
-        raise DataError("No domains were given. Give {domain: (train, test)} of torch data sets.")
-    targets = {f"{what} of domain {d.name}": part.labels for d in domains for what, part in _parts(d) if len(part)}
+        raise DataError("There are no domains. Pass {domain: (train, test)} with torch data sets.")
+    targets = {
+        f"{what} of domain {d.name}": part.labels
+        for d in domains
+        for what, part in (("training part", d.train), ("test part", d.test))
+        if len(part)
+    }
     if not targets:
-        raise DataError("The domains hold no examples. Give (train, test) with some in each.")
+        raise DataError("The domains contain no examples. Pass (train, test) with examples in each.")
     found = task_for(task, list(targets.values()))
     for whose, own in targets.items():
         if problem := found.problem(own):
-            raise DataError(f"Targets of the {whose} {problem}. {found.name.capitalize()} takes {found.targets}.")
+            raise DataError(f"Targets of the {whose} {problem}. {found.name.capitalize()} needs {found.targets}.")
     return DataSet(
         "given data",
         tuple(str(index) for index in range(found.width(list(targets.values())))),
@@ -138,11 +139,6 @@ def from_torch(data: Mapping[str, Any], task: str = AUTO) -> DataSet:
     )
 
 
-def _parts(domain: Domain) -> Iterator[tuple[str, Examples]]:
-    """The parts that say how many classes there are."""
-    yield from (("training part", domain.train), ("test part", domain.test))
-
-
 def _examples(part: Any) -> Examples:
     if isinstance(part, Examples):
         return part
@@ -150,11 +146,11 @@ def _examples(part: Any) -> Examples:
         return ArrayExamples(part[0], part[1])
     if hasattr(part, "__getitem__") and hasattr(part, "__len__"):
         return DatasetExamples(part)
-    raise DataError(f"Cannot take examples from {type(part).__name__}: give a map-style torch data set or a pair of tensors.")
+    raise DataError(f"Cannot read examples from {type(part).__name__}. Pass a map-style torch data set or a pair of tensors.")
 
 
 def build_federation(data: Any, settings: Settings, recorded_shape: Sequence[int] | None = None) -> Federation:
-    """A federation from data, the partition, and the domains left out; ``recorded_shape`` is as for ``build_data_set``."""
+    """Partition data across clients, and hold out the unseen domains; ``recorded_shape`` as for ``build_data_set``."""
     if isinstance(data, Federation):
         require_same(settings.task, data.task, data.name)
         _check_labels(data)
@@ -165,12 +161,12 @@ def build_federation(data: Any, settings: Settings, recorded_shape: Sequence[int
         dataset.task.check(domain.train, f"domain {domain.name}", len(dataset.classes))
     federation = federate(dataset, settings.partition, settings.unseen, settings.seed, settings.few_shot, settings.unseen_part)
     _check_labels(federation)
-    # A data set is made by code that runs here already, not by a file.
+    # Data sets come from code that already runs here, not from a file.
     return dataclasses.replace(federation, trusts_default_model=True)
 
 
 def _check_labels(federation: Federation) -> None:
-    """Refuse training and validation targets that the task does not have; the client and the target are named."""
+    """Raise an error that names the client and target if training or validation targets are invalid for the task."""
     for client in federation.clients:
         for examples in (client.train, client.validation):
             if examples is not None:
@@ -180,7 +176,7 @@ def _check_labels(federation: Federation) -> None:
 def build_model(
     model: str | nn.Module | Callable[..., nn.Module] | None, federation: Federation, seed: int, trust: Trust
 ) -> nn.Module:
-    """A model by name, from ``module.path:function``, from a function, or a copy of a given one."""
+    """Build a model from its name, ``module.path:function`` or a function, or copy a given one."""
     sample = federation.sample_input()
     context = {"classes": len(federation.classes), "input_shape": tuple(sample.shape[1:])}
     if model is None or model == "":
@@ -203,7 +199,7 @@ def _built(model: str | nn.Module | Callable[..., nn.Module], context: Mapping[s
 
 
 def imported(text: str, trust: Trust) -> Callable[..., nn.Module]:
-    """The function named ``module.path:function``, if it is trusted; the working folder is searched too."""
+    """Import ``module.path:function``, if it is trusted, including from the working folder."""
     trust.require(code_in(model=text))
     module_name, _, name = text.partition(":")
     here = str(Path.cwd())
@@ -216,7 +212,7 @@ def imported(text: str, trust: Trust) -> Callable[..., nn.Module]:
     except (Exception, SystemExit) as error:
         raised = str(error) if isinstance(error, ImportError | AttributeError | ValueError) else f"{type(error).__name__}: {error}"
         raise ModelError(
-            f"Cannot find the model {text}: {raised}. Write it as module.path:function; the module is looked for in this folder too."
+            f"Cannot import the model {text}: {raised}. Use the form module.path:function; the working folder is searched too."
         ) from error
     if not callable(found):
         raise ModelError(f"{text} is not a function that builds a model.")
@@ -234,8 +230,8 @@ def _called(build: Callable[..., nn.Module], context: Mapping[str, Any], name: s
         raise
     except (Exception, SystemExit) as error:
         raise ModelError(
-            f"{name} could not build a model: it raised {type(error).__name__}{f': {error}' if str(error) else ''}. It is called with "
-            f"those of classes={context['classes']} and input_shape={context['input_shape']} that it takes."
+            f"{name} could not build a model: it raised {type(error).__name__}{f': {error}' if str(error) else ''}. It receives "
+            f"classes={context['classes']} and input_shape={context['input_shape']}, if it has these parameters."
         ) from error
     if not isinstance(made, nn.Module):
         raise ModelError(f"{name} returned {type(made).__name__}, not a torch module.")
@@ -243,7 +239,7 @@ def _called(build: Callable[..., nn.Module], context: Mapping[str, Any], name: s
 
 
 def _load_initial(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
-    """Load initial weights if all names and shapes are the model's; say whether they were."""
+    """Load initial weights, and return True, if all names and shapes match."""
     own = model.state_dict()
     if set(own) - set(state) or any(own[name].shape != state[name].shape for name in own):
         return False
@@ -254,44 +250,47 @@ def _load_initial(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
 def prepared_model(
     settings: Settings, method: Method, federation: Federation, model: Any, initial: Mapping[str, Tensor] | None
 ) -> nn.Module:
-    """The model after surgery, with initial weights where they fit: before the surgery or after it."""
+    """Return the model after surgery, with initial weights loaded before or after the surgery, whichever fits."""
     built = build_model(model if model is not None else settings.model, federation, settings.seed, settings.trust)
     check_output(built, federation)
     check_entries(built)
     loaded = initial is not None and _load_initial(built, initial)
     with default_stream(settings.seed, "surgery"):
         for operate in method.surgery:
-            built = operated(operate, built, federation.sample_input(), settings.head, method)
+            built = _operated(operate, built, federation.sample_input(), settings.head, method)
     if method.surgery:
         check_output(built, federation)
     if initial is not None and not loaded and not _load_initial(built, initial):
-        strange = sorted(set(built.state_dict()) ^ set(initial))[:3]
-        raise ModelError(f"--init does not fit {type(built).__name__}: names or shapes differ ({', '.join(strange) or 'shapes'}).")
+        differing = sorted(set(built.state_dict()) ^ set(initial))[:3]
+        raise ModelError(
+            f"--init does not fit {type(built).__name__}: names or shapes differ ({', '.join(differing) or 'shapes'})."
+        )
     require_trainable(built)
     return built
 
 
 def normalised_for(model: nn.Module, federation: Federation) -> Federation:
-    """The federation with images normalised as the model's published weights want it, where the model says so (``model.normalisation``)."""
-    wanted = getattr(model, "normalisation", None)
-    if not wanted:
+    """Return the federation with the normalisation that the pretrained weights require (``model.normalisation``), if any."""
+    normalisation = getattr(model, "normalisation", None)
+    if not normalisation:
         return federation
-    mean, std = wanted
+    mean, std = normalisation
     return dataclasses.replace(federation, preparation=dataclasses.replace(federation.preparation, mean=mean, std=std))
 
 
-def operated(operate: Surgery | HeadSurgery, model: nn.Module, sample: Tensor, named_head: str | None, method: Method) -> nn.Module:
-    """The model after one surgery; one that asks for the head is given its path."""
+def _operated(
+    operate: Surgery | HeadSurgery, model: nn.Module, sample: Tensor, named_head: str | None, method: Method
+) -> nn.Module:
     if not declared(operate).needs_head:
         return cast("Surgery", operate)(model)
     head, doubt = find_head(model, sample, named_head)
     if head is None:
-        raise ModelError(f"{method} changes the model at its head: {doubt}.")
+        raise ModelError(f"{method} replaces the head of the model: {doubt}.")
     return cast("HeadSurgery", operate)(model, head)
 
 
 def build_bench(settings: Settings, method: Method, federation: Federation, model: nn.Module) -> Workbench:
-    """The plan for this model, and the bench clients work at."""
+    """Build the sharing plan for this model, and the workbench of the clients."""
     head, doubt = find_head(model, federation.sample_input(), settings.head)
     entries = entries_of(model, head)
     entries |= optimizer_entries(entries, settings.optimizer_buffers)
@@ -300,85 +299,81 @@ def build_bench(settings: Settings, method: Method, federation: Federation, mode
     only_share = [part.name for part in method.parts if part.filled_slots == ["sharing"]]
     check_none_redundant(entries, method.sharing, settings.rounds, only_share)
     plan = Plan(entries, method.sharing, settings.rounds)
-    _refuse_task(method, federation.task)
+    for part in method.parts:
+        if part.facts.class_labels:
+            federation.task.require_class_labels(part.name if method.parts == (part,) else f"{method}: {part.name}")
     if settings.sampling == "balanced":
         federation.task.require_class_labels("--sampling balanced")
     require_measure(settings.metric, federation.task)
     if settings.patience:
         require_measure(settings.patience[0], federation.task)
     loss = build_loss(settings.loss, federation)
-    device = chosen_device(settings.device)
-    _refuse_two_samplings(settings, method)
-    classes, task, shape = len(federation.classes), federation.task, tuple(federation.sample_input().shape[1:])
+    if method.sampling is not None and settings.sampling != Settings.sampling:
+        raise SettingError(
+            f"--sampling {settings.sampling} does not work with {method}, which defines its sampling. Remove the option."
+        )
     bench = Workbench(
-        model, method, plan, settings, federation.preparation, loss, classes, head, device=device, task=task, input_shape=shape
+        model,
+        method,
+        plan,
+        settings,
+        federation.preparation,
+        loss,
+        len(federation.classes),
+        head,
+        device=chosen_device(settings.device),
+        task=federation.task,
+        input_shape=tuple(federation.sample_input().shape[1:]),
     )
-    _refuse_single_samples(bench)
+    if bench.batch_norms and settings.batch_size == 1 and settings.last_batch != "keep":
+        raise SettingError(
+            f"{method}: {type(model).__name__} has batch norm, which cannot train on batches of one sample. "
+            "Use --batch-size 2 or more, or replace the norm (fedavg + group_norm)."
+        )
     for item in filled_slots(method):
         declared(item).check(bench)
     return bench
 
 
 def filled_slots(method: Method) -> Iterator[Any]:
-    """Everything a method has put into its slots."""
+    """Yield all items in the slots of a method."""
     for slot in SLOTS:
         yield from method.items(slot)
 
 
 def build_loss(text: str, federation: Federation) -> Loss:
-    """The task loss; one that asks for the numbers of examples by class is given them."""
     return task_loss(text, federation.task, class_counts(federation))
 
 
 def class_counts(federation: Federation) -> list[int]:
-    """Training examples of each class over all clients, where the task counts any."""
+    """Return the number of training examples of each class over all clients, if the task has classes."""
     counts = [federation.task.class_counts(client.train, len(federation.classes)) for client in federation.clients]
     return [sum(column) for column in zip(*counts, strict=True)]
 
 
-def _refuse_task(method: Method, task: Task) -> None:
-    for part in method.parts:
-        if part.facts.class_labels:
-            task.require_class_labels(part.name if method.parts == (part,) else f"{method}: {part.name}")
-
-
-def _refuse_single_samples(bench: Workbench) -> None:
-    """Reject batches of one sample with batch norm before the first round."""
-    if bench.batch_norms and bench.settings.batch_size == 1 and bench.settings.last_batch != "keep":
-        raise SettingError(
-            f"{bench.method}: {type(bench.model).__name__} has batch norm, which cannot train on batches of one sample. "
-            "Use --batch-size 2 or more, or replace the norm (fedavg + group_norm)."
-        )
-
-
-def _refuse_two_samplings(settings: Settings, method: Method) -> None:
-    """Refuse a sampling of the settings where the method draws batches in its own way."""
-    if method.sampling is not None and settings.sampling != Settings.sampling:
-        raise SettingError(f"{method} draws its batches in its own way: use --sampling shuffled, not {settings.sampling}.")
-
-
-def refuse_absent(settings: Settings, method: Method, clients: int) -> None:
-    """Refuse to leave clients out of a round where the method needs all of them."""
+def require_full_participation(settings: Settings, method: Method, clients: int) -> None:
     if method.facts.full_participation and settings.sampled(clients) < clients:
-        raise SettingError(f"{method}: every client must take part in every round; leave --clients-per-round out.")
+        raise SettingError(f"{method}: every client must take part in every round. Remove --clients-per-round.")
 
 
 def notices(settings: Settings, method: Method, bench: Workbench, clients: int) -> list[str]:
-    """What a user should know before the run: contradictions that are allowed but cost something."""
+    """Return notices for the user before the run: allowed settings with an unwanted or no effect."""
     notes = {id(item): declared(item).notice(bench, clients) for item in filled_slots(method)}
     found = [text for text in dict.fromkeys(notes.values()) if text]
     sampled = settings.sampled(clients)
     if (bench.plan.keeps_state or method.facts.client_state) and sampled < clients:
         found.append(
-            f"{method} keeps state at clients, but only {sampled} of {clients} take part in a round: state will be old or missing for many."
+            f"{method} keeps state at clients, but only {sampled} of {clients} clients train per round: the state of many is old or missing."
         )
     if method.facts.data_derived_uploads:
-        found.append(f"{method} sends more than model entries: {method.facts.data_derived_uploads}.")
+        found.append(f"{method} uploads more than model entries: {method.facts.data_derived_uploads}.")
     if method.newcomer is not None and settings.newcomer != Settings().newcomer:
-        found.append(f"{method} decides itself what a newcomer gets; --newcomer {settings.newcomer} is not used.")
+        found.append(f"--newcomer {settings.newcomer} has no effect: {method} defines its own newcomer model.")
     if settings.root is not None and not reads_files(settings.data):
-        found.append(f"--root {settings.root} is not used: {settings.data} is not read from the files of a data set.")
+        found.append(f"--root {settings.root} has no effect: {settings.data} does not use files from a folder.")
     smallest = method.facts.smallest_batch or (2 if bench.batch_norms else 1)
     if settings.batch_size < smallest:
-        found.append(f"{method} is meant for batches of at least {smallest}; the batch size is {settings.batch_size}.")
+        found.append(
+            f"{method} is designed for batches of at least {smallest} samples, but the batch size is {settings.batch_size}."
+        )
     return found

@@ -1,4 +1,4 @@
-"""What a run costs: bytes, messages, and of this process seconds, CPU seconds and memory of training, without evaluations."""
+"""Costs of a run: bytes, messages, and the time, CPU time and memory that this process uses for training, without evaluations."""
 
 from __future__ import annotations
 
@@ -29,14 +29,12 @@ class Costs:
     """Running totals.
 
     Attributes:
-        bytes: direction, purpose and class of entry to a count; the class ``extra`` is what is no model entry.
-        messages: purpose to a count of questions to one client.
-        seconds: on the clock, for training and evaluation.
-        cpu_seconds: of this process, over all its threads, for training; empty where clients are trained by other processes.
-        memory: ``peak``: the most bytes this process used while it trained; ``increase``: how far that lies above what it used before.
-            Empty where it was not measured.
-        once: bytes of ``extra`` that went up in training before round 1, all clients together; None where only the sum with those of
-            the rounds is known (runs from before this was counted).
+        bytes: Maps direction, purpose and entry kind to bytes; the kind ``extra`` is everything except model entries.
+        messages: Maps the purpose to the number of requests to single clients.
+        seconds: Wall-clock time of training and evaluation.
+        cpu_seconds: CPU time of training in all threads of this process; empty if other processes train the clients.
+        memory: ``peak`` bytes that this process used during training, and their ``increase`` over the memory before; empty if not measured.
+        once: ``extra`` bytes that all clients uploaded in training before round 1; None for older runs, which recorded only the total.
     """
 
     bytes: dict[str, dict[str, dict[str, int]]] = field(default_factory=lambda: {"up": {}, "down": {}})
@@ -49,17 +47,17 @@ class Costs:
     def note(
         self, direction: str, purpose: str, payload: Payload, kinds: Mapping[str, Entry], when: int | None = None, times: int = 1
     ) -> None:
-        """Add a payload that was sent once, or to several clients; ``when`` is the round it belongs to, 0 before the first."""
-        classes = self.bytes[direction].setdefault(purpose, {})
+        """Add a payload that was sent ``times`` times; ``when`` is its round, 0 for the setup."""
+        by_kind = self.bytes[direction].setdefault(purpose, {})
         extra = times * size_of(payload.extras)
         for name, value in payload.entries.items():
             size = times * value.numel() * value.element_size()
             if name in kinds:
-                classes[kinds[name].kind] = classes.get(kinds[name].kind, 0) + size
+                by_kind[kinds[name].kind] = by_kind.get(kinds[name].kind, 0) + size
             else:
                 extra += size
         if extra:
-            classes[EXTRA] = classes.get(EXTRA, 0) + extra
+            by_kind[EXTRA] = by_kind.get(EXTRA, 0) + extra
         if self.once is not None and (direction, purpose, when) == ("up", TRAINING, 0):
             self.once += extra
 
@@ -67,7 +65,7 @@ class Costs:
         return sum(self.bytes[direction].get(purpose, {}).values())
 
     def left_clients(self) -> tuple[int | None, int | None]:
-        """Bytes that left clients in training and are no model entries: once, before round 1, and in the rounds; None: not known apart."""
+        """Return the bytes other than model entries that clients uploaded before round 1, and in the rounds; None if not recorded separately."""
         total = self.bytes["up"].get(TRAINING, {}).get(EXTRA, 0)
         return self.once, None if self.once is None else total - self.once
 
@@ -80,32 +78,17 @@ class Costs:
             self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - start
 
     def numbers(self) -> dict[str, Any]:
-        return {
-            "bytes": self.bytes,
-            "messages": self.messages,
-            "seconds": self.seconds,
-            "cpu_seconds": self.cpu_seconds,
-            "memory": self.memory,
-            "once": self.once,
-        }
+        return dict(vars(self))
 
     @classmethod
     def from_numbers(cls, numbers: Mapping[str, Any]) -> Costs:
-        """The costs from these numbers, also those of a version that counted less."""
-        bytes_ = numbers["bytes"]
-        sent_extras = bool(bytes_["up"].get(TRAINING, {}).get(EXTRA, 0))
-        return cls(
-            bytes_,
-            numbers["messages"],
-            numbers["seconds"],
-            numbers.get("cpu_seconds", {}),
-            numbers.get("memory", {}),
-            numbers.get("once", None if sent_extras else 0),
-        )
+        """Read the costs from a checkpoint; older versions recorded fewer of them."""
+        sent_extras = bool(numbers["bytes"]["up"].get(TRAINING, {}).get(EXTRA, 0))
+        return cls(**{"once": None if sent_extras else 0, **numbers})
 
 
 def size_of(value: Any) -> int:
-    """Bytes of extras: tensors by their values, numbers as 8, text as UTF-8."""
+    """Return the bytes of extras: the values of tensors, 8 for each number, and text as UTF-8."""
     return sum(map(_leaf_size, leaves_in(value)))
 
 
@@ -118,8 +101,6 @@ def _leaf_size(leaf: Any) -> int:
 
 
 def counted(send_request: SendRequest, costs: Costs, kinds: Mapping[str, Entry]) -> SendRequest:
-    """A backend whose traffic is counted."""
-
     def count(request: Request) -> Replies:
         times = Counter(map(id, request.payloads.values()))
         for payload in {id(payload): payload for payload in request.payloads.values()}.values():
@@ -135,15 +116,17 @@ def counted(send_request: SendRequest, costs: Costs, kinds: Mapping[str, Entry])
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
 LEFT_BEHIND = 2**20
-"""Freed memory that evaluations may leave with the process before it is worth returning to the system."""
+"""Bytes of freed memory that evaluations may leave before it is returned to the system."""
 
 
 class Meter:
-    """Measures while a run trains, and is paused while it is evaluated or saved.
+    """Measures the costs of training, and pauses during evaluations and checkpoints.
 
-    Memory is the highest resident size (Linux; elsewhere it is not measured) and how far that lies above the size before training.
-    CPU seconds and memory are those of this process: where clients are trained by others, ``trains_here`` is False and neither is measured.
-    ``background`` returns the CPU seconds of what other threads do meanwhile (checkpoints), which are no part of training.
+    Memory is the peak resident size, and its increase over the size before training (Linux only).
+
+    Args:
+        trains_here: False if other processes train the clients; then CPU time and memory are not measured.
+        background: Returns the CPU time of background threads (checkpoints), which does not count as training.
     """
 
     def __init__(self, trains_here: bool = True, background: Callable[[], float] = float) -> None:
@@ -157,8 +140,8 @@ class Meter:
         self._set_marks()
 
     def pause(self, costs: Costs) -> None:
-        """Add what was spent since the last start."""
-        # A run begun where CPU seconds were not counted would report those of its last rounds only.
+        """Add the costs since training started or resumed."""
+        # A run that was started without CPU times would report only those of its last rounds.
         from_the_start = "training" in costs.cpu_seconds or "training" not in costs.seconds
         costs.seconds["training"] = costs.seconds.get("training", 0.0) + time.perf_counter() - self.wall
         if self.trains_here and from_the_start:
@@ -169,8 +152,8 @@ class Meter:
             costs.memory = {what: max(size, costs.memory.get(what, 0)) for what, size in found.items()}
             self.at_pause = resident_size()
 
-    def go_on(self, measure_memory: bool = True) -> None:
-        """Start again; what happened in between does not count, nor does the memory it left behind or still uses."""
+    def resume(self, measure_memory: bool = True) -> None:
+        """Continue to measure, without time and memory used since ``pause``."""
         now = resident_size()
         if now is not None and self.at_pause is not None and now > self.at_pause + LEFT_BEHIND:
             give_back()
@@ -180,7 +163,7 @@ class Meter:
         return time.process_time() - self.background()
 
     def _set_marks(self, measure_memory: bool = True) -> None:
-        self.peak_is_new = measure_memory and self.before is not None and forget_peak()
+        self.peak_is_new = measure_memory and self.before is not None and reset_peak()
         self.wall, self.cpu = time.perf_counter(), self._cpu_seconds()
 
 
@@ -189,17 +172,17 @@ def trains_in_this_process(settings: Settings) -> bool:
 
 
 def resident_size() -> int | None:
-    """Bytes of memory this process uses now; None where the system does not report it."""
+    """Return the bytes of memory that this process uses; None if the system does not report them."""
     return _status("VmRSS:")
 
 
 def peak_size() -> int | None:
-    """The most bytes of memory this process used since the last ``forget_peak``; None where the system does not report it."""
+    """Return the peak memory in bytes since the last ``reset_peak``; None if the system does not report it."""
     return _status("VmHWM:")
 
 
-def forget_peak() -> bool:
-    """Reset the peak to the current size; returns whether the system can."""
+def reset_peak() -> bool:
+    """Reset the peak to the current size; return False if the system does not support it."""
     try:
         CLEAR.write_text(RESET_PEAK)
     except OSError:
@@ -207,17 +190,17 @@ def forget_peak() -> bool:
     return True
 
 
-def _status(what: str) -> int | None:
+def _status(field: str) -> int | None:
     try:
         lines = STATUS.read_text().splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(what)), None)
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), None)
 
 
 @functools.cache
 def load_libraries() -> None:
-    """Take one training step of next to nothing: what torch loads at its first step is no cost of the first method that is measured."""
+    """Take a tiny training step, so that torch loads its libraries before the first method is measured."""
     with torch.random.fork_rng(devices=[]):
         net = nn.Sequential(
             nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 2)

@@ -1,4 +1,4 @@
-"""An experiment: settings made real, trained, evaluated, saved, and resumed."""
+"""An experiment: everything that a run needs, built from its settings."""
 
 from __future__ import annotations
 
@@ -25,26 +25,32 @@ from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
 from polyfed.data.federation_summary import RecordedInputs
 from polyfed.errors import ModelError, RunFolderError, SettingError
-from polyfed.runs.assemble import build_bench, build_federation, normalised_for, notices, prepared_model, refuse_absent
+from polyfed.runs.assemble import (
+    build_bench,
+    build_federation,
+    normalised_for,
+    notices,
+    prepared_model,
+    require_full_participation,
+)
 from polyfed.runs.costs import Costs, counted
 from polyfed.runs.folder.checkpoint import Snapshot
 from polyfed.runs.folder.run_folder import RunFolder
-from polyfed.runs.headline import headline
-from polyfed.runs.scores import require_validation
-from polyfed.runs.training_defaults import why_this_model, with_declared, with_one_model
+from polyfed.runs.scores import headline, require_validation
+from polyfed.runs.training_settings import why_this_model, with_declared, with_one_model
 from polyfed.settings import Settings, setting_names, with_changes
 from polyfed.tasks.metrics import IN_DETAIL
 from polyfed.tasks.task import Headline
 from polyfed.trust import NamedCode, code_in
 
 DEFAULTS = Settings()
-DEALING = (*setting_names("partition"), "root")
-"""Settings that say how data are dealt to clients, and from where."""
+PARTITION_SETTINGS = (*setting_names("partition"), "root")
+"""Settings that specify how data is partitioned, and its folder."""
 MAX_ROUNDS = 2**31
 
 
 class Experiment:
-    """Everything of one run, ready to be trained."""
+    """Everything of one run, ready to train."""
 
     def __init__(
         self,
@@ -55,22 +61,22 @@ class Experiment:
         backend: BackendFor = backend_for,
         recorded: RecordedInputs | None = None,
     ) -> None:
-        """Make everything that the settings name.
+        """Build everything that the settings specify.
 
         Args:
-            settings: of the run.
-            data: as for ``polyfed.run``; default: what the settings name.
-            method: a method as text or value; default: what the settings name.
-            model: a module or a function that builds one; default: what the settings name.
-            backend: reaches the clients.
-            recorded: the inputs of a run that is opened again; they and its model stay as they were, whatever would be chosen today.
+            settings: Settings of the run.
+            data: Same as for ``polyfed.run``; overrides the settings, as ``method`` and ``model`` do.
+            method: Expression of a method, or a method.
+            model: Module, or function that builds one.
+            backend: Creates the backend.
+            recorded: Inputs of a run that is opened again. They and the model are kept, even if the defaults have changed.
         """
         if backend is backend_for:
             require_known(settings.backend)
         if settings.backend == "flower" and backend is backend_for:
             _refuse_objects({"data": data, "model": model})
         if isinstance(data, Federation) and backend is backend_for:
-            refuse_dealing(settings)
+            reject_partition_settings(settings)
         for file in settings.load:
             load_file(file, settings.trust)
         self.given: list[str] = []
@@ -98,8 +104,8 @@ class Experiment:
             if recorded is None:
                 self.federation = normalised_for(prepared, self.federation)
             self.bench: Workbench = build_bench(self.settings, self.method, self.federation, prepared)
-        self.head_by(chosen)
-        refuse_absent(self.settings, self.method, len(self.federation.clients))
+        self.set_headline(chosen)
+        require_full_participation(self.settings, self.method, len(self.federation.clients))
         self.backend: Backend = backend(self.bench, self.federation.clients)
         self.costs = Costs()
         sample = self.federation.sample_input()
@@ -121,25 +127,25 @@ class Experiment:
         ]
         if drawn := self.scored_sample():
             self.notices.append(
-                f"Every client has a model of its own: {drawn['scored']} of {drawn['clients']} clients are scored, drawn by the seed "
+                f"Every client has its own model: {drawn['scored']} of {drawn['clients']} clients, sampled with the seed, are scored "
                 "(--evaluate-clients 0 scores all)."
             )
 
-    def head_by(self, chosen: Headline | None) -> None:
-        """Set the metric that heads the tables and chooses rounds; None, for runs that record none: the task's main metric chooses."""
+    def set_headline(self, chosen: Headline | None) -> None:
+        """Set the primary metric; None, for runs that record none, uses the main metric of the task to select rounds."""
         self.headline = chosen
         self.bench.measure = self.federation.task.main_measure if chosen is None else chosen.measure
 
     @property
     def send_request(self) -> SendRequest:
-        """The backend, with its replies checked and its traffic counted."""
-        return self.asking(self.backend)
+        """The backend, with validated replies and counted traffic."""
+        return self.checked_sender(self.backend)
 
-    def asking(self, backend: SendRequest) -> SendRequest:
-        """A way to ask clients, with replies checked before anything else looks at them, then counted."""
+    def checked_sender(self, backend: SendRequest) -> SendRequest:
+        """Wrap a backend so that replies are validated first, and traffic is counted."""
         return counted(checked(backend, self.server), self.costs, self.bench.plan.entries)
 
-    def talk(self, exchange: Exchange[Any]) -> Any:
+    def exchange(self, exchange: Exchange[Any]) -> Any:
         return run_exchange(exchange, self.send_request)
 
     def train(self, observers: Sequence[Observer] = (), through: Callable[[SendRequest], SendRequest] | None = None) -> None:
@@ -147,46 +153,45 @@ class Experiment:
 
         Args:
             observers: Called after the setup and after every round.
-            through: Wraps the backend, to record what travels or to let something fail; replies are checked after it.
+            through: Wraps the backend, for example to record traffic or to simulate failures; replies are validated after it.
         """
-        send_request = self.send_request if through is None else self.asking(through(self.backend))
+        send_request = self.send_request if through is None else self.checked_sender(through(self.backend))
         if self.on_reply is not None:
-            send_request = _heard(send_request, self.on_reply)
+            send_request = _observed(send_request, self.on_reply)
         with threads(self.settings.threads):
             run_rounds(self.method, self.server, self.backend, send_request, self.settings.rounds, observers)
 
     def score(self, split: str) -> list[Row]:
-        """Score the current state, in detail if the metric that rounds are compared by needs it."""
+        """Score the current state, in detail if the metric that selects rounds needs it."""
         return self.evaluate(split, in_detail=self.bench.measure in IN_DETAIL)
 
     def evaluate(self, split: str = "test", newcomer: str | None = None, in_detail: bool = False) -> list[Row]:
-        """Score seen clients and, where there are unseen domains, the newcomer; in detail, with the measures that cost more."""
+        """Score seen clients, and newcomer models on unseen domains; in detail, with metrics that are slower to compute."""
         choice = newcomer or self.settings.newcomer
         with threads(self.settings.threads), self.costs.clock("evaluation"):
-            rows: list[Row] = self.talk(evaluation.seen(self.server, split, in_detail))
+            rows: list[Row] = self.exchange(evaluation.seen(self.server, split, in_detail))
             if split == "test":
                 rows += [row for domain in self.federation.unseen for row in self.unseen_rows(domain, choice, in_detail)]
         return rows
 
     def scored_sample(self) -> dict[str, int] | None:
-        """How many clients are scored, of how many; None where the scores are those of all."""
+        """Return how many clients are scored, out of how many; None if the scores cover all clients."""
         if models_are_equal(self.method, self.bench.plan):
             return None
-        asked, clients = len(scored_clients(self.server)), len(self.server.clients)
-        return {"scored": asked, "clients": clients} if asked < clients else None
+        scored, clients = len(scored_clients(self.server)), len(self.server.clients)
+        return {"scored": scored, "clients": clients} if scored < clients else None
 
     def test_sizes(self) -> dict[str, dict[str, int]]:
-        """Numbers of test examples that scores are made of, by view and domain."""
+        """Return the number of scored test examples per view and domain."""
         return self.federation.test_sizes(None if self.scored_sample() is None else set(scored_clients(self.server)))
 
     def unseen_rows(self, domain: str, choice: str, in_detail: bool = False) -> list[Row]:
         examples = self.federation.unseen[domain]
-
-        made = self.talk(evaluation.newcomer(self.server, self.bench, choice, evaluation.inputs_of(self.bench, examples)))
+        made = self.exchange(evaluation.newcomer(self.server, self.bench, choice, evaluation.inputs_of(self.bench, examples)))
         return [Row("unseen", "newcomer", domain, evaluation.score_newcomer(self.bench, made, examples, domain, in_detail))]
 
     def test_on(self, seen: Mapping[str, Examples], unseen: Mapping[str, Examples]) -> None:
-        """Put other test data by domain in the place of the run's own; clients that can be asked are tested on those of their domains."""
+        """Replace the test data; available clients are tested on the data of their domains."""
         clients = tuple(
             dataclasses.replace(
                 client, tests={name: seen[name] for name in client.domains if name in seen and self.backend.can_read(client.id)}
@@ -199,16 +204,14 @@ class Experiment:
 
     def newcomer_state(self) -> dict[str, Tensor]:
         if self.method.newcomer is not None:
-            made = self.talk(evaluation.own_newcomer(self.server))
+            made = self.exchange(evaluation.own_newcomer(self.server))
             if len(made.models) > 1:
-                raise ModelError(
-                    f"{self.method} has no single newcomer model, but {len(made.models)} models; use polyfed evaluate."
-                )
+                raise ModelError(f"{self.method} has {len(made.models)} newcomer models instead of one. Use polyfed evaluate.")
             return dict(made.models[0][1])
-        return self.talk(evaluation.averaged_state(self.server))  # type: ignore[no-any-return]
+        return self.exchange(evaluation.averaged_state(self.server))  # type: ignore[no-any-return]
 
     def snapshot(self) -> Snapshot:
-        """All that is needed to go on."""
+        """Return everything that is needed to resume the run."""
         notes = {"costs": self.costs.numbers()}
         return Snapshot(self.server.round, self.server.state, self.server.memory_state(), self.backend.client_states, notes)
 
@@ -220,7 +223,7 @@ class Experiment:
         self.costs = Costs.from_numbers(snapshot.notes["costs"])
 
     def plan_table(self) -> list[dict[str, Any]]:
-        """What travels, by class of entry and phase, with bytes per client and round."""
+        """Return the sharing plan per entry kind and phase, with bytes per client and round."""
         rows = []
         for start, phase in self.bench.plan.phases.items():
             groups: dict[tuple[str, str], list[str]] = {}
@@ -232,18 +235,18 @@ class Experiment:
         return rows
 
 
-def _heard(send_request: SendRequest, hear: Callable[[Request, Reply], None]) -> SendRequest:
-    def ask_and_tell(request: Request) -> Iterator[Reply]:
+def _observed(send_request: SendRequest, on_reply: Callable[[Request, Reply], None]) -> SendRequest:
+    def send_and_observe(request: Request) -> Iterator[Reply]:
         for reply in send_request(request):
-            hear(request, reply)
+            on_reply(request, reply)
             yield reply
 
-    return ask_and_tell
+    return send_and_observe
 
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Use this number of torch threads inside the block."""
+    """Set the number of torch threads inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -253,74 +256,74 @@ def threads(count: int) -> Iterator[None]:
 
 
 def _refuse_objects(given: Mapping[str, Any]) -> None:
-    """Flower's nodes build everything from the settings; they cannot be handed objects of this process."""
+    """Raise an error for objects with Flower, whose nodes build everything from the settings."""
     objects = [name for name, value in given.items() if value is not None and not isinstance(value, str | Path)]
     if objects:
         raise SettingError(
-            f"With backend='flower' every node builds its own {' and '.join(objects)}: name it by text (a data set, a folder, "
-            "module.path:function) instead of giving an object."
+            f"With backend='flower' every node builds its own {' and '.join(objects)}. Pass a name (a data set, a folder, "
+            "module.path:function) instead of an object."
         )
 
 
-def refuse_dealing(settings: Settings) -> None:
-    """A federation that was given ready-made is not dealt again, so settings that say how would do nothing."""
-    given = [name for name in DEALING if getattr(settings, name) != getattr(DEFAULTS, name)]
+def reject_partition_settings(settings: Settings) -> None:
+    """Raise an error for partition settings, which have no effect on a federation that is already partitioned."""
+    given = [name for name in PARTITION_SETTINGS if getattr(settings, name) != getattr(DEFAULTS, name)]
     if given:
         raise SettingError(
-            f"A federation was given ready-made, and {' and '.join(f'{name}=' for name in given)} would change nothing in it. "
-            "Say so when it is made, or give a data set instead."
+            f"{' and '.join(f'{name}=' for name in given)} has no effect on a federation, which is already partitioned. "
+            "Set it when you create the federation, or pass a data set instead."
         )
 
 
-def already_dealt(settings: Settings) -> Settings:
-    """The settings for a federation that is given ready-made, made by those that are left out here."""
-    return dataclasses.replace(settings, **{name: getattr(DEFAULTS, name) for name in DEALING})
+def without_partition(settings: Settings) -> Settings:
+    """Return the settings without partition settings, for a federation that was created with them."""
+    return dataclasses.replace(settings, **{name: getattr(DEFAULTS, name) for name in PARTITION_SETTINGS})
 
 
 def rounds_from_budget(settings: Settings, federation: Federation) -> Settings:
-    """Turn a budget in passes over all data into rounds."""
+    """Convert a budget in epochs over all data to rounds."""
     if settings.total_epochs is None:
         return settings
     samples = sum(len(client.train) for client in federation.clients)
-    share = settings.sampled(len(federation.clients)) / len(federation.clients)
+    fraction = settings.sampled(len(federation.clients)) / len(federation.clients)
     if settings.local_steps is None:
-        passes = settings.local_epochs * share
+        passes = settings.local_epochs * fraction
     else:
         passes = settings.local_steps * settings.batch_size * settings.sampled(len(federation.clients)) / samples
     rounds = settings.total_epochs / passes
     if rounds >= MAX_ROUNDS:
         raise SettingError(
-            f"total_epochs is {settings.total_epochs:g}: that takes {rounds:.3g} rounds, and a run has fewer than {MAX_ROUNDS}. "
-            "Lower --total-epochs, or let clients do more in a round."
+            f"--total-epochs {settings.total_epochs:g} needs {rounds:.3g} rounds, but the limit is {MAX_ROUNDS}. "
+            "Lower --total-epochs, or let clients train longer per round."
         )
     return dataclasses.replace(settings, rounds=max(1, round(rounds)), total_epochs=None)
 
 
 def read_initial(text: str) -> Mapping[str, Tensor]:
-    """Initial weights from a file or a run folder; never by unpickling anything but tensors."""
+    """Read initial weights from a file or a run folder, unpickling only tensors."""
     path = Path(text)
     if os.path.isdir(path):
         snapshot, _ = RunFolder(path).checkpoints.read()
         if snapshot is None:
-            raise RunFolderError(f"{path} holds no good checkpoint to start from.")
+            raise RunFolderError(f"--init: {path} has no good checkpoint.")
         return snapshot.state
     if not os.path.isfile(path):
-        raise SettingError(f"--init: there is no file or run {text}.")
+        raise SettingError(f"--init: file or run folder not found: {text}.")
     if path.suffix == ".safetensors":
         return load_safetensors(path)
     try:
         state = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:
         raise SettingError(
-            f"--init: {text} cannot be read as weights ({type(error).__name__}). Give a state_dict in .safetensors or .pth."
+            f"--init: cannot read weights from {text} ({type(error).__name__}). Pass a .safetensors or .pth file with a state_dict."
         ) from error
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise SettingError(f"--init: {text} does not hold a state_dict.")
+        raise SettingError(f"--init: {text} does not contain a state_dict.")
     return state
 
 
 def settings_given(data: Any, model: Any, values: Mapping[str, Any]) -> Settings:
-    """The settings of what is given in Python: objects by their names, the rest by value."""
+    """Return the settings for arguments given in Python, with the names of objects."""
     texts: dict[str, Any] = {"data": str(data) if isinstance(data, str | Path) else getattr(data, "name", "given data")}
     if isinstance(model, str):
         texts["model"] = model
@@ -328,10 +331,10 @@ def settings_given(data: Any, model: Any, values: Mapping[str, Any]) -> Settings
     settings = with_changes(Settings(**texts), {**values, **({"unseen": (unseen,)} if isinstance(unseen, str) else {})})
     settings = dataclasses.replace(settings, trust=settings.trusted().trust.adding(code_of(data)))
     if settings.root is not None and not isinstance(data, str | Path):
-        raise SettingError("root= names the folder of a data set's files, and the data were given ready-made. Leave it out.")
+        raise SettingError("root= has no effect: the data was given as an object. Remove it.")
     return settings
 
 
 def code_of(data: Any) -> list[NamedCode]:
-    """The function that builds the model of a federation given in Python, which may be called: whoever made it runs code here already."""
+    """Trust the default model of a federation object, which comes from code that already runs here."""
     return code_in(model=data.default_model) if isinstance(data, Federation) else []

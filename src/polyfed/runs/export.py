@@ -1,7 +1,7 @@
-"""A trained model as one file for other programs: ONNX, torch's own pt2, or safetensors; checked before it is there.
+"""Export a trained model to ONNX, torch's pt2 or safetensors, and check the file before it is kept.
 
-The file takes images that are scaled and normalised (``normalised`` in its metadata says how) and gives logits. Its metadata also
-hold the names of the classes, the size of the input, and how images get it (``resized``).
+The exported model maps scaled and normalised images to logits. Its metadata contains the normalisation (``normalised``), the names of
+the classes, the input size, and how images are resized (``resized``).
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from polyfed.core.workbench import lay_channels_last
 from polyfed.errors import MissingExtra, ModelError, RunFolderError, SettingError, nearest
 from polyfed.models.layers.folding import Folded, fold_for_prediction
 from polyfed.runs.experiment import threads
-from polyfed.runs.predict import client_words, models_for
+from polyfed.runs.predict import list_clients, models_for
 
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment
 
 FORMS = ("onnx", "pt2", "safetensors")
 IMAGES, LOGITS = "images", "logits"
-EXTRA = "Files of the form onnx need the extra export. Install it with: pip install 'polyfed[export]'"
+EXTRA = "Export to ONNX needs additional packages. Install them with: pip install 'polyfed[export]'"
 TOLERANCE = 1e-4
-"""The largest difference of logits, relative to the largest logit, that counts as rounding."""
+"""Maximum difference of logits, relative to the largest logit, that counts as rounding error."""
 CHECKED_IMAGES, TIMED_SECONDS, TIMED_PASSES = 8, 0.5, 200
 UNFINISHED = ".part"
 
@@ -48,7 +48,7 @@ Predict = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Timed:
-    """A form of the model: what runs it, its size in bytes, and the median seconds of one image on one thread."""
+    """A form of the model: its description, size in bytes, and median seconds per image on one thread."""
 
     what: str
     size: int
@@ -57,15 +57,15 @@ class Timed:
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """An exported model.
 
     Attributes:
-        path: the file.
-        whose: the shared model, a client's, or the newcomer's.
-        metadata: what the file says of itself.
-        difference: the largest difference between its logits and those of the model as trained, relative to the largest logit.
-        folded: what was folded; None where nothing was asked for.
-        forms: the model as trained, folded, and exported, each with its size and speed.
+        path: The file.
+        whose: ``shared``, ``newcomer``, or ``client`` and its name.
+        metadata: Metadata of the file.
+        difference: Maximum difference of its logits from those of the trained model, relative to the largest logit.
+        folded: The folded layers; None without ``fold``.
+        forms: The trained, folded and exported model, each with its size and speed.
     """
 
     path: Path
@@ -84,15 +84,15 @@ def export_model(
     newcomer: bool = False,
     fold: bool = False,
 ) -> Exported:
-    """Write a trained model to a file; one whose answers differ from the model's is not kept.
+    """Write a trained model to a file, and remove the file if its logits differ from those of the model.
 
     Args:
-        experiment: the run, opened.
+        experiment: The opened run.
         form: onnx, pt2 or safetensors.
-        out: the file.
-        client: whose own model; default: the one model of all, where there is one.
-        newcomer: the model for somebody never trained on, with local layers averaged.
-        fold: turn standardised convolutions and batch norms into plain convolutions.
+        out: The file.
+        client: Client whose model is exported. Default: the shared model.
+        newcomer: Export the newcomer model, with averaged local layers.
+        fold: Convert standardised convolutions and batch norms to plain convolutions.
     """
     require_form(form)
     trained, whose = _chosen_model(experiment, client, newcomer)
@@ -114,7 +114,7 @@ def export_model(
 
 
 def require_form(form: str) -> None:
-    """Refuse a form that is unknown, or whose packages are not installed."""
+    """Raise an error for an unknown form, or one whose packages are not installed."""
     if form not in FORMS:
         raise SettingError(f"--to cannot be {form!r}. {nearest(form, FORMS)}")
     if form == "onnx" and any(find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")):
@@ -122,19 +122,19 @@ def require_form(form: str) -> None:
 
 
 def _chosen_model(experiment: Experiment, client: str | None, newcomer: bool) -> tuple[nn.Module, str]:
-    """A copy of the model that is asked for, and whose it is; where clients have models of their own, somebody must be named."""
+    """Return a copy of the requested model, and its owner."""
     method, known = experiment.method, list(experiment.backend.data)
     if method.predict is not None:
         raise ModelError(
-            f"{method} does not predict by the logits of one pass but in a way of its own, so a file would answer differently. "
+            f"{method} does not predict with the logits of one forward pass, so an exported model would predict differently. "
             "Use polyfed predict."
         )
     if client is not None and newcomer:
-        raise SettingError(f"--client {client} and --newcomer are two models. Leave one out.")
+        raise SettingError(f"--client {client} and --newcomer select different models. Remove one of them.")
     if client is None and not newcomer and not models_are_equal(method, experiment.bench.plan):
         raise SettingError(
-            f"With {method} every client has a model of its own. Name one with --client, or export the model for somebody new with "
-            f"--newcomer. {client_words(known)}"
+            f"{method} trains one model per client. Choose one with --client, or export the newcomer model with --newcomer. "
+            f"{list_clients(known)}"
         )
     if client is None and not newcomer:
         client, whose = known[0], "shared"
@@ -144,10 +144,12 @@ def _chosen_model(experiment: Experiment, client: str | None, newcomer: bool) ->
 
 
 def loaded(experiment: Experiment, client: str | None) -> nn.Module:
-    """A copy of a client's model, or of the averaged newcomer's, ready to predict on the CPU."""
+    """Return a copy of a client model or of the averaged newcomer model on the CPU, in eval mode."""
     found = models_for(experiment, client, "averaged", lambda: iter(()))
     if len(found) > 1:
-        raise ModelError(f"The newcomer of {experiment.method} is {len(found)} models, and a file holds one. Name a --client.")
+        raise ModelError(
+            f"{experiment.method} has {len(found)} newcomer models, but a file contains one. Choose a client with --client."
+        )
     with torch.no_grad():
         found[0][1]()
     made = copy.deepcopy(experiment.bench.model).to("cpu").eval()
@@ -158,19 +160,19 @@ def loaded(experiment: Experiment, client: str | None) -> nn.Module:
 
 
 def _checked_images(experiment: Experiment) -> Tensor:
-    """Random images, prepared as the run's own; other inputs are random numbers."""
+    """Return random images, normalised in the same way as those of the run, or random numbers for other inputs."""
     raw, _ = experiment.federation.clients[0].train.batch(slice(0, 1))
     stream = torch.Generator().manual_seed(0)
     shape = (CHECKED_IMAGES, *raw.shape[1:])
     if raw.dtype == torch.uint8:
         return experiment.federation.preparation.for_testing(torch.randint(0, 256, shape, generator=stream, dtype=torch.uint8))
     if not raw.dtype.is_floating_point:
-        raise ModelError(f"Inputs of type {raw.dtype} cannot be exported: the file takes images or floating-point numbers.")
+        raise ModelError(f"Models with inputs of type {raw.dtype} cannot be exported, only with images or floating-point numbers.")
     return torch.randn(shape, generator=stream)
 
 
 def metadata(experiment: Experiment, whose: str, fold: bool) -> dict[str, str]:
-    """What the file says of itself; every value is text, lists as JSON."""
+    """Return the metadata of the file: text, with lists as JSON."""
     raw, _ = experiment.federation.clients[0].train.batch(slice(0, 1))
     preparation = experiment.federation.preparation
     normalised = (
@@ -192,23 +194,23 @@ def metadata(experiment: Experiment, whose: str, fold: bool) -> dict[str, str]:
 
 
 def require_same(found: Tensor, expected: Tensor, what: str) -> float:
-    """The largest difference of logits, relative to the largest; more than rounding is refused."""
+    """Return the relative difference of logits; raise an error if it is more than a rounding error."""
     difference = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
     if not difference <= TOLERANCE:
         raise ModelError(
-            f"{what[0].upper()}{what[1:]} does not answer as the model does: logits differ by {difference:.1e} of the largest, and "
-            f"{TOLERANCE:.0e} would be rounding. Nothing was written. Leave --fold out, or choose another --to."
+            f"The logits of {what} differ from those of the model by {difference:.1e} of the largest logit, more than the rounding error of "
+            f"{TOLERANCE:.0e}. No file was written. Remove --fold, or choose another --to."
         )
     return difference
 
 
 @contextlib.contextmanager
 def _written_whole(path: Path) -> Iterator[Path]:
-    """A file to write to, which gets its name when all went well; else nothing is left."""
+    """Yield a temporary file, which is renamed on success and removed on failure."""
     if path.is_dir():
-        raise RunFolderError(f"{path} is a folder. Name a file with -o.")
+        raise RunFolderError(f"{path} is a folder. Specify a file with -o.")
     if not path.parent.is_dir():
-        raise RunFolderError(f"There is no folder {path.parent} to write {path.name} to.")
+        raise RunFolderError(f"Folder not found: {path.parent}. Create it, or specify another file with -o.")
     part = path.with_name(f"{path.stem}{UNFINISHED}{path.suffix}")
     try:
         yield part
@@ -218,7 +220,7 @@ def _written_whole(path: Path) -> Iterator[Path]:
 
 
 def write_onnx(model: nn.Module, images: Tensor, path: Path, described: Mapping[str, str]) -> Predict:
-    """An ONNX file whose batch has any size, run by onnxruntime."""
+    """Write an ONNX file with a dynamic batch size, and return it loaded in onnxruntime."""
     import onnxruntime
 
     with _exporting(model, "onnx"):
@@ -235,7 +237,7 @@ def write_onnx(model: nn.Module, images: Tensor, path: Path, described: Mapping[
 
 
 def write_pt2(model: nn.Module, images: Tensor, path: Path, described: Mapping[str, str]) -> Predict:
-    """A program of torch.export; the metadata are its extra file polyfed.json."""
+    """Write a torch.export program with its metadata in the extra file polyfed.json, and return it loaded."""
     with _exporting(model, "pt2"):
         shapes = ({0: torch.export.Dim("batch", min=1)},)
         program = torch.export.export(model, (images,), dynamic_shapes=shapes)
@@ -245,12 +247,12 @@ def write_pt2(model: nn.Module, images: Tensor, path: Path, described: Mapping[s
 
 
 def _write_safetensors(model: nn.Module, images: Tensor, path: Path, described: Mapping[str, str]) -> Predict:
-    """The tensors alone; they fit the module that is named by ``model``, folded or not."""
+    """Write the tensors, and return the model with them."""
     state = {name: value.detach().clone().contiguous() for name, value in model.state_dict().items()}
     try:
         save_file(state, path, metadata=dict(described))
     except SafetensorError as error:
-        raise RunFolderError(f"{path} cannot be written: {error}.") from error
+        raise RunFolderError(f"Cannot write {path}: {error}.") from error
     again = copy.deepcopy(model)
     again.load_state_dict(load_file(path))
     return again
@@ -261,12 +263,12 @@ WRITERS: Mapping[str, Callable[[nn.Module, Tensor, Path, Mapping[str, str]], Pre
     "pt2": write_pt2,
     "safetensors": _write_safetensors,
 }
-RUNS_IT = {"onnx": "in onnxruntime", "pt2": "read again by torch.export", "safetensors": "read again in PyTorch"}
+RUNS_IT = {"onnx": "in onnxruntime", "pt2": "loaded by torch.export", "safetensors": "loaded in PyTorch"}
 
 
 @contextlib.contextmanager
 def _exporting(model: nn.Module, form: str) -> Iterator[None]:
-    """Torch's own words while it traces are of no use to users, but for what stopped it."""
+    """Silence the log of torch during export, and convert its exceptions to ModelError."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     before = [logger.level for logger in loggers]
     for logger in loggers:
@@ -281,7 +283,7 @@ def _exporting(model: nn.Module, form: str) -> Iterator[None]:
         first = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise ModelError(
             f"{type(model).__name__} cannot be exported to {form} ({type(error).__name__}: {first}). Use --to safetensors, or a model "
-            "whose steps do not depend on the values of its inputs."
+            "whose control flow does not depend on the values of its inputs."
         ) from error
     finally:
         for logger, level in zip(loggers, before, strict=True):
@@ -293,12 +295,12 @@ def _state_size(model: nn.Module) -> int:
 
 
 def timed(rows: Mapping[str, tuple[Predict, int]], image: Tensor) -> tuple[Timed, ...]:
-    """Median seconds of one image for each form, taken in turns, so that what else the machine does hits all alike."""
+    """Measure the median seconds per image of each form, in turns, so that other load affects all forms equally."""
     seconds: dict[str, list[float]] = {what: [] for what in rows}
     for predict, _ in rows.values():
         predict(image)
-    begun = time.perf_counter()
-    while time.perf_counter() - begun < TIMED_SECONDS * len(rows) and len(next(iter(seconds.values()))) < TIMED_PASSES:
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < TIMED_SECONDS * len(rows) and len(next(iter(seconds.values()))) < TIMED_PASSES:
         for what, (predict, _) in rows.items():
             start = time.perf_counter()
             predict(image)

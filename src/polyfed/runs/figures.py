@@ -1,4 +1,4 @@
-"""Small matplotlib figures of scores, for notebooks and papers."""
+"""Small matplotlib figures of scores for notebooks and papers."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 COLOURS = ("#0072b2", "#d55e00", "#00855f", "#b4518d", "#8a6d00", "#3a9bd9", "#3d3d3d", "#8c3b2e")
 MARKERS = "osD^vPX*"
 Dots = Sequence[tuple[float, float] | None]
-"""A value with its error for each column; None where there is none."""
+"""A value with its error for each column, or None."""
 
 
 @functools.cache
 def _notebook_figure() -> Any:
-    """The class of figures. It is made only if something is drawn: matplotlib takes a while to load."""
+    """Return the figure class. It is created on first use, because matplotlib is slow to import."""
     from matplotlib.figure import Figure
 
     class NotebookFigure(Figure):
-        """A matplotlib figure that no window shows by itself; the last value of a cell is drawn without pyplot or a magic command."""
+        """A figure that a notebook cell displays without pyplot or a magic command."""
 
         def _repr_png_(self) -> bytes:
             file = io.BytesIO()
@@ -33,23 +33,22 @@ def _notebook_figure() -> Any:
 
 
 def empty_figure(width: float, height: float) -> Any:
-    """A figure that no window shows by itself, and that a notebook shows as a picture."""
     return _notebook_figure()(figsize=(width, height), layout="constrained")
 
 
 def dots_figure(columns: Sequence[str], rows: Sequence[tuple[str, Dots]], measure: str, baseline: Sequence[float] = ()) -> Any:
-    """A dot for each row and column, in percent, with its error.
+    """Draw a dot with an error bar for each row and column, in percent.
 
     Args:
-        columns: names along the horizontal axis.
-        rows: a label, and a value with its error for each column, as fractions.
-        measure: the name of the vertical axis.
-        baseline: what always answering the most frequent class scores in each column, drawn as a short line.
+        columns: Names on the horizontal axis.
+        rows: A label, and a value with its error for each column, as fractions.
+        measure: Name of the vertical axis.
+        baseline: Score of the most frequent class in each column, drawn as a short line.
     """
     figure = empty_figure(max(3.6, 0.9 * len(columns) + 1.6), 3.0)
     axes = figure.add_subplot()
-    for place, (label, dots) in enumerate(rows):
-        offset = (place - (len(rows) - 1) / 2) * 0.7 / max(len(rows), 1)
+    for position, (label, dots) in enumerate(rows):
+        offset = (position - (len(rows) - 1) / 2) * 0.7 / max(len(rows), 1)
         named = False
         for column, dot in enumerate(dots):
             if dot is None or math.isnan(dot[0]):
@@ -59,8 +58,8 @@ def dots_figure(columns: Sequence[str], rows: Sequence[tuple[str, Dots]], measur
                 column + offset,
                 100 * value,
                 yerr=None if math.isnan(error) else 100 * error,
-                fmt=MARKERS[place % len(MARKERS)],
-                color=COLOURS[place % len(COLOURS)],
+                fmt=MARKERS[position % len(MARKERS)],
+                color=COLOURS[position % len(COLOURS)],
                 markersize=4,
                 linewidth=1,
                 label=None if named else label,
@@ -78,7 +77,7 @@ def dots_figure(columns: Sequence[str], rows: Sequence[tuple[str, Dots]], measur
 
 
 def as_image(figure: Any, dots_per_inch: int = 90, words: str = "scores by domain") -> str:
-    """A figure as an ``<img>`` that needs no file; the words say what it shows."""
+    """Return a figure as an ``<img>`` with embedded data; ``words`` is its alternative text."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=dots_per_inch)
     return f'<img alt="{escape(words)}" src="data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}">'

@@ -1,7 +1,7 @@
-"""Memory that a step frees is used by the next step, instead of going back to the kernel and coming again page by page.
+"""Keep freed memory in the process, so that the next training step can use it.
 
-With 14 million parameters a training step frees and asks for some hundred megabytes; glibc gives large blocks back at once, and every
-page is then zeroed and mapped again: thousands of page faults a step, a tenth of its time. Results are not touched by this.
+With 14 million parameters, a training step frees and allocates several hundred megabytes. By default, glibc returns large blocks to the
+kernel immediately, and each page is zeroed and mapped again. The page faults take a tenth of the training time. Results do not change.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ PAD_BYTES = 64 << 20
 
 
 def keep_freed_pages() -> bool:
-    """Let the C library keep what is freed; returns whether it does. Only glibc has these settings: elsewhere nothing is changed."""
+    """Configure glibc to keep freed memory; return False for other C libraries, which are not changed."""
     if not sys.platform.startswith("linux"):
         return False
     library = ctypes.CDLL(None)
     if not hasattr(library, "gnu_get_libc_version") or not hasattr(library, "mallopt"):
         return False
-    wanted = ((MMAP_MAX, 0), (TRIM_THRESHOLD, LARGEST_INT), (TOP_PAD, PAD_BYTES))
-    taken = [library.mallopt(option, value) == 1 for option, value in wanted]
-    return all(taken)
+    options = ((MMAP_MAX, 0), (TRIM_THRESHOLD, LARGEST_INT), (TOP_PAD, PAD_BYTES))
+    accepted = [library.mallopt(option, value) == 1 for option, value in options]
+    return all(accepted)

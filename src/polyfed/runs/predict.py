@@ -1,4 +1,4 @@
-"""Predictions for images from elsewhere, by a client's model or the newcomer's; images are cut and resized as the run's own were."""
+"""Predict new images with a client model or the newcomer model. Images are cropped and resized in the same way as those of the run."""
 
 from __future__ import annotations
 
@@ -27,16 +27,19 @@ from polyfed.tasks.task import Prediction
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment
 
+MAX_CLIENTS = 12
+"""Maximum number of clients that an error message names."""
+
 
 @dataclass(frozen=True)
 class ImageInputs:
-    """The images that a run takes.
+    """The input images of a run.
 
     Args:
-        channels: 3 for colour, 1 for grey.
-        height: in pixels.
-        width: in pixels.
-        middle_square: the middle square is cut out of each image before it is resized; else it is resized whatever its aspect ratio.
+        channels: 3 for colour, 1 for greyscale.
+        height: Height in pixels.
+        width: Width in pixels.
+        middle_square: Crop each image to its central square before resizing it; otherwise its aspect ratio changes.
     """
 
     channels: int
@@ -46,11 +49,11 @@ class ImageInputs:
 
     @classmethod
     def of(cls, federation: Federation) -> ImageInputs:
-        """The images of a federation; one of something else than images is refused."""
+        """Return the input images of a federation; raise an error if its inputs are not images."""
         x, _ = federation.clients[0].train.batch(slice(0, 1))
         if x.dim() != 4 or x.dtype != torch.uint8:
             raise DataError(
-                f"The inputs of this run are not images (shape {tuple(x.shape[1:])}, {x.dtype}), so images cannot be given to it."
+                f"The inputs of this run are not images (shape {tuple(x.shape[1:])}, {x.dtype}), so it cannot predict images."
             )
         channels, height, width = map(int, x.shape[1:])
         if channels not in (1, 3):
@@ -62,16 +65,16 @@ class ImageInputs:
         return self.channels, self.height, self.width
 
     def options(self) -> dict[str, int | bool]:
-        """The options by which data sets read their files in this way; each data set has some of them."""
+        """Return the data set options that produce these images; each data set has some of them."""
         sides = {"height": self.height, "width": self.width}
         return {"size": max(self.height, self.width), "middle_square": self.middle_square, **sides}
 
     def tensor(self, images: Any) -> Tensor:
-        """Images as bytes in the shape of the run's inputs.
+        """Convert images to a uint8 tensor in the input shape of the run.
 
         Args:
-            images: a uint8 tensor or array (n, channels, height, width) or (n, height, width, channels); or image files, PIL images, or
-                single such arrays, in a list. Those of another size are resized.
+            images: uint8 tensor or array (n, channels, height, width) or (n, height, width, channels); or a list of image files, PIL
+                images or single arrays. Images of a different size are resized.
         """
         if isinstance(images, str | Path | Image.Image):
             images = [images]
@@ -80,18 +83,18 @@ class ImageInputs:
             images = [array] if array.dim() == 3 else list(array)
         if not isinstance(images, Sequence) or not images:
             raise DataError(
-                "There are no images. Give a uint8 array (n, channels, height, width), or a list of files or PIL images."
+                "There are no images. Pass a uint8 array (n, channels, height, width), or a list of files or PIL images."
             )
         return torch.stack([self.one(image) for image in images])
 
     def one(self, image: Any) -> Tensor:
-        """One image as bytes in the shape of the run's inputs, made so by what reads training images."""
+        """Convert one image, with the same functions as for training images."""
         if isinstance(image, str | Path):
             image = _read_file(str(image))
         if isinstance(image, Tensor | np.ndarray):
             image = _as_pil(torch.as_tensor(image))
         if not isinstance(image, Image.Image):
-            raise DataError(f"Cannot use {type(image).__name__} as an image: give a file, a PIL image, or a uint8 array.")
+            raise DataError(f"Cannot use {type(image).__name__} as an image. Pass a file, a PIL image, or a uint8 array.")
         image = fitted(image.convert("L" if self.channels == 1 else "RGB"), (self.height, self.width), self.middle_square)
         array = np.array(image).reshape(self.height, self.width, self.channels)
         return torch.from_numpy(array).permute(2, 0, 1).contiguous()
@@ -101,24 +104,23 @@ def _read_file(file: str) -> Image.Image:
     try:
         content = Path(file).read_bytes()
     except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror or error}.") from error
+        raise DataError(f"Cannot read {file}: {error.strerror or error}.") from error
     return opened(content, file)
 
 
 def _as_pil(image: Tensor) -> Image.Image:
-    """A uint8 array of three dimensions, channels first or last, as a PIL image."""
     if image.dtype != torch.uint8 or image.dim() != 3:
-        raise DataError(f"An image is a uint8 array of three dimensions, found {image.dtype} of shape {tuple(image.shape)}.")
+        raise DataError(f"An image must be a uint8 array of three dimensions, got {image.dtype} of shape {tuple(image.shape)}.")
     if image.shape[0] in (1, 3) and image.shape[2] not in (1, 3):
         image = image.permute(1, 2, 0)
     if image.shape[2] not in (1, 3):
-        raise DataError(f"An image has 1 or 3 channels, found the shape {tuple(image.shape)}.")
+        raise DataError(f"An image must have 1 or 3 channels, got shape {tuple(image.shape)}.")
     array = image.contiguous().numpy()
     return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
 
 
 def predicted(experiment: Experiment, images: Tensor, client: str | None = None, newcomer: str | None = None) -> Tensor:
-    """What is predicted for each image: probabilities, shape (n, classes), or what the task has."""
+    """Return the predictions for images: probabilities of shape (n, classes), or the equivalent of the task."""
     from polyfed.runs.experiment import threads
 
     bench = experiment.bench
@@ -132,33 +134,33 @@ def predicted(experiment: Experiment, images: Tensor, client: str | None = None,
     return functools.reduce(torch.add, found)
 
 
-def client_words(known: Iterable[str], most: int = 12) -> str:
-    """The clients there are, in a sentence; many are not all named.
+def list_clients(clients: Iterable[str]) -> str:
+    """Format the names of clients for an error message.
 
-    >>> client_words(["pen", "photo"])
-    'The clients are: pen, photo.'
+    >>> list_clients(["pen", "photo"])
+    'Clients: pen, photo.'
     """
-    names = list(known)
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"The clients are: {', '.join(names[:most])}{more}."
+    names = list(clients)
+    more = f" and {len(names) - MAX_CLIENTS} more" if len(names) > MAX_CLIENTS else ""
+    return f"Clients: {', '.join(names[:MAX_CLIENTS])}{more}."
 
 
 def models_for(
     experiment: Experiment, client: str | None, newcomer: str, batches: Callable[[], Iterator[Tensor]]
 ) -> list[tuple[float, Any]]:
-    """Weights, and functions that put each model on the bench."""
+    """Return the weight of each model, with a function that loads it into the workbench."""
     server, bench, backend = experiment.server, experiment.bench, experiment.backend
     if client is None:
-        made = experiment.talk(evaluation.newcomer(server, bench, newcomer, batches))
-        whole = sum(weight for weight, _ in made.models)
-        states = [(weight / whole, {n: v for n, v in state.items() if n in bench.live}) for weight, state in made.models]
+        made = experiment.exchange(evaluation.newcomer(server, bench, newcomer, batches))
+        total = sum(weight for weight, _ in made.models)
+        states = [(weight / total, {n: v for n, v in state.items() if n in bench.live}) for weight, state in made.models]
         return [(weight, lambda state=state: bench.load(state)) for weight, state in states]
     if client not in backend.data:
-        raise DataError(f"There is no client {client!r}. {client_words(backend.data)}")
+        raise DataError(f"Unknown client {client!r}. {list_clients(backend.data)}")
     for prepare in experiment.method.before_evaluation:
-        experiment.talk(prepare(server))
-    at_work = Client(backend.data[client], bench, backend.state_of(client), server.round)
-    return [(1.0, lambda: at_work.receive(server.outgoing(client)))]
+        experiment.exchange(prepare(server))
+    prepared = Client(backend.data[client], bench, backend.state_of(client), server.round)
+    return [(1.0, lambda: prepared.receive(server.outgoing(client)))]
 
 
 @dataclass(frozen=True)
@@ -166,11 +168,11 @@ class Predictions:
     """Predictions for image files.
 
     Attributes:
-        rows: for each image that could be read, its file (``image``), the predicted ``class`` (or what the task predicts),
-            its ``probability``, and the ``probabilities`` of all classes.
-        noun: what the task predicts.
-        model: whose model predicted, with the method.
-        unreadable: an error message for each image that could not be read.
+        rows: For each readable image, its file (``image``), the predicted ``class`` (or the equivalent of the task), its
+            ``probability``, and the ``probabilities`` of all classes.
+        noun: What the task predicts, for example ``class``.
+        model: The method and the client or newcomer model.
+        unreadable: An error message for each image that could not be read.
     """
 
     rows: list[dict[str, Any]]
@@ -182,16 +184,16 @@ class Predictions:
 def predict_files(
     open_run: Callable[[], Experiment], images: Sequence[str], client: str | None, newcomer: str | None
 ) -> Predictions:
-    """Do what ``polyfed.predict`` documents; the run is opened once the images are known to exist."""
+    """Do what ``polyfed.predict`` documents; the run is opened after the images have been found."""
     if newcomer is not None and newcomer not in FACTS["newcomer"].choices:
         raise SettingError(f"--newcomer cannot be {newcomer!r}. {nearest(newcomer, FACTS['newcomer'].choices)}")
     files: list[str] = []
     for image in images:
         files += [image] if not Path(image).is_dir() else sorted(str(p) for p in Path(image).rglob("*") if is_image(p.name))
     if not files:
-        raise DataError(f"{', '.join(images)} holds no images. Give image files, or folders that hold some.")
+        raise DataError(f"No images found in {', '.join(images)}. Pass image files, or folders that contain images.")
     experiment = open_run()
-    model = f"{experiment.method}, {_model_words(experiment, client, newcomer)}"
+    model = f"{experiment.method}, {_describe_model(experiment, client, newcomer)}"
     task, classes = experiment.federation.task, experiment.federation.classes
     read, problems = read_images(files, ImageInputs.of(experiment.federation))
     scores = list(predicted(experiment, torch.stack(list(read.values())), client, newcomer)) if read else []
@@ -199,12 +201,12 @@ def predict_files(
     return Predictions(rows, task.noun, model, problems)
 
 
-def _model_words(experiment: Experiment, client: str | None, newcomer: str | None) -> str:
-    """Name the model that predicts; refuse a choice of newcomer that changes nothing."""
+def _describe_model(experiment: Experiment, client: str | None, newcomer: str | None) -> str:
+    """Describe the model that predicts; raise an error if the newcomer option has no effect."""
     unused = client is not None or experiment.method.newcomer is not None
     if newcomer is not None and unused:
-        why = f"client {client} answers" if client is not None else f"{experiment.method} decides itself what a newcomer gets"
-        raise SettingError(f"--newcomer {newcomer} would not be used: {why}. Leave it out.")
+        reason = f"client {client} predicts" if client is not None else f"{experiment.method} defines its own newcomer model"
+        raise SettingError(f"--newcomer {newcomer} has no effect: {reason}. Remove the option.")
     if client is not None:
         return f"client {client}"
     return "newcomer" if unused else f"newcomer, {newcomer or experiment.settings.newcomer}"

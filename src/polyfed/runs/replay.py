@@ -1,4 +1,4 @@
-"""A run whose replies are recorded once and given again, changed: how a method and the server stand bad replies, without training again."""
+"""Replay recorded client replies with changes, to test how a method and the server handle bad replies without training again."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ DEPTH = 5_000
 
 
 class Replay:
-    """An experiment whose replies are recorded; each ``run`` is the same training and evaluation again, with some replies changed."""
+    """Records the replies of an experiment; each ``run`` repeats its training and evaluation with some replies changed."""
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
         self.start = copied(experiment.snapshot())
         self.seen: list[tuple[Request, list[Reply]]] = []
         self.recorded: dict[tuple[str, int, str], list[Reply]] = {}
-        self.given: dict[tuple[str, int, int, str], int] = {}
+        self.used: dict[tuple[str, int, int, str], int] = {}
 
     def train(self, send_request: SendRequest, observers: Sequence[Observer] = ()) -> None:
-        """Run the setup and all rounds with these replies."""
+        """Run the setup and all rounds."""
         made = self.experiment
         with threads(made.settings.threads):
-            run_rounds(made.method, made.server, made.backend, made.asking(send_request), made.settings.rounds, observers)
+            run_rounds(made.method, made.server, made.backend, made.checked_sender(send_request), made.settings.rounds, observers)
 
     def evaluate(self, send_request: SendRequest) -> None:
-        """Score seen clients and newcomers, with these replies."""
-        made, asking = self.experiment, self.experiment.asking(send_request)
+        """Score seen clients and newcomers."""
+        made, sender = self.experiment, self.experiment.checked_sender(send_request)
         with threads(made.settings.threads):
-            run_exchange(evaluation.seen(made.server), asking)
+            run_exchange(evaluation.seen(made.server), sender)
             for examples in made.federation.unseen.values():
                 target = evaluation.inputs_of(made.bench, examples)
                 newcomer: Newcomer = run_exchange(
-                    evaluation.newcomer(made.server, made.bench, made.settings.newcomer, target), asking
+                    evaluation.newcomer(made.server, made.bench, made.settings.newcomer, target), sender
                 )
                 evaluation.score_newcomer(made.bench, newcomer, examples)
 
     def record(self, request: Request) -> Iterator[Reply]:
-        """Request the clients, and keep their replies."""
+        """Send a request, and record the replies."""
         replies: list[Reply] = []
         self.seen.append((request, replies))
         for reply in self.experiment.backend(request):
@@ -59,9 +59,9 @@ class Replay:
             yield reply
 
     def run(self, change: Change) -> None:
-        """Train and evaluate again from the start, with the recorded replies changed on their way."""
+        """Train and evaluate from the start, with changed replies."""
         self.experiment.restore(copied(self.start))
-        self.given.clear()
+        self.used.clear()
 
         def changed(request: Request) -> Iterator[Reply]:
             return (change(request, reply) for reply in self._recorded_replies(request))
@@ -70,14 +70,14 @@ class Replay:
         self.evaluate(changed)
 
     def is_finite(self) -> bool:
-        """Whether all that the server keeps is finite."""
+        """Return True if all server state is finite."""
         server = self.experiment.server
         return all(map(_is_finite, leaves_in([server.state, server.memory_state()])))
 
     def _recorded_replies(self, request: Request) -> Iterator[Reply]:
         for client in request.payloads:
-            place = (request.what, request.round, request.attempt, client)
-            number = self.given[place] = self.given.get(place, -1) + 1
+            key = (request.what, request.round, request.attempt, client)
+            number = self.used[key] = self.used.get(key, -1) + 1
             replies = self.recorded.get((request.what, request.round, client), [])
             if number < len(replies):
                 yield replies[number]
@@ -90,28 +90,27 @@ def _is_finite(leaf: Any) -> bool:
 
 
 def with_extras(reply: Reply, extras: Mapping[str, Any]) -> Reply:
-    """The reply with other extras."""
     return replace(reply, payload=replace(reply.payload, extras=extras))
 
 
 def bad_replies(honest: Reply, name: str) -> dict[str, Reply]:
-    """A reply with something else in the place of one extra, by what that is, in words; first without it."""
+    """Map descriptions to bad replies, in which one extra is missing or replaced."""
     without = {key: value for key, value in honest.extras.items() if key != name}
     others = {what: {**honest.extras, name: value} for what, value in mutations(honest.extras[name])}
     return {what: with_extras(honest, extras) for what, extras in {"missing": without, **others}.items()}
 
 
-def with_one_replaced(question: str, bad: Reply) -> Change:
-    """In every round, one client's answer to a question is this one."""
-    return lambda ask, reply: bad if (ask.what, reply.client) == (question, bad.client) else reply
+def with_one_replaced(what: str, bad: Reply) -> Change:
+    """Replace the reply of one client to one kind of request in all rounds."""
+    return lambda request, reply: bad if (request.what, reply.client) == (what, bad.client) else reply
 
 
 def mutations(value: Any) -> Iterator[tuple[str, Any]]:
-    """Values that a hostile or broken client might send in the place of this one, each with what it is, in words."""
+    """Yield values that a hostile or broken client might send instead, each with its description."""
     yield from (("None", None), ("text", "text"), ("an empty list", []), ("an empty mapping", {}), ("not a number", math.nan))
     yield from (("infinite", -math.inf), ("10**400", 10**400), ("-1e30", -1e30), ("1e308", 1e308), ("-1", -1), ("True", True))
     yield from (
-        ("nested deep", nested_deep()),
+        ("nested deeply", nested_deep()),
         ("a scalar tensor", torch.tensor(1.0)),
         ("a sparse tensor", torch.eye(2).to_sparse()),
     )
@@ -120,8 +119,8 @@ def mutations(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, Mapping) and value:
         first = next(iter(value))
         yield "without its first part", {key: item for key, item in value.items() if key != first}
-        yield "with a part that nobody asked for", {**value, "strange": value[first]}
-        yield "with a key that is no text", {**value, 7: value[first]}
+        yield "with an additional part", {**value, "unknown": value[first]}
+        yield "with a key that is not text", {**value, 7: value[first]}
         for what, bad in mutations(value[first]):
             yield f"a mapping whose first part is {what}", {**value, first: bad}
     elif isinstance(value, list | tuple) and value:
@@ -130,10 +129,10 @@ def mutations(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _mutated_tensors(value: Tensor) -> Iterator[tuple[str, Tensor]]:
-    yield "of another shape", torch.zeros(*value.shape, 2, dtype=value.dtype)
+    yield "of a different shape", torch.zeros(*value.shape, 2, dtype=value.dtype)
     yield "without its last values", value.flatten()[:-1]
     yield "in double precision", value.double() if value.dtype != torch.float64 else value.float()
-    yield "of whole numbers", torch.zeros_like(value, dtype=torch.int32)
+    yield "of integers", torch.zeros_like(value, dtype=torch.int32)
     yield "on the device meta", value.to("meta")
     if value.is_floating_point():
         for number in (math.nan, math.inf, torch.finfo(value.dtype).max, -torch.finfo(value.dtype).max):
@@ -141,7 +140,7 @@ def _mutated_tensors(value: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def nested_deep() -> list[Any]:
-    """Lists in lists, deeper than Python recurses."""
+    """Return nested lists, deeper than the recursion limit."""
     tree: list[Any] = []
     for _ in range(DEPTH):
         tree = [tree]

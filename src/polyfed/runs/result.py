@@ -1,4 +1,4 @@
-"""The result of a run: scores in two views, costs, and trained models."""
+"""The result of a run: scores on seen and unseen domains, costs, and trained models."""
 
 from __future__ import annotations
 
@@ -15,13 +15,10 @@ from polyfed.core.client import Client
 from polyfed.core.evaluation import Row
 from polyfed.core.privacy import account_of
 from polyfed.errors import DataError, SettingError, nearest
-from polyfed.runs.figures import dots_figure
 from polyfed.runs.folder.checkpoint import joint_digest
-from polyfed.runs.folder.left_files import Answers
-from polyfed.runs.headline import BASELINE, domains_of, headline_by_scores, warnings
-from polyfed.runs.predict import ImageInputs, client_words, predicted
-from polyfed.runs.scores import LAST, WINDOW, ByRound, LastRounds
-from polyfed.runs.training_defaults import training_words
+from polyfed.runs.folder.final_files import Answers
+from polyfed.runs.scores import BASELINE, LAST, WINDOW, ByRound, LastRounds, domains_of, headline_by_scores, warnings
+from polyfed.runs.training_settings import describe_training
 from polyfed.tasks.known import pooled, value_by
 from polyfed.tasks.metrics import MEASURES, SMALLER_IS_BETTER, over_examples, standard_error
 from polyfed.tasks.task import Prediction
@@ -35,12 +32,12 @@ class Result:
 
     Attributes:
         accuracy: ``{"seen": {domain: x}, "unseen": {domain: x}, "mean": x, "worst": x, "spread": x}``, fractions between 0 and 1.
-        rows: every score of the last evaluation.
-        answers: label, answer and confidence for each test image, by (view, client, domain), where they are on this machine.
-        classes: the names of the classes.
-        headline: the measure that heads the tables, and why (``--metric``).
-        last_rounds: the primary metric after each of the last scored rounds, with mean and deviation; None if only one was scored.
-        warnings: a sentence if a model does no better than always answering the most frequent class, or if the last round is an outlier.
+        rows: All scores of the last evaluation.
+        answers: Maps (view, client, domain) to label, prediction and confidence for each test image, if they are on this machine.
+        classes: Names of the classes.
+        headline: Primary metric, and the reason for its choice (``--metric``).
+        last_rounds: Primary metric after each of the last scored rounds, with mean and deviation; None if only one was scored.
+        warnings: Warnings if a model is no better than always predicting the most frequent class, or if the last round is an outlier.
     """
 
     def __init__(
@@ -66,11 +63,11 @@ class Result:
 
     @property
     def outlier(self) -> str:
-        """A sentence if the scores are those of a last round that is not typical, else nothing."""
+        """A warning if the run ends with a last round that is not typical, otherwise empty."""
         return self.last_rounds.warning if self.last_rounds and self.experiment.settings.selection == LAST else ""
 
     def _last_rounds(self, by_round: ByRound) -> LastRounds | None:
-        """The primary metric after each of the rounds that are averaged, or of the last scored ones; None if only one was scored."""
+        """Return the primary metric after each averaged round, or after each of the last scored rounds; None if only one was scored."""
         averaged = self.experiment.settings.averaged_rounds
         first = self.experiment.server.round - averaged if averaged else 0
         chosen = sorted(number for number in by_round if number > first)[-(averaged or WINDOW) :]
@@ -78,14 +75,14 @@ class Result:
         return LastRounds(values) if len(values) > 1 else None
 
     def table(self, measure: str = "accuracy") -> dict[str, Any]:
-        """Any measure in the form of ``accuracy``: ``balanced_accuracy``, ``macro_f1``, ``auroc``, ``calibration_error``..."""
+        """Return any metric in the form of ``accuracy``: ``balanced_accuracy``, ``macro_f1``, ``auroc``, ``calibration_error``..."""
         if measure not in MEASURES:
-            raise SettingError(f"There is no measure {measure!r}. {nearest(measure, MEASURES)}")
+            raise SettingError(f"Unknown metric {measure!r}. {nearest(measure, MEASURES)}")
         return accuracy_table(self.rows, measure)
 
     @property
     def words(self) -> str:
-        """The outcome in a few words, which name the view they are of."""
+        """A short summary of the scores."""
         validation = [value_by(self.headline.measure, row.numbers, row.client) for row in self.rows if row.view == "validation"]
         if validation:
             return f"validation {100 * statistics.fmean(validation):.1f} %"
@@ -97,13 +94,15 @@ class Result:
         return f"{self.headline.words}: {where} {100 * found['mean']:.1f} %{others}" if domains else "nothing was scored"
 
     def model_for(self, client: str) -> nn.Module:
-        """A copy of a seen client's own model, in eval mode."""
+        """Return a copy of the model of a seen client, in eval mode."""
+        from polyfed.runs.predict import list_clients
+
         known = self.experiment.backend.data
         if client not in known:
-            raise DataError(f"There is no client {client!r}. {client_words(known)}")
+            raise DataError(f"Unknown client {client!r}. {list_clients(known)}")
         server, bench = self.experiment.server, self.experiment.bench
-        at_work = Client(known[client], bench, self.experiment.backend.state_of(client), server.round)
-        at_work.receive(server.outgoing(client))
+        prepared = Client(known[client], bench, self.experiment.backend.state_of(client), server.round)
+        prepared.receive(server.outgoing(client))
         return copy.deepcopy(bench.model).to("cpu").eval()
 
     def newcomer(self) -> nn.Module:
@@ -114,19 +113,23 @@ class Result:
         return copy.deepcopy(bench.model).to("cpu").eval()
 
     def predict(self, images: Any, client: str | None = None) -> list[Prediction]:
-        """The answer for each image: its class with the probability of every class, or what the task has (labels, numbers, a mask).
+        """Predict images: the class with all probabilities, or the equivalent of the task (labels, numbers, a mask).
 
         Args:
-            images: a uint8 array (n, channels, height, width) or (n, height, width, channels), or a list of files or PIL images; made
-                to fit the run's inputs as its own images were: the middle square cut out or not, then resized.
-            client: whose own model answers; default: the newcomer's.
+            images: uint8 array (n, channels, height, width) or (n, height, width, channels), or a list of files or PIL images. They are
+                cropped and resized in the same way as the images of the run.
+            client: Client whose model predicts. Default: the newcomer model.
         """
+        from polyfed.runs.predict import ImageInputs, predicted
+
         federation = self.experiment.federation
         tensor = ImageInputs.of(federation).tensor(images)
         return [federation.task.answer(row, self.classes) for row in predicted(self.experiment, tensor, client)]
 
     def plot(self) -> Any:
-        """The headline measure by domain as a matplotlib figure, with the share of the most frequent class where it is accuracy."""
+        """Draw the primary metric per domain with matplotlib; for accuracy, with the baseline of the most frequent class."""
+        from polyfed.runs.figures import dots_figure
+
         measure = self.headline.measure
         names = {key: f"unseen {key[1]}" if key[0] == "unseen" else key[1] for key in self.domains}
         dots = [(float(numbers.get(measure, math.nan)), standard_error(numbers, measure)) for numbers in self.domains.values()]
@@ -135,11 +138,11 @@ class Result:
 
     @property
     def digest(self) -> str:
-        """One hash over the final state of server and clients."""
+        """One hash of the final state of server and clients."""
         return joint_digest(self.experiment.snapshot(), self.experiment.backend.client_digests())
 
     def summary(self) -> dict[str, Any]:
-        """The run as one JSON object."""
+        """Return the result for JSON."""
         costs = self.experiment.costs
         return {
             **({"warning": " ".join(self.warnings)} if self.warnings else {}),
@@ -147,7 +150,7 @@ class Result:
             "data": self.experiment.settings.data,
             "seed": self.experiment.settings.seed,
             "rounds": self.experiment.server.round,
-            "training": training_words(self.experiment.settings, self.experiment.origins),
+            "training": describe_training(self.experiment.settings, self.experiment.origins),
             "metric": self.headline.measure,
             "metric_reason": self.headline.reason,
             "headline": self.table(self.headline.measure),
@@ -186,7 +189,7 @@ class Result:
     def _repr_html_(self) -> str:
         measures = list(dict.fromkeys([self.headline.measure, "accuracy", "majority_rate"]))
         tables = {measure: accuracy_table(self.rows, measure) for measure in measures}
-        heads = "".join(f"<th>{escape(MEASURES.get(measure, BASELINE))}</th>" for measure in measures)
+        titles = "".join(f"<th>{escape(MEASURES.get(measure, BASELINE))}</th>" for measure in measures)
         cells = "".join(
             f"<tr><td>{view}</td><td>{escape(domain)}</td>"
             + "".join(f"<td>{tables[measure][view][domain]:.3f}</td>" for measure in measures)
@@ -196,11 +199,14 @@ class Result:
         )
         warned = "".join(f"<p><b>{escape(text)}</b></p>" for text in self.warnings)
         caption = f"<caption>{escape(str(self.experiment.method))}</caption>"
-        return f"{warned}<table>{caption}<tr><th>view</th><th>domain</th>{heads}</tr>{cells}</table>"
+        return f"{warned}<table>{caption}<tr><th>view</th><th>domain</th>{titles}</tr>{cells}</table>"
 
 
 def accuracy_table(rows: Sequence[Row], measure: str = "accuracy") -> dict[str, Any]:
-    """Both views by domain, clients of a domain by the sizes of their tests; mean, worst and spread over seen domains (over unseen ones where nothing else was scored)."""
+    """Return a metric per view and domain, with clients weighted by test size, and mean, worst and spread over domains.
+
+    These are over seen domains, or over unseen domains if only those were scored.
+    """
     by: dict[str, dict[str, list[Mapping[str, Any]]]] = {"seen": {}, "unseen": {}}
     for row in rows:
         if row.view in by:
@@ -213,7 +219,7 @@ def accuracy_table(rows: Sequence[Row], measure: str = "accuracy") -> dict[str, 
 
 
 def over_domains(values: Sequence[float], measure: str) -> tuple[float, float, float]:
-    """The mean over domains, the worst domain and the spread; NaN if a domain has no value, or there is no domain."""
+    """Return mean, worst and spread over domains; NaN if a domain has no value, or there are no domains."""
     if not values or any(map(math.isnan, values)):
         return math.nan, math.nan, math.nan
     worst = max(values) if measure in SMALLER_IS_BETTER else min(values)
@@ -221,7 +227,7 @@ def over_domains(values: Sequence[float], measure: str) -> tuple[float, float, f
 
 
 def measured(many: Sequence[Mapping[str, Any]], measure: str) -> float:
-    """One measure of one domain, over the clients that were tested on it; NaN where a client has none."""
+    """Return a metric of one domain over all clients tested on it; NaN if a client has none."""
     if measure == "accuracy" and all(measure in numbers for numbers in many):
         return over_examples(many, measure)
     return float(pooled(many).get(measure, math.nan))

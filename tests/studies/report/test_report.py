@@ -334,7 +334,7 @@ def test_errors_name_every_folder_that_is_no_run(tmp_path: Path) -> None:
         write_report([run], tmp_path)
     lines = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text("\n".join([lines[0], "[]", *lines[1:]]) + "\n")
-    with pytest.raises(RunFolderError, match="line 2, is no line of metrics"):
+    with pytest.raises(RunFolderError, match="line 2 is not a valid metrics line"):
         write_report([run], tmp_path / "r.html")
 
 

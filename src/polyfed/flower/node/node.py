@@ -35,7 +35,7 @@ from polyfed.flower.wire.message import DECLINED, DESCRIBE, BadMessage, WireMess
 from polyfed.runs.assemble import build_bench, build_data_set, build_federation, normalised_for, prepared_model
 from polyfed.runs.experiment import read_initial, threads
 from polyfed.runs.folder.client_state_files import ClientStateFiles
-from polyfed.runs.training_defaults import with_one_model
+from polyfed.runs.training_settings import with_one_model
 from polyfed.settings import Settings, with_changes
 from polyfed.tasks.losses import task_loss
 from polyfed.tasks.task import Task

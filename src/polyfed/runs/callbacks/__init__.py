@@ -1,1 +1,1 @@
-"""What observes a run while it trains: metrics, evaluation, selection, early stopping, checkpoints, progress, trackers, your callbacks."""
+"""Callbacks of a run: metrics, evaluation, round selection, early stopping, checkpoints, progress, trackers, and your own."""

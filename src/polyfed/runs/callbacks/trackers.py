@@ -1,4 +1,4 @@
-"""Trackers: what a run records, also written to TensorBoard, MLflow or Weights & Biases. Each is an extra, and a callback."""
+"""Callbacks that log the metrics of a run to TensorBoard, MLflow or Weights & Biases. Each needs an extra package."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any
 
 from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.runs.callbacks.callback import Callback, RunState
-from polyfed.runs.headline import Domains, domains_of
 from polyfed.runs.result import Result
-from polyfed.runs.scores import VIEWS
+from polyfed.runs.scores import VIEWS, Domains, domains_of
 from polyfed.tasks.metrics import MEASURES
 
 
@@ -34,13 +33,12 @@ def _scores(domains: Domains) -> list[tuple[str, float]]:
 
 
 class Tracker(Callback):
-    """Writes numbers somewhere, by the round they are of."""
+    """Base class: logs numbers per round."""
 
     def __init__(self) -> None:
         self.scored_round = -1
 
     def write(self, round_number: int, numbers: Sequence[tuple[str, float]]) -> None:
-        """Write the numbers of one round."""
         raise NotImplementedError
 
     def after_round(self, run: RunState) -> None:
@@ -52,25 +50,27 @@ class Tracker(Callback):
         self.write(run.round, [(name, value) for name, value in _scores(domains_of(run.scores)) if math.isfinite(value)])
 
     def end(self, result: Result) -> None:
-        """The scores of the model that the run ends with, where they are not written yet."""
+        """Write the scores of the final model, if they have not been written yet."""
         number = result.experiment.server.round
         if self.scored_round != number:
             self.write(number, _scores({key: value for key, value in result.domains.items() if key[0] in VIEWS}))
         self.close()
 
     def close(self) -> None:
-        """Nothing more will be written."""
+        """Finish writing."""
 
 
 class TensorBoard(Tracker):
-    """Event files in the folder ``tensorboard`` of the run folder."""
+    """Writes event files to the folder ``tensorboard`` of the run folder."""
 
     def begin(self, run: RunState) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise missing("tensorboard") from error
-        self.writer = SummaryWriter(str(folder_of(run, "tensorboard") / "tensorboard"))
+            raise _missing("tensorboard") from error
+        if run.path is None:
+            raise SettingError("track='tensorboard' writes to the run folder. Specify one: out=DIR.")
+        self.writer = SummaryWriter(str(Path(run.path) / "tensorboard"))
         self.writer.add_text("settings", "\n".join(f"    {name} = {value}" for name, value in run.settings.to_dict().items()))
 
     def write(self, round_number: int, numbers: Sequence[tuple[str, float]]) -> None:
@@ -82,13 +82,13 @@ class TensorBoard(Tracker):
 
 
 class MLflow(Tracker):
-    """A run of MLflow: in the store that ``MLFLOW_TRACKING_URI`` names, else in ``mlflow.db`` of the working folder."""
+    """Writes an MLflow run to the store at ``MLFLOW_TRACKING_URI``, by default ``mlflow.db`` in the working folder."""
 
     def begin(self, run: RunState) -> None:
         try:
             import mlflow
         except ImportError as error:
-            raise missing("mlflow") from error
+            raise _missing("mlflow") from error
         if not os.environ.get("MLFLOW_TRACKING_URI"):
             mlflow.set_tracking_uri("sqlite:///mlflow.db")
         self.client = mlflow.MlflowClient()
@@ -101,20 +101,21 @@ class MLflow(Tracker):
 
     def write(self, round_number: int, numbers: Sequence[tuple[str, float]]) -> None:
         for name, value in numbers:
-            self.client.log_metric(self.run, allowed(name), value, step=round_number)
+            key = "".join(char if char.isalnum() or char in "_-./ " else "_" for char in name)
+            self.client.log_metric(self.run, key, value, step=round_number)
 
     def close(self) -> None:
         self.client.set_terminated(self.run)
 
 
 class WeightsAndBiases(Tracker):
-    """A run of Weights & Biases; ``WANDB_MODE=offline`` writes files only."""
+    """Writes a Weights & Biases run; ``WANDB_MODE=offline`` writes files only."""
 
     def begin(self, run: RunState) -> None:
         try:
             import wandb
         except ImportError as error:
-            raise missing("wandb") from error
+            raise _missing("wandb") from error
         self.run: Any = wandb.init(
             project="polyfed",
             name=f"{run.data} {run.method} seed {run.seed}",
@@ -141,15 +142,5 @@ def trackers(names: str | Sequence[str]) -> list[Callback]:
     return [TRACKERS[name]() for name in dict.fromkeys(chosen)]
 
 
-def missing(name: str) -> PolyfedError:
+def _missing(name: str) -> PolyfedError:
     return PolyfedError(f"--track {name} needs {name}, which is not installed: pip install 'polyfed[{name}]'.")
-
-
-def folder_of(run: RunState, name: str) -> Path:
-    if run.path is None:
-        raise SettingError(f"track={name!r} writes to the run folder, and there is none. Give one: out=DIR.")
-    return Path(run.path)
-
-
-def allowed(name: str) -> str:
-    return "".join(char if char.isalnum() or char in "_-./ " else "_" for char in name)

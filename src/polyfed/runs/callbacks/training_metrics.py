@@ -1,13 +1,12 @@
-"""What every round of training writes to the metrics, and a warning after round 1 if the loss is above the chance level.
+"""Metrics of every training round, and a warning after round 1 if the loss is above the chance level.
 
-Client spread: for each kind of entry that differs between clients, its deviation over clients. The models are those that clients would be
-tested with: what the server sends to each, and what each keeps. Where all clients have the server's model, there is nothing to tell; where
-clients keep their entries on other machines, it is not known here. Of many clients a few are looked at, always the same, so that a round
-costs the same however many clients there are.
+Client spread: the deviation over clients, for each entry kind that differs between clients. It covers the models that clients would be
+tested with: the entries that the server sends and those that clients keep. It is omitted if all clients have the server model, or if
+other machines keep their entries. With many clients, a fixed subset is measured, so that the cost per round stays the same.
 
-Statistics drift: how batch-norm statistics move, a few numbers for each round and client (FixBN Figure 2). Clients' statistics are those
-they send after local training; where a method keeps them at clients, those they keep. The statistics they are compared with are the
-server's before the round; where there are none, the clients' mean.
+Statistics drift: how batch-norm statistics change per round and client (FixBN Figure 2). Client statistics are those sent after local
+training, or those that clients keep. They are compared with the server statistics before the round, or with the client mean if the
+server has none.
 """
 
 from __future__ import annotations
@@ -28,33 +27,32 @@ from polyfed.core.privacy import account_of
 from polyfed.core.rounds import Reply, Request
 from polyfed.core.server import Server
 from polyfed.core.sharing import Plan
-from polyfed.runs.callbacks.callback import Callback, RunState
+from polyfed.runs.callbacks.callback import ActiveRun, Callback, RunState
 from polyfed.settings import AUTO
 
 if TYPE_CHECKING:
-    from polyfed.runs.callbacks.active_run import ActiveRun
     from polyfed.runs.experiment import Experiment
 
 log = logging.getLogger("polyfed")
 
 SPREAD, STATISTICS, NOTED = "spread", "statistics", "noted"
-"""Views of the metrics: both of the above, and what a method logs in a round (``server.log_client_metric``)."""
+"""Views of the metrics: the two above, and the values that a method logs (``server.log_client_metric``)."""
 ALL = "all"
-"""The client of lines about all clients."""
+"""Value of ``client`` in lines about all clients."""
 OF_TRAINING = ("training", SPREAD, STATISTICS, NOTED)
-"""Views of metrics that training writes; the others are scores."""
+"""Views that training writes; the others are scores."""
 MARGIN = 1.1
 """A random model starts a few percent above the chance level."""
 
 
 class TrainingMetrics(Callback):
-    """Write losses, privacy spending, the spread of client models, the drift of statistics and the method's notes."""
+    """Write losses, privacy spending, client spread, statistics drift and the metrics that the method logs."""
 
     def __init__(self, run: ActiveRun) -> None:
         self.run, self.experiment = run, run.experiment
         if run.folder is not None:
             self.drift = StatisticsDrift(self.experiment.bench.plan, self.experiment.server, self.experiment.backend)
-            self.experiment.on_reply = self.drift.hear
+            self.experiment.on_reply = self.drift.receive
 
     def after_round(self, run: RunState) -> None:
         self._warn_of_loss(run)
@@ -68,25 +66,25 @@ class TrainingMetrics(Callback):
                 *(_privacy_lines(run.round, account) if account is not None else ()),
                 *spread_lines(server, backend, self.experiment.bench.initial),
                 *self.drift.lines(server, backend),
-                *_noted_lines(server),
+                *_logged_lines(server),
             ]
         )
 
     def _warn_of_loss(self, run: RunState) -> None:
         if run.round != 1 or not run.losses:
             return
-        loss, start = statistics.fmean(run.losses.values()), start_of(self.experiment)
+        loss, start = statistics.fmean(run.losses.values()), initial_loss(self.experiment)
         if not math.isfinite(loss):
             problem = f"The training loss is {loss} after round 1."
         elif start is not None and loss > MARGIN * start:
-            problem = f"The mean training loss of round 1 is {loss:.3g}, above its start ({start:.3g}, the chance level)."
+            problem = f"The mean training loss of round 1 is {loss:.3g}, above the chance level ({start:.3g})."
         else:
             return
-        log.warning("%s The learning rate may be too high. Try a third of it: --lr %.2g.", problem, run.settings.lr / 3)
+        log.warning("%s The learning rate may be too high. Try --lr %.2g.", problem, run.settings.lr / 3)
 
 
-def start_of(experiment: Experiment) -> float | None:
-    """Return the loss of a model that knows nothing; None if the loss is not the task's, or something is added to it."""
+def initial_loss(experiment: Experiment) -> float | None:
+    """Return the loss at chance level; None if the run does not use the default loss, or adds a term to it."""
     method, bench = experiment.method, experiment.bench
     changed = experiment.settings.loss != AUTO or "loss" in experiment.objects
     if changed or method.task_loss or method.batch_gradient or method.objective:
@@ -94,7 +92,7 @@ def start_of(experiment: Experiment) -> float | None:
     return bench.task.chance_loss(bench.classes)
 
 
-def _noted_lines(server: Server) -> list[Mapping[str, Any]]:
+def _logged_lines(server: Server) -> list[Mapping[str, Any]]:
     by_client: dict[str, dict[str, Any]] = {}
     for name, values in server.client_metrics.items():
         for client, value in values.items():
@@ -112,15 +110,14 @@ def _privacy_lines(number: int, account: Mapping[str, Any]) -> list[Mapping[str,
 
 
 MAX_CLIENTS = 20
-"""Of more clients than this, as many are looked at, evenly spaced over the list of clients."""
-
+"""Number of clients that are measured per round, evenly spaced over the list of clients."""
 CHUNK = 1 << 18
-"""Values that are worked on at a time."""
+"""Number of values that are processed at a time."""
 
 
 @dataclass
 class Moments:
-    """Mean and summed squared deviations of tensors over clients, one client after the other."""
+    """Running mean and sum of squared deviations of tensors over clients."""
 
     count: dict[str, int] = field(default_factory=dict)
     mean: dict[str, Tensor] = field(default_factory=dict)
@@ -142,7 +139,7 @@ class Moments:
         return self.squares[name].clamp_min(0) / self.count[name]
 
     def in_parts(self, name: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Mean and variance of each value, some values at a time."""
+        """Yield the mean and variance of the values, in chunks."""
         for mean, squares in _chunks(self.mean[name], self.squares[name]):
             yield mean, squares.clamp_min(0) / self.count[name]
 
@@ -152,15 +149,15 @@ def _zeros(value: Tensor) -> Tensor:
 
 
 def _chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Flat pieces of tensors of one shape: temporary copies of whole models would take more time than the sums."""
+    """Split tensors of one shape into flat chunks, because temporary copies of whole models would be slow."""
     return zip(*(torch.split(tensor.flatten(), CHUNK) for tensor in tensors), strict=True)
 
 
 def spread_lines(server: Server, backend: Backend, initial: Mapping[str, Tensor]) -> list[Mapping[str, Any]]:
-    """A line of metrics for each kind of entry in which clients' models differ.
+    """Return a metrics line for each entry kind in which client models differ.
 
-    ``deviation`` is the standard deviation of a value over clients, averaged over the values of this kind; ``relative`` is its root mean
-    square as a share of the root mean square of the values themselves.
+    ``deviation`` is the standard deviation over clients, averaged over the values of this kind; ``relative`` is its root mean square,
+    divided by the root mean square of the values.
     """
     moments = Moments()
     for values in differing_entries(server, backend, initial):
@@ -175,7 +172,7 @@ def spread_lines(server: Server, backend: Backend, initial: Mapping[str, Tensor]
 
 
 def differing_entries(server: Server, backend: Backend, initial: Mapping[str, Tensor]) -> Iterator[Mapping[str, Tensor]]:
-    """Of each client, the entries of its model that are not the server's own; nothing where they cannot be known."""
+    """Yield for each client the model entries that differ from the server model; nothing if they are on other machines."""
     entries, down = server.plan.entries, set(server.phase.down)
     own = [n for n, entry in entries.items() if entry.of is None and entry.dtype.is_floating_point and n not in down]
     ids = few_clients(server)
@@ -189,7 +186,7 @@ def differing_entries(server: Server, backend: Backend, initial: Mapping[str, Te
 
 
 def few_clients(server: Server) -> list[str]:
-    """The clients that are looked at after a round: all, or as many as keep a round's cost the same whatever their number."""
+    """Return all clients, or ``MAX_CLIENTS`` of them."""
     clients = [info.id for info in server.clients]
     step = max(1, len(clients) / MAX_CLIENTS)
     return [clients[int(place * step)] for place in range(min(len(clients), MAX_CLIENTS))]
@@ -208,39 +205,33 @@ SAMPLED_VALUES, WATCHED_CLIENTS = 32, 16
 
 
 class StatisticsDrift:
-    """Hears every reply of training, and says after a round how far statistics moved.
-
-    Args:
-        plan: names the statistics.
-        server: as training begins or goes on.
-        backend: has what clients keep.
-    """
+    """Receives all training replies, and reports after each round how far the statistics moved."""
 
     def __init__(self, plan: Plan, server: Server, backend: Backend) -> None:
         self.names = [n for n, entry in plan.entries.items() if entry.kind == STATISTIC and entry.dtype.is_floating_point]
         self.sizes = {name: plan.entries[name].shape for name in self.names}
-        self.heard: dict[str, Tensor] = {}
+        self.received: dict[str, Tensor] = {}
         uploaded = set(self.names) <= set(plan.at(server.round).up)
         kept = {} if uploaded else self._kept(server, backend)
         self.before = torch.stack(list(kept.values())).mean(0) if kept else self._vector(server.state)
 
     def _vector(self, entries: Mapping[str, Tensor]) -> Tensor | None:
-        """All statistics in one row; None where some are missing, or encoded."""
+        """Return all statistics as one vector; None if some are missing or encoded."""
         if not self.names or any(n not in entries or entries[n].shape != self.sizes[n] for n in self.names):
             return None
         return torch.cat([entries[name].detach().reshape(-1).to("cpu", torch.float64) for name in self.names])
 
-    def hear(self, request: Request, reply: Reply) -> None:
+    def receive(self, request: Request, reply: Reply) -> None:
         found = self._vector(reply.entries if reply.decoded is None else reply.decoded) if request.what == "train" else None
         if found is not None:
-            self.heard[reply.client] = found
+            self.received[reply.client] = found
 
     def lines(self, server: Server, backend: Backend) -> list[Mapping[str, Any]]:
-        """Lines of metrics: the change of the common statistics in this round, and each client's distance from them before it.
+        """Return metrics lines: the change of the shared statistics in this round, and the distance of each client from their old value.
 
-        ``change`` and ``distance`` are L1 norms; ``sample`` holds some of the client's values, always the same, evenly chosen.
+        ``change`` and ``distance`` are L1 norms; ``sample`` is a fixed, evenly spaced subset of the values of a client.
         """
-        local, self.heard = self.heard, {}
+        local, self.received = self.received, {}
         rejected = server.rejected
         local = {client: values for client, values in local.items() if client not in rejected}
         if local:

@@ -1,1 +1,1 @@
-"""The files of a run folder: ``run.toml``, ``metrics.jsonl``, ``checkpoint/`` and ``lock``, and how they are written and verified."""
+"""Files of a run folder: ``run.toml``, ``metrics.jsonl``, ``checkpoint/`` and ``lock``, with atomic writes and verification."""

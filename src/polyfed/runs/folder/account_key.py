@@ -1,6 +1,6 @@
-"""The key of this account, and the seal it puts under files: who wrote a ``run.toml`` shows by it.
+"""Sign ``run.toml`` with a secret key of the user account, so that polyfed recognises the run folders that this account wrote.
 
-The owner of a file says nothing, since whatever an account unpacks belongs to it. The key never leaves its file.
+File ownership does not prove this, since all files that an account unpacks belong to it. The key never leaves its file.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ def key_file() -> Path:
     return Path(base) / "polyfed" / "account.key"
 
 
-def account_key(make: bool = False) -> bytes | None:
-    """The key of this account; None where there is none, or none that only this account can read.
-
-    Args:
-        make: make a key where there is none.
-    """
+def account_key(create: bool = False) -> bytes | None:
+    """Return the key of this account, and create it if requested; None if it is missing, damaged or readable by other accounts."""
     path = key_file()
     try:
-        if make and not path.exists():
-            _make(path)
+        if create and not path.exists():
+            _create(path)
         with path.open("rb") as file:
             shared = os.fstat(file.fileno()).st_mode & 0o077
             key = file.read()
     except FileNotFoundError:
         return None
     except OSError as error:
-        log.warning("%s cannot be used (%s): runs are not sealed.", path, error.strerror or error)
+        log.warning("Cannot use %s (%s). Runs are not sealed.", path, error.strerror or error)
         return None
     if shared or len(key) != KEY_BYTES:
-        why = f"others may read it: chmod 600 {path}" if shared else "it is damaged: remove it, and a new one is made"
-        log.warning("%s cannot be used (%s). Runs are not sealed.", path, why)
+        reason = (
+            f"other accounts can read it: run chmod 600 {path}"
+            if shared
+            else "it is damaged: remove it, and polyfed creates a new one"
+        )
+        log.warning("Cannot use %s (%s). Runs are not sealed.", path, reason)
         return None
     return key
 
 
-def _make(path: Path) -> None:
-    """Write a new key that is whole from the first instant; of two processes, one wins."""
+def _create(path: Path) -> None:
+    """Create a key atomically; if two processes do so at once, the first key is kept."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
     try:
@@ -66,14 +66,14 @@ def _make(path: Path) -> None:
 
 
 def sealed(text: str) -> str:
-    """The text with a last line that only this account can write; the text as it is where there is no key."""
-    key = account_key(make=True)
+    """Return the text with a signature as its last line, or unchanged without a key."""
+    key = account_key(create=True)
     body = text if text.endswith("\n") else text + "\n"
     return text if key is None else body + f"{LINE.decode()}{_seal(key, body.encode())}\n"
 
 
 def is_sealed(content: bytes) -> bool:
-    """Whether this account wrote the content, and nobody changed it since."""
+    """Return True if this account wrote the content and it is unchanged."""
     body, line, seal = content.rpartition(LINE)
     if not line:
         return False

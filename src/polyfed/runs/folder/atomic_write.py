@@ -1,4 +1,4 @@
-"""The one way to write a file that must be whole or not there: written to a part file, synced, renamed, and the folder synced."""
+"""Write a file atomically: to a temporary file that is synced and renamed, before its folder is synced."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from polyfed.trees import Piece
 
 CHUNK_BYTES = 1 << 20
-"""What is hashed and then written at a time: it is still in the processor's cache when it is written."""
+"""Bytes that are hashed and then written: small enough to be still in the CPU cache when they are written."""
 UNFINISHED = ".part"
 PRIVATE_FILE = 0o600
 
@@ -19,14 +19,17 @@ PRIVATE_FILE = 0o600
 def write_atomically(
     path: Path, data: str | bytes | Iterable[Piece], sync: bool = True, part_suffix: str = UNFINISHED, private: bool = False
 ) -> str:
-    """Write a file so that a crash leaves the old one or the new one, never a part; returns the SHA-256 of its bytes.
+    """Write a file so that a crash leaves either the old file or the new one.
 
     Args:
-        path: the file.
-        data: its text, its bytes, or its bytes in pieces.
-        sync: make the new name durable too. Of many files in a folder, only the last need do so.
-        part_suffix: how the part file's name ends; where several processes may write the same file, each needs its own.
-        private: only this account may read the file, from its first byte on; the part file must not be there yet.
+        path: The file.
+        data: Text, bytes, or pieces of bytes.
+        sync: Sync the folder too. For many files in one folder, only the last one needs this.
+        part_suffix: Suffix of the temporary file; processes that may write the same file need different ones.
+        private: Create the file readable by this account only; the temporary file must not exist yet.
+
+    Returns:
+        SHA-256 digest of the file.
     """
     total = hashlib.sha256()
     part = path.with_name(path.name + part_suffix)
@@ -52,7 +55,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable, where the system can."""
+    """Make file names in a folder durable."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except PermissionError:  # Windows cannot open folders; its renames are durable without
@@ -64,7 +67,6 @@ def sync_folder(folder: Path) -> None:
 
 
 def chunks(data: str | bytes | Iterable[Piece]) -> Iterator[Piece]:
-    """The same bytes in chunks that stay in the cache."""
     pieces = [data.encode()] if isinstance(data, str) else [data] if isinstance(data, bytes) else data
     for piece in pieces:
         view = memoryview(piece)

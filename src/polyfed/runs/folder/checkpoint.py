@@ -1,11 +1,9 @@
-"""Checkpoints: safetensors files and a manifest that is renamed last. No pickle.
+"""Checkpoints: safetensors files and a manifest that is renamed last, without pickle.
 
-A checkpoint is a manifest ``manifest-<round>.json`` naming files with their digests. Files are written atomically and
-never changed afterwards. Only clients that changed since the last checkpoint are written. The last two good checkpoints are kept, so
-that a damaged one can be left behind.
+The manifest ``manifest-<round>.json`` lists the files with their digests. Files are written atomically and never changed. Only clients
+that changed since the last checkpoint are written. The last two good checkpoints are kept, in case the newest one is damaged.
 
-What is to be written is first gathered in a ``Draft``. One that is ``apart`` from the run can be written by another thread while the
-next round trains.
+The content is first collected in a ``Draft``. A ``detached`` draft can be written by another thread while the next round trains.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ KEPT_CHECKPOINTS = 2
 
 @dataclass
 class Snapshot:
-    """Everything a run needs to go on: nothing else is looked at."""
+    """The complete state of a run, from which it can be resumed."""
 
     round: int
     state: dict[str, Tensor]
@@ -45,25 +43,25 @@ class Snapshot:
 
 
 def copied(snapshot: Snapshot) -> Snapshot:
-    """The snapshot as it would be read back from a checkpoint: later training cannot change it."""
+    """Return a deep copy, which later training cannot change."""
     clients = {client: ClientState(own(state.entries), own(state.memory)) for client, state in snapshot.clients.items()}
     return Snapshot(snapshot.round, own(snapshot.state), own(snapshot.memory), clients, own(snapshot.notes))
 
 
 class Watched(NamedTuple):
-    """A tensor that was not copied, and its version, by which a change in place shows."""
+    """A tensor that was not copied, with its version, which reveals changes in place."""
 
     name: str
     value: Tensor
     version: int
 
 
-def watch(entries: Mapping[str, Tensor], whose: str, watched: list[Watched]) -> dict[str, Tensor]:
-    """The same entries, watched from now on; copied where a tensor cannot be watched, or not be written as it lies."""
+def watch(entries: Mapping[str, Tensor], owner: str, watched: list[Watched]) -> dict[str, Tensor]:
+    """Return the entries, and add them to ``watched``; a tensor without a version, or not contiguous, is copied instead."""
     same = dict(entries)
     for name, value in entries.items():
         if value.is_contiguous() and not value.is_inference():
-            watched.append(Watched(f"{name!r} {whose}", value, value._version))
+            watched.append(Watched(f"{name!r} {owner}", value, value._version))
         else:
             same[name] = own(value)
     return same
@@ -71,27 +69,22 @@ def watch(entries: Mapping[str, Tensor], whose: str, watched: list[Watched]) -> 
 
 @dataclass(frozen=True)
 class Draft:
-    """What a checkpoint writes: the server and the clients that are due. The others of ``everyone`` keep the file they have."""
+    """The content of a checkpoint: the server, and the clients to write. The rest of ``all_clients`` keep their files."""
 
     round: int
     finished: bool
     state: Mapping[str, Tensor]
     memory: Mapping[str, Any]
     clients: Mapping[str, ClientState]
-    everyone: Sequence[str]
+    all_clients: Sequence[str]
     notes: Mapping[str, Any]
     watched: Sequence[Watched] = ()
 
-    @property
-    def stamp(self) -> str:
-        """Part of the names of its files; the checkpoint of a finished run has names of its own."""
-        return f"{self.round:06d}{'_final' if self.finished else ''}"
+    def detached(self, state_is_replaced: bool) -> Draft:
+        """Return a draft that the next round cannot change.
 
-    def apart(self, state_is_replaced: bool) -> Draft:
-        """A draft that the next round cannot change.
-
-        Memory is copied, since methods change it in place. Entries that clients keep are never changed in place, and neither is
-        the state where ``state_is_replaced``: such values are watched, not copied, and checked when they have been written.
+        Memory is copied, because methods change it in place. Client entries are never changed in place, and neither is the server state
+        if ``state_is_replaced``: these tensors are not copied, but checked after they have been written.
         """
         watched: list[Watched] = []
         state = watch(self.state, "of the server", watched) if state_is_replaced else own(self.state)
@@ -103,22 +96,20 @@ class Draft:
 
     @property
     def copied_bytes(self) -> int:
-        """The size of what ``apart`` copied."""
         of_clients = sum(size(state.entries) + size(state.memory) for state in self.clients.values())
         return size(self.state) + size(self.memory) + of_clients - sum(watched.value.nbytes for watched in self.watched)
 
-    def require_untouched(self) -> None:
-        """Refuse to vouch for values that were changed while they were written."""
+    def require_unchanged(self) -> None:
         for name, value, version in self.watched:
             if value._version != version:
                 raise RunFolderError(
-                    f"{name} was changed in place while the checkpoint of round {self.round} was written. Put a new tensor in its "
-                    "place (server.state = server.state | {name: value}). The last good checkpoint is untouched."
+                    f"{name} was changed in place while the checkpoint of round {self.round} was written. Replace the tensor instead "
+                    "(server.state = server.state | {name: value}). The last good checkpoint is untouched."
                 )
 
 
 class Checkpoints:
-    """The checkpoint folder of a run."""
+    """Reads and writes checkpoints in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -126,36 +117,32 @@ class Checkpoints:
         self.digests: dict[str, str] = {}
 
     def write(self, snapshot: Snapshot, changed: set[str], finished: bool = False) -> None:
-        """Write a checkpoint at once; clients that did not change keep the file they have."""
+        """Write a checkpoint immediately; unchanged clients keep their files."""
         self.write_draft(self.draft(snapshot, changed, finished))
 
     def draft(self, snapshot: Snapshot, changed: set[str], finished: bool = False) -> Draft:
-        """What a checkpoint of this snapshot has to write. It is the snapshot's own values, not copies."""
-        lost = self._lost_files()
+        """Return the content to write. It refers to the values of the snapshot, not to copies."""
+        existing = {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
+        lost = set(self.digests) - existing
+        for name in sorted(lost)[:MAX_NAMED]:
+            log.warning("%s was deleted during training. Writing its content again.", self.folder / name)
         kept = {client for client, name in self.client_files.items() if name not in lost}
         due = {client: snapshot.clients[client] for client in sorted(changed | (set(snapshot.clients) - kept))}
         return Draft(snapshot.round, finished, snapshot.state, snapshot.memory, due, list(snapshot.clients), snapshot.notes)
 
-    def _lost_files(self) -> set[str]:
-        """Files of the last checkpoints that somebody deleted since; they are named, and what is needed of them is written again."""
-        there = {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
-        lost = set(self.digests) - there
-        for name in sorted(lost)[:MAX_NAMED]:
-            log.warning("%s was deleted while the run was trained; what it held is written again.", self.folder / name)
-        return lost
-
     def write_draft(self, draft: Draft) -> None:
-        """Write what was drafted, the manifest last."""
+        """Write all files, the manifest last."""
+        stamp = f"{draft.round:06d}{'_final' if draft.finished else ''}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            server, manifest = f"server-{draft.stamp}.safetensors", f"manifest-{draft.stamp}.json"
+            server, manifest = f"server-{stamp}.safetensors", f"manifest-{stamp}.json"
             self._write_file(server, pieces({"state": draft.state, "memory": draft.memory}))
             for client, state in draft.clients.items():
-                name = f"client-{hashlib.sha256(client.encode()).hexdigest()[:16]}-{draft.stamp}.safetensors"
+                name = f"client-{hashlib.sha256(client.encode()).hexdigest()[:16]}-{stamp}.safetensors"
                 self._write_file(name, pieces({"entries": state.entries, "memory": state.memory}))
                 self.client_files[client] = name
-            draft.require_untouched()
-            self.client_files = {client: self.client_files[client] for client in draft.everyone}
+            draft.require_unchanged()
+            self.client_files = {client: self.client_files[client] for client in draft.all_clients}
             content = {
                 "format": FORMAT,
                 "round": draft.round,
@@ -164,7 +151,7 @@ class Checkpoints:
                 "digests": {name: self.digests[name] for name in sorted({server, *self.client_files.values()})},
                 "notes": draft.notes,
             }
-            sync_folder(self.folder)  # what the manifest names is durable before the manifest is
+            sync_folder(self.folder)  # the files must be durable before the manifest
             self._write_file(manifest, [json.dumps(sealed(content), indent=1).encode()], sync=True)
             self._tidy(manifest)
         except OSError as error:
@@ -176,10 +163,10 @@ class Checkpoints:
         self.digests[name] = write_atomically(self.folder / name, data, sync)
 
     def _tidy(self, newest: str) -> None:
-        """Remove files that the last two checkpoints do not name. One later than the newest was damaged: the run went on before it."""
+        """Remove files that the last two checkpoints do not use, and damaged checkpoints later than the newest."""
         used: set[str] = set()
         good = 0
-        for path in self.manifests():
+        for path in manifest_files(self.folder):
             if path.name > newest or good == KEPT_CHECKPOINTS:
                 continue
             with contextlib.suppress(Damaged):
@@ -190,13 +177,10 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
         self.digests = {name: digest for name, digest in self.digests.items() if name in used}
 
-    def manifests(self) -> list[Path]:
-        return manifest_files(self.folder)
-
     def read(self) -> tuple[Snapshot | None, list[str]]:
-        """The newest good checkpoint, and a sentence for each damaged file that was passed over."""
+        """Return the newest good checkpoint, and an error message for each damaged one that was skipped."""
         complaints: list[str] = []
-        for path in self.manifests():
+        for path in manifest_files(self.folder):
             try:
                 manifest = read_manifest(path)
                 return self._load(manifest), complaints
@@ -205,9 +189,13 @@ class Checkpoints:
         return None, complaints
 
     def read_round(self, number: int) -> Snapshot | None:
-        """The checkpoint of one round; None where later ones have taken its place. Raises ``Damaged`` where it is lost otherwise."""
+        """Return the checkpoint of one round; None if later ones have replaced it.
+
+        Raises:
+            Damaged: If the checkpoint is lost for any other reason.
+        """
         path = self.folder / f"manifest-{number:06d}.json"
-        if not path.exists() and any(later.name > path.name for later in self.manifests()):
+        if not path.exists() and any(later.name > path.name for later in manifest_files(self.folder)):
             return None
         return self._load(read_manifest(path))
 
@@ -221,16 +209,16 @@ class Checkpoints:
             self.client_files, self.digests = dict(manifest["clients"]), dict(manifest["digests"])
             return Snapshot(manifest["round"], server["state"], server["memory"], clients, manifest["notes"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise Damaged(f"A checkpoint in {self.folder} lacks something ({type(error).__name__}: {error}).") from error
+            raise Damaged(f"A checkpoint in {self.folder} is incomplete ({type(error).__name__}: {error}).") from error
 
     def _tree(self, name: str, digests: Mapping[str, str]) -> Any:
         path = self.folder / name
         if Path(name).name != name:
-            raise Damaged(f"{path} is not a file of this checkpoint.")
+            raise Damaged(f"{path} does not belong to this checkpoint.")
         try:
             data = path.read_bytes()
         except OSError as error:
-            raise Damaged(f"{path} cannot be read ({error.strerror}).") from error
+            raise Damaged(f"Cannot read {path} ({error.strerror}).") from error
         if digest_of(data) != digests.get(name):
             raise Damaged(f"{path} is damaged (its digest does not match).")
         try:
@@ -240,7 +228,7 @@ class Checkpoints:
 
 
 def digest(snapshot: Snapshot) -> str:
-    """One hash over the state of the server and of all clients. Clients that keep their state to themselves have reported its hash."""
+    """Return one hash over the state of the server and all clients; clients that do not send their state report its hash."""
     reported: Mapping[str, str] | None = snapshot.notes.get("client_digests")
     if reported is None:
         reported = {client: client_digest(state) for client, state in snapshot.clients.items()}
@@ -248,6 +236,6 @@ def digest(snapshot: Snapshot) -> str:
 
 
 def joint_digest(snapshot: Snapshot, clients: Mapping[str, str]) -> str:
-    """The hash of a run whose clients are known by their own hashes only, as where their state never leaves them."""
+    """Return the hash of a run from the hashes of its client states, which may be on other machines."""
     tree = {"state": dict(sorted(snapshot.state.items())), "memory": snapshot.memory, "clients": dict(sorted(clients.items()))}
     return tree_digest(tree)

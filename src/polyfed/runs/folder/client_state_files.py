@@ -1,8 +1,8 @@
-"""What a client keeps between messages, on its own disk: one file for each version, written atomically.
+"""Client state on the client's disk: one file per version, written atomically.
 
-The server names versions, and says in every ask which one the client starts from and which ones may still be needed. A node uses
-exactly the version that the ask names, never a newer one from a round the server has forgotten, and removes those older than
-the ask that nobody needs. Versions are ordered by name: first the server's own start, then a running number.
+The server names the versions. Every request specifies the version to start from and the versions that may still be needed. A node uses
+exactly the specified version, never a newer one from a round that was rolled back, and removes older versions that are not needed.
+Versions are ordered by name: first the start time of the server, then a running number.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ VERSION = re.compile(r"[0-9a-f]{16}-\d{8}-r\d+-a\d+")
 RUN = re.compile(r"[0-9a-f]{32}")
 SUFFIX = ".safetensors"
 NODES = "nodes"
-"""The folder of a simulated run in which its clients keep their state."""
+"""Folder of a simulated run that contains the client state."""
 
 
-def version_name(begun: int, number: int, round_number: int, attempt: int) -> str:
-    """The name of a version: when the server began, a running number, and what it belongs to, for people to read.
+def version_name(started: int, number: int, round_number: int, attempt: int) -> str:
+    """Return the name of a version from the start time of the server and a running number; round and attempt are for readers.
 
     >>> version_name(255, 7, 3, 0)
     '00000000000000ff-00000007-r3-a0'
     """
-    return f"{begun:016x}-{number:08d}-r{round_number}-a{attempt}"
+    return f"{started:016x}-{number:08d}-r{round_number}-a{attempt}"
 
 
 def read_states(home: Path, marks: Mapping[str, ClientState]) -> dict[str, ClientState]:
-    """What clients keep, read from this machine by the marks that the server has of it."""
+    """Read client states from this machine, given the version and digest of each that the server has recorded."""
     return {
         client: ClientStateFiles(home, mark.memory["run"], client).load(mark.memory["version"], mark.memory["digest"])
         for client, mark in marks.items()
@@ -45,33 +45,39 @@ def read_states(home: Path, marks: Mapping[str, ClientState]) -> dict[str, Clien
 
 
 class ClientStateFiles:
-    """The versions of one client in one run."""
+    """The state versions of one client in one run."""
 
     def __init__(self, home: Path, run: str, client: str) -> None:
         if not RUN.fullmatch(run):
-            raise ClientFailure(f"Client {client}: {run!r} is not the id of a run.")
+            raise ClientFailure(f"Client {client}: {run!r} is not a valid run id.")
         self.client = client
         self.folder = home / run / hashlib.sha256(client.encode()).hexdigest()[:16]
 
     def load(self, version: str, digest: str) -> ClientState:
-        """What the client kept in a version; a version that is missing or not what the server knows is refused."""
+        """Read a version.
+
+        Raises:
+            StateLost: If it is missing, damaged, or different from what the server expects.
+        """
         path = self._path(version)
         try:
             tree = unpacked(path.read_bytes())
             state = ClientState(tree["entries"], tree["memory"])
         except FileNotFoundError as error:
             raise StateLost(
-                f"Client {self.client}: the server goes on from version {version}, which is not in {self.folder}. "
-                f"Versions there: {', '.join(self.versions()) or 'none'}."
+                f"Client {self.client}: the server requests version {version}, which is not in {self.folder}. "
+                f"Existing versions: {', '.join(self.versions()) or 'none'}."
             ) from error
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-            raise StateLost(f"Client {self.client}: {path} cannot be read ({type(error).__name__}: {error}).") from error
+            raise StateLost(f"Client {self.client}: cannot read {path} ({type(error).__name__}: {error}).") from error
         if client_digest(state) != digest:
-            raise StateLost(f"Client {self.client}: {path} is not what the server knows as this version (its digest differs).")
+            raise StateLost(
+                f"Client {self.client}: {path} differs from the version that the server expects (its digest does not match)."
+            )
         return state
 
     def store(self, version: str, state: ClientState) -> str:
-        """Write a version; returns its digest."""
+        """Write a version, and return its digest."""
         path = self._path(version)
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -79,12 +85,12 @@ class ClientStateFiles:
             write_atomically(path, data, part_suffix=f"{UNFINISHED}-{os.getpid()}")
         except OSError as error:
             raise ClientFailure(
-                f"Client {self.client}: cannot write what it keeps to {self.folder}: {error.strerror or error}."
+                f"Client {self.client}: cannot write its state to {self.folder}: {error.strerror or error}."
             ) from error
         return client_digest(state)
 
     def tidy(self, needed: Collection[str], before: str) -> None:
-        """Remove versions older than ``before`` that nobody needs; an ask that comes late removes nothing that is newer than itself."""
+        """Remove versions older than ``before`` that are not needed; a late request does not remove newer versions."""
         for version in self.versions():
             if version < before and version not in needed:
                 self._path(version).unlink(missing_ok=True)
@@ -93,10 +99,10 @@ class ClientStateFiles:
                 torn.unlink(missing_ok=True)
 
     def versions(self) -> list[str]:
-        """The versions that are here, oldest first."""
+        """Return the existing versions, oldest first."""
         return sorted(path.name.removesuffix(SUFFIX) for path in self.folder.glob(f"*{SUFFIX}"))
 
     def _path(self, version: str) -> Path:
         if not VERSION.fullmatch(version):
-            raise ClientFailure(f"Client {self.client}: {version!r} is not a version.")
+            raise ClientFailure(f"Client {self.client}: {version!r} is not a valid version.")
         return self.folder / f"{version}{SUFFIX}"

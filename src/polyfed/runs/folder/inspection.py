@@ -1,4 +1,4 @@
-"""What a run folder contains, found without importing anything that it names, and without torch."""
+"""Describe a run folder without torch, and without importing any code that it names."""
 
 from __future__ import annotations
 
@@ -15,60 +15,48 @@ from polyfed.trust import code_in
 MAX_FILES = 1000
 
 
-def inspected(path: str | Path) -> dict[str, Any]:
-    """What a run folder says and holds.
-
-    Args:
-        path: the run folder.
-
-    Returns:
-        Its settings, method, data, rounds, checkpoint, files with their sizes, the code it names, and who wrote it.
-    """
+def inspect_run(path: str | Path) -> dict[str, Any]:
+    """Return the settings, method, data, checkpoint, files with sizes, named code, and author of a run folder."""
     folder = Path(path)
-    content, document = _read_document(folder)
+    document_file = folder / "run.toml"
+    try:
+        content = document_file.read_bytes()
+        document = tomllib.loads(content.decode())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise RunFolderError(f"Cannot read {document_file}: {getattr(error, 'strerror', None) or error}.") from error
     settings = _table_of(document, "settings")
     try:
-        checkpoint, problems = _checkpoint_words(folder / "checkpoint")
+        checkpoint, problems = _describe_checkpoint(folder / "checkpoint")
     except RunFolderError as error:
         checkpoint, problems = "unknown", [str(error)]
     metrics = folder / "metrics.jsonl"
     lines = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
     own = is_sealed(content)
-    code = _named_code(settings, document)
     return {
         "run": str(folder),
-        "written_by": "this account" if own else "somebody else, or changed since, or without a key: its code needs --trust",
+        "written_by": "this account"
+        if own
+        else "another account, or changed since, or written without a key: its code needs --trust",
         "is_own": own,
         "method": str(_table_of(document, "method").get("text", settings.get("method", "?"))),
         "data": str(_table_of(document, "data").get("name", settings.get("data", "?"))),
         "given_in_python": ", ".join(map(str, document.get("given_in_python") or [])) or "nothing",
         "checkpoint": checkpoint,
         "metrics": f"{lines} lines" if metrics.is_file() else "none",
-        "code": code,
+        "code": _named_code(settings, document),
         "problems": problems,
         "settings": dict(settings),
-        "files": _sizes_of(folder),
+        "files": _file_sizes(folder),
     }
 
 
-def _read_document(folder: Path) -> tuple[bytes, dict[str, Any]]:
-    """``run.toml`` as it lies there, and what it says."""
-    path = folder / "run.toml"
-    try:
-        content = path.read_bytes()
-        return content, tomllib.loads(content.decode())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise RunFolderError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
-
-
 def _table_of(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A table of the document; empty where it is something else."""
     found = document.get(name)
     return found if isinstance(found, Mapping) else {}
 
 
 def _named_code(settings: Mapping[str, Any], document: Mapping[str, Any]) -> list[str]:
-    """What code the folder names, and what would be done with it."""
+    """Describe the code that the folder names, and how it would be used."""
     load = settings.get("load")
     files = [file for file in load if isinstance(file, str)] if isinstance(load, list) else []
     models = [settings.get("model"), _table_of(document, "outline").get("default_model")]
@@ -76,8 +64,8 @@ def _named_code(settings: Mapping[str, Any], document: Mapping[str, Any]) -> lis
     return [f"{code.setting} = {code.text}: would {code.words}" for code in dict.fromkeys(named)]
 
 
-def _checkpoint_words(folder: Path) -> tuple[str, list[str]]:
-    """How far the newest whole manifest says the run has come, and what is wrong with newer ones."""
+def _describe_checkpoint(folder: Path) -> tuple[str, list[str]]:
+    """Describe the newest good manifest, and the problems of newer ones."""
     problems: list[str] = []
     for path in manifest_files(folder):
         try:
@@ -89,12 +77,12 @@ def _checkpoint_words(folder: Path) -> tuple[str, list[str]]:
         except (Damaged, RunFolderError) as error:
             problems.append(str(error))
         except (KeyError, AttributeError, TypeError) as error:
-            problems.append(f"{path} is no manifest ({type(error).__name__}).")
+            problems.append(f"{path} is not a valid manifest ({type(error).__name__}).")
     return "none", problems
 
 
-def _sizes_of(folder: Path) -> dict[str, int]:
-    """Bytes of the files in the folder, by their names; the first ones where there are very many."""
+def _file_sizes(folder: Path) -> dict[str, int]:
+    """Return the sizes in bytes of the first ``MAX_FILES`` files."""
     found: dict[str, int] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not path.is_symlink():

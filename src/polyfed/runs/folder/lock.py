@@ -1,7 +1,7 @@
-"""One process at a time trains a run: it holds the file ``lock`` in the run folder, in which its number stands.
+"""The file ``lock`` in a run folder, which ensures that only one process trains a run. It contains the process id.
 
-The lock is the kernel's, which lets go of it when the process ends, however it ends; a file that a killed one left behind locks
-nothing. Where a system or a file system has no such locks (Windows, some network folders), nobody is refused.
+The kernel releases the lock when the process ends, so a file left by a killed process locks nothing. Systems and file systems without
+such locks (Windows, some network folders) never reject a process.
 """
 
 from __future__ import annotations
@@ -22,36 +22,40 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 FILE = "lock"
-LONGEST_NAME = 200
-HAVING_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+MAX_HOLDER = 200
+UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 _held: set[int] = set()
 
-Done = TypeVar("Done")
+Value = TypeVar("Value")
 
 
-class BeingTrained(RunFolderError):
-    """A run that another process trains just now.
+class RunIsBusy(RunFolderError):
+    """Another process is training the run.
 
     Attributes:
-        folder: the run folder.
-        holder: who trains it, in words.
-        elsewhere: whether that is another process than this one, so that its end can be waited for.
+        folder: The run folder.
+        holder: The process that is training it.
+        elsewhere: False if it is this process, so that waiting would never end.
     """
 
     def __init__(self, folder: Path, holder: str, elsewhere: bool) -> None:
         super().__init__(
-            f"{folder} is being trained by {holder}. Wait for its end "
-            f"(then polyfed resume {folder} reads it, or goes on), or choose another --out."
+            f"{holder} is training {folder}. Wait until it has finished "
+            f"(polyfed resume {folder} then reads or resumes the run), or choose another --out."
         )
         self.folder, self.holder, self.elsewhere = folder, holder, elsewhere
 
 
 @contextlib.contextmanager
 def hold_lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder inside the block; one that another process holds is an error that names it."""
+    """Hold the lock of a folder inside the block.
+
+    Raises:
+        RunIsBusy: If another process holds it.
+    """
     path = folder / FILE
-    descriptor = None if fcntl is None else _taken(path)
+    descriptor = None if fcntl is None else _acquire(path)
     if descriptor is None:
         yield
         return
@@ -59,92 +63,88 @@ def hold_lock(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if descriptor in _held:  # not in a fork that ran on to here: there the lock is the parent's
+        if descriptor in _held:  # in a forked child the lock belongs to the parent
             _held.remove(descriptor)
             with contextlib.suppress(OSError):
                 path.unlink()
             os.close(descriptor)
 
 
-def _taken(path: Path) -> int | None:
-    """A descriptor that holds the lock; None where there are no locks."""
+def _acquire(path: Path) -> int | None:
+    """Return a descriptor that holds the lock; None if locks are not supported."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        taken = False
+        acquired = False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _lies_at(descriptor, path):
+            if _is_at(descriptor, path):
                 os.ftruncate(descriptor, 0)
-                os.write(descriptor, f"{os.getpid()} on {platform.node() or 'this machine'}"[:LONGEST_NAME].encode())
-                taken = True
+                os.write(descriptor, f"{os.getpid()} on {platform.node() or 'this machine'}"[:MAX_HOLDER].encode())
+                acquired = True
                 return descriptor
         except BlockingIOError as error:
-            raise _refusal(descriptor, path.parent) from error
+            holder = os.read(descriptor, MAX_HOLDER).decode(errors="replace")
+            status = os.fstat(descriptor)
+            elsewhere = not any(os.path.samestat(os.fstat(held), status) for held in _held)
+            raise RunIsBusy(path.parent, f"Process {holder}" if holder else "Another process", elsewhere) from error
         except OSError as error:
-            if error.errno not in HAVING_NO_LOCKS:
+            if error.errno not in UNSUPPORTED:
                 raise
             path.unlink()
             return None
         finally:
-            if not taken:
+            if not acquired:
                 os.close(descriptor)
 
 
-def _lies_at(descriptor: int, path: Path) -> bool:
-    """Whether the file is still there: the one that held it before removes it at its end."""
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Return False if the previous holder has removed the open file."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
 
 
-def _refusal(descriptor: int, folder: Path) -> BeingTrained:
-    holder = os.read(descriptor, LONGEST_NAME).decode(errors="replace")
-    status = os.fstat(descriptor)
-    elsewhere = not any(os.path.samestat(os.fstat(own), status) for own in _held)
-    return BeingTrained(folder, f"process {holder}" if holder else "another process", elsewhere)
-
-
 def is_held(folder: Path) -> bool:
-    return _shared(folder, wait=False)
+    return _is_refused(folder, wait=False)
 
 
-def _shared(folder: Path, wait: bool) -> bool:
-    """Hold the lock together with all who only look, for an instant; says whether that was refused. The kernel ends the waiting."""
+def _is_refused(folder: Path, wait: bool) -> bool:
+    """Take a shared lock for an instant, and return True if it was refused; with ``wait``, the kernel waits until it is free."""
     try:
         descriptor = os.open(folder / FILE, os.O_RDONLY)
     except OSError:
-        return False  # also where there are no locks: nobody writes the file there
+        return False  # not locked, or locks are not supported
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return True
     except OSError as error:
-        if error.errno not in HAVING_NO_LOCKS:
+        if error.errno not in UNSUPPORTED:
             raise
     finally:
         os.close(descriptor)
     return False
 
 
-def once_free(work: Callable[[], Done], notify: Callable[[str], None]) -> Done:
-    """What the work gives back; as often as another process trains the run, its end is waited for."""
+def retry_when_free(work: Callable[[], Value], notify: Callable[[str], None]) -> Value:
+    """Return the result of ``work``; while another process trains the run, wait and try again."""
     while True:
         try:
             return work()
-        except BeingTrained as busy:
+        except RunIsBusy as busy:
             if not busy.elsewhere:
                 raise
-            notify(f"{busy.folder} is being trained by {busy.holder}; its end is waited for.")
-            _shared(busy.folder, wait=True)
+            notify(f"{busy.holder} is training {busy.folder}; waiting for it to finish.")
+            _is_refused(busy.folder, wait=True)
 
 
-def _leave_to_parent() -> None:
-    """In a forked child: a lock is held as long as any process has it open, and this one must not outlive the parent."""
+def _release_in_child() -> None:
+    """Close the locks in a forked child, because a lock is held until all processes that have it open close it."""
     while _held:
         with contextlib.suppress(OSError):
             os.close(_held.pop())
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_to_parent)
+    os.register_at_fork(after_in_child=_release_in_child)

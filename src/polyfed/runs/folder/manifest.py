@@ -1,6 +1,6 @@
-"""The manifest of a checkpoint: its files with their digests, and the digests of the files around it. Read without torch.
+"""The manifest of a checkpoint, with the digests of the checkpoint files and of the files around it. Reading it does not need torch.
 
-Its own digest (``seal``) covers both. ``read_manifest`` verifies the manifest, ``problem_of`` everything that it vouches for.
+The digest of the manifest (``seal``) covers both. ``read_manifest`` verifies the manifest, ``problem_of`` the files around it.
 """
 
 from __future__ import annotations
@@ -16,32 +16,31 @@ from typing import Any
 from polyfed.errors import RunFolderError
 
 FORMAT = 2
-"""Of run folders and their manifests."""
+"""Format of run folders and manifests."""
 DOCUMENT, METRICS, NEWCOMER_FILE, ANSWERS_FILE = "run.toml", "metrics.jsonl", "newcomer.safetensors", "answers.safetensors"
-"""The files around a checkpoint."""
+"""Files around a checkpoint."""
 SEALS = "seals"
-"""The note of a checkpoint with their digests. Older versions wrote none."""
+"""Checkpoint note with their digests; missing in folders of older versions."""
 
 
 class Damaged(Exception):
-    """A checkpoint file that cannot be trusted; the one before it is tried."""
+    """A damaged checkpoint file; the previous checkpoint is used."""
 
 
 def manifest_files(folder: Path) -> list[Path]:
-    """The manifests in a checkpoint folder, newest first; a folder that is there and cannot be read is an error, not an empty one."""
+    """Return the manifests in a checkpoint folder, newest first; an unreadable folder is an error, a missing one is empty."""
     try:
         return sorted((path for path in folder.iterdir() if path.match("manifest-*.json")), reverse=True)
     except FileNotFoundError:
         return []
     except OSError as error:
         raise RunFolderError(
-            f"{folder} cannot be read ({error.strerror or error}), so nobody knows what it holds; nothing was changed. "
-            "Make it a folder that you may read (chmod u+rwx), or put back a copy."
+            f"Cannot read {folder}: {error.strerror or error}. Nothing was changed. Fix its permissions (chmod u+rwx), or restore it "
+            "from a backup."
         ) from error
 
 
 def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest with a digest of itself."""
     return {**manifest, "seal": digest_of(json.dumps(manifest, sort_keys=True).encode())}
 
 
@@ -49,11 +48,11 @@ def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def require_format(found: int, path: Path, what: str = "format") -> None:
-    """Refuse a file of a newer version, or of one that is not read any more."""
+def require_format(found: int, path: Path, name: str = "format") -> None:
     if found > FORMAT:
         raise RunFolderError(
-            f"{path} was written by a newer polyfed ({what} {found}, this one reads {FORMAT}). Upgrade polyfed to go on."
+            f"{path} was written by a newer version of polyfed ({name} {found}; this version reads {FORMAT}). "
+            "Upgrade polyfed to continue."
         )
     if found < FORMAT:
         raise RunFolderError(
@@ -62,7 +61,7 @@ def require_format(found: int, path: Path, what: str = "format") -> None:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """A manifest whose seal is whole."""
+    """Read a manifest and verify its seal."""
     try:
         manifest = json.loads(path.read_bytes())
         seal, written_as = manifest.pop("seal"), operator.index(manifest["format"])
@@ -78,7 +77,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def newest_notes(folder: Path) -> dict[str, Any]:
-    """The notes of the newest whole manifest; empty where there is none."""
+    """Return the notes of the newest good manifest; empty if there is none."""
     for path in manifest_files(folder):
         with contextlib.suppress(Damaged):
             notes: dict[str, Any] = read_manifest(path)["notes"]
@@ -87,9 +86,9 @@ def newest_notes(folder: Path) -> dict[str, Any]:
 
 
 def problem_of(name: str, content: bytes, notes: Mapping[str, Any]) -> str:
-    """Return why a file around a checkpoint is not the one that it seals; empty if it is, or if nothing seals it.
+    """Describe how a file around a checkpoint differs from the sealed one; empty if it does not, or if it has no seal.
 
-    Metrics may have more lines than the checkpoint of an unfinished run knows: they are recomputed when the run goes on.
+    The metrics of an unfinished run may have more lines than its checkpoint: they are recomputed when the run is resumed.
     """
     seal = notes.get(SEALS, {}).get(name)
     if seal is None:
@@ -100,5 +99,5 @@ def problem_of(name: str, content: bytes, notes: Mapping[str, Any]) -> str:
     if digest_of(content[:size]) != seal:
         return "was changed (its digest does not match the checkpoint)"
     if notes.get("finished") and len(content) > size:
-        return f"has {len(content) - size} bytes more than the run had at its end"
+        return f"has {len(content) - size} bytes more than at the end of the run"
     return ""

@@ -1,4 +1,4 @@
-"""How run folders are called, and where a run's files are: absolute paths, replaced where they lie elsewhere on this machine."""
+"""Default names of run folders, and absolute paths of files that a run uses, which may have moved on this machine."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from polyfed.trust import NOTHING, Trust, code_in
 if TYPE_CHECKING:
     from polyfed.runs.folder.run_folder import RunFolder
 
-LONGEST_SLUG = 60
+MAX_SLUG = 60
 
 
 def slug(text: str) -> str:
-    """Text as a part of a file's name.
+    """Convert text to a part of a file name.
 
     >>> slug("fedbn + agc(clip=1.28)")
     'fedbn-agc-clip-1.28'
     """
-    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.")[:LONGEST_SLUG].rstrip("-.")
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.")[:MAX_SLUG].rstrip("-.")
 
 
 def data_slug(data: str) -> str:
-    """The name of a data set without its options, or the last part of a folder."""
+    """Return the name of a data set without its options, or the last component of a folder."""
     return slug(Path(data).resolve().name if is_own_data(data) else data.split("(")[0].replace("_", "-")) or "data"
 
 
@@ -45,12 +45,11 @@ def default_name(settings: Settings) -> str:
 
 
 def default_folder(settings: Settings) -> Path:
-    """The folder of a run that was given none."""
     return free_folder(Path("runs") / default_name(settings))
 
 
 def free_folder(wanted: Path) -> Path:
-    """The folder, or the first with a number added that is free."""
+    """Return the folder, with a number appended if it exists."""
     number, folder = 1, wanted
     while folder.exists():
         number += 1
@@ -59,15 +58,10 @@ def free_folder(wanted: Path) -> Path:
 
 
 def anchored(settings: Settings, given: Collection[str] = ()) -> Settings:
-    """The settings with every path absolute; names of data sets stay names.
-
-    Args:
-        settings: as they were written, with paths from the working folder.
-        given: what came as a Python object, and has only its name in the settings.
-    """
+    """Return the settings with absolute paths; ``given`` lists settings that only name a Python object."""
     return dataclasses.replace(
         settings,
-        data=settings.data if "data" in given else _anchored_data(settings.data),
+        data=settings.data if "data" in given else _with_absolute_root(settings.data),
         root=None if settings.root is None else absolute(settings.root),
         init=None if settings.init is None else absolute(settings.init),
         load=tuple(absolute(file) for file in settings.load),
@@ -75,53 +69,51 @@ def anchored(settings: Settings, given: Collection[str] = ()) -> Settings:
     )
 
 
-def _anchored_data(text: str) -> str:
-    """A folder of images, or a data set whose text names one, by its absolute path."""
-    if is_own_data(text):
-        return absolute(text)
-    root = data_sets.options_in(text).get("root")
-    return text if not isinstance(root, str) or absolute(root) == root else _with_root(text, root)
+def _with_absolute_root(data: str) -> str:
+    if is_own_data(data):
+        return absolute(data)
+    root = data_sets.options_in(data).get("root")
+    return data if not isinstance(root, str) or absolute(root) == root else _with_root(data, root)
 
 
 def _with_root(data: str, root: str) -> str:
-    """The text of a data set with another folder in it."""
     return write_call(read_call(data).name, data_sets.options_in(data) | {"root": absolute(root)})
 
 
-def _relocated(settings: Settings, root: str) -> Settings:
-    """The settings of a run whose data lie elsewhere: a folder of images, or the files of a data set by name."""
+def _with_moved_data(settings: Settings, root: str) -> Settings:
     if is_path(settings.data):
         return dataclasses.replace(settings, data=absolute(root))
     if "root" in data_sets.options_in(settings.data):
         return dataclasses.replace(settings, data=_with_root(settings.data, root))
     if not reads_files(settings.data):
-        raise SettingError(f"{settings.data.split('(')[0]} is read from no folder, so --root has nothing to say. Leave it out.")
+        raise SettingError(
+            f"--root has no effect: {settings.data.split('(')[0]} does not read files from a folder. Remove the option."
+        )
     return dataclasses.replace(settings, root=absolute(root))
 
 
 def absolute(path: str) -> str:
-    """A path that means the same from every folder."""
     return os.path.abspath(os.path.expanduser(path))
 
 
 def is_path(data: str) -> bool:
-    """Whether the data of a written run are a folder, not a data set by name."""
+    """Return True if the recorded data of a run is a folder, not the name of a data set."""
     return os.path.isabs(data)
 
 
 @dataclass(frozen=True)
 class Reopening:
-    """How a run is opened again: what lies elsewhere on this machine, or was given in Python. None: as the run has it.
+    """Options for opening a run: objects given in Python, and differences of this machine. None keeps the recorded value.
 
     Attributes:
-        root: The folder of the data set's files; where the data are a folder of images, that folder.
-        device: Where models are computed.
-        load: The files of methods.
-        model: The model, or its name, if the run names a function in a file of somebody else.
-        method: The method, where it is a value of Python that is not registered.
-        trust: Run the code that the folder names, though this account did not write it.
-        trusted: Code that may be run anyway.
-        notify: Called with a message for the user.
+        root: Data set folder or image folder.
+        device: Device for computation.
+        load: Method files.
+        model: Model, or a name that replaces one from a file that this account did not write.
+        method: Method, if it is an unregistered Python object.
+        trust: Run the code that the folder names, even if another account wrote it.
+        trusted: Code that may be run without ``trust``.
+        notify: Called with messages for the user.
     """
 
     root: str | None = None
@@ -134,19 +126,18 @@ class Reopening:
     notify: Callable[[str], None] = print
 
     def settings_of(self, folder: RunFolder) -> Settings:
-        """The settings of the run on this machine, with the code that may be run."""
+        """Return the settings of the run on this machine, with the trusted code."""
         model = self.model if isinstance(self.model, str) else None
         trust = folder.trust(self.trust).adding([*self.trusted.code, *code_in(self.load or (), model)])
-        return dataclasses.replace(self.moved(folder.settings_to_go_on()), trust=trust)
+        return dataclasses.replace(self.moved(folder.resumed_settings()), trust=trust)
 
     def moved(self, settings: Settings) -> Settings:
-        """The settings with what lies elsewhere, or is another device."""
+        """Return the settings with all differences of this machine."""
         if self.root is not None:
-            settings = _relocated(settings, self.root)
-        load = None if self.load is None else tuple(absolute(file) for file in self.load)
+            settings = _with_moved_data(settings, self.root)
         changes: dict[str, Any] = {
             "device": self.device,
-            "load": load,
+            "load": None if self.load is None else tuple(absolute(file) for file in self.load),
             "model": self.model if isinstance(self.model, str) else None,
         }
         return dataclasses.replace(settings, **{name: value for name, value in changes.items() if value is not None})

@@ -1,4 +1,4 @@
-"""A run is a folder: ``run.toml`` (resolved), ``metrics.jsonl``, ``checkpoint/``, ``best/`` for a chosen round, ``lock`` while it is trained."""
+"""The run folder: ``run.toml``, ``metrics.jsonl``, ``checkpoint/``, ``best/`` for a chosen round, and ``lock`` during training."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from polyfed.trust import NOTHING, Trust, code_in
 log = logging.getLogger("polyfed")
 
 HELD_BY_NODES = "data held by nodes"
-"""What ``given_in_python`` says of a run over Flower, whose data its server never had."""
+"""Entry of ``given_in_python`` for a Flower run, whose server never had the data."""
 
 
 class RunFolder:
@@ -66,14 +66,14 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else writes to the folder inside the block; it is made where it is missing."""
+        """Keep other processes from writing to the folder, and create it if it is missing."""
         if self.is_locked:
             yield
             return
-        with contextlib.ExitStack() as until_the_end:
+        with contextlib.ExitStack() as stack:
             with self.writing():
                 self.path.mkdir(parents=True, exist_ok=True)
-                until_the_end.enter_context(hold_lock(self.path))
+                stack.enter_context(hold_lock(self.path))
             self.is_locked = True
             try:
                 yield
@@ -82,7 +82,6 @@ class RunFolder:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Say in a sentence that nothing can be written here."""
         try:
             yield
         except RunFolderError:
@@ -91,7 +90,11 @@ class RunFolder:
             raise RunFolderError(f"Cannot write a run to {self.path}: {error.strerror or error}. Choose another --out.") from error
 
     def create(self, settings: Settings, facts: Mapping[str, Any]) -> None:
-        """Make the folder and write down what is run; a folder that holds a run already is refused."""
+        """Create the folder and write ``run.toml``.
+
+        Raises:
+            RunFolderError: If the folder already contains a run.
+        """
         self.refuse_to_overwrite()
         settings = anchored(settings, facts.get("given_in_python", ()))
         document = {"format": FORMAT, "settings": settings.to_dict(), **facts, "made_with": versions()}
@@ -104,36 +107,36 @@ class RunFolder:
     def refuse_to_overwrite(self) -> None:
         if self.holds_run:
             raise RunFolderError(
-                f"{self.path} holds a run already. Go on with it (polyfed resume {self.path}) or choose another --out."
+                f"{self.path} already contains a run. Resume it (polyfed resume {self.path}), or choose another --out."
             )
 
     def document(self) -> dict[str, Any]:
-        """What ``run.toml`` says, if it is the one that the newest checkpoint was made with."""
+        """Read ``run.toml``, and verify that it is the one that the newest checkpoint was made with."""
         path = self.document_file
         if not path.is_file():
-            raise RunFolderError(f"{self.path} is not a run: {missing_words(self.path)}")
+            raise RunFolderError(f"{self.path} is not a run folder: {explain_missing(self.path)}")
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise RunFolderError(f"{path} cannot be read: {error}.") from error
+            raise RunFolderError(f"Cannot read {path}: {error}.") from error
         if content != self.verified_document and problem_of(DOCUMENT, content, newest_notes(self.checkpoints.folder)):
             raise RunFolderError(
-                f"{path} was changed after the run had begun (its digest does not match the checkpoint). Put back a copy, "
-                "or begin another run: its settings can be used with --recipe, its state with --init."
+                f"{path} was changed after the run started (its digest does not match the checkpoint). Restore it from a backup, "
+                "or start another run: its settings can be used with --recipe, its state with --init."
             )
         self.verified_document = content
         try:
             document = tomllib.loads(content.decode())
         except (ValueError, RecursionError) as error:
-            raise RunFolderError(f"{path} cannot be read: {error}.") from error
+            raise RunFolderError(f"Cannot read {path}: {error}.") from error
         require_format(document.get("format", 1), path)
-        return _with_all_options(document)
+        return _with_current_options(document)
 
     def settings(self) -> Settings:
         return Settings.from_dict(self.document().get("settings", {}), str(self.document_file))
 
     def trust(self, trusted: bool = False) -> Trust:
-        """The code that ``run.toml`` names, wherever it does, if this account wrote it or the user trusts it."""
+        """Trust all code that ``run.toml`` names, if this account wrote the file or the user trusts it."""
         settings, outline = self.settings(), self.document().get("outline")
         default = outline.get("default_model") if isinstance(outline, Mapping) else None
         code = code_in(settings.load, settings.model) + code_in(model=default if isinstance(default, str) else None)
@@ -141,8 +144,8 @@ class RunFolder:
             return NOTHING.adding(code)
         return NOTHING.refusing(code, str(self.document_file))
 
-    def settings_to_go_on(self) -> Settings:
-        """The settings of the run, with every option of its method as it was, should a default have changed since."""
+    def resumed_settings(self) -> Settings:
+        """Return the settings with all method options written out, so that changed defaults do not change the run."""
         document, settings = self.document(), self.settings()
         spelled_out = document.get("method", {}).get("all_options")
         if spelled_out is None or "method" in document.get("given_in_python", []):
@@ -150,79 +153,79 @@ class RunFolder:
         return dataclasses.replace(settings, method=spelled_out)
 
     def require_objects(self, given: Mapping[str, Any]) -> None:
-        """Refuse to go on without what the run was given in Python: their names could stand for something else."""
+        """Raise an error if an object that the run was given in Python is missing."""
         objects = self.document().get("given_in_python", [])
         if HELD_BY_NODES in objects and "data" in given and given["data"] is None:
             raise DataError(
-                f"{self.path} was trained by Flower nodes, which hold the data. Go on with it there (flwr run APP --run-config "
+                f"{self.path} was trained by Flower nodes, which hold the data. Resume it there (flwr run APP --run-config "
                 f"'out=\"{self.path}\"'), or score it on other data (polyfed evaluate {self.path} DATA)."
             )
         missing = [name for name in objects if name in given and given[name] is None]
         if missing:
-            again = ", ".join(f"{name}=..." for name in missing)
+            arguments = ", ".join(f"{name}=..." for name in missing)
             raise RunFolderError(
                 f"{self.path} was trained with {' and '.join(missing)} given in Python. "
-                f"Open it there, with the same: polyfed.resume({str(self.path)!r}, {again})."
+                f"Open it in Python with the same objects: polyfed.resume({str(self.path)!r}, {arguments})."
             )
 
-    def other_data(self, found: Mapping[str, Any]) -> list[str]:
-        """In what the data found differ from those of the run, in words; ``found`` is what ``FederationSummary.identity`` says."""
+    def other_data(self, identity: Mapping[str, Any]) -> list[str]:
+        """Describe how data differs from that of the run; ``identity`` comes from ``FederationSummary.identity``."""
         recorded = self.recorded_inputs()
         inputs = {} if recorded is None else recorded.as_plain()
-        return differences(inputs | self.document().get("data", {}), found)
+        return differences(inputs | self.document().get("data", {}), identity)
 
     def recorded_inputs(self) -> RecordedInputs | None:
-        """The shape and normalisation of the inputs that the run was begun with; None where ``run.toml`` does not say."""
+        """Return the shape and normalisation of the inputs; None if ``run.toml`` does not record them."""
         document = self.document()
         try:
             return RecordedInputs.read(document.get("outline") or document.get("data") or {})
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise RunFolderError(
-                f"{self.document_file} is damaged where it describes inputs ({type(error).__name__}: {error}). Put back a copy of the file."
+                f"The description of the inputs in {self.document_file} is damaged ({type(error).__name__}: {error}). "
+                "Restore the file from a backup."
             ) from error
 
-    def require_data(self, found: Mapping[str, Any]) -> None:
-        """Refuse to go on with other data than the run was begun with."""
-        other = self.other_data(found)
+    def require_data(self, identity: Mapping[str, Any]) -> None:
+        other = self.other_data(identity)
         if other:
             raise RunFolderError(
-                f"{self.path} was begun with other data than there are now: {'; '.join(other)}. "
-                "Give it its own data again, or start a new run in another folder."
+                f"The data of {self.path} has changed since the run was started: {'; '.join(other)}. "
+                "Restore the original data, or start a new run in another folder."
             )
 
     def begin_sealing(self) -> None:
-        """From now on this process writes to the folder: what it writes is hashed on the way, for the next checkpoint to seal."""
+        """Start to hash all metrics that this process writes, for the next checkpoint to seal."""
         try:
             self.written_document = self.document_file.read_bytes()
             content = self.metrics_file.read_bytes() if self.metrics_file.exists() else b""
         except OSError as error:
-            raise RunFolderError(f"{error.filename} cannot be read: {error.strerror or error}.") from error
+            raise RunFolderError(f"Cannot read {error.filename}: {error.strerror or error}.") from error
         self.written_metrics = len(content), hashlib.sha256(content)
 
     def seals(self) -> dict[str, Any]:
-        """What a checkpoint notes of the files around it. A lost ``run.toml`` is written again; lost metrics end the run."""
+        """Return the digests of the files around a checkpoint; a lost ``run.toml`` is restored, lost metrics are an error."""
         assert self.written_metrics is not None
         path, (size, digest) = self.document_file, self.written_metrics
         if not path.is_file() or path.read_bytes() != self.written_document:
-            log.warning("%s was deleted or changed while the run was trained; it is written again.", path)
+            log.warning("%s was deleted or changed during training. Writing it again.", path)
             with self.writing():
                 write_atomically(path, self.written_document)
         found = self.metrics_size()
         if found != size or not self.metrics_file.exists():
             raise RunFolderError(
-                f"{self.metrics_file} was deleted or changed while the run was trained: it has {found} bytes, and {size} were written. "
-                f"The last good checkpoint is untouched. Put back a copy and go on (polyfed resume {self.path}), or begin another run "
-                f"from its state (--init {self.path})."
+                f"{self.metrics_file} was deleted or changed during training: it has {found} bytes, and {size} were written. "
+                f"The last good checkpoint is untouched. Restore the file from a backup and resume (polyfed resume {self.path}), or "
+                f"start another run from its state (--init {self.path})."
             )
-        left = [self.path / name for name in (NEWCOMER_FILE, ANSWERS_FILE)]
-        digests = {file.name: digest_of(file.read_bytes()) for file in left if file.is_file()}
+        final_files = [self.path / name for name in (NEWCOMER_FILE, ANSWERS_FILE)]
+        digests = {file.name: digest_of(file.read_bytes()) for file in final_files if file.is_file()}
         return {
             "metrics_size": size,
             SEALS: {DOCUMENT: digest_of(self.written_document), METRICS: digest.hexdigest(), **digests},
         }
 
     def require_sealed(self, name: str, notes: Mapping[str, Any]) -> None:
-        """Refuse a file that is missing, or not the one that a checkpoint was made with; ``notes`` are the checkpoint's."""
+        """Raise an error if a file that the checkpoint with these notes sealed is missing or changed."""
         path = self.path / name
         if name not in notes.get(SEALS, {}):
             return
@@ -232,23 +235,31 @@ class RunFolder:
             problem = f"cannot be read ({error.strerror or error})"
         if problem and name == METRICS:
             raise RunFolderError(
-                f"{path} {problem}. Nothing was changed. Put back a copy; or begin another run from its state (--init {self.path})."
+                f"{path} {problem}. Nothing was changed. Restore it from a backup, or start another run from its state "
+                f"(--init {self.path})."
             )
         if problem:
-            raise RunFolderError(f"{path} is missing or was changed (its digest does not match the checkpoint). Put back a copy.")
+            raise RunFolderError(
+                f"{path} is missing or was changed (its digest does not match the checkpoint). Restore it from a backup."
+            )
 
     def read(self) -> tuple[Snapshot | None, list[str]]:
-        """The newest good checkpoint, with the files that belong to it as they were, and a sentence for each damaged one passed over.
+        """Read the newest good checkpoint.
 
-        Metrics without any checkpoint are refused: lines are only written after the first checkpoint.
+        Returns:
+            The checkpoint, or None if there is none, and a message for each damaged one that was skipped.
+
+        Raises:
+            RunFolderError: If there are metrics but no checkpoint; metrics are only written after the first checkpoint.
         """
         snapshot, complaints = self.checkpoints.read()
         if snapshot is not None:
             self.require_sealed(METRICS, snapshot.notes)
         elif self.metrics_size() and not complaints:
             raise RunFolderError(
-                f"{self.metrics_file} holds scores, but {self.checkpoints.folder} has no checkpoint that can be read. Nothing was changed. "
-                f"Put the folder back; or, to train from the start, remove {self.metrics_file} and resume, or use another --out."
+                f"{self.metrics_file} contains scores, but {self.checkpoints.folder} has no readable checkpoint. Nothing was changed. "
+                f"Restore {self.checkpoints.folder} from a backup. To train from the start, remove {self.metrics_file} and resume, "
+                "or use another --out."
             )
         return snapshot, complaints
 
@@ -261,7 +272,7 @@ class RunFolder:
                 os.fsync(file.fileno())
         except OSError as error:
             raise RunFolderError(
-                f"Cannot write to {self.metrics_file}: {error.strerror or error}. What was saved before is kept."
+                f"Cannot write to {self.metrics_file}: {error.strerror or error}. Everything saved before is kept."
             ) from error
         if self.written_metrics is not None:
             size, digest = self.written_metrics
@@ -269,26 +280,18 @@ class RunFolder:
             self.written_metrics = size + len(content), digest
 
     def sealed_lines(self, notes: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The lines of metrics that a checkpoint seals.
+        """Return the metrics that the checkpoint with these notes seals; all of them in folders of older versions, without seals.
 
-        Later ones are recomputed when the run goes on, and nothing tells whether they are as they were written. Folders of older
-        versions have no seal: all their lines.
-
-        Args:
-            notes: of the checkpoint, which ``read`` has compared with the file.
+        Later lines cannot be verified, and are recomputed when the run is resumed.
         """
         return self.metrics(notes["metrics_size"] if METRICS in notes.get(SEALS, {}) else None)
 
     def metrics(self, size: int | None = None) -> list[dict[str, Any]]:
-        """All lines of metrics; a last one that a killed run left torn is passed over, and recomputed when the run goes on.
-
-        Args:
-            size: bytes of the file to read; all by default.
-        """
+        """Return all metrics, or those in the first ``size`` bytes, without an incomplete last line of a killed run."""
         try:
             texts = self.metrics_file.read_bytes()[:size].splitlines(keepends=True) if self.metrics_file.exists() else []
         except OSError as error:
-            raise RunFolderError(f"{self.metrics_file} cannot be read: {error.strerror or error}.") from error
+            raise RunFolderError(f"Cannot read {self.metrics_file}: {error.strerror or error}.") from error
         if texts and not texts[-1].endswith(b"\n"):
             texts.pop()
         return [self._metrics_line(number, text) for number, text in enumerate(texts, 1)]
@@ -297,16 +300,16 @@ class RunFolder:
         try:
             line: dict[str, Any] = json.loads(text)
             if not {"round", "view", "client"} <= set(line) or ("count" in line and "domain" not in line):
-                raise ValueError("it does not say its round, view, client and domain")
+                raise ValueError("round, view, client or domain is missing")
         except (ValueError, TypeError, RecursionError) as error:
-            raise RunFolderError(f"{self.metrics_file}, line {number}, is no line of metrics ({error}).") from error
+            raise RunFolderError(f"{self.metrics_file}: line {number} is not a valid metrics line ({error}).") from error
         return line
 
     def metrics_size(self) -> int:
         return self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
 
     def truncate_metrics(self, size: int) -> bool:
-        """Forget lines written after a checkpoint; says whether all lines up to it are there."""
+        """Remove lines written after a checkpoint; return False if lines before it are missing."""
         if self.metrics_size() <= size:
             return self.metrics_size() == size
         with self.metrics_file.open("a+b") as file:
@@ -314,8 +317,8 @@ class RunFolder:
         return True
 
 
-def _with_all_options(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the document with its method written as it was run, if methods got options since."""
+def _with_current_options(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the document with its method in the current notation, with the options that the run had."""
     if "method" in document.get("given_in_python", ()):
         return document
     for table, key in (("settings", "method"), ("method", "text"), ("method", "all_options")):
@@ -325,14 +328,14 @@ def _with_all_options(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_none(tree: Any) -> Any:
-    """The tree without empty values, which TOML cannot write."""
+    """Remove None, which TOML cannot represent."""
     if isinstance(tree, Mapping):
         return {key: _without_none(value) for key, value in tree.items() if value is not None}
     return tree
 
 
 def versions() -> dict[str, str]:
-    """Versions of what a result depends on, and the machine."""
+    """Return the versions that a result depends on, and the machine."""
     found = {"python": platform.python_version(), "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
     for package in ("polyfed", "torch", "torchvision", "numpy"):
         try:
@@ -344,10 +347,10 @@ def versions() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """The commit of the checkout polyfed runs from; empty outside a checkout."""
+    """Return the commit of the checkout that polyfed runs from; empty outside a checkout."""
 
-    def git(*words: str) -> subprocess.CompletedProcess[str]:
-        command = ["git", "-C", str(Path(__file__).resolve().parent), *words]
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["git", "-C", str(Path(__file__).resolve().parent), *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
 
     try:
@@ -359,5 +362,5 @@ def _commit() -> str:
     return commit + ("+changes" if changes else "")
 
 
-def missing_words(path: Path) -> str:
-    return "it has no run.toml. Give a folder that polyfed run has written." if path.exists() else "there is no such folder."
+def explain_missing(path: Path) -> str:
+    return "it has no run.toml. Pass a folder that polyfed run has written." if path.exists() else "it does not exist."

@@ -9,7 +9,7 @@ import torch
 
 from polyfed.errors import DataError
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.folder.left_files import Answers
+from polyfed.runs.folder.final_files import Answers
 from polyfed.studies.analyse.local_models import require_data
 
 BINS = 20

@@ -28,7 +28,7 @@ from polyfed.core.seeds import derive, generator
 from polyfed.core.workbench import CPU, sent_to
 from polyfed.data.federation_summary import RecordedInputs
 from polyfed.errors import DataError, SettingError
-from polyfed.runs.experiment import Experiment, already_dealt
+from polyfed.runs.experiment import Experiment, without_partition
 
 FALSE_POSITIVES = 0.01
 ATTACKS = ("loss", "lira")
@@ -161,7 +161,7 @@ def shadow_of(
         "selection": "last",
         "evaluate_every": 0,
     }
-    settings = dataclasses.replace(already_dealt(experiment.settings), **plain, backend="process")
+    settings = dataclasses.replace(without_partition(experiment.settings), **plain, backend="process")
     return Experiment(settings, federation, model=model, recorded=RecordedInputs.of(federation))
 
 

@@ -58,7 +58,7 @@ def server_state(experiment: Experiment) -> State:
     live = experiment.bench.live
     if experiment.method.newcomer is None:
         return {name: value for name, value in experiment.newcomer_state().items() if name in live}
-    models = experiment.talk(own_newcomer(experiment.server)).models
+    models = experiment.exchange(own_newcomer(experiment.server)).models
     return {name: _averaged([(weight, state[name]) for weight, state in models]) for name in live}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from polyfed.core.evaluation import Row
 from polyfed.errors import DataError, RunFolderError
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.folder.left_files import Answers, read_answers
+from polyfed.runs.folder.final_files import Answers, read_answers
 from polyfed.runs.folder.manifest import METRICS, newest_notes
 from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import RunFolder

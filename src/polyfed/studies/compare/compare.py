@@ -20,14 +20,14 @@ from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.runs.assemble import build_data_set, build_federation
 from polyfed.runs.callbacks.callback import Callback, Callbacks
 from polyfed.runs.callbacks.progress import default_callbacks
-from polyfed.runs.experiment import Experiment, refuse_dealing, settings_given
-from polyfed.runs.folder.lock import BeingTrained, is_held, once_free
+from polyfed.runs.experiment import Experiment, reject_partition_settings, settings_given
+from polyfed.runs.folder.lock import RunIsBusy, is_held, retry_when_free
 from polyfed.runs.folder.paths import Reopening, anchored, slug
 from polyfed.runs.folder.run_folder import RunFolder
-from polyfed.runs.headline import headline, recorded_headline
-from polyfed.runs.lifecycle import resume, tracked_by, train_run
+from polyfed.runs.lifecycle import callbacks_for, resume, train_run
 from polyfed.runs.result import Result
-from polyfed.runs.training_defaults import why_this_model, with_declared, with_one_model
+from polyfed.runs.scores import headline, recorded_headline
+from polyfed.runs.training_settings import why_this_model, with_declared, with_one_model
 from polyfed.setting_facts import require_count
 from polyfed.settings import AUTO, Settings
 from polyfed.studies.compare.candidates import Candidate, candidates
@@ -95,7 +95,7 @@ class ComparedRuns:
             callbacks: Callbacks of every run. Default: a progress bar in a notebook.
             track: Trackers of every run: tensorboard, mlflow, wandb.
         """
-        tracked_by(track)
+        callbacks_for(track)
         self.track = track
         require_count("seeds", seeds)
         if protocol not in PROTOCOLS:
@@ -166,9 +166,9 @@ class ComparedRuns:
                 callbacks = Callbacks(self.callbacks, run.words, finished, len(self.runs))
                 try:
                     train = functools.partial(self._train_one, run, read, callbacks)
-                    found[run.words] = once_free(train, self.message) if wait else train()
+                    found[run.words] = retry_when_free(train, self.message) if wait else train()
                 except PolyfedError as error:
-                    if isinstance(error, BeingTrained) and error.elsewhere:
+                    if isinstance(error, RunIsBusy) and error.elsewhere:
                         return False
                     self.problems[run.method] = str(error)
                     self.message(f"{run.method} failed: {error}")
@@ -194,14 +194,14 @@ class ComparedRuns:
 
     def _train_one(self, run: ComparisonRun, read: Callable[[Result], Read], run_callbacks: Callbacks) -> Read:
         experiment = Experiment(run.settings, self.data, run.value, self.model)
-        experiment.head_by(self.headline)
+        experiment.set_headline(self.headline)
         objects = {"method": run.value, "model": self.model}
         experiment.given = [*self.given, *(name for name, value in objects.items() if value is not None)]
         for notice in experiment.notices:
             self.message(notice)
         experiment.origins = self._settings_of(self.methods[run.method])[1]
         folder, exists = self.folder_of(run, experiment)
-        callbacks = [run_callbacks, *tracked_by(self.track)]
+        callbacks = [run_callbacks, *callbacks_for(self.track)]
         if folder is not None and exists:
             result = resume(folder.path, self.data, Reopening(trusted=run.settings.trust), callbacks)
         else:
@@ -246,7 +246,7 @@ def _data_for(data: Any, settings: Settings, protocol: str) -> DataSet | Federat
             "The leave-one-out protocol partitions the data again for every unseen domain, which a federation does not allow. "
             "Pass its data set (a name, a folder, a DataSet or {domain: (train, test)}), or use the seen protocol."
         )
-    refuse_dealing(settings)
+    reject_partition_settings(settings)
     return data
 
 

@@ -25,10 +25,10 @@ from polyfed.core.workbench import give_back
 from polyfed.errors import PolyfedError
 from polyfed.runs.assemble import build_federation
 from polyfed.runs.callbacks.evaluation import is_turn
-from polyfed.runs.costs import forget_peak, load_libraries, peak_size
-from polyfed.runs.experiment import Experiment, already_dealt, rounds_from_budget, settings_given, threads
+from polyfed.runs.costs import load_libraries, peak_size, reset_peak
+from polyfed.runs.experiment import Experiment, rounds_from_budget, settings_given, threads, without_partition
 from polyfed.runs.scores import BEST_VALIDATION
-from polyfed.runs.training_defaults import with_declared
+from polyfed.runs.training_settings import with_declared
 from polyfed.settings import Settings
 from polyfed.studies.compare.compare import ComparisonRun
 
@@ -156,7 +156,7 @@ class Estimator:
         fraction = min(1.0, test_batches * settings.test_batch_size / largest)
         gc.collect()  # memory of the previous measurement, such as a hypernetwork, must not count
         give_back()
-        forget_peak()
+        reset_peak()
         cut = shortened(federation, batches * settings.batch_size, fraction)
         experiment = Experiment(settings, cut, self.method, self.model)
         self.notices, self.bench = experiment.notices, experiment.bench
@@ -221,7 +221,7 @@ def _trained_per_client(settings: Settings, federation: Federation) -> float:
 def shorter(settings: Settings, batches: int) -> Settings:
     """Return the settings of a measurement: few steps, in this process so that the CPU time includes them."""
     return dataclasses.replace(
-        already_dealt(settings),
+        without_partition(settings),
         rounds=max(settings.rounds, ROUNDS),
         local_steps=None if settings.local_steps is None else min(settings.local_steps, batches),
         workers="1",

@@ -12,7 +12,7 @@ from typing import Any
 
 from polyfed.errors import PolyfedError
 from polyfed.runs.experiment import settings_given
-from polyfed.runs.training_defaults import with_declared
+from polyfed.runs.training_settings import with_declared
 from polyfed.settings import FACTS, Settings
 from polyfed.studies.compare.estimate import Estimate, Estimator
 from polyfed.studies.doctor.findings import Advice, Finding, advise, findings, left_out

@@ -22,7 +22,7 @@ from polyfed.core.data_types import ArrayExamples, ClientData, DataSet, Examples
 from polyfed.core.seeds import chooser, generator
 from polyfed.core.workbench import features_or_outputs
 from polyfed.runs.assemble import build_data_set, build_federation
-from polyfed.runs.experiment import Experiment, already_dealt, threads
+from polyfed.runs.experiment import Experiment, threads, without_partition
 from polyfed.settings import Settings, with_changes
 from polyfed.studies.analyse.gradient_bias import gradient_bias, gradient_bias_of
 from polyfed.studies.analyse.norm_statistics import SERVER, Distance, NormStatistics, norm_statistics
@@ -132,7 +132,7 @@ def _measure_classes(trained: Experiment, federation: Federation, settings: Sett
 def _experiment(few: Federation, model: Any, settings: Settings) -> Experiment:
     plain = {"selection": "last", "clients_per_round": None, "backend": "process", "workers": "1", "compile": "off", "drop": 0.0}
     warm_up = {**plain, "method": "fedavg", "rounds": _ROUNDS, "total_epochs": None, "local_steps": _STEPS, "evaluate_every": 0}
-    return Experiment(already_dealt(with_changes(settings, warm_up)), few, None, model, backend=InProcess)
+    return Experiment(without_partition(with_changes(settings, warm_up)), few, None, model, backend=InProcess)
 
 
 def _measure_sizes(experiment: Experiment, federation: Federation, settings: Settings) -> dict[str, Any]:

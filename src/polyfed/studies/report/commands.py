@@ -9,7 +9,7 @@ from typing import Any
 
 from polyfed.core.method import parse
 from polyfed.errors import PolyfedError
-from polyfed.runs.training_defaults import GIVEN
+from polyfed.runs.training_settings import GIVEN
 from polyfed.studies.compare.candidates import common_to_all
 from polyfed.studies.compare.compare import LEAVE_ONE_OUT, LEAVE_ONE_OUT_DEFAULTS
 from polyfed.studies.report.run_record import DEFAULTS, RunRecord, run_folders

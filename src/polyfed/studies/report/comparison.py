@@ -12,8 +12,8 @@ from typing import Any
 
 from polyfed.errors import PolyfedError, SettingError, nearest
 from polyfed.runs.figures import as_image, dots_figure
-from polyfed.runs.headline import BASELINE, headline_by_scores, warnings_over_seeds
-from polyfed.runs.training_defaults import training_words
+from polyfed.runs.scores import BASELINE, headline_by_scores, warnings_over_seeds
+from polyfed.runs.training_settings import describe_training
 from polyfed.studies.compare.compare import LEAVE_ONE_OUT, ComparedRuns, ComparisonRun
 from polyfed.studies.report.costs import NOTE, Expense, cost_json
 from polyfed.studies.report.run_record import RunRecord, joined
@@ -313,7 +313,7 @@ def _footnote(runs: ComparedRuns, rounds: int, sizes: Mapping[str, int], measure
         meaning = f"± is the standard error of one run (seed {seeds[0]}) from the size of its test"
     epochs = f"{settings.local_epochs} local epoch{'s' * (settings.local_epochs > 1)}"
     work = epochs if settings.local_steps is None else f"{settings.local_steps} local steps"
-    length = f"{rounds_words(rounds)} of {work}; {training_words(settings, runs.origins)}"
+    length = f"{rounds_words(rounds)} of {work}; {describe_training(settings, runs.origins)}"
     length += ", where a method's row does not say otherwise" if any(one.own for one in runs.methods.values()) else ""
     tested = "all images of" if settings.unseen_part == "all" else "the test part of"
     unseen = f" Each column is the {measure} of the newcomer on {tested} a domain that nobody trained on."

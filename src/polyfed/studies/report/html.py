@@ -16,7 +16,7 @@ from typing import Any
 
 from polyfed.errors import RunFolderError
 from polyfed.runs.folder.atomic_write import write_atomically
-from polyfed.runs.headline import warnings_over_seeds
+from polyfed.runs.scores import warnings_over_seeds
 from polyfed.settings import AUTO
 from polyfed.studies.report import pictures, sections
 from polyfed.studies.report.charts import swatch

@@ -11,8 +11,7 @@ from polyfed.errors import RunFolderError
 from polyfed.runs.folder.lock import is_held
 from polyfed.runs.folder.manifest import newest_notes
 from polyfed.runs.folder.run_folder import RunFolder
-from polyfed.runs.headline import headline_by_scores, recorded_headline
-from polyfed.runs.scores import VIEWS
+from polyfed.runs.scores import VIEWS, headline_by_scores, recorded_headline
 from polyfed.studies.report.run_record import MEAN, RunRecord
 
 BLOCKS = "▁▂▃▄▅▆▇█"

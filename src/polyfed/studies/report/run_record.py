@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 from polyfed.core.evaluation import Row
 from polyfed.errors import RunFolderError
 from polyfed.runs.folder.checkpoint import digest
-from polyfed.runs.folder.left_files import Answers, read_answers
-from polyfed.runs.folder.run_folder import RunFolder, missing_words
-from polyfed.runs.headline import domains_of
+from polyfed.runs.folder.final_files import Answers, read_answers
+from polyfed.runs.folder.run_folder import RunFolder, explain_missing
 from polyfed.runs.result import Result, measured, over_domains
-from polyfed.runs.scores import LAST, VIEWS, WINDOW, LastRounds, as_line
+from polyfed.runs.scores import LAST, VIEWS, WINDOW, LastRounds, as_line, domains_of
 from polyfed.settings import BY_VALIDATION, FACTS, setting_names
 from polyfed.tasks.known import pooled, task_of_records
 from polyfed.tasks.metrics import over_examples, standard_error
@@ -378,6 +377,6 @@ def run_folders(paths: Sequence[str | Path]) -> list[Path]:
         pattern = "final/*/run.toml" if (path / SWEEP_FILE).is_file() else "*/run.toml"
         inside = [path] if (path / "run.toml").is_file() else sorted(file.parent for file in path.glob(pattern))
         if not inside:
-            raise RunFolderError(f"{path} is not a run and holds none: {missing_words(path)}")
+            raise RunFolderError(f"{path} is not a run and holds none: {explain_missing(path)}")
         found += inside
     return found

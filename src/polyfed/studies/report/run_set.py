@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 from polyfed.core.method import parse
 from polyfed.errors import PolyfedError
 from polyfed.runs.costs import Costs
-from polyfed.runs.folder.left_files import Answers
-from polyfed.runs.headline import headline_of
+from polyfed.runs.folder.final_files import Answers
 from polyfed.runs.result import over_domains
-from polyfed.runs.scores import VIEWS
+from polyfed.runs.scores import VIEWS, headline_of
 from polyfed.settings import Settings
 from polyfed.studies.report.costs import Spent, Totals, spent, totals
 from polyfed.studies.report.run_record import (

@@ -26,13 +26,13 @@ from polyfed.runs.callbacks.training_metrics import OF_TRAINING
 from polyfed.runs.experiment import Experiment, settings_given
 from polyfed.runs.folder.atomic_write import write_atomically
 from polyfed.runs.folder.checkpoint import Checkpoints
-from polyfed.runs.folder.lock import once_free
+from polyfed.runs.folder.lock import retry_when_free
 from polyfed.runs.folder.paths import Reopening, data_slug
 from polyfed.runs.folder.run_folder import RunFolder, versions
-from polyfed.runs.headline import headline
 from polyfed.runs.lifecycle import facts_of, resume, train_run
 from polyfed.runs.result import Result
-from polyfed.runs.training_defaults import with_one_model
+from polyfed.runs.scores import headline
+from polyfed.runs.training_settings import with_one_model
 from polyfed.setting_facts import require_count
 from polyfed.settings import Settings
 from polyfed.studies.compare.candidates import Candidate, candidates
@@ -188,7 +188,7 @@ class Sweep:
             label = f"{one.chosen.trial.settings.method}, {format_values(one.chosen.trial.values)}, seed {seed}, test"
             callbacks = self.next_run(label)
             try:
-                result = once_free(functools.partial(self.final_run, one.chosen.trial, seed, callbacks), self.message)
+                result = retry_when_free(functools.partial(self.final_run, one.chosen.trial, seed, callbacks), self.message)
             except (ReadTooSoon, RunFolderError):
                 raise
             except PolyfedError as error:
@@ -202,7 +202,7 @@ class Sweep:
         """Run the chosen settings with one seed: read, resume or train the run, or continue from its trial."""
         settings = dataclasses.replace(trial.settings, seed=seed, unseen_part=self.settings.unseen_part)
         experiment = Experiment(settings, self.whole)
-        experiment.head_by(self.headline)
+        experiment.set_headline(self.headline)
         # If the run folder holds the name of the data set, polyfed resume can rebuild it.
         experiment.given = [] if self.data_by_name else ["data"]
         folder = RunFolder(self.folder / "final" / name_of(experiment.settings, {}, self.whole.source, self.chosen_by(settings)))

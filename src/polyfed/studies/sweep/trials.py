@@ -17,7 +17,7 @@ from polyfed.errors import ClientFailure, PolyfedError, RunFolderError, TooFewRe
 from polyfed.runs.callbacks.callback import Callback, Callbacks, RunState
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.atomic_write import write_atomically
-from polyfed.runs.folder.lock import once_free
+from polyfed.runs.folder.lock import retry_when_free
 from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.lifecycle import resume, train_run
@@ -142,7 +142,7 @@ class Searcher:
         sweep = self.sweep
         settings = applied(method.settings(sweep.settings), method.text, values)
         experiment = Experiment(trial_settings(settings), self.data)
-        experiment.head_by(sweep.headline)
+        experiment.set_headline(sweep.headline)
         name = name_of(experiment.settings, values, self.data.source, sweep.chosen_by(settings, sweep.halving))
         trial = Trial(values, experiment.settings, sweep.folder / "trials" / (name + _STOPPABLE * sweep.halving))
         for notice in experiment.notices:
@@ -152,7 +152,7 @@ class Searcher:
         if failure.exists():
             return Score(trial, None, problem=json.loads(failure.read_text())["problem"])
         try:
-            result = once_free(lambda: self.train(trial, experiment, [callbacks, *halving]), sweep.message)
+            result = retry_when_free(lambda: self.train(trial, experiment, [callbacks, *halving]), sweep.message)
         except (ClientFailure, TooFewReplies) as error:
             failure.write_text(json.dumps({"problem": str(error)}))
             return Score(trial, None, problem=str(error))
