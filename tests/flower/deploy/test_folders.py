@@ -17,7 +17,7 @@ from polyfed.flower.deploy.folders import Membership, NodeFolder, ServerFolder
 from polyfed.flower.deploy.kit import Kit
 from polyfed.flower.join import join
 from polyfed.flower.join.enrol import Unreachable
-from polyfed.flower.join.join import kept_policy, remove_old_state, write_config
+from polyfed.flower.join.join import load_policy, remove_old_state, write_config
 from polyfed.flower.join.policy import Policy
 from polyfed.flower.serve.registry import NodeRegistry
 from polyfed.flower.serve.serve import Wanted, invite, prepare
@@ -50,11 +50,11 @@ def test_state_that_nobody_asked_for_in_the_stated_time_is_removed(node: NodeFol
 
 def test_the_first_start_writes_the_policy_and_later_ones_must_not_contradict_it(node: NodeFolder) -> None:
     with pytest.raises(SettingError, match="--data DIR"):
-        kept_policy(node, Policy())
-    kept_policy(node, Policy(data="/srv/a b", domain="pen"))
-    assert kept_policy(node, Policy()).data == "/srv/a b"
+        load_policy(node, Policy())
+    load_policy(node, Policy(data="/srv/a b", domain="pen"))
+    assert load_policy(node, Policy()).data == "/srv/a b"
     with pytest.raises(SettingError, match="says domain = 'pen'"):
-        kept_policy(node, Policy(domain="photo"))
+        load_policy(node, Policy(domain="photo"))
     write_config(node, Policy.read(node.policy))
     from flwr.common.config import parse_config_args
 

@@ -33,7 +33,7 @@ from helpers.hostile_app import HERE
 from helpers.hostile_server import HostileRun, HostileServer, honest_ask, hostile_server
 from helpers.policy_cases import CASES
 from polyfed.core.rounds import Payload
-from polyfed.flower.join.guarded_executor import evenly
+from polyfed.flower.join.guarded_executor import uniform_counts
 from polyfed.flower.join.policy import Policy
 from polyfed.flower.serve.front import MAX_LINES
 from polyfed.flower.wire.codec import Encoder, payload_of
@@ -145,7 +145,7 @@ def test_numbers_of_examples_by_class_are_told_where_node_toml_says_so(server: H
         told = run.ask(NODE, WHO_ARE_YOU, "query").control["description"]["class_counts"]
         allow(server, class_counts=False)
         hidden = run.ask(NODE, WHO_ARE_YOU, "query").control["description"]["class_counts"]
-    assert hidden == evenly(told) and hidden != told
+    assert hidden == uniform_counts(told) and hidden != told
 
 
 # ------------------------------------------------------------------------------------------------------ what is sent along

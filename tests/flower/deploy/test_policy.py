@@ -19,7 +19,7 @@ from polyfed.core.method import as_method
 from polyfed.errors import SettingError
 from polyfed.flower.app import write_app
 from polyfed.flower.join.bundle_check import check_bundle
-from polyfed.flower.join.guarded_executor import evenly, unlisted_code, what_may_leave, without_paths
+from polyfed.flower.join.guarded_executor import redacted, uniform_counts, unlisted_code, without_paths
 from polyfed.flower.join.policy import Policy, Refused
 from polyfed.flower.wire.message import WireMessage, refusal
 from polyfed.settings import Settings
@@ -102,7 +102,7 @@ def test_no_path_and_no_file_name_leaves_in_an_error() -> None:
         "~/x/y",
         "../state/a.safetensors",
     ):
-        left = what_may_leave(refusal(f"Client pen cannot read {secret}: no such file"), Policy(data="x"), False).control["problem"]
+        left = redacted(refusal(f"Client pen cannot read {secret}: no such file"), Policy(data="x"), False).control["problem"]
         assert not set(secret.strip("'").replace("\\", "/").split("/")) & set(left.replace("/", " ").split())
         assert "patient" not in left and "scan" not in left and left.startswith("Client pen cannot read")
 
@@ -121,10 +121,10 @@ def test_code_that_no_listed_bundle_brought_is_refused() -> None:
 
 def test_class_counts_are_told_evenly_where_they_may_not_be_told() -> None:
     answer = WireMessage({"ok": True, "description": {"client": "pen", "class_counts": [9, 1, 1]}})
-    assert what_may_leave(answer, Policy(data="x"), True).control["description"]["class_counts"] == [9, 1, 1]
-    hidden = what_may_leave(answer, Policy(data="x", class_counts=False), True).control["description"]["class_counts"]
-    assert hidden == evenly([9, 1, 1]) == [4, 4, 3]
-    assert what_may_leave(answer, Policy(data="x", dp_required=True), True).control["description"]["class_counts"] == hidden
+    assert redacted(answer, Policy(data="x"), True).control["description"]["class_counts"] == [9, 1, 1]
+    hidden = redacted(answer, Policy(data="x", class_counts=False), True).control["description"]["class_counts"]
+    assert hidden == uniform_counts([9, 1, 1]) == [4, 4, 3]
+    assert redacted(answer, Policy(data="x", dp_required=True), True).control["description"]["class_counts"] == hidden
 
 
 # Flower's own packing uses a name of pathspec that newer releases of it will take away.

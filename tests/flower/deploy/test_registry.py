@@ -19,9 +19,9 @@ from polyfed.flower.deploy.certificates import (
     BadRequest,
     Signed,
     certificate_request,
-    ends_soon,
-    kept_authority,
-    kept_server,
+    expires_soon,
+    load_authority,
+    renew_server_certificate,
     serial_of,
     sign_request,
 )
@@ -36,7 +36,7 @@ def public(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Signed:
-    return kept_authority(tmp_path_factory.mktemp("authority"), "test authority")
+    return load_authority(tmp_path_factory.mktemp("authority"), "test authority")
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +73,8 @@ def test_the_certificate_has_the_name_the_server_gave_and_is_for_clients_only(
     assert not made.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     made.verify_directly_issued_by(authority.certificate)
     assert len(serial_of(made)) % 2 == 0 and int(serial_of(made), 16) == made.serial_number
-    assert not ends_soon(made)
-    assert ends_soon(sign_request(authority, certificate_request(key, "x"), "node-7", days=0))
+    assert not expires_soon(made)
+    assert expires_soon(sign_request(authority, certificate_request(key, "x"), "node-7", days=0))
 
 
 def test_other_curves_and_broken_requests_are_refused(authority: Signed) -> None:
@@ -158,11 +158,11 @@ def test_unknown_nodes_and_odd_names_are_named(tmp_path: Path) -> None:
 
 
 def test_the_servers_certificate_is_made_again_for_other_hosts_or_when_it_ends_soon(tmp_path: Path) -> None:
-    authority = kept_authority(tmp_path, "test")
-    assert kept_server(tmp_path, authority, ["fl.example.org"])
-    assert not kept_server(tmp_path, authority, ["fl.example.org"])
-    assert kept_server(tmp_path, authority, ["10.0.0.1"], days=0)
-    assert kept_server(tmp_path, authority, ["10.0.0.1"])
-    assert not kept_server(tmp_path, authority, ["10.0.0.1"])
-    assert kept_authority(tmp_path, "test").certificate == authority.certificate
+    authority = load_authority(tmp_path, "test")
+    assert renew_server_certificate(tmp_path, authority, ["fl.example.org"])
+    assert not renew_server_certificate(tmp_path, authority, ["fl.example.org"])
+    assert renew_server_certificate(tmp_path, authority, ["10.0.0.1"], days=0)
+    assert renew_server_certificate(tmp_path, authority, ["10.0.0.1"])
+    assert not renew_server_certificate(tmp_path, authority, ["10.0.0.1"])
+    assert load_authority(tmp_path, "test").certificate == authority.certificate
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())

@@ -208,7 +208,7 @@ import polyfed.flower.join.enrol as enrol_client
 from polyfed.__main__ import main
 usual, due = time.time, iter([True])
 time.time = lambda: usual() + 12.0
-enrol_client.ends_soon = lambda certificate: next(due, False)
+enrol_client.expires_soon = lambda certificate: next(due, False)
 sys.argv[0] = "polyfed"
 main()
 """
@@ -235,7 +235,7 @@ from polyfed.flower.deploy import certificates
 from polyfed.flower.serve import serve
 from polyfed.__main__ import main
 serve.HOUR, ask = 1.0, Path("ends-soon")
-certificates.ends_soon = lambda certificate: ask.exists() and not ask.unlink()
+certificates.expires_soon = lambda certificate: ask.exists() and not ask.unlink()
 sys.argv[0] = "polyfed"
 main()
 """
