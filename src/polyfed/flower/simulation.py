@@ -1,13 +1,8 @@
 """``--backend flower``: virtual nodes on Flower's simulation runtime (Ray), for clusters.
 
-Flower's runtime normally calls a ServerApp and ends with it, so that no result could be returned. Here polyfed's loop is the caller: the
-runtime runs in a thread, and its ServerApp only hands over the Grid and returns when the backend is closed. ``_run_simulation`` is the
-function that ``flwr-simulation`` 1.41 uses; the public ``run_simulation`` is deprecated and only wraps it.
-
-A virtual node is not a client: every Ray actor builds the whole federation and the model once, and replies for any client. The clients of
-a request share a few messages, because the runtime has a high cost per message.
-
-Client state is stored in the run folder, which all machines of the cluster must share, or in a temporary folder.
+The runtime runs in a thread, and its ServerApp only hands over the Grid, so that polyfed's loop stays the caller. The public
+``run_simulation`` of Flower 1.41 is deprecated and only wraps ``_run_simulation``. Every Ray actor builds the whole federation and
+the model once, and replies for any client. Several clients share a message, because the runtime has a high cost per message.
 """
 
 from __future__ import annotations

@@ -27,8 +27,7 @@ SERVER_CERTIFICATE, SERVER_KEY = "server.crt", "server.key"
 LOOPBACK = ("localhost", "127.0.0.1")
 HOST_NAME = r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?"
 AUTHORITY_DAYS, CERTIFICATE_DAYS = 3650, 90
-RENEWED_BEFORE = 1 / 3
-"""A certificate is renewed when this fraction of its lifetime is left."""
+RENEWED_BEFORE = 1 / 3  # a certificate is renewed when this fraction of its lifetime is left
 
 
 class BadRequest(ValueError):
@@ -50,7 +49,6 @@ def is_address(host: str) -> bool:
     return True
 
 
-# ------------------------------------------------------------------------------------------------------------- building
 def _builder(name: str, issuer: Signed | None, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
     """Return an unsigned certificate; without an issuer, a self-signed authority."""
     now, subject = datetime.datetime.now(datetime.UTC), _named(name)
@@ -89,7 +87,6 @@ def pem_key(key: ec.EllipticCurvePrivateKey) -> bytes:
     return bytes(key.private_bytes(serialization.Encoding.PEM, form, unlocked))
 
 
-# ---------------------------------------------------------------------------------------------------- files of a server
 def load_authority(folder: Path, name: str) -> Signed:
     """Load the authority of a folder; the first use creates it."""
     certificate, key_file = folder / CA_CERTIFICATE, folder / CA_KEY
@@ -158,7 +155,6 @@ def serial_of(certificate: x509.Certificate) -> str:
     return digits.zfill(len(digits) + len(digits) % 2)
 
 
-# ---------------------------------------------------------------------------------------------------- requests of nodes
 def certificate_request(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
     request = x509.CertificateSigningRequestBuilder().subject_name(_named(name)).sign(key, hashes.SHA384())
     return bytes(request.public_bytes(serialization.Encoding.PEM))

@@ -28,12 +28,10 @@ class DeploymentFolder:
     """Paths in a folder that only this account may enter."""
 
     who: ClassVar[str]
-    variable: ClassVar[str]
-    """Environment variable that contains the folder's path in child processes."""
+    variable: ClassVar[str]  # environment variable that contains the folder's path in child processes
     folders: Sequence[Path]
     flower_home: Path
-    runtime_secret: Path
-    """Secret of the Runtime of the SuperLink or SuperNode."""
+    runtime_secret: Path  # secret of the Runtime of the SuperLink or SuperNode
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,11 +49,6 @@ class DeploymentFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder, so that no other process uses it.
-
-        Raises:
-            SettingError: If another process uses it.
-        """
         with (self.path / "lock").open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

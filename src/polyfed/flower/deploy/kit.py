@@ -1,7 +1,4 @@
-"""The kit, a small file with which a node joins: the server's address, the authority's certificate and a one-time token.
-
-The token is secret until it is used. The kit contains no private key, because nodes create theirs.
-"""
+"""The kit, a small file with which a node joins: the server's address, the authority's certificate and a one-time token."""
 
 from __future__ import annotations
 

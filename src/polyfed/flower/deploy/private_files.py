@@ -20,11 +20,7 @@ class NotOurs(SettingError):
 
 
 def private_folder(folder: Path) -> Path:
-    """Create a folder that only this account may enter.
-
-    Raises:
-        NotOurs: If it belongs to another account.
-    """
+    """Create a folder that only this account may enter."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE_FOLDER)
     except FileExistsError as error:

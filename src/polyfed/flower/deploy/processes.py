@@ -18,8 +18,7 @@ from polyfed.runs.folder.atomic_write import PRIVATE_FILE
 
 PROGRAMS = Path(sys.executable).parent
 LOOPBACK = "127.0.0.1"
-DIE_WITH_PARENT = 1
-"""PR_SET_PDEATHSIG of Linux's prctl."""
+DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -55,15 +54,7 @@ class Child:
 
 
 def start(name: str, command: Sequence[str], logs: Path, variables: Mapping[str, str], dies_by: int) -> Child:
-    """Start a process.
-
-    Args:
-        name: Name of the log file.
-        command: Program and arguments. A program without a path is one of this Python environment.
-        logs: Folder for the log file.
-        variables: Additional environment variables.
-        dies_by: Signal that the process receives when this process ends.
-    """
+    """Start a process, which receives the signal ``dies_by`` when this process ends."""
     program = command[0] if os.sep in command[0] else str(PROGRAMS / command[0])
     # Flower starts programs by name.
     path = f"{PROGRAMS}{os.pathsep}{os.environ.get('PATH', '')}"

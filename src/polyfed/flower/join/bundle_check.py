@@ -1,7 +1,4 @@
-"""Check Flower's app bundles at a node: settings are accepted, code only if the node lists its hash.
-
-A bundle is checked before it is unpacked or imported. A node runs only polyfed's ClientApp.
-"""
+"""Check Flower's app bundles before they are unpacked: settings are accepted, code only if the node lists its hash."""
 
 from __future__ import annotations
 
@@ -19,17 +16,13 @@ from polyfed.flower.join.policy import Refused
 
 HARMLESS = frozenset({PROJECT, RECIPE, "README.md", ".info/CONTENT"})
 LARGEST = 16 * 1024 * 1024
+# Other compressions may allocate as much memory as the file claims.
 PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Compressions that Flower uses; others may allocate as much memory as the file claims."""
 UNREADABLE = (zipfile.BadZipFile, zlib.error, struct.error, NotImplementedError, RuntimeError, EOFError, OSError, ValueError)
 
 
 def check_bundle(content: bytes, code: Collection[str]) -> list[str]:
-    """Return the files of a bundle that contain code.
-
-    Raises:
-        Refused: If ``code`` contains neither the SHA-256 of the bundle nor those of these files, or the bundle is invalid.
-    """
+    """Return the files of a bundle that contain code, all of which must be allowed by their SHA-256 or that of the bundle."""
     digest = hashlib.sha256(content).hexdigest()
     files = read_bundle(content)
     project = read_project(files)

@@ -24,10 +24,8 @@ from polyfed.flower.serve.registry import hashed
 
 SECONDS = 30.0
 LARGEST_ANSWER = 1 << 20
-MAX_AHEAD, MAX_BEHIND = 5.0, 300.0
-"""Flower rejects a node whose clock is this far off, without a reason (SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE)."""
-WARN_AT = 0.6
-"""Fraction of these limits at which the node prints a warning."""
+MAX_AHEAD, MAX_BEHIND = 5.0, 300.0  # Flower rejects a node whose clock is further off, without a reason
+WARN_AT = 0.6  # fraction of these limits at which the node prints a warning
 
 
 class Unreachable(OSError):
@@ -42,13 +40,7 @@ class ServerReply(NamedTuple):
 
 
 def enrol(folder: NodeFolder, kit: Kit, client: str) -> None:
-    """Create the node's keys and obtain its certificate, unless it is already enrolled with this kit.
-
-    Args:
-        folder: Node folder.
-        kit: Kit of the node.
-        client: Client name to reserve at the server. If empty, the first run reserves one.
-    """
+    """Create the node's keys and obtain its certificate, unless it is enrolled; ``client`` is the client name to reserve."""
     member = Membership(kit.name, kit.host, kit.port, hashed(kit.token))
     before = folder.membership()
     if before == member and folder.certificate.exists():

@@ -1,7 +1,4 @@
-"""A TLS forwarder at a node: it connects to the server with the node's certificate and forwards the SuperNode's bytes.
-
-Flower's SuperNode cannot present a client certificate. The forwarder listens on loopback, and only for the account that started it.
-"""
+"""A TLS forwarder with the node's certificate, which Flower's SuperNode cannot present itself."""
 
 from __future__ import annotations
 

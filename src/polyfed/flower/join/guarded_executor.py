@@ -1,10 +1,4 @@
-"""The executor of a joined node: runs only polyfed's ClientApp, under the node's policy.
-
-    python -m polyfed.flower.join.guarded_executor 127.0.0.1:9094
-
-Flower would unpack each bundle and import its ClientApp. Here, a bundle is checked first and unpacked only if the node allows its code, and
-the ClientApp is always polyfed's. The node's audit log records every request and reply.
-"""
+"""The executor of a joined node (``python -m``), which runs only polyfed's ClientApp, under the node's policy."""
 
 from __future__ import annotations
 
@@ -118,8 +112,7 @@ def without_paths(text: str) -> str:
     return FILE_NAME.sub(lambda found: found[0] if found[0] in NOT_PRIVATE else OMITTED, text)
 
 
-listed_code: set[str] = set()
-"""Files in the bundle of the current message that the node allows."""
+listed_code: set[str] = set()  # files in the bundle of the current message that the node allows
 inner = make_app(guarded)
 
 

@@ -1,10 +1,4 @@
-"""The SuperNode of a joined node, which survives invalid app bundles.
-
-    python -m polyfed.flower.join.guarded_supernode --superlink HOST:PORT ...
-
-Flower's SuperNode reads the run configuration from the bundle before the executor checks it. An invalid bundle would end the SuperNode's loop
-but not its process, so that the node would no longer reply.
-"""
+"""The SuperNode of a joined node (``python -m``), which survives invalid app bundles."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``polyfed join``: create keys, enrol, and run a node until it is stopped.
-
-The SuperNode and the executor are restarted when they end, and the node reconnects by itself.
-"""
+"""``polyfed join``: create keys, enrol, and run a node until it is stopped, restarting its processes when they end."""
 
 from __future__ import annotations
 
@@ -27,8 +24,7 @@ from polyfed.flower.join.policy import Policy
 
 TICK = 0.5
 SHORTEST_PAUSE, LONGEST_PAUSE = 2.0, 30.0
-CHECK_SECONDS = 30.0
-"""Seconds between checks that the server still admits this node."""
+CHECK_SECONDS = 30.0  # seconds between checks that the server still admits this node
 DAY = 86400.0
 CONNECTED = "SuperNode ID:"
 KILLED_BEFORE = "Failed to activate SuperNode"
@@ -142,14 +138,7 @@ class JoinedNode:
 
 
 def join(kit: Path | None, folder: Path, given: Policy, show: Callable[[str], None] = print) -> None:
-    """Run a node until it is stopped.
-
-    Args:
-        kit: Kit of the server. A node that has joined before needs none.
-        folder: Node folder.
-        given: Policy from the command line. The first start writes it to ``node.toml``.
-        show: Prints a message.
-    """
+    """Run a node until it is stopped; only the first start needs a kit, and writes ``given`` to ``node.toml``."""
     be_private_and_stoppable()
     place = NodeFolder(folder.resolve())
     found = None if kit is None else Kit.read(kit)

@@ -1,7 +1,4 @@
-"""The node policy (``node.toml``), which the node reads for every request and the server cannot change.
-
-The node's audit log and the server's log name the reasons for each rejected request.
-"""
+"""The node policy (``node.toml``), which the node reads for every request and the server cannot change."""
 
 from __future__ import annotations
 
@@ -106,18 +103,10 @@ class Policy:
         """Return True if class counts, which no noise covers, may leave this node."""
         return self.class_counts and not self.dp_required
 
-    # ------------------------------------------------------------------------------------------------------------ requests
     def problems(
         self, settings: Settings, run_config: Mapping[str, Any], request: Mapping[str, Any], extras: Mapping[str, Any] | None = None
     ) -> list[str]:
-        """Return the reasons to reject a request, without file paths.
-
-        Args:
-            settings: Settings of the run.
-            run_config: Run configuration.
-            request: Control values of the request: its name, purpose and round.
-            extras: Extras of the request.
-        """
+        """Return the reasons to reject a request, from its control values and extras."""
         return [
             *self._code_problems(settings),
             *self._run_problems(settings, run_config),
@@ -212,7 +201,6 @@ class Policy:
             if row.what in (TRAINING_LOSS, VALIDATION_SCORES):
                 yield f"the run sends {row.what}, which no noise covers ({row.why}), but dp_required is true"
 
-    # --------------------------------------------------------------------------------------------------------------- files
     @classmethod
     def read(cls, path: Path) -> Policy:
         """Read a policy file; an unknown key is an error, because it would have no effect."""

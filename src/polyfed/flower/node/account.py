@@ -1,10 +1,8 @@
 """The privacy ledger of a node: the privacy budget spent over all runs, in a private file that the server cannot change.
 
-A charge is written to disk before its training starts, so that a killed node, a lost reply and a repeated round with new noise all count.
-The node computes the charge itself; no value from the server makes it smaller.
-
-All runs use the same data, so their steps add up. If any run protects single samples only, so does the ledger. A run that protects the
-whole client then counts with half its noise, because one sample may move a clipped update by twice the clip.
+A charge is written to disk before its training starts, so that killed nodes, lost replies and repeated rounds count. All runs use the same
+data, so their steps add up. If any run protects single samples only, so does the ledger. A run that protects the whole client then counts
+with half its noise, because one sample may move a clipped update by twice the clip.
 """
 
 from __future__ import annotations
@@ -21,9 +19,8 @@ from polyfed.methods._shared.privacy_budget import epsilon_of
 from polyfed.runs.folder.audit_log import AuditLog, verified_lines
 from polyfed.settings import Settings
 
-FILE_KEY, EPSILON_KEY, DELTA_KEY = "privacy-account", "max-total-epsilon", "max-delta"
-MIN_SAMPLES_KEY = "min-samples"
-"""Keys of a node's configuration."""
+# Keys of a node's configuration.
+FILE_KEY, EPSILON_KEY, DELTA_KEY, MIN_SAMPLES_KEY = "privacy-account", "max-total-epsilon", "max-delta", "min-samples"
 DEFAULT_DELTA = 1e-5
 NO_LIMIT = 0.0
 SPENT = "spent"
@@ -39,12 +36,7 @@ class NodeAccount:
     delta: float = DEFAULT_DELTA  # delta for which epsilon is computed
 
     def spend(self, charge: Charge, client: str, run: str, round_number: int) -> None:
-        """Write a charge to disk.
-
-        Raises:
-            Declined: If it would exceed the limit.
-            ClientFailure: If the ledger cannot be written or was changed.
-        """
+        """Write a charge to disk, unless it would exceed the limit."""
 
         def line(before: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             charges = _charges_in(before)

@@ -1,7 +1,4 @@
-"""The node: loads its data, builds a workbench from the run's settings, stores client state and handles requests.
-
-It is independent of Flower: a short-lived process, a resident process or Flower's simulation passes wire messages to it.
-"""
+"""The node: loads its data, builds a workbench from the run's settings, stores client state and handles requests."""
 
 from __future__ import annotations
 
@@ -44,8 +41,7 @@ log = logging.getLogger("polyfed")
 
 PARTITION = "partition-id"
 LOST_STATE = "lost-state"
-REFUSE, RESTART = "refuse", "restart"
-"""Values of LOST_STATE: reject the request if the state is lost, or start over."""
+REFUSE, RESTART = "refuse", "restart"  # values of LOST_STATE: reject the request if the state is lost, or start over
 
 
 class Workplace:

@@ -1,8 +1,4 @@
-"""The resident process of a node: keeps data and model in memory, and handles requests that short-lived processes pass on.
-
-The first message starts it, and a later one restarts it after a crash; permanent state is on disk. It exits after some idle minutes, or
-when the ClientApp launcher exits. Its unix socket is in a folder that only this user may enter.
-"""
+"""The resident process of a node, which keeps data and model in memory and handles requests from short-lived processes."""
 
 from __future__ import annotations
 
@@ -37,7 +33,6 @@ SETTINGS, CONFIG, WATCHED, IDLE, PATHS = "settings", "config", "watched", "idle"
 STARTED: list[subprocess.Popen[bytes]] = []
 
 
-# ------------------------------------------------------------------------------------------------ the short-lived side
 def ask_resident(settings: str, config: Mapping[str, Any], wire_message: WireMessage) -> WireMessage:
     """Pass a request to the resident process, starting it if necessary; if it dies meanwhile, try once more."""
     address = socket_path(settings, config)
@@ -124,7 +119,6 @@ def process_mark(number: int) -> str:
     return "" if state in "ZX" else f"{number}:{others[18]}"
 
 
-# ----------------------------------------------------------------------------------------------------- the resident side
 def take_paths(address: Path) -> None:
     """Use the import paths of the process that sent the request."""
     job = json.loads(address.with_suffix(".json").read_text())

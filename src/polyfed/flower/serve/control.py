@@ -31,8 +31,7 @@ from polyfed.flower.serve.front import SECRET_HEADER
 log = logging.getLogger("polyfed")
 
 FINISHED, COMPLETED = "finished", "completed"
-TRIES = 20
-"""Attempts for a request to a busy SuperLink; each times out after half a minute."""
+TRIES = 20  # attempts for a request to a busy SuperLink; each times out after half a minute
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 

@@ -1,8 +1,4 @@
-"""The enrolment service: a node sends its one-time token and a certificate request, and receives its certificate.
-
-It listens on loopback, and replies only to the reverse proxy, which sends a secret. A node with a valid certificate can renew it. The audit
-log records every attempt.
-"""
+"""The enrolment service on loopback: a node sends its one-time token and a certificate request, and receives its certificate."""
 
 from __future__ import annotations
 

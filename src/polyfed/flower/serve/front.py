@@ -1,8 +1,4 @@
-"""The reverse proxy (nginx), the only part of the server that is reachable from outside, and its generated configuration.
-
-It accepts the ten requests of a SuperNode, given an enrolled certificate with its Flower key, and polyfed's enrolment path. It closes all
-other connections without a reply. The SuperLink behind it listens on loopback only.
-"""
+"""The reverse proxy (nginx), the only part of the server that is reachable from outside, and its generated configuration."""
 
 from __future__ import annotations
 
@@ -127,10 +123,8 @@ def nginx() -> str:
     return found
 
 
-GOOD = (200, 499)
-"""OK, or the node disconnected before the response."""
-MAX_LINES = 100
-"""Maximum audit lines per poll; further requests are only counted, so that they cannot fill the disk."""
+GOOD = (200, 499)  # OK, or the node disconnected before the response
+MAX_LINES = 100  # maximum audit lines per poll; further requests are only counted, so that they cannot fill the disk
 ROTATE_AT = 16 * 1024 * 1024
 WHO = ("address", "request", "path", "status", "certificate", "serial", "subject", "node")
 

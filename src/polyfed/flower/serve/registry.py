@@ -1,8 +1,4 @@
-"""The server's registry of invited, enrolled and revoked nodes.
-
-The reverse proxy accepts exactly the enrolled certificates, each only with its Flower key. A revoked node therefore loses access as soon as
-the registry is read again, and no revocation list is needed.
-"""
+"""The server's registry of invited, enrolled and revoked nodes; the reverse proxy accepts exactly the enrolled certificates."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``polyfed serve``: start the SuperLink and the reverse proxy, write kits, wait for nodes, and train.
-
-All files are in one folder. A killed server resumes when it is restarted with the same folder.
-"""
+"""``polyfed serve``: start the SuperLink and the reverse proxy, write kits, wait for nodes, and train."""
 
 from __future__ import annotations
 
@@ -111,11 +108,7 @@ def serve(wanted: Wanted, show: Callable[[str], None] = print) -> int:
 
 
 def prepare(folder: ServerFolder, wanted: Wanted) -> None:
-    """Create the folder, or check that an existing one is for the same run.
-
-    Raises:
-        SettingError: If another version of polyfed created the folder, or it is for another run.
-    """
+    """Create the folder, or check that an existing one is for the same run and version of polyfed."""
     if folder.described.exists():
         before = folder.description()
         if differing := sorted(_setting_names(before.get("settings")) ^ FACTS.keys()):
@@ -194,7 +187,6 @@ class RunningServer:
         self.wait_for_nodes()
         self.train()
 
-    # ------------------------------------------------------------------------------------------------------------ starting
     def write_kits(self) -> None:
         with NodeRegistry.changed(self.folder.path) as registry:
             for number in range(1, self.wanted.nodes + 1):
@@ -246,7 +238,6 @@ class RunningServer:
                 problem = f"{name} exited with {child.handle.returncode}: {tail(child.output(), 3)} (see {child.log})."
                 raise Failed(f"{problem} {RESUMES}")
 
-    # --------------------------------------------------------------------------------------------------------------- nodes
     def enrolled(self) -> None:
         """Admit a new node, and give nginx time to reload."""
         self.update_nodes()
@@ -317,7 +308,6 @@ class RunningServer:
         while len(self.connected) < self.wanted.nodes:
             self.watch()
 
-    # ------------------------------------------------------------------------------------------------------------ training
     def train(self) -> None:
         config = {MIN_NODES: self.wanted.nodes, NEWCOMER: self.wanted.newcomer, **self.wanted.config}
         run = self.control.start(self.folder.app, config)

@@ -1,10 +1,7 @@
-"""Flower's SuperLink with secrets: only the reverse proxy can use Fleet, and only ``polyfed serve`` can use Control.
-
-    python -m polyfed.flower.serve.superlink OPTIONS    (those of flower-superlink)
+"""Flower's SuperLink (``python -m``) with secrets: only the reverse proxy can use Fleet, and only ``polyfed serve`` can use Control.
 
 Flower 1.41 serves Fleet, Control and Runtime on one port, and Control requires no account, so any user of the machine could start runs.
-Here every request must contain the secret of its API, from a file that only this account may read. Runtime requires Flower's secret
-(``--superexec-auth-secret-file``) and task tokens. All other paths return 404. Rejected requests are audited.
+Runtime requires Flower's secret and task tokens.
 """
 
 from __future__ import annotations

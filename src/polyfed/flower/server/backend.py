@@ -1,8 +1,4 @@
-"""The backend whose clients are Flower nodes on other machines.
-
-Client state stays on the nodes' disks (``runs/folder/client_state_files.py``). The server stages, commits and checkpoints only the version
-and hash of each state.
-"""
+"""The backend for Flower nodes, which stages and commits only the version and hash of the state on their disks."""
 
 from __future__ import annotations
 
@@ -38,14 +34,10 @@ LARGEST_LOSS = 1e300
 
 
 class FlowerBackend(StagingBackend):
-    """A backend that sends requests to nodes.
+    """A backend that sends requests to nodes, given placeholders for their data.
 
-    Args:
-        bench: Workbench of the run.
-        clients: Placeholders for the nodes' data.
-        roster: Nodes by client.
-        timeout: Seconds a client may take to reply.
-        leaves_newcomer: Write a newcomer model to the run folder, from the layers that nodes send at the end.
+    A client may take ``timeout`` seconds to reply. With ``leaves_newcomer``, the run folder contains a newcomer model, from the layers that
+    nodes send at the end.
     """
 
     remote = True

@@ -37,11 +37,7 @@ def federation_of(nodes: Sequence[Description]) -> Federation:
 
 
 def unseen_at_server(settings: Settings, data: str, node: Description) -> Mapping[str, Examples]:
-    """Return the test data on the server by domain: the unseen domains of the settings, or all domains.
-
-    Raises:
-        DataError: If the classes or inputs of the data differ from those of this node.
-    """
+    """Return the test data on the server by domain: the unseen domains of the settings, or all domains."""
     if not data:
         if settings.unseen:
             log.warning(

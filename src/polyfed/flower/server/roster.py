@@ -30,8 +30,7 @@ LONGEST_REASON = 500
 class ClientNames:
     """Client names on a SuperLink that knows nodes only by number.
 
-    A node that registers again gets another number. It may take over its client name once the number that had the name is offline.
-    The run folder, if there is one, records the owner of each name.
+    A node that registers again gets another number. It may take over its client name once the previous number is offline.
     """
 
     numbers_change = True
@@ -108,13 +107,7 @@ class Roster:
     def gather(self, least: int, limit: float, wanted: Collection[str] = ()) -> list[Description]:
         """Wait for enough nodes and return the descriptions of those that take part.
 
-        Args:
-            least: Minimum number of nodes.
-            limit: Maximum seconds to wait.
-            wanted: Clients of the run to resume. All of them are needed, and no others take part.
-
-        Raises:
-            DataError: If too few nodes connect, or too few of them can take part.
+        A resumed run needs exactly its previous clients (``wanted``).
         """
         found, problems = self._await(least, limit, wanted)
         found, misfits = split_by_majority(found, self.own_model) if found else (found, {})
@@ -239,11 +232,6 @@ class Roster:
 
 
 def read_reply(message: Message | None, node: int, timeout: float) -> WireMessage:
-    """Return the wire message in a reply of this node.
-
-    Raises:
-        BadMessage: If there is no reply in time, or it is not from this node.
-    """
     if message is None:
         raise BadMessage(f"it did not reply within {timeout:g} seconds")
     if message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE:

@@ -1,8 +1,4 @@
-"""Encode payloads as wire messages and decode them, bit-identical.
-
-Entries and extras are separate safetensors files, because clients often share the entries but not the extras. Received files are checked:
-they must be complete, and every tensor must be used exactly once.
-"""
+"""Encode payloads as wire messages and decode them, bit-identical; entries and extras are separate safetensors files."""
 
 from __future__ import annotations
 
@@ -19,8 +15,7 @@ from polyfed.flower.wire.message import BadMessage, Blob, WireMessage
 from polyfed.trees import SAFETENSORS_NAMES, as_json, file_pieces, from_json
 
 ENTRIES, EXTRAS = "entries", "extras"
-COMPLEX = "complex"
-"""Name prefix of complex tensors. They are sent as pairs of real numbers, since safetensors does not have all complex types."""
+COMPLEX = "complex"  # name prefix of complex tensors, which are sent as pairs of real numbers
 
 
 class Encoder:

@@ -1,7 +1,4 @@
-"""Node descriptions, checked against a schema: every value has a type and bounds, names are plain text, and no value names code.
-
-The server builds tables, placeholders and a model from descriptions, and trusts no other value in them.
-"""
+"""Node descriptions, checked against a schema: every value has a type and bounds, names are plain text, and no value names code."""
 
 from __future__ import annotations
 
@@ -20,15 +17,12 @@ from polyfed.flower.wire.message import PROTOCOL, BadMessage
 from polyfed.tasks.known import TASKS, task_named
 from polyfed.trust import names_function
 
-Reader: TypeAlias = Callable[[object, str], Any]
-"""Checks and returns a value; the second argument is its name in errors."""
+Reader: TypeAlias = Callable[[object, str], Any]  # checks and returns a value; the second argument is its name in errors
 LONGEST_NAME, LONGEST_TEXT = 200, 1000
 MAX_CLASSES, MAX_DOMAINS, MAX_SIDES, MAX_CHANNELS = 100_000, 1000, 4, 4096
-MAX_SAMPLES = 10_000_000
-"""Maximum for one node. The server stores a label for each, and a larger number would give the other nodes no weight."""
+MAX_SAMPLES = 10_000_000  # per node; a larger number would give the other nodes no weight
 LARGEST_INPUT = 2**28
-MUST_AGREE = ("protocol", "polyfed")
-"""Versions that must be equal. Another torch version is only reported, since results then differ in the last bits."""
+MUST_AGREE = ("protocol", "polyfed")  # another torch version only changes the last bits
 
 
 def own_versions() -> dict[str, str]:
@@ -58,7 +52,6 @@ def plain_text(text: str) -> str:
     return "".join(character for character in text if not unicodedata.category(character).startswith("C"))
 
 
-# ----------------------------------------------------------------------------------------------------------- the schema
 def _text(value: object, what: str, longest: int = LONGEST_TEXT) -> str:
     if not isinstance(value, str) or len(value) > longest:
         raise ValueError(f"{what} must be text of at most {longest} characters, got {shown(value)}")
@@ -145,11 +138,7 @@ class Description:
 
     @classmethod
     def read(cls, values: object) -> Description:
-        """Read a received description.
-
-        Raises:
-            BadMessage: If it does not fit the schema.
-        """
+        """Read a received description and check it against the schema."""
         if not isinstance(values, dict):
             raise BadMessage("its description is not a table")
         try:
@@ -188,17 +177,8 @@ class Description:
         return self.task, self.classes, self.input_shape, self.input_type, self.mean, self.std, model
 
 
-# ------------------------------------------------------------------------------------------------------ nodes together
 def split_by_majority(nodes: Mapping[int, Description], own_model: bool) -> tuple[dict[int, Description], dict[int, str]]:
-    """Return the nodes that agree with the majority, and the reasons why the others do not fit.
-
-    Args:
-        nodes: Descriptions by node.
-        own_model: Require the same default model, because the run trains it.
-
-    Raises:
-        DataError: If there is no majority.
-    """
+    """Return the nodes that agree with the majority, and the reasons why the others do not fit; no majority is an error."""
     ranked = Counter(node.data_kind(own_model) for node in nodes.values()).most_common(2)
     first = {node.data_kind(own_model): node for node in reversed(list(nodes.values()))}
     usual = first[ranked[0][0]]

@@ -16,8 +16,7 @@ log = logging.getLogger("polyfed")
 
 PIECES = "_polyfed_pieces"
 
-LONGEST_HEAD = 256
-"""Maximum bytes of a chunk's header, which contains its type and length."""
+LONGEST_HEAD = 256  # maximum bytes of a chunk's header, which contains its type and length
 
 
 def lean_arrays() -> bool:

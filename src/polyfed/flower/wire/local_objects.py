@@ -1,9 +1,7 @@
 """Exchange objects between a SuperNode and its ClientApps over a unix socket instead of HTTP.
 
-A model passes between the two in chunks of 5 MB, on one machine. HTTP splits each chunk into pieces of 64 kB, each of which passes all
-layers of a web server, retries a chunk that has not arrived after 1, 2, 4 and 8 s, and polls for work many times per second. The socket
-replies as soon as there is something. It is in a folder that only this account may enter. A SuperNode without a socket, such as Flower's
-own, is reached over HTTP.
+HTTP splits each chunk of 5 MB into pieces of 64 kB, retries a chunk that has not arrived after 1, 2, 4 and 8 s, and polls for work many
+times per second. A SuperNode without a socket, such as Flower's own, is reached over HTTP.
 """
 
 from __future__ import annotations
@@ -33,10 +31,8 @@ log = logging.getLogger("polyfed")
 Pull: TypeAlias = Callable[[str], bytes]
 Push: TypeAlias = Callable[[str, bytes], None]
 LONGEST_HEAD = 4096
-POLL_SECONDS = 0.02
-"""Seconds between polls of the SuperNode's memory for an object that has not arrived yet."""
-LONGEST_WAIT = 5.0
-"""Seconds after which a client that waits for work gets a reply in any case."""
+POLL_SECONDS = 0.02  # seconds between polls of the SuperNode's memory for an object that has not arrived yet
+LONGEST_WAIT = 5.0  # seconds after which a client that waits for work gets a reply in any case
 
 
 def place_of(address: str) -> Path:
@@ -73,7 +69,6 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
     return b"".join(pieces)
 
 
-# -------------------------------------------------------------------------------------------------------- the SuperNode
 def offer_objects(program: ModuleType) -> None:
     """Make the SuperNode that Flower's program starts in this process also offer its objects on a socket."""
     before = program.start_client_internal
@@ -125,7 +120,6 @@ def answer(state: Any, tasks: threading.Semaphore, head: dict[str, Any], content
     return {"found": found is not None}, found or b""
 
 
-# ------------------------------------------------------------------------------------------------------- the ClientApp
 def use_objects(clientapp: ModuleType, address: str) -> None:
     """Make ClientApps in this process use the socket of their SuperNode, if it has one."""
     place = place_of(address)

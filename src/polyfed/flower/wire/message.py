@@ -1,8 +1,4 @@
-"""Wire messages: plain values and the bytes of safetensors files.
-
-This module imports neither torch nor Flower, so that the short-lived process that Flower starts for each message starts fast.
-``codec.py`` encodes payloads as wire messages, ``records.py`` wire messages as Flower records.
-"""
+"""Wire messages: plain values and the bytes of safetensors files; importing neither torch nor Flower keeps short processes fast."""
 
 from __future__ import annotations
 
@@ -12,13 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-ACTION = "polyfed"
-"""Name under which Flower finds the handler of polyfed messages."""
+ACTION = "polyfed"  # name under which Flower finds the handler of polyfed messages
 DESCRIBE = "polyfed_describe"
-DECLINED = "declined"
-"""Refusal kind of a node that chooses not to take part."""
-PROTOCOL = 4
-"""Format version; it must be the same at server and nodes."""
+DECLINED = "declined"  # refusal kind of a node that chooses not to take part
+PROTOCOL = 4  # format version; it must be the same at server and nodes
 BUNDLE = "bundle"
 LENGTH = 8
 LONGEST_HEADER = 256 * 1024 * 1024
@@ -61,7 +54,6 @@ def read_control(text: object) -> dict[str, Any]:
     return found
 
 
-# ------------------------------------------------------------------------------------------------------------- bundles
 def bundled(messages: Sequence[WireMessage]) -> WireMessage:
     """Combine several messages into one. A blob that they share is included once."""
     blobs = {id(blob): blob for message in messages for blob in message.blobs.values()}
@@ -80,7 +72,6 @@ def unbundled(bundle: WireMessage) -> list[WireMessage]:
         raise BadMessage(f"its bundle cannot be split ({type(error).__name__}: {error})") from error
 
 
-# ------------------------------------------------------------------------------------------------------------- sockets
 def send(connection: socket.socket, message: WireMessage) -> None:
     lengths = {name: _length_of(blob) for name, blob in message.blobs.items()}
     header = json.dumps({"control": message.control, "blobs": lengths}).encode()

@@ -1,7 +1,4 @@
-"""Convert wire messages to Flower records and back: plain values to a ConfigRecord, each blob to an array of an ArrayRecord.
-
-Messages contain few arrays, because Flower fetches each one separately. An array for all nodes is sent to the SuperLink once.
-"""
+"""Convert wire messages to Flower records and back, with few arrays, because Flower fetches each array separately."""
 
 from __future__ import annotations
 

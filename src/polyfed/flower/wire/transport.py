@@ -12,11 +12,14 @@ from flwr.serverapp import Grid
 from polyfed.flower.wire.message import ACTION, BadMessage, WireMessage
 from polyfed.flower.wire.records import records_of
 
-SHORTEST_PAUSE, LONGEST_PAUSE, FRACTION = 0.05, 1.0, 0.05
-"""Seconds between polls for a reply: a fraction of the time waited so far, within bounds."""
+SHORTEST_PAUSE, LONGEST_PAUSE, FRACTION = (
+    0.05,
+    1.0,
+    0.05,
+)  # of the wait between polls: bounds in seconds, fraction of the time waited
 GRACE = 60.0
+# Flower raises these when it assembles a malformed message of a node.
 MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
-"""Errors that Flower raises when it assembles a malformed message of a node; none of them is a network error."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,7 @@ class Transport:
         """Raise an error if no reply can arrive any more."""
 
     def wait(self, sent: Sent) -> Message | None:
-        """Return the reply to a message, or None if it does not arrive in time.
-
-        Raises:
-            BadMessage: If the reply is malformed.
-        """
+        """Return the reply to a message, or None if it does not arrive in time."""
         start = time.monotonic()
         while sent.id:
             self.check()

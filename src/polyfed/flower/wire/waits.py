@@ -18,10 +18,8 @@ log = logging.getLogger("polyfed")
 
 NODE, SERVER = "flwr.supernode.start_client_internal", "flwr.superlink.grid.http_grid"
 CLIENTAPP = "flwr.supernode.runtime.run_clientapp"
-LOOK_FOR_MESSAGES = 0.5
-"""Seconds between a node's polls of the server."""
-LOOK_FOR_REPLIES = 0.05
-"""Seconds between a node's polls for its app's reply, which is in memory."""
+LOOK_FOR_MESSAGES = 0.5  # seconds between a node's polls of the server
+LOOK_FOR_REPLIES = 0.05  # seconds between a node's polls for its app's reply, which is in memory
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 0.5
 IDLE_SLEEP = 3
 
