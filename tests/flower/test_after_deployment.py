@@ -77,7 +77,7 @@ def test_unseen_domains_are_tested_and_evaluate_says_what_it_needs(site: Site) -
     assert {row.domain for row in found.rows if row.view == "unseen"} == {"post", "print"}
     refused = site.run(settings, data)
     assert refused.status == "finished:failed"
-    assert "the layers that fedbn keeps at the nodes. Let it ask for them (--run-config 'newcomer-model=true')" in refused.log
+    assert "the layers that fedbn keeps at the nodes. Request them (--run-config 'newcomer-model=true')" in refused.log
     log, _, _ = both(site, dataclasses.replace(settings, seed=1), "", "untested")
     assert "Unseen domains (post, print) are not tested" in log
     without_data = as_process(site.folder, "evaluate", out, "-q")

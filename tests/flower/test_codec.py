@@ -201,15 +201,15 @@ def named(**references: str) -> dict[str, object]:
 
 def test_entries_that_do_not_fit_their_file_are_refused() -> None:
     for tree, why in (
-        (None, "entries cannot be put together"),
-        ({"map": []}, "1 tensors that its entries do not name"),
-        (named(w="/1"), "entries cannot be put together"),
-        (named(w="/0", v="/0"), "entries cannot be put together"),
-        (named(w="complex/0"), "entries cannot be put together"),
-        ({"list": [{"tensor": "/0"}]}, "entries are no table"),
-        ({"map": [[{"value": "w"}, {"list": [{"tensor": "/0"}]}]]}, "no tensors with names"),
-        ({"map": [[{"value": 3}, {"tensor": "/0"}]]}, "no tensors with names"),
-        ({"map": [[{"value": "w"}, {"tensor": "/0"}], [{"value": "v"}, {"value": 1.0}]]}, "no tensors with names"),
+        (None, "entries cannot be decoded"),
+        ({"map": []}, "its entries do not use 1 of its tensors"),
+        (named(w="/1"), "entries cannot be decoded"),
+        (named(w="/0", v="/0"), "entries cannot be decoded"),
+        (named(w="complex/0"), "entries cannot be decoded"),
+        ({"list": [{"tensor": "/0"}]}, "entries are not a table"),
+        ({"map": [[{"value": "w"}, {"list": [{"tensor": "/0"}]}]]}, "not named tensors"),
+        ({"map": [[{"value": 3}, {"tensor": "/0"}]]}, "not named tensors"),
+        ({"map": [[{"value": "w"}, {"tensor": "/0"}], [{"value": "v"}, {"value": 1.0}]]}, "not named tensors"),
     ):
         assert list(payload_of(entries_message(named(w="/0"), at0=torch.zeros(3))).entries) == ["w"]
         with pytest.raises(BadMessage, match=why):

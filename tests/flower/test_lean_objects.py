@@ -125,14 +125,14 @@ def test_ids_of_chunks_are_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_is_no_chunk_or_lacks_chunks_is_refused() -> None:
     lean_arrays()
     content = ArrayChunk(memoryview(DATA)).deflate()
-    with pytest.raises(ValueError, match="ArrayChunk was expected"):
+    with pytest.raises(ValueError, match="is not an ArrayChunk"):
         ArrayChunk.inflate(content.replace(b"ArrayChunk", b"Array", 1))
-    with pytest.raises(ValueError, match="ArrayChunk was expected"):
+    with pytest.raises(ValueError, match="is not an ArrayChunk"):
         ArrayChunk.inflate(b"ArrayChunk  12")
     name, parts = contents(DATA)
-    with pytest.raises(ValueError, match="does not have the chunks"):
+    with pytest.raises(ValueError, match="chunks of an array do not match"):
         Array.inflate(parts[name], {})
     record = ArrayRecord({"0": Array(dtype="uint8", shape=(2048,), stype="raw", data=DATA)})
     for children in ({}, {record["0"].object_id: ArrayChunk(memoryview(DATA))}):
-        with pytest.raises(ValueError, match="does not have the arrays"):
+        with pytest.raises(ValueError, match="arrays of a record do not match"):
             ArrayRecord.inflate(record.deflate(), children)

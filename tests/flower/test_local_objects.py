@@ -70,7 +70,7 @@ def test_an_object_that_is_pushed_is_pulled_as_it_was(state: NodeState, place: P
 
 
 def test_errors_are_those_of_flower(state: NodeState, place: Path) -> None:
-    with pytest.raises(ObjectPullError, match="could not be found"):
+    with pytest.raises(ObjectPullError, match="was not found"):
         pull_from(place, RUN)(NAME)
     expected = session(state)
     with pytest.raises(ObjectPushError):

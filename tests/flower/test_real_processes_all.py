@@ -25,7 +25,7 @@ FAULTS = {
     "nan": "not finite",
     "shape": "has the shape",
     "extra": "was not requested",
-    "huge": "bytes large",
+    "huge": "bytes, but at most",
     "failure": "disk on fire",
 }
 LONG = 3600.0
@@ -94,7 +94,7 @@ def test_a_server_stopped_in_mid_round_and_started_again_ends_with_the_same_dige
     assert site.trial.ended(run).status == "finished:stopped"
     ended = site.run(settings, out=out)
     assert ended.status == "finished:completed", ended.log
-    assert "Going on with the run in" in ended.log
+    assert "Resuming the run in" in ended.log
     assert digest_in(ended.log) == in_process(settings_for("fedbn")).digest
 
 

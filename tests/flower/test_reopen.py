@@ -111,7 +111,7 @@ def test_unseen_domains_are_tested_where_the_server_has_their_images(tmp_path: P
     assert found.digest == expected.digest
     assert found.rows == expected.rows
     assert [row.domain for row in found.rows if row.view == "unseen"] == ["small"]
-    with pytest.raises(SettingError, match=r"the layers that fedbn keeps at the nodes. Let it ask for them"):
+    with pytest.raises(SettingError, match=r"the layers that fedbn keeps at the nodes. Request them"):
         over_flower(whole, tmp_path / "refused", grid, unseen_data=TINY, newcomer_model=False)
     with caplog.at_level(logging.WARNING, "polyfed"):
         untested = over_flower(whole, tmp_path / "untested", grid)

@@ -83,7 +83,7 @@ def test_only_this_user_reaches_it(tmp_path: Path) -> None:
 
 def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 4711)
-    with pytest.raises(ClientFailure, match="belongs to somebody else"):
+    with pytest.raises(ClientFailure, match="belongs to another account"):
         resident.socket_path(SETTINGS, {"state": str(tmp_path)})
 
 

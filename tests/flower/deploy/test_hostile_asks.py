@@ -188,7 +188,7 @@ def test_a_partition_leaves_a_node_neither_few_examples_nor_another_account(serv
     with server.run(few) as run:
         for asked in (WireMessage(WHO_ARE_YOU), question()):
             said = run.refused(NODE, asked)
-            assert "examples, min_samples is 8. Use a partition that leaves it more" in said
+            assert "examples, but min_samples is 8. Use a partition that leaves it more" in said
             assert said == server.audited(NODE)[-1]
     account = server.deployed.folder / NODE / "privacy.jsonl"
     before = verify(account).lines if account.exists() else 0
@@ -235,7 +235,7 @@ def test_own_methods_and_models_run_at_a_node_that_lists_their_hash_and_at_no_ot
     allow(server, code=(own,))
     with server.run(model) as run:
         said = run.refused(NODE, WHO_ARE_YOU, "query")
-        assert "the model quiet:build would be imported, and import_paths does not name it" in said == server.audited(NODE)[-1]
+        assert "the model quiet:build would be imported, but import_paths does not list it" in said == server.audited(NODE)[-1]
         allow(server, code=(own,), import_paths=("quiet:build",))
         assert run.ask(NODE, WHO_ARE_YOU, "query").control["ok"] and mark.exists()
     mark.unlink()
@@ -274,7 +274,7 @@ def test_a_kit_used_again_with_the_same_keys_gives_the_same_certificate(server: 
     again.wait(LONG)
     words = ["join", str(server.deployed.kit("node-3")), "--data", DATA, "--domain", "photo", "--folder", "thief"]
     thief = server.deployed.start("thief", "node", words)
-    assert thief.wait(LONG) == 3 and "was used before" in thief.log
+    assert thief.wait(LONG) == 3 and "was used with other keys" in thief.log
 
 
 def test_a_log_that_was_changed_is_named_by_the_command(server: HostileServer, tmp_path: Path) -> None:
@@ -304,6 +304,6 @@ def test_a_flood_of_refused_requests_is_summed(server: HostileServer) -> None:
                 asked.getresponse()
     finally:
         held.send_signal(signal.SIGCONT)
-    summed = server.deployed.audited(audit, {"why": "more kinds of requests than are listed one by one"})
+    summed = server.deployed.audited(audit, {"why": "too many different requests to list"})
     listed = [line for line in lines_of(audit) if str(line.get("path", "")).startswith("/flood-")]
     assert len(listed) + summed["count"] == MAX_LINES + 20 and len(listed) <= MAX_LINES

@@ -77,16 +77,16 @@ def test_the_file_is_written_with_what_every_key_means_and_read_again(tmp_path: 
 def test_a_file_that_would_not_do_what_it_says_is_refused(tmp_path: Path) -> None:
     for line, sentence in (
         ("newcommer = true", "Did you mean newcomer"),
-        ("newcomer = 1", "takes true or false"),
-        ('max_rounds = "many"', "takes a whole number"),
+        ("newcomer = 1", "must be true or false"),
+        ('max_rounds = "many"', "must be an integer"),
         ("max_rounds = 0", "at least 1"),
         ("max_epsilon = 0", "must be positive"),
-        ("max_delta = 1.0", "must lie between 0 and 1"),
-        ('max_epsilon = "8"', "takes a number"),
-        ('methods = "fedbn"', "takes a list of texts"),
-        ('scores = ["train"]', "scores cannot name 'train'"),
+        ("max_delta = 1.0", "must be between 0 and 1"),
+        ('max_epsilon = "8"', "must be a number"),
+        ('methods = "fedbn"', "must be a list of strings"),
+        ('scores = ["train"]', "scores cannot contain 'train'"),
         ('data_derived_uploads = "all"', "cannot be 'all'"),
-        ("= broken", "cannot be read"),
+        ("= broken", "Cannot read"),
     ):
         (tmp_path / "node.toml").write_text(f'data = "x"\n{line}\n')
         with pytest.raises(SettingError, match=sentence):

@@ -64,7 +64,7 @@ def test_a_server_killed_in_mid_run_goes_on_when_it_is_started_again(here: Deplo
     assert all(gone(child, 30) for child in children)
     again = here.serve("fedbn", 3, *words)
     assert again.wait(LONG) == 0, again.log
-    assert "Going on with the run" in again.log
+    assert "Resuming the run" in again.log
     assert digest_in(again.log) == in_process(settings("fedbn", 6)).digest
     verify(here.server_folder / "audit.jsonl")
 
@@ -79,7 +79,7 @@ def test_a_node_refuses_by_name_at_both_ends_and_the_server_exits_with_1(here: D
     rules.write_text(rules.read_text().replace('methods = [ "*", ]', 'methods = ["fedavg"]'))
     assert '"fedavg"' in rules.read_text()
     assert server.wait(LONG) == 1, server.log
-    sentence = "Refused by photo (its node.toml): the method fedbn is not among the methods that are allowed"
+    sentence = "Refused by photo (its node.toml): methods does not list the method fedbn"
     assert sentence in server.log
     found = here.audited(here.folder / "node-2/audit.jsonl", {"event": "refused"})
     assert sentence in found["why"]
@@ -90,7 +90,7 @@ def test_a_node_cannot_take_the_name_that_another_enrolled_with(here: Deployed) 
     server = here.serve("fedbn", 3, "--run-config", "min-nodes=2")
     honest = here.join("node-1", "one", "pen")
     refused = here.join("node-3", "three", "pen", wait=False)
-    assert refused.wait(LONG) == 3 and "pen is the name of node-1" in refused.log
+    assert refused.wait(LONG) == 3 and "the client name pen belongs to node-1" in refused.log
     rules = here.folder / "node-3/node.toml"
     rules.write_text(rules.read_text().replace('domain = "pen"', 'domain = "street"'))
     liar = here.start("node-3-enrols", "three", ["join", str(here.kit("node-3")), "--data", DATA])
@@ -102,7 +102,7 @@ def test_a_node_cannot_take_the_name_that_another_enrolled_with(here: Deployed) 
     assert honest.alive
     here.join("node-2", "two", "photo")
     assert server.wait(LONG) == 0, server.log
-    assert "Node node-3 cannot take part: It calls itself pen, which is the name of node node-1." in server.log
+    assert "Node node-3 cannot take part: It reports the client name pen, which belongs to node node-1." in server.log
     without = dataclasses.replace(settings("fedbn"), unseen=("street", "post", "print"))
     assert digest_in(server.log) == in_process(without).digest
 
@@ -119,7 +119,7 @@ def test_a_node_stops_at_the_limit_of_its_own_privacy_account(here: Deployed) ->
     text = rules.read_text().replace("dp_required = false", "dp_required = true")
     rules.write_text(text.replace("max_total_epsilon = 10.0", "max_total_epsilon = 3.5"))
     assert server.wait(LONG) == 0, server.log
-    sentence = "Client photo takes no part in round 2: over all runs it has spent"
+    sentence = "Client photo does not take part in round 2: over all runs it has spent"
     assert sentence in server.log and "max_total_epsilon" in server.log
     assert sentence in here.audited(here.folder / "node-2/audit.jsonl", {"event": "refused"})["why"]
     account = here.folder / "node-2/privacy.jsonl"
@@ -133,7 +133,7 @@ def test_errors_reach_the_server_without_paths_and_file_names(here: Deployed) ->
     place = here.folder / "ward seven/patients.csv"
     here.start("node-2", "two", ["join", str(here.kit("node-2")), "--data", str(place), "--domain", DOMAINS[1]])
     assert server.wait(LONG) == 1, server.log
-    assert "1 of 2 nodes can take part" in server.log and "(left out: see the node's log)" in server.log
+    assert "1 of 2 nodes can take part" in server.log and "(omitted: see the node's log)" in server.log
     known = [path for path in here.server_folder.rglob("*") if path.is_file()]
     for secret in (b"ward seven", b"patients"):
         assert secret.decode() not in server.log
@@ -145,9 +145,9 @@ def test_errors_reach_the_server_without_paths_and_file_names(here: Deployed) ->
 HOSTILE = {
     "imports": (Settings(model="os:getcwd"), "the model os:getcwd would be imported"),
     "per_sample": (Settings(method="elcfs"), "data_derived_uploads is aggregate"),
-    "rounds": (Settings(rounds=5000), "the run has 5000 rounds, max_rounds is 1000"),
-    "weights": (Settings(init="/etc/passwd"), "the run starts from a file of weights"),
-    "single_samples": (Settings(batch_size=1, local_steps=1), "clients train on 1 examples in a round, min_samples is 8"),
+    "rounds": (Settings(rounds=5000), "the run has 5000 rounds, but max_rounds is 1000"),
+    "weights": (Settings(init="/etc/passwd"), "the run starts from a weights file"),
+    "single_samples": (Settings(batch_size=1, local_steps=1), "clients train on 1 examples per round, but min_samples is 8"),
 }
 ASK = """
 import sys, time

@@ -64,7 +64,7 @@ def lean_arrays() -> bool:
     def chunk_arrived(cls: type[ArrayChunk], content: bytes, children: Any = None) -> ArrayChunk:
         first, found, _ = bytes(memoryview(content)[:LONGEST_HEAD]).partition(HEAD_BODY_DIVIDER)
         if children or not found or first.split(b" ")[0] != cls.__qualname__.encode():
-            raise ValueError(f"The object is not a {cls.__qualname__}.")
+            raise ValueError(f"The object is not an {cls.__qualname__}.")
         return cls(memoryview(content)[len(first) + len(HEAD_BODY_DIVIDER) :])
 
     def array_arrived(cls: type[Array], content: bytes, children: Any = None) -> Array:
