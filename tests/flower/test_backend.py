@@ -90,7 +90,6 @@ def test_nodes_with_data_of_their_own_find_their_part(tmp_path: Path) -> None:
     assert train_run(over(grid, elsewhere), None).digest == in_process(SMALL).digest
 
 
-# ------------------------------------------------------------------------------------------------------------- faults
 def in_round(asked: Message, number: int) -> bool:
     return asked.metadata.message_type == "train.polyfed" and asked.metadata.group_id == str(number)
 
@@ -305,7 +304,6 @@ def test_a_node_that_does_not_know_what_to_do_when_its_state_is_lost_says_so() -
         when_lost({"lost-state": "re-start"})
 
 
-# ------------------------------------------------------------------------------------------------------ state that lasts
 class Killed(BaseException):
     """As if the process were gone."""
 
@@ -370,7 +368,6 @@ def test_a_clients_own_model_cannot_be_taken_from_it(tmp_path: Path) -> None:
     assert train_run(over(grid_for(shared, tmp_path), shared), None).model_for("small") is not None
 
 
-# --------------------------------------------------------------------------------------------------------- first query
 def test_nodes_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     same = {1: {"data": TINY, "domain": "small"}, 2: {"data": TINY, "domain": "small"}}
     with pytest.raises(DataError, match=r"0 of 2 nodes can take part. Nodes 1 and 2 all report the client name small"):

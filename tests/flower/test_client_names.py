@@ -78,9 +78,7 @@ def server_with(folder: Path, clients: dict[int, str]) -> EnrolledNames:
     return EnrolledNames(server)
 
 
-# ----------------------------------------------------------------------------------------------- a SuperLink of one's own
 def test_of_two_that_say_the_same_at_the_start_none_is_believed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The one with the smaller number was, and the honest one was left out."""
     with caplog.at_level(logging.WARNING, "polyfed"):
         found = run_on_grid(lying_grid(tmp_path), SMALL, config_for(tmp_path))  # type: ignore[arg-type]
     assert found.experiment.server.client_ids == ["middle", "small"]
@@ -100,7 +98,6 @@ def test_who_had_a_name_keeps_it_when_the_run_goes_on(tmp_path: Path, caplog: py
 
 
 def test_a_run_that_goes_on_after_all_numbers_changed_is_taken_up_by_those_who_are_there(tmp_path: Path) -> None:
-    """A SuperLink without a database gives every node another number."""
     first = run_on_grid(FakeGrid(SMALL, tmp_path / "nodes", HONEST), SMALL, config_for(tmp_path))  # type: ignore[arg-type]
     moved = {number + 100: config for number, config in HONEST.items()}
     again = run_on_grid(FakeGrid(SMALL, tmp_path / "nodes", moved), SMALL, config_for(tmp_path))  # type: ignore[arg-type]
@@ -137,7 +134,6 @@ def test_a_damaged_list_of_names_is_named(tmp_path: Path) -> None:
         ClientNames(tmp_path)
 
 
-# ------------------------------------------------------------------------------------------------------- enrolled nodes
 def test_the_node_that_enrolled_with_a_name_has_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     names = server_with(tmp_path / "server", {LIAR: "liar", BIG: "big", MIDDLE: "middle", LITTLE: "small"})
     with caplog.at_level(logging.WARNING, "polyfed"):

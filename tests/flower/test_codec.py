@@ -123,7 +123,6 @@ def test_tensors_in_another_order_or_under_other_names_are_not_taken_for_the_sam
 
 
 def test_many_tensors_travel_in_one_array() -> None:
-    """Flower fetches an array by requests of its own: 116 of them cost 26 s a round."""
     entries = {f"layer{number}": torch.full((number,), float(number)) for number in range(116)}
     (content,) = records_of([Encoder().encode(Payload(entries, {"round": 3}), {})])
     assert [len(record) for record in content.array_records.values()] == [1]

@@ -99,7 +99,6 @@ def missing_heartbeats(times: int) -> Callable[[Message, Message], Message]:
 
 
 def test_a_node_that_misses_a_heartbeat_is_asked_again_while_it_is_needed(tmp_path: Path) -> None:
-    """On a busy machine a node is away for a moment; that ended a run that had just begun."""
     found = run(tmp_path, missing_heartbeats(2), **{"min-nodes": 3, "wait": 30.0})
     assert sorted(found.experiment.server.client_ids) == ["big", "middle", "small"]
 
@@ -126,7 +125,6 @@ def test_where_nodes_differ_without_a_majority_nobody_is_called_odd(tmp_path: Pa
 
 
 def test_a_node_cannot_name_code_to_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was imported and called: ``os:getcwd``."""
     monkeypatch.setattr(os, "getcwd", lambda: pytest.fail("the server ran what a node named"))
     nameless = dataclasses.replace(SMALL, model=None)
     with pytest.raises(SettingError, match="nodes may not choose for the server"):
@@ -176,7 +174,6 @@ def test_a_node_that_says_its_loss_is_not_finite_does_not_end_the_others_run(
 def test_an_answer_that_flower_cannot_put_together_leaves_only_its_node_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node writes the parts of its answers itself: an array without the chunks that it names is an error of Flower's when it is pulled."""
     pull = FakeGrid.pull_messages
 
     def pulled(grid: FakeGrid, message_ids: list[str]) -> list[Message]:
@@ -195,7 +192,6 @@ def test_an_answer_that_flower_cannot_put_together_leaves_only_its_node_out(
 def test_where_the_run_names_no_model_a_node_that_names_code_or_another_model_is_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its name sorts first, and the first node's word counted for all."""
     nameless = dataclasses.replace(SMALL, model=None)
 
     def meddle(asked: Message, answered: Message) -> Message:
@@ -235,7 +231,6 @@ def test_a_description_does_not_name_images_that_were_skipped(tmp_path: Path) ->
     assert "patient" not in str(told) and ".png" not in str(told)
 
 
-# ---------------------------------------------------------------------------------------------------- weight and norm
 def test_a_node_that_claims_many_samples_outvotes_nobody_with_a_capped_share(tmp_path: Path) -> None:
     def boast(told: dict[str, Any]) -> dict[str, Any]:
         counts = [1_000_000, *told["class_counts"][1:]]

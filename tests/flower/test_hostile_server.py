@@ -54,7 +54,6 @@ def with_entry(message: WireMessage, ending: str, value: float) -> WireMessage:
 
 
 def test_entries_that_are_not_finite_are_refused_before_training(tmp_path: Path) -> None:
-    """Training does not use running statistics, so the loss stays finite; the length of the update would be NaN."""
     settings = settings_for(AT_CLIENTS)
     node = build_node(settings, BIG, tmp_path / "node")
     message = asked(settings, tmp_path)
@@ -85,7 +84,6 @@ def test_with_a_limit_nothing_is_done_that_the_account_cannot_count(tmp_path: Pa
 
 
 def test_another_partition_does_not_open_another_account(tmp_path: Path) -> None:
-    """The server's partition decides what a client is called."""
     nodes = [
         build_node(settings_for(AT_CLIENTS, partition=partition), {**BIG, "max-total-epsilon": 5.0}, tmp_path)
         for partition in ("domain", "domain_parts(parts=1, out_of=2)")
@@ -118,7 +116,6 @@ def test_with_a_limit_no_scores_of_layers_that_trained_without_noise_are_told(tm
 
 @pytest.mark.parametrize("method", [AT_CLIENTS, 'fedwon + dp_sgd(epsilon=4.0, noise="system")'])
 def test_training_that_diverges_is_answered_like_any_other(tmp_path: Path, method: str) -> None:
-    """Whether a loss is finite depends on the data, and a refusal has no noise."""
     settings = settings_for(method, lr=1e30)
     node = build_node(settings, BIG, tmp_path / "node")
     message = with_entry(asked(settings, tmp_path), "head.weight", 1e15)

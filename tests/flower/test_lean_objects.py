@@ -96,7 +96,6 @@ def test_an_array_is_joined_only_where_somebody_asks_for_its_bytes() -> None:
 
 
 def test_a_message_that_is_passed_on_is_not_copied() -> None:
-    """What the short-lived process got from the resident one goes into an array as it lies in memory; what arrived goes on in its pieces."""
     sent = Encoder().encode(Payload({"w": torch.arange(9.0), "none": torch.empty(0), "n": torch.tensor([True])}), {})
     ends = socket.socketpair()
     with ends[0], ends[1]:

@@ -30,7 +30,6 @@ LIMITED, FREE = 1, 2
 
 
 def test_what_an_account_cannot_count_is_declined_by_the_node_that_limits_it(tmp_path: Path) -> None:
-    """Two nodes with the same data; the one without a limit answers all of it, the other what its account counts."""
     configs = [f'data="{DATA}" domain="{DOMAINS[0]}" state="{tmp_path / name}"' for name in ("limited", "free")]
     configs[0] += " max-total-epsilon=20.0"
     with listening() as (listener, variables), Trial(tmp_path, configs, variables, EXECUTOR, SUPERNODE) as trial:

@@ -110,7 +110,6 @@ def test_counts_of_1e12_and_2e7_samples_are_left_out_by_name(site: Site) -> None
 
 
 def test_who_had_a_name_keeps_it_when_the_run_goes_on_and_a_node_that_names_code_is_left_out(site: Site) -> None:
-    """``os:getcwd`` was imported and called; its name sorts first, and the first node's word counted for the model."""
     out = site.folder / "goes-on"
     first = run(
         site, settings_for("fedbn"), out, post=describing(samples=0), print=describing(client="a", default_model="os:getcwd")
@@ -145,10 +144,6 @@ def test_not_finite_replies_are_dropped_and_names_lose_their_control_characters(
 
 
 def test_bounds_hold_against_a_node_that_claims_many_samples_and_sends_a_large_update(site: Site, tmp_path: Path) -> None:
-    """A million claimed samples bring half of the weights, and an update of any size its largest norm: as over fakes, to the bit.
-
-    The other liar has another version of polyfed, and is left out.
-    """
     settings = settings_for('fedavg + faulty(client="post", round=1, what="large")', dataclasses.replace(ALL, rounds=1))
     bounded = dataclasses.replace(settings, max_weight_share=0.5, max_update_norm=0.5)
     lies = {"post": counts(10**6), "print": describing(versions={**own_versions(), "polyfed": "9.9"})}
@@ -171,7 +166,6 @@ def test_bounds_hold_against_a_node_that_claims_many_samples_and_sends_a_large_u
 
 
 def test_every_odd_description_is_left_out_by_name(site: LyingSite) -> None:
-    """Two at a time, all in one run, whose ServerApp asks who may take part, as polyfed's own does; without lies all five may."""
     app = site.folder / "app-odd"
     write_app(app, dataclasses.replace(settings_for("fedavg"), unseen=()), "odd", SERVER_APP)
     names = list(ODD_NODES)
@@ -214,7 +208,6 @@ def unlisted() -> polyfed.Method:
 
 
 def test_code_that_nodes_do_not_list_is_not_run(site: Site, tmp_path: Path) -> None:
-    """The methods of all other tests of this file are code that they list."""
     tell(site)
     file, mark = tmp_path / "unlisted.py", tmp_path / "ran"
     text = UNLISTED.replace("MARK", str(mark))

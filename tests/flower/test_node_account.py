@@ -69,7 +69,6 @@ def told(result: Result) -> Mapping[str, Any]:
     return found["clients"]  # type: ignore[no-any-return]
 
 
-# ------------------------------------------------------------------------------------------------------------ the file
 def test_charges_add_up_as_opacus_adds_them(tmp_path: Path) -> None:
     account = NodeAccount(tmp_path / "privacy.jsonl")
     wanted = RDPAccountant()
@@ -153,7 +152,6 @@ def test_only_noise_that_the_server_cannot_take_off_is_counted() -> None:
         assert counts(as_method(method).facts) is counted
 
 
-# ------------------------------------------------------------------------------------------------------- over the Grid
 def test_runs_add_up_and_beyond_its_limit_a_node_refuses_by_name_at_both_ends(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -177,7 +175,6 @@ def test_runs_add_up_and_beyond_its_limit_a_node_refuses_by_name_at_both_ends(
 
 
 def test_a_server_that_repeats_a_round_from_an_empty_state_is_counted_each_time(tmp_path: Path) -> None:
-    """Every answer has new noise: the server's own account says one round, the node's counts them all."""
     settings = private()
     grid = grid_at(tmp_path, settings)
     message = training_ask(over(grid, settings), "big")

@@ -100,7 +100,6 @@ def test_a_server_stopped_in_mid_round_and_started_again_ends_with_the_same_dige
 
 @with_both
 def test_a_node_killed_in_mid_round_and_started_again_ends_with_the_same_digest(site: Site) -> None:
-    """The round needs everybody: it is repeated when the node is back, which goes on with what it kept on its disk."""
     busy = site.folder / "kill-now"
     method = f'fedbn + napping(client="{NODES[1]}", file="{busy}")'
     settings = dataclasses.replace(settings_for(method), min_share=1.0)
@@ -115,7 +114,6 @@ def test_a_node_killed_in_mid_round_and_started_again_ends_with_the_same_digest(
 
 
 def test_flowers_simulation_gives_the_same_weights_and_its_run_can_be_resumed_and_looked_at(tmp_path: Path) -> None:
-    """In a process of its own: Ray leaves processes of its own behind for a while, which pytest takes for a mistake of the test."""
     pytest.importorskip("ray", reason="needs the flower extra: pip install 'polyfed[flower]'")
     command = [sys.executable, "-m", "helpers.flower_simulated", tmp_path]
     done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=LONG, check=False)

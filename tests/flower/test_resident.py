@@ -110,7 +110,6 @@ def test_what_fails_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_process_that_waits_for_its_threads_ends_when_its_parent_was_killed() -> None:
-    """As a ServerApp does in the middle of a push: an interrupt from another thread does not reach it."""
     child = (
         "import os, threading; from polyfed.flower.node.resident import exit_with, process_mark; "
         "exit_with(process_mark(os.getppid()), 'It'); print(os.getpid(), flush=True); threading.Event().wait()"

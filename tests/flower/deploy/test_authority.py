@@ -57,7 +57,6 @@ def test_a_server_certificate_of_another_authority_does_not_verify(made: Path, t
 
 
 def test_a_server_with_these_files_is_trusted_by_python_itself(made: Path) -> None:
-    """A handshake in memory, with the strict checks that Python 3.13 makes by default."""
     client = ssl.create_default_context(cafile=str(made / CA_CERTIFICATE))
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     client.verify_flags |= ssl.VERIFY_X509_STRICT

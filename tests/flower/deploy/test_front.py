@@ -57,7 +57,6 @@ def test_nginx_takes_the_file_and_it_is_written_again_only_when_nodes_change(tmp
 
 
 def test_the_front_passes_what_a_registered_supernode_asks_for_and_no_more() -> None:
-    """Compared with the routes of the installed release: a new one is not passed before somebody looked at it."""
     from flwr.superlink.routers.fleet.router import router
 
     served = {route.path.rsplit("/", 1)[1] for route in router.routes}  # type: ignore[attr-defined]
@@ -182,7 +181,6 @@ def test_units_start_the_same_command_and_overwrite_nothing(tmp_path: Path) -> N
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_systemd_takes_the_units(tmp_path: Path) -> None:
-    """All but the program itself, which systemd looks for in its own place of installation."""
     for file in unit_files(tmp_path, ".service"):
         done = subprocess.run(["systemd-analyze", "verify", str(file)], capture_output=True, text=True, check=False)
         odd = [line for line in done.stderr.splitlines() if file.name in line and "is not executable" not in line]
@@ -209,7 +207,6 @@ def unit_files(folder: Path, ending: str) -> list[Path]:
 
 
 def test_the_wheel_takes_all_files_of_the_package_and_git_ignores_no_template() -> None:
-    """The templates are data. hatchling packs the folders of ``packages`` whole, without what git ignores."""
     root = PACKAGE.parents[1]
     wheel = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert wheel == {"packages": ["src/polyfed"]}, "with include or exclude, look whether templates are still packed"

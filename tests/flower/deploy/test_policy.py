@@ -113,7 +113,6 @@ def test_sentences_without_paths_stay_as_they_are() -> None:
 
 
 def test_code_that_no_listed_bundle_brought_is_refused() -> None:
-    """Also files that lie on this machine anyway, such as those of Python itself."""
     assert "antigravity.py" in unlisted_code(["antigravity.py"])[0]
     assert "/etc/x.py" in unlisted_code(["/etc/x.py"])[0]
     assert unlisted_code([]) == []

@@ -51,7 +51,6 @@ def here(tmp_path: Path) -> Iterator[Deployed]:
 
 
 def test_a_server_killed_in_mid_run_goes_on_when_it_is_started_again(here: Deployed) -> None:
-    """kill -9: SuperLink and front end with it, the nodes wait, and the digest is that of a run that was never stopped."""
     words = ["--set", "rounds=6"]
     server = here.serve("fedbn", 3, *words)
     for node, machine, domain in NODES:
@@ -86,7 +85,6 @@ def test_a_node_refuses_by_name_at_both_ends_and_the_server_exits_with_1(here: D
 
 
 def test_a_node_cannot_take_the_name_that_another_enrolled_with(here: Deployed) -> None:
-    """Neither when it enrols nor later, though it is there first; the run goes on without it, and the honest node is in it."""
     server = here.serve("fedbn", 3, "--run-config", "min-nodes=2")
     honest = here.join("node-1", "one", "pen")
     refused = here.join("node-3", "three", "pen", wait=False)
@@ -108,7 +106,6 @@ def test_a_node_cannot_take_the_name_that_another_enrolled_with(here: Deployed) 
 
 
 def test_a_node_stops_at_the_limit_of_its_own_privacy_account(here: Deployed) -> None:
-    """Round 1 fits and is in its account, round 2 would take it beyond; both ends say so, and the other node goes on."""
     pytest.importorskip("opacus", reason="needs the privacy extra: pip install 'polyfed[privacy]'")
     server = here.serve('fedwon + dp_sgd(epsilon=4.0, noise=\\"system\\")', 2, "--set", "rounds=2")
     here.join("node-1", "one", DOMAINS[0])
@@ -164,7 +161,6 @@ for app in sys.argv[3:]:
 
 
 def test_what_a_hostile_server_asks_is_refused_by_name_at_the_nodes(here: Deployed) -> None:
-    """With the server's own secrets and polyfed's own app, one run after the other; the server itself still waits for a third node."""
     here.serve("fedbn", 3)
     for node, machine, domain in NODES[:2]:
         here.join(node, machine, domain)
@@ -185,7 +181,6 @@ def test_what_a_hostile_server_asks_is_refused_by_name_at_the_nodes(here: Deploy
 
 
 def test_a_node_that_is_killed_comes_back_by_itself_when_it_is_started_again(here: Deployed) -> None:
-    """With the start, what an old run has left and nobody asked for in keep_days is removed."""
     server = here.serve("fedbn", 2)
     first = here.join("node-1", "one", DOMAINS[0])
     end(first)
@@ -255,7 +250,6 @@ def test_a_server_that_runs_renews_its_certificate_and_nodes_get_in(here: Deploy
 
 
 def test_certificates_that_processes_read_once_outlast_them(here: Deployed) -> None:
-    """Those of the SuperLink and of a node's forwarder, on loopback; the others are renewed while their processes run."""
     here.serve("fedbn", 2)
     here.join("node-1", "one", DOMAINS[0])
     in_five_years = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=5 * 365)

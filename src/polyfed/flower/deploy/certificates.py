@@ -56,17 +56,9 @@ def _builder(name: str, issuer: Signed | None, key: ec.EllipticCurvePublicKey, d
     builder = builder.issuer_name(issuer.certificate.subject if issuer else subject)
     # Valid since an hour ago, because clocks differ between machines.
     builder = builder.not_valid_before(now - datetime.timedelta(hours=1)).not_valid_after(now + datetime.timedelta(days=days))
-    usage = x509.KeyUsage(
-        digital_signature=True,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=issuer is None,
-        crl_sign=issuer is None,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    unused = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only")
+    signs = issuer is None
+    usage = x509.KeyUsage(digital_signature=True, key_cert_sign=signs, crl_sign=signs, **dict.fromkeys(unused, False))
     builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     builder = builder.add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None if issuer else 0), critical=True)
     builder = builder.add_extension(usage, critical=True)
