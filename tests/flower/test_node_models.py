@@ -58,14 +58,14 @@ def test_the_variant_that_suits_the_method(folder: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(data_sets, "build", with_another_model)
     place = same_as_server(Settings(data=f'image_folder(root="{folder}", size=8)', method="fedbn", batch_size=4))
-    assert place.made is not None and place.made.batch_norms
+    assert place.built is not None and place.built.batch_norms
 
 
 def test_images_as_the_weights_want_them(folder: Path) -> None:
     pytest.importorskip("timm", reason="needs the extra polyfed[models]")
     model = "efficientnet_lite0"
     place = same_as_server(Settings(data=f'image_folder(root="{folder}", size=32)', model=model, batch_size=4))
-    assert place.made is not None and place.made.preparation.mean == (127 / 255,) * 3
+    assert place.built is not None and place.built.preparation.mean == (127 / 255,) * 3
 
 
 def small_set() -> DataSet:

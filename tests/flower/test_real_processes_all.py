@@ -78,7 +78,7 @@ def test_a_node_that_never_answers_is_left_out_by_name(site: Site) -> None:
     settings = settings_for(f'fedbn + napping(client="{NODES[0]}", file="{busy}", seconds=70.0)')
     ended = site.run(settings, "timeout=60.0")
     assert ended.status == "finished:completed", ended.log
-    assert f"Round 2: client {NODES[0]} is dropped: it gave no answer within 60 seconds" in ended.log
+    assert f"Round 2: client {NODES[0]} is dropped: it did not reply within 60 seconds" in ended.log
     assert digest_in(ended.log) == in_process(settings_for("fedbn"), lost={(2, NODES[0])}).digest
 
 

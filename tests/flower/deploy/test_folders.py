@@ -137,9 +137,9 @@ def test_a_renewal_that_a_busy_server_does_not_answer_does_not_end_the_node(
         raise Unreachable("The server cannot be reached (timed out).")
 
     joined = join.JoinedNode(node, Membership("node-1", "localhost", 8443, ""), shown.append)
-    monkeypatch.setattr(join, "renewed", busy)
+    monkeypatch.setattr(join, "renew_certificate", busy)
     joined.renew()
-    monkeypatch.setattr(join, "renewed", lambda *_: True)
+    monkeypatch.setattr(join, "renew_certificate", lambda *_: True)
     joined.renew()
     assert shown == [
         "The server cannot be reached (timed out). The certificate will be renewed later.",
