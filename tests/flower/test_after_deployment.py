@@ -114,4 +114,4 @@ def test_nodes_have_as_long_to_describe_themselves_as_the_run_says(site: Site) -
         os.killpg(site.trial.processes[executor_name(node_name(number))].handle.pid, signal.SIGSTOP)
     ended = site.run(SHORT, "describe-timeout=2.0")
     assert ended.status == "finished:failed"
-    assert ended.log.count("it gave no answer within 2 seconds") >= len(NODES), ended.log
+    assert ended.log.count("it did not reply within 2 seconds") >= len(NODES), ended.log
