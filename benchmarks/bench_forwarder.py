@@ -15,7 +15,14 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from polyfed.flower.deploy.certificates import certificate_request, kept_authority, kept_server, pem, pem_key, sign_request
+from polyfed.flower.deploy.certificates import (
+    certificate_request,
+    load_authority,
+    pem,
+    pem_key,
+    renew_server_certificate,
+    sign_request,
+)
 from polyfed.flower.join.forwarder import Forwarder, client_context, server_context
 
 SMALL, SMALL_REQUESTS = 1_000, 300
@@ -55,8 +62,8 @@ def seconds(port: int, folder: Path, size: int, count: int) -> float:
 def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        authority = kept_authority(folder, "bench")
-        kept_server(folder, authority, [])
+        authority = load_authority(folder, "bench")
+        renew_server_certificate(folder, authority, [])
         key = ec.generate_private_key(ec.SECP384R1())
         (folder / "node.key").write_bytes(pem_key(key))
         (folder / "node.crt").write_bytes(pem(sign_request(authority, certificate_request(key, "x"), "node")))

@@ -56,7 +56,6 @@ def both(site: Site, settings: Settings, config: str, name: str) -> tuple[str, P
 
 @pytest.mark.parametrize("method", ["local", "copa", "hfedf", "pfedhn"])
 def test_every_method_can_be_used_after_deployment(site: Site, tmp_path: Path, method: str) -> None:
-    """The newcomer's model is in a file of the run folder, and predicts what that of the run in process does."""
     _, out, alike = both(site, dataclasses.replace(SHORT, method=method), "newcomer-model=true", method)
     assert (out / NEWCOMER_FILE).exists()
     Image.effect_noise((16, 16), 60).convert("RGB").save(tmp_path / "image.png")
@@ -69,7 +68,6 @@ def test_every_method_can_be_used_after_deployment(site: Site, tmp_path: Path, m
 
 
 def test_unseen_domains_are_tested_and_evaluate_says_what_it_needs(site: Site) -> None:
-    """With images at the server and the nodes' leave; else the run says what is missing."""
     settings, data = dataclasses.replace(SHORT, method="fedbn"), f'unseen-data="{DATA}"'
     _, out, alike = both(site, settings, f"{data} newcomer-model=true", "unseen")
     found, expected = open_run(out), open_run(alike)
@@ -77,7 +75,7 @@ def test_unseen_domains_are_tested_and_evaluate_says_what_it_needs(site: Site) -
     assert {row.domain for row in found.rows if row.view == "unseen"} == {"post", "print"}
     refused = site.run(settings, data)
     assert refused.status == "finished:failed"
-    assert "the layers that fedbn keeps at the nodes. Let it ask for them (--run-config 'newcomer-model=true')" in refused.log
+    assert "the layers that fedbn keeps at the nodes. Request them (--run-config 'newcomer-model=true')" in refused.log
     log, _, _ = both(site, dataclasses.replace(settings, seed=1), "", "untested")
     assert "Unseen domains (post, print) are not tested" in log
     without_data = as_process(site.folder, "evaluate", out, "-q")
@@ -96,7 +94,6 @@ def test_the_run_folder_is_named_after_the_nodes_data(site: Site) -> None:
 
 
 def test_telling_flwr_twice_where_the_server_is_lets_it_reach_the_server(site: Site, tmp_path: Path) -> None:
-    """By the words of the page, which wrote the same table twice; that is no TOML."""
     (tmp_path / "certificates").symlink_to(site.trial.certificates)
     text = (DOCS / "own-superlink.md").read_text()
     begin = text.index("mkdir -p ~/.flwr")
@@ -113,9 +110,8 @@ def test_telling_flwr_twice_where_the_server_is_lets_it_reach_the_server(site: S
 
 
 def test_nodes_have_as_long_to_describe_themselves_as_the_run_says(site: Site) -> None:
-    """The last of this file: what answers for the nodes is held."""
     for number in range(1, len(NODES) + 1):
         os.killpg(site.trial.processes[executor_name(node_name(number))].handle.pid, signal.SIGSTOP)
     ended = site.run(SHORT, "describe-timeout=2.0")
     assert ended.status == "finished:failed"
-    assert ended.log.count("it gave no answer within 2 seconds") >= len(NODES), ended.log
+    assert ended.log.count("it did not reply within 2 seconds") >= len(NODES), ended.log

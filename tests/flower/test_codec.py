@@ -123,7 +123,6 @@ def test_tensors_in_another_order_or_under_other_names_are_not_taken_for_the_sam
 
 
 def test_many_tensors_travel_in_one_array() -> None:
-    """Flower fetches an array by requests of its own: 116 of them cost 26 s a round."""
     entries = {f"layer{number}": torch.full((number,), float(number)) for number in range(116)}
     (content,) = records_of([Encoder().encode(Payload(entries, {"round": 3}), {})])
     assert [len(record) for record in content.array_records.values()] == [1]
@@ -201,15 +200,15 @@ def named(**references: str) -> dict[str, object]:
 
 def test_entries_that_do_not_fit_their_file_are_refused() -> None:
     for tree, why in (
-        (None, "entries cannot be put together"),
-        ({"map": []}, "1 tensors that its entries do not name"),
-        (named(w="/1"), "entries cannot be put together"),
-        (named(w="/0", v="/0"), "entries cannot be put together"),
-        (named(w="complex/0"), "entries cannot be put together"),
-        ({"list": [{"tensor": "/0"}]}, "entries are no table"),
-        ({"map": [[{"value": "w"}, {"list": [{"tensor": "/0"}]}]]}, "no tensors with names"),
-        ({"map": [[{"value": 3}, {"tensor": "/0"}]]}, "no tensors with names"),
-        ({"map": [[{"value": "w"}, {"tensor": "/0"}], [{"value": "v"}, {"value": 1.0}]]}, "no tensors with names"),
+        (None, "entries cannot be decoded"),
+        ({"map": []}, "its entries do not use 1 of its tensors"),
+        (named(w="/1"), "entries cannot be decoded"),
+        (named(w="/0", v="/0"), "entries cannot be decoded"),
+        (named(w="complex/0"), "entries cannot be decoded"),
+        ({"list": [{"tensor": "/0"}]}, "entries are not a table"),
+        ({"map": [[{"value": "w"}, {"list": [{"tensor": "/0"}]}]]}, "not named tensors"),
+        ({"map": [[{"value": 3}, {"tensor": "/0"}]]}, "not named tensors"),
+        ({"map": [[{"value": "w"}, {"tensor": "/0"}], [{"value": "v"}, {"value": 1.0}]]}, "not named tensors"),
     ):
         assert list(payload_of(entries_message(named(w="/0"), at0=torch.zeros(3))).entries) == ["w"]
         with pytest.raises(BadMessage, match=why):

@@ -47,7 +47,6 @@ def config_of(folder: Path) -> dict[str, object]:
     return config
 
 
-# ------------------------------------------------------------------------------------------------------ the app folder
 def test_the_settings_come_back_as_they_were(tmp_path: Path) -> None:
     settings = with_changes(
         Settings(), {"method": "fedbn + agc(clip=1.28)", "unseen": ("street", "a \"b\" 'c'"), "lr": 0.1, "clients_per_round": 2}
@@ -131,7 +130,6 @@ def test_a_run_without_settings_says_how_to_make_the_folder() -> None:
         settings_from({SETTINGS_KEY: settings_text(Settings()).replace('"seed"', '"colour"')})
 
 
-# ------------------------------------------------------------------------------------------------------- without Flower
 def test_without_flower_one_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polyfed.cli.commands.find_spec", lambda name: None)
     code, said = run("deploy", "init", str(tmp_path / "new"), "--recipe", "demo")
@@ -163,7 +161,6 @@ def test_a_model_of_ones_own_travels_by_its_hash(tmp_path: Path, monkeypatch: py
 
 
 def test_telling_flwr_where_the_server_is_may_be_repeated(tmp_path: Path) -> None:
-    """It wrote the same table twice, which is no TOML."""
     text = (DOCS / "own-superlink.md").read_text()
     begin = text.index("mkdir -p ~/.flwr")
     block = text[begin : text.index("\nEND\n", begin) + len("\nEND\n")]

@@ -110,7 +110,6 @@ def test_a_run_over_tls_and_nobody_without_the_right_key_and_certificate_gets_in
 
 
 def test_no_process_outlives_a_trial_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The SuperLink stands in as a plain sleeper whose child has left the process group, as Flower's SuperExec does."""
     programs = tmp_path / "programs"
     programs.mkdir()
     sleeper = programs / "flower-superlink"

@@ -54,13 +54,12 @@ def with_entry(message: WireMessage, ending: str, value: float) -> WireMessage:
 
 
 def test_entries_that_are_not_finite_are_refused_before_training(tmp_path: Path) -> None:
-    """Training does not use running statistics, so the loss stays finite; the length of the update would be NaN."""
     settings = settings_for(AT_CLIENTS)
     node = build_node(settings, BIG, tmp_path / "node")
     message = asked(settings, tmp_path)
     for value in (float("nan"), float("inf"), 1e20):
         found = node.answer(with_entry(message, "running_mean", value)).control
-        assert not found["ok"] and "cannot read what it was asked: entry stem.1.running_mean has values" in found["problem"]
+        assert not found["ok"] and "cannot read the request: entry stem.1.running_mean has values" in found["problem"]
         assert not list((tmp_path / "node").glob("privacy*")), "nothing was trained, so nothing is charged"
     assert node.answer(message).control["ok"]
 
@@ -68,9 +67,9 @@ def test_entries_that_are_not_finite_are_refused_before_training(tmp_path: Path)
 @pytest.mark.parametrize(
     ("method", "why"),
     [
-        ("fedavg", "no noise that the server cannot take off"),
-        ("fedwon + dp_sgd", "no noise that the server cannot take off"),
-        ('dp_fedavg(noise="system")', "no noise that the server cannot take off"),
+        ("fedavg", "no noise that is secret from the server"),
+        ("fedwon + dp_sgd", "no noise that is secret from the server"),
+        ('dp_fedavg(noise="system")', "no noise that is secret from the server"),
         ('scaffold + dp_fedavg(noise="system", noise_at="client")', "which no noise covers"),
     ],
 )
@@ -80,12 +79,11 @@ def test_with_a_limit_nothing_is_done_that_the_account_cannot_count(tmp_path: Pa
     message = asked(settings, tmp_path, what)
     limited = build_node(settings, {**BIG, "max-total-epsilon": 5.0}, tmp_path / "limited").answer(message).control
     assert (limited["ok"], limited["kind"]) == (False, "declined")
-    assert "its own account limits epsilon over all runs (max-total-epsilon)" in limited["problem"] and why in limited["problem"]
+    assert "its privacy ledger limits epsilon over all runs (max-total-epsilon)" in limited["problem"] and why in limited["problem"]
     assert build_node(settings, BIG, tmp_path / "free").answer(message).control["ok"]
 
 
 def test_another_partition_does_not_open_another_account(tmp_path: Path) -> None:
-    """The server's partition decides what a client is called."""
     nodes = [
         build_node(settings_for(AT_CLIENTS, partition=partition), {**BIG, "max-total-epsilon": 5.0}, tmp_path)
         for partition in ("domain", "domain_parts(parts=1, out_of=2)")
@@ -101,10 +99,10 @@ def test_a_partition_that_leaves_a_node_few_examples_is_declined(tmp_path: Path,
     assert len(node.data.train) == 4
     found = node.answer(WireMessage({"what": what, "versions": own_versions()})).control
     assert (found["ok"], found["kind"]) == (False, "declined")
-    assert "it trains on 4 examples, min_samples is 8" in found["problem"]
+    assert "leaves it 4 training examples, but min_samples is 8" in found["problem"]
     whole = build_node(settings_for("fedavg"), {**BIG, "min-samples": 8}, tmp_path)
     assert whole.answer(WireMessage({"what": DESCRIBE, "versions": own_versions()})).control["ok"]
-    with pytest.raises(SettingError, match="min-samples takes a whole number from 1"):
+    with pytest.raises(SettingError, match="min-samples must be an integer of at least 1"):
         build_node(settings, {**BIG, "min-samples": 0}, tmp_path)
 
 
@@ -118,7 +116,6 @@ def test_with_a_limit_no_scores_of_layers_that_trained_without_noise_are_told(tm
 
 @pytest.mark.parametrize("method", [AT_CLIENTS, 'fedwon + dp_sgd(epsilon=4.0, noise="system")'])
 def test_training_that_diverges_is_answered_like_any_other(tmp_path: Path, method: str) -> None:
-    """Whether a loss is finite depends on the data, and a refusal has no noise."""
     settings = settings_for(method, lr=1e30)
     node = build_node(settings, BIG, tmp_path / "node")
     message = with_entry(asked(settings, tmp_path), "head.weight", 1e15)

@@ -96,7 +96,6 @@ def test_an_array_is_joined_only_where_somebody_asks_for_its_bytes() -> None:
 
 
 def test_a_message_that_is_passed_on_is_not_copied() -> None:
-    """What the short-lived process got from the resident one goes into an array as it lies in memory; what arrived goes on in its pieces."""
     sent = Encoder().encode(Payload({"w": torch.arange(9.0), "none": torch.empty(0), "n": torch.tensor([True])}), {})
     ends = socket.socketpair()
     with ends[0], ends[1]:
@@ -125,14 +124,14 @@ def test_ids_of_chunks_are_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_is_no_chunk_or_lacks_chunks_is_refused() -> None:
     lean_arrays()
     content = ArrayChunk(memoryview(DATA)).deflate()
-    with pytest.raises(ValueError, match="ArrayChunk was expected"):
+    with pytest.raises(ValueError, match="is not an ArrayChunk"):
         ArrayChunk.inflate(content.replace(b"ArrayChunk", b"Array", 1))
-    with pytest.raises(ValueError, match="ArrayChunk was expected"):
+    with pytest.raises(ValueError, match="is not an ArrayChunk"):
         ArrayChunk.inflate(b"ArrayChunk  12")
     name, parts = contents(DATA)
-    with pytest.raises(ValueError, match="does not have the chunks"):
+    with pytest.raises(ValueError, match="chunks of an array do not match"):
         Array.inflate(parts[name], {})
     record = ArrayRecord({"0": Array(dtype="uint8", shape=(2048,), stype="raw", data=DATA)})
     for children in ({}, {record["0"].object_id: ArrayChunk(memoryview(DATA))}):
-        with pytest.raises(ValueError, match="does not have the arrays"):
+        with pytest.raises(ValueError, match="arrays of a record do not match"):
             ArrayRecord.inflate(record.deflate(), children)

@@ -22,15 +22,14 @@ pytestmark = [pytest.mark.flower, pytest.mark.slow]
 
 AT_CLIENTS = 'dp_fedavg(noise="system", noise_at="client", adaptive=False, clip=0.001)'
 UNCOUNTED = {
-    "fedavg": "no noise that the server cannot take off",
-    'dp_fedavg(noise="system")': "no noise that the server cannot take off",
+    "fedavg": "no noise that is secret from the server",
+    'dp_fedavg(noise="system")': "no noise that is secret from the server",
     'scaffold + dp_fedavg(noise="system", noise_at="client")': "which no noise covers",
 }
 LIMITED, FREE = 1, 2
 
 
 def test_what_an_account_cannot_count_is_declined_by_the_node_that_limits_it(tmp_path: Path) -> None:
-    """Two nodes with the same data; the one without a limit answers all of it, the other what its account counts."""
     configs = [f'data="{DATA}" domain="{DOMAINS[0]}" state="{tmp_path / name}"' for name in ("limited", "free")]
     configs[0] += " max-total-epsilon=20.0"
     with listening() as (listener, variables), Trial(tmp_path, configs, variables, EXECUTOR, SUPERNODE) as trial:
@@ -47,6 +46,6 @@ def test_what_an_account_cannot_count_is_declined_by_the_node_that_limits_it(tmp
                     assert found["ok"] == (not why), found
                     if why:
                         assert found["kind"] == "declined" and why in found["problem"]
-                        assert "its own account limits epsilon over all runs (max-total-epsilon)" in found["problem"]
+                        assert "its privacy ledger limits epsilon over all runs (max-total-epsilon)" in found["problem"]
                     assert run.ask(str(FREE), asked).control["ok"]
             assert trial.ended(submitted).status == "finished:completed"

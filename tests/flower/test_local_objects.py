@@ -70,7 +70,7 @@ def test_an_object_that_is_pushed_is_pulled_as_it_was(state: NodeState, place: P
 
 
 def test_errors_are_those_of_flower(state: NodeState, place: Path) -> None:
-    with pytest.raises(ObjectPullError, match="could not be found"):
+    with pytest.raises(ObjectPullError, match="was not found"):
         pull_from(place, RUN)(NAME)
     expected = session(state)
     with pytest.raises(ObjectPushError):
@@ -116,7 +116,6 @@ def test_who_waits_long_looks_in_any_case(state: NodeState, monkeypatch: pytest.
 
 
 def test_a_side_that_has_answered_and_gone_is_no_error() -> None:
-    """It came out only now and then: who asks sent the empty rest of its question when the answer was there already."""
 
     class Gone:
         sent = b""
@@ -148,7 +147,6 @@ def test_only_this_account_may_enter_its_folder(place: Path) -> None:
 
 
 def test_where_no_supernode_listens_clientapps_use_http(place: Path) -> None:
-    """A SuperNode of Flower's own has no socket; one that was killed leaves its socket behind."""
     assert waiting_for_work(ADDRESS) is None
     code = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen()"
     for prepare in (lambda: None, lambda: subprocess.run([sys.executable, "-c", code, str(place)], check=True)):

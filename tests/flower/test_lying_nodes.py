@@ -105,29 +105,26 @@ def test_another_class_list_and_zero_samples_are_left_out_by_name(site: Site) ->
 def test_counts_of_1e12_and_2e7_samples_are_left_out_by_name(site: Site) -> None:
     ended = run(site, settings_for("fedbn"), post=counts(10**12), print=counts(2 * 10**7))
     said = left_out(ended.log)
-    assert ["found 1000000000000" in text or "found 20000000" in text for text in said] == [True, True], said
+    assert ["got 1000000000000" in text or "got 20000000" in text for text in said] == [True, True], said
     assert digest_in(ended.log) == in_process(settings_for("fedbn")).digest
 
 
 def test_who_had_a_name_keeps_it_when_the_run_goes_on_and_a_node_that_names_code_is_left_out(site: Site) -> None:
-    """``os:getcwd`` was imported and called; its name sorts first, and the first node's word counted for the model."""
     out = site.folder / "goes-on"
     first = run(
         site, settings_for("fedbn"), out, post=describing(samples=0), print=describing(client="a", default_model="os:getcwd")
     )
-    assert any(
-        "those of a a model by the name of code, which nodes may not name to the server" in text for text in left_out(first.log)
-    )
+    assert any("that of a is custom code, which nodes may not choose for the server" in text for text in left_out(first.log))
     again = run(site, settings_for("fedbn"), out, post=describing(client="pen"), print=describing(client="pen"))
     said = left_out(again.log)
-    assert len(said) == 2 and all(text.startswith("It calls itself pen, which is the name of node ") for text in said), said
+    assert len(said) == 2 and all(text.startswith("It reports the client name pen, which belongs to node ") for text in said), said
     assert digest_in(again.log) == digest_in(first.log) == in_process(settings_for("fedbn")).digest
 
 
 def test_of_two_nodes_that_say_the_same_name_at_the_start_none_is_believed(site: Site) -> None:
     ended = run(site, settings_for("fedbn"), post=describing(client="pen"))
     said = left_out(ended.log)
-    assert len(said) == 2 and all("call themselves pen. Nobody can say whose name it is" in text for text in said), said
+    assert len(said) == 2 and all("all report the client name pen, so none of them takes part" in text for text in said), said
     others = dataclasses.replace(SMALL, unseen=("pen", "post"))
     assert digest_in(ended.log) == in_process(settings_for("fedbn", others)).digest
 
@@ -139,23 +136,20 @@ def test_not_finite_replies_are_dropped_and_names_lose_their_control_characters(
     for number in (1, 2):
         assert f"Round {number}: client post is dropped: the loss became [31mnan" in ended.log
         assert (
-            f"Round {number}: client pr[2Jint is dropped: This node is client print, but was asked as client pr[2Jint" in ended.log
+            f"Round {number}: client pr[2Jint is dropped: This node is client print, but the request is for client pr[2Jint"
+            in ended.log
         )
     assert "\x1b[2J" not in ended.log and "\x07" not in ended.log
     assert digest_in(ended.log) == in_process(settings_for("fedavg")).digest
 
 
 def test_bounds_hold_against_a_node_that_claims_many_samples_and_sends_a_large_update(site: Site, tmp_path: Path) -> None:
-    """A million claimed samples bring half of the weights, and an update of any size its largest norm: as over fakes, to the bit.
-
-    The other liar has another version of polyfed, and is left out.
-    """
     settings = settings_for('fedavg + faulty(client="post", round=1, what="large")', dataclasses.replace(ALL, rounds=1))
     bounded = dataclasses.replace(settings, max_weight_share=0.5, max_update_norm=0.5)
     lies = {"post": counts(10**6), "print": describing(versions={**own_versions(), "polyfed": "9.9"})}
     ended = run(site, bounded, **lies)
     (said,) = left_out(ended.log)
-    assert "it has another version of polyfed 9.9" in said
+    assert "its versions differ: polyfed 9.9" in said
     expected = over_fakes(bounded, lies["post"], tmp_path)
     assert digest_in(ended.log) == expected.digest
     assert re.search(r"scaled the update of client post from norm \S+ to 0.5", ended.log)
@@ -172,7 +166,6 @@ def test_bounds_hold_against_a_node_that_claims_many_samples_and_sends_a_large_u
 
 
 def test_every_odd_description_is_left_out_by_name(site: LyingSite) -> None:
-    """Two at a time, all in one run, whose ServerApp asks who may take part, as polyfed's own does; without lies all five may."""
     app = site.folder / "app-odd"
     write_app(app, dataclasses.replace(settings_for("fedavg"), unseen=()), "odd", SERVER_APP)
     names = list(ODD_NODES)
@@ -194,7 +187,7 @@ def test_every_odd_description_is_left_out_by_name(site: LyingSite) -> None:
 def test_an_answer_whose_parts_do_not_fit_together_leaves_only_its_node_out(site: Site) -> None:
     ended = run(site, settings_for("fedavg"), post={PARTS: True}, print=describing(samples=0))
     for number in (1, 2):
-        assert f"Round {number}: client post is dropped: its answer cannot be put together (" in ended.log
+        assert f"Round {number}: client post is dropped: its reply is malformed (" in ended.log
     assert digest_in(ended.log) == in_process(settings_for("fedavg")).digest
 
 
@@ -215,7 +208,6 @@ def unlisted() -> polyfed.Method:
 
 
 def test_code_that_nodes_do_not_list_is_not_run(site: Site, tmp_path: Path) -> None:
-    """The methods of all other tests of this file are code that they list."""
     tell(site)
     file, mark = tmp_path / "unlisted.py", tmp_path / "ran"
     text = UNLISTED.replace("MARK", str(mark))

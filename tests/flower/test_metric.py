@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs the flower extra: pip install 'polyfed[flower]'")
 
 from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, described, over, tiny_data, virtual_nodes
-from polyfed.flower.join.guarded_executor import evenly
+from polyfed.flower.join.guarded_executor import uniform_counts
 from polyfed.flower.node.node import measure_in
 from polyfed.flower.server.federation import federation_of
 from polyfed.flower.server_app import as_reported
@@ -50,12 +50,12 @@ def test_the_server_chooses_from_reported_counts_and_says_so() -> None:
 
     measure, reason = chosen((40, 4))
     assert measure == "balanced_accuracy" and "10.0 times" in reason and "The nodes report these class counts" in reason
-    measure, reason = chosen(tuple(evenly([40, 4])))
-    assert measure == "accuracy" and "a node whose policy withholds them reports even ones" in reason
+    measure, reason = chosen(tuple(uniform_counts([40, 4])))
+    assert measure == "accuracy" and "a node whose policy withholds them reports a uniform distribution" in reason
     assert chosen((40, 4), "accuracy") == ("accuracy", "--metric accuracy was specified.")
 
 
 def test_a_metric_that_the_task_lacks_is_refused_by_the_node() -> None:
     assert measure_in({}, CLASSIFICATION) == "accuracy" and measure_in({"measure": "macro_f1"}, CLASSIFICATION) == "macro_f1"
-    with pytest.raises(BadMessage, match="the server chooses rounds by r2, which is no metric of classification"):
+    with pytest.raises(BadMessage, match="the server selects rounds by r2, which is not a metric of classification"):
         measure_in({"measure": "r2"}, CLASSIFICATION)

@@ -69,7 +69,6 @@ def told(result: Result) -> Mapping[str, Any]:
     return found["clients"]  # type: ignore[no-any-return]
 
 
-# ------------------------------------------------------------------------------------------------------------ the file
 def test_charges_add_up_as_opacus_adds_them(tmp_path: Path) -> None:
     account = NodeAccount(tmp_path / "privacy.jsonl")
     wanted = RDPAccountant()
@@ -129,16 +128,16 @@ def test_a_changed_account_and_one_that_cannot_be_written_spend_nothing(tmp_path
     for number in (1, 2):
         account.spend(STEP, "pen", "run", number)
     account.path.write_text(account.path.read_text().replace('"steps": 10', '"steps": 1', 1))
-    with pytest.raises(ClientFailure, match=r"its privacy account was changed or damaged.*line 1 was changed"):
+    with pytest.raises(ClientFailure, match=r"its privacy ledger was changed or damaged.*line 1 was changed"):
         account.spend(STEP, "pen", "run", 3)
     (tmp_path / "folder").mkdir()
-    with pytest.raises(ClientFailure, match="its privacy account cannot be written"):
+    with pytest.raises(ClientFailure, match="cannot write its privacy ledger"):
         NodeAccount(tmp_path / "folder").spend(STEP, "pen", "run", 1)
 
 
 def test_a_limit_that_is_no_limit_is_refused(tmp_path: Path) -> None:
     for value in (-1.0, float("nan"), True, "8"):
-        with pytest.raises(SettingError, match="max-total-epsilon takes a positive number"):
+        with pytest.raises(SettingError, match="max-total-epsilon must be a positive number"):
             account_of({"max-total-epsilon": value}, tmp_path)
 
 
@@ -153,7 +152,6 @@ def test_only_noise_that_the_server_cannot_take_off_is_counted() -> None:
         assert counts(as_method(method).facts) is counted
 
 
-# ------------------------------------------------------------------------------------------------------- over the Grid
 def test_runs_add_up_and_beyond_its_limit_a_node_refuses_by_name_at_both_ends(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -177,7 +175,6 @@ def test_runs_add_up_and_beyond_its_limit_a_node_refuses_by_name_at_both_ends(
 
 
 def test_a_server_that_repeats_a_round_from_an_empty_state_is_counted_each_time(tmp_path: Path) -> None:
-    """Every answer has new noise: the server's own account says one round, the node's counts them all."""
     settings = private()
     grid = grid_at(tmp_path, settings)
     message = training_ask(over(grid, settings), "big")
@@ -197,7 +194,7 @@ def test_a_method_that_promises_and_does_not_say_what_it_spends_gets_no_answer_o
     settings = private()
     grid = grid_at(tmp_path, settings)
     answer = build_node(settings, grid.configs[10], tmp_path / "10").answer(training_ask(over(grid, settings), "big"))
-    assert "promises privacy, and trained without saying what that spends" in answer.control["problem"]
+    assert "guarantees privacy, but trained without reporting its cost" in answer.control["problem"]
 
 
 def test_virtual_nodes_of_a_simulation_keep_no_account(tmp_path: Path) -> None:
@@ -221,4 +218,4 @@ def test_the_command_shows_an_account_by_run(tmp_path: Path, polyfed: Command) -
     assert "in all" in polyfed("audit", "spent", path).out
     assert polyfed("audit", "spent", path, "--delta", "2").code == 2
     missing = polyfed("audit", "spent", tmp_path / "none")
-    assert (missing.code, "There is no privacy account" in missing.err) == (2, True)
+    assert (missing.code, "No privacy ledger at" in missing.err) == (2, True)

@@ -47,7 +47,6 @@ def test_over_real_processes_all_weights_are_those_of_the_run_in_process(site: S
 
 
 def test_a_node_killed_in_mid_round_is_left_out_by_name_and_the_run_goes_on(site: Site) -> None:
-    """The last test of this file: the node does not come back."""
     victim, busy = NODES[1], site.folder / "busy"
     settings = settings_for(f'fedbn + napping(client="{victim}", file="{busy}")')
     run = site.submit(settings, "patience=0.0")

@@ -67,7 +67,6 @@ def taken(folder: Path) -> Path:
 
 @pytest.mark.parametrize("method", ["local", "copa", "hfedf", "pfedhn", "fedbn"])
 def test_after_deployment_every_method_has_the_newcomers_models_of_the_run_in_process(method: str, tmp_path: Path) -> None:
-    """hfedf, pfedhn, copa and local left no file, so that nothing could be done with them any more."""
     settings = dataclasses.replace(SMALL, method=method, rounds=1)
     expected = models_for_newcomers(train_run(Experiment(settings), None))
     over_flower(settings, tmp_path)
@@ -111,7 +110,7 @@ def test_unseen_domains_are_tested_where_the_server_has_their_images(tmp_path: P
     assert found.digest == expected.digest
     assert found.rows == expected.rows
     assert [row.domain for row in found.rows if row.view == "unseen"] == ["small"]
-    with pytest.raises(SettingError, match=r"the layers that fedbn keeps at the nodes. Let it ask for them"):
+    with pytest.raises(SettingError, match=r"the layers that fedbn keeps at the nodes. Request them"):
         over_flower(whole, tmp_path / "refused", grid, unseen_data=TINY, newcomer_model=False)
     with caplog.at_level(logging.WARNING, "polyfed"):
         untested = over_flower(whole, tmp_path / "untested", grid)
@@ -191,7 +190,6 @@ def test_a_run_whose_nodes_have_gone_at_the_end_is_whole_and_says_what_it_lacks(
     assert found.digest == train_run(Experiment(SMALL), None).digest and not (tmp_path / "run" / NEWCOMER_FILE).exists()
 
 
-# --------------------------------------------------------------------------------------------------------- command line
 @pytest.fixture
 def hospitals(images: Path, tmp_path: Path) -> FakeGrid:
     """Two nodes with a folder of images each, and a normalisation that is not the usual one."""

@@ -83,7 +83,7 @@ def test_only_this_user_reaches_it(tmp_path: Path) -> None:
 
 def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 4711)
-    with pytest.raises(ClientFailure, match="belongs to somebody else"):
+    with pytest.raises(ClientFailure, match="belongs to another account"):
         resident.socket_path(SETTINGS, {"state": str(tmp_path)})
 
 
@@ -110,10 +110,9 @@ def test_what_fails_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_process_that_waits_for_its_threads_ends_when_its_parent_was_killed() -> None:
-    """As a ServerApp does in the middle of a push: an interrupt from another thread does not reach it."""
     child = (
-        "import os, threading; from polyfed.flower.node.resident import end_when_gone, process_mark; "
-        "end_when_gone(process_mark(os.getppid()), 'It'); print(os.getpid(), flush=True); threading.Event().wait()"
+        "import os, threading; from polyfed.flower.node.resident import exit_with, process_mark; "
+        "exit_with(process_mark(os.getppid()), 'It'); print(os.getpid(), flush=True); threading.Event().wait()"
     )
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     started = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE)

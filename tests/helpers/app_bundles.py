@@ -32,17 +32,17 @@ def project(client: str = "polyfed.flower.client_app:app", more: str = "") -> di
 
 
 OTHER_BUNDLES: dict[str, tuple[bytes, str]] = {
-    "another ClientApp": (bundle(**project("hostile:app")), "names another ClientApp"),
-    "packages": (bundle(**project(more='dependencies = ["evil"]')), "packages installed"),
+    "another ClientApp": (bundle(**project("hostile:app")), "has another ClientApp"),
+    "packages": (bundle(**project(more='dependencies = ["evil"]')), "has dependencies"),
     "code that Python runs at its start": (bundle(**project(), **{"sitecustomize.py": "boom"}), "sitecustomize.py"),
     "a path that leads out": (bundle(**project(), **{"../../x.py": "boom"}), "x.py"),
     "polyfed's own name": (bundle(**project(), **{"polyfed/__init__.py": "boom"}), "polyfed/__init__.py"),
     "a zip bomb": (bundle(**project(), **{"data.bin": "\0" * (LARGEST + 1)}), "unpack to more than"),
     "a project that is a zip bomb": (bundle(**{"pyproject.toml": "#" * (LARGEST + 1)}), "unpack to more than"),
-    "a broken project": (bundle(**{"pyproject.toml": "= broken"}), "no pyproject.toml that can be read"),
-    "no project": (bundle(), "no pyproject.toml that can be read"),
-    "a project without tables": (bundle(**{"pyproject.toml": "project = 3\ntool = 4"}), "names another ClientApp"),
-    "another compression": (bundle(zipfile.ZIP_LZMA, **project()), "no zip file"),
-    "a damaged file": (damaged(), "no zip file"),
-    "no zip": (b"no zip", "no zip file"),
+    "a broken project": (bundle(**{"pyproject.toml": "= broken"}), "no readable pyproject.toml"),
+    "no project": (bundle(), "no readable pyproject.toml"),
+    "a project without tables": (bundle(**{"pyproject.toml": "project = 3\ntool = 4"}), "has another ClientApp"),
+    "another compression": (bundle(zipfile.ZIP_LZMA, **project()), "not a readable zip file"),
+    "a damaged file": (damaged(), "not a readable zip file"),
+    "no zip": (b"no zip", "not a readable zip file"),
 }

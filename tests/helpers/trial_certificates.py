@@ -7,7 +7,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from polyfed.flower.deploy.certificates import kept_authority, kept_server
+from polyfed.flower.deploy.certificates import load_authority, renew_server_certificate
 from polyfed.flower.deploy.private_files import private_folder, write_private
 
 
@@ -19,7 +19,7 @@ def node_name(number: int) -> str:
 def make_certificates(folder: Path, nodes: int) -> None:
     """Write an authority, a server certificate for loopback, and node keys in OpenSSH's form, which Flower reads."""
     private_folder(folder)
-    kept_server(folder, kept_authority(folder, "trial"), [])
+    renew_server_certificate(folder, load_authority(folder, "trial"), [])
     encoding, form = serialization.Encoding, serialization.PrivateFormat.OpenSSH
     for number in range(1, nodes + 1):
         key = ec.generate_private_key(ec.SECP384R1())

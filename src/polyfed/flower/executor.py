@@ -39,8 +39,7 @@ from polyfed.flower.wire.waits import shorten_clientapp
 from polyfed.runs.malloc import keep_freed_pages
 
 log = logging.getLogger("polyfed")
-PAUSE = 0.1
-"""Seconds between polls for work, if the SuperNode does not signal it."""
+PAUSE = 0.1  # seconds between polls for work, if the SuperNode does not signal it
 
 
 def run(address: str, secret: bytes | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The ServerApp: learns who the nodes are, trains over the Grid with the same loop as everywhere, and records a run folder."""
+"""The ServerApp: waits for nodes, trains over the Grid and writes a run folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from polyfed.core.method import as_method, load_file
 from polyfed.core.workbench import Workbench
 from polyfed.errors import SettingError
 from polyfed.flower.app import RunConfig, settings_from
-from polyfed.flower.node.resident import end_when_gone, process_mark
+from polyfed.flower.node.resident import exit_with, process_mark
 from polyfed.flower.server.backend import FlowerBackend
 from polyfed.flower.server.federation import federation_of, unseen_at_server
 from polyfed.flower.server.roster import ClientNames, Roster
@@ -41,8 +41,8 @@ from polyfed.tasks.task import Headline
 log = logging.getLogger("polyfed")
 app = ServerApp()
 
-REPORTED = "The nodes report these class counts; a node whose policy withholds them reports even ones."
-# What the server works out for itself, or what only says where files are.
+REPORTED = "The nodes report these class counts; a node whose policy withholds them reports a uniform distribution."
+# Settings that the server computes, and file locations.
 MAY_DIFFER = ("rounds", "total_epochs", "method", "load", "root", "unseen", "backend")
 
 
@@ -53,32 +53,34 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def prepare(grid: Grid) -> None:
-    """Make this process ready for a run: its log, shorter waits, faster exchanges, and an end when who started it has gone."""
+    """Set up logging and Flower's optimisations, and exit when the parent process exits."""
     _show_log()
     keep_freed_pages()
     shorten_server()
     lean_arrays()
     send_over_grid_directly(grid)
-    # Flower interrupts a ServerApp whose parent has gone, but one that waits for its threads does not hear that, and holds its run folder.
-    end_when_gone(process_mark(os.getppid()), "The process that started this run")
+    # Flower interrupts a ServerApp whose parent exits. One that waits for its threads would ignore that and keep its run folder locked.
+    exit_with(process_mark(os.getppid()), "The process that started this run")
 
 
 def run_on_grid(grid: Grid, settings: Settings, config: Mapping[str, object], names: ClientNames | None = None) -> Result:
-    """Train over a Grid; where the run folder holds a run, that run goes on."""
+    """Train over a Grid, or resume the run in the run folder."""
     read = RunConfig.read(config)
     return _recorded(*_gathered(grid, settings, read, names or ClientNames(Path(read.out) if read.out else None)), read)
 
 
 def _gathered(grid: Grid, settings: Settings, config: RunConfig, names: ClientNames) -> tuple[Settings, Federation, Roster]:
-    """The nodes of a run once enough of them have described themselves: its settings, placeholders for their data, and who they are."""
+    """Wait for nodes; return the settings, placeholders for the nodes' data, and the roster."""
     for file in settings.load:
         load_file(file, settings.trust)
     if as_method(settings.method).population is not None:
-        raise SettingError(f"{settings.method} brings the data of all clients together; over Flower they stay where they are.")
+        raise SettingError(
+            f"{settings.method} pools the data of all clients, which over Flower stays at the nodes. Choose another method."
+        )
     settings = dataclasses.replace(settings, backend="flower")
     refuse_unused(settings)
     roster = Roster(Transport(grid), config.describe_timeout, config.patience, settings.model is None, names)
-    # The clients of a run that is to go on: with fewer, or others, it would be another run.
+    # A resumed run needs exactly its previous clients.
     clients = list(RunFolder(config.out).document().get("data", {}).get("samples", ())) if _holds_run(config.out) else []
     nodes = roster.gather(max(1, int(config.min_nodes)), config.wait, clients)
     for node in nodes:
@@ -88,14 +90,14 @@ def _gathered(grid: Grid, settings: Settings, config: RunConfig, names: ClientNa
     federation = dataclasses.replace(federation_of(nodes), unseen=unseen)
     if settings.model is None and not federation.default_model:
         raise SettingError(
-            f"The data of {nodes[0].client} bring a model by the name of code, and nodes may not name code to the server. Name the model "
-            "in the app: polyfed deploy init DIR --recipe NAME --set model=NAME"
+            f"The default model of {nodes[0].client} is custom code, which nodes may not choose for the server. Specify the model in the "
+            "app: polyfed deploy init DIR --recipe NAME --set model=NAME"
         )
     return settings, federation, roster
 
 
 def _recorded(settings: Settings, federation: Federation, roster: Roster, config: RunConfig) -> Result:
-    """Train and write a run folder, or go on with the run that is in it."""
+    """Train and write a run folder, or resume the run in it."""
     out, callbacks = config.out, [RoundLog(roster)]
 
     def backend(bench: Workbench, clients: Collection[ClientData]) -> Backend:
@@ -105,15 +107,15 @@ def _recorded(settings: Settings, federation: Federation, roster: Roster, config
         found = RunFolder(out).settings()
         if found.model is not None:
             settings = with_one_model(settings, federation.default_model, [as_method(settings.method)])
-        _refuse_other_settings(settings, found, out)
-        log.info("Going on with the run in %s.", Path(out).resolve())
+        _require_same_settings(settings, found, out)
+        log.info("Resuming the run in %s.", Path(out).resolve())
         ended = resume(out, federation, Reopening(load=settings.load, trusted=settings.trust), callbacks, backend=backend)
     else:
         experiment = Experiment(settings, federation, backend=backend)
         if federation.unseen and needs_file(experiment) and not config.newcomer_model:
             raise SettingError(
-                f"To test unseen domains ({', '.join(federation.unseen)}) the server needs the layers that {experiment.method} keeps "
-                "at the nodes. Let it ask for them (--run-config 'newcomer-model=true'), or leave unseen-data out."
+                f"To test unseen domains ({', '.join(federation.unseen)}), the server needs the layers that {experiment.method} keeps "
+                "at the nodes. Request them with --run-config 'newcomer-model=true', or remove unseen-data."
             )
         experiment.set_headline(as_reported(experiment))
         experiment.given = [HELD_BY_NODES]
@@ -122,13 +124,13 @@ def _recorded(settings: Settings, federation: Federation, roster: Roster, config
         ended = train_run(experiment, RunFolder(out or _fresh_folder(experiment)), callbacks)
     if needs_file(ended.experiment) and not config.newcomer_model:
         log.info(
-            "Layers stayed at the nodes, so there is no model for newcomers. --run-config 'newcomer-model=true' lets the server ask for them."
+            "Layers stayed at the nodes, so there is no newcomer model. To request them, use --run-config 'newcomer-model=true'."
         )
     return ended
 
 
 def as_reported(experiment: Experiment) -> Headline | None:
-    """Return the metric with its reason: the server has the class counts that nodes report, and no labels."""
+    """Return the primary metric, with the source of the class counts in its reason."""
     found = experiment.headline
     if found is None or experiment.settings.metric != AUTO or not experiment.federation.task.class_labels:
         return found
@@ -140,22 +142,23 @@ def _holds_run(out: str) -> bool:
 
 
 def _fresh_folder(experiment: Experiment) -> Path:
-    """A new run folder where the server runs, named after the nodes' data as ``polyfed run`` would name it."""
+    """Return a new folder in the working directory, with the name that ``polyfed run`` would give it."""
     settings = dataclasses.replace(experiment.settings, data=experiment.federation.name)
     return free_folder(Path("runs") / default_name(settings)).resolve()
 
 
-def _refuse_other_settings(asked: Settings, found: Settings, out: str) -> None:
-    """A run goes on with its own settings only, since the nodes use those that are asked for now."""
-    asked = anchored(asked)
-    names = [name for name in FACTS if name not in MAY_DIFFER]
-    other = [name for name in names if getattr(asked, name) != getattr(found, name)]
-    if str(as_method(asked.method)) != found.method:
+def _require_same_settings(requested: Settings, found: Settings, out: str) -> None:
+    """Require the settings of the run that is resumed, because the nodes use the requested ones."""
+    requested = anchored(requested)
+    other = [name for name in FACTS if name not in MAY_DIFFER and getattr(requested, name) != getattr(found, name)]
+    if str(as_method(requested.method)) != found.method:
         other.append("method")
-    if asked.total_epochs is None and asked.rounds != found.rounds:
+    if requested.total_epochs is None and requested.rounds != found.rounds:
         other.append("rounds")
     if other:
-        raise SettingError(f"{out} holds a run with other settings ({', '.join(other)}). Name another out, or use its settings.")
+        raise SettingError(
+            f"{out} contains a run with different {', '.join(other)}. Choose another out, or use the settings of the run."
+        )
 
 
 def _show_log() -> None:
@@ -167,17 +170,17 @@ def _show_log() -> None:
 
 
 class RoundLog(Callback):
-    """Log every round, and write down the names of the nodes."""
+    """Logs every round and saves the client names."""
 
     def __init__(self, roster: Roster) -> None:
         self.roster = roster
 
     def begin(self, run: RunState) -> None:
-        self.roster.names.remember()
+        self.roster.names.save()
 
     def after_round(self, run: RunState) -> None:
         log.info("round %d of %d", run.round, run.rounds)
-        self.roster.names.remember()
+        self.roster.names.save()
 
     def message(self, text: str) -> None:
         log.warning("%s", text)
@@ -185,8 +188,8 @@ class RoundLog(Callback):
 
 def log_result(result: Result) -> None:
     summary = result.summary()
-    for sentence in result.warnings:
-        log.warning("%s", sentence)
+    for warning in result.warnings:
+        log.warning("%s", warning)
     table, words = result.table(result.headline.measure), result.headline.words
     for view in ("seen", "unseen"):
         for domain, value in table[view].items():

@@ -1,8 +1,6 @@
-"""``flower-supernode`` with shorter waits: it looks for messages every 0.5 s instead of every 3 s.
+"""``flower-supernode``, polling for messages every 0.5 s instead of every 3 s, with the same options.
 
-    python -m polyfed.flower.supernode --superlink HOST:PORT ...
-
-It takes the options of ``flower-supernode`` and runs Flower's own program.
+python -m polyfed.flower.supernode --superlink HOST:PORT ...
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ def main() -> None:
     keep_freed_pages()
     shorten_node()
     send_directly()
-    # By its name: in flwr.supernode.cli a function of the same name hides the module.
+    # In flwr.supernode.cli, a function with the same name hides the module.
     program = importlib.import_module("flwr.supernode.cli.flower_supernode")
     offer_objects(program)
     program.flower_supernode()

@@ -20,9 +20,9 @@ from polyfed.flower.deploy.certificates import (
     CA_KEY,
     SERVER_CERTIFICATE,
     SERVER_KEY,
-    kept_authority,
-    kept_server,
+    load_authority,
     read_certificate,
+    renew_server_certificate,
 )
 
 HOSTS = ["fl.example.org", "10.1.2.3", "localhost"]
@@ -31,7 +31,7 @@ HOSTS = ["fl.example.org", "10.1.2.3", "localhost"]
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("authority")
-    assert kept_server(folder, kept_authority(folder, "test"), HOSTS, days=7)
+    assert renew_server_certificate(folder, load_authority(folder, "test"), HOSTS, days=7)
     return folder
 
 
@@ -50,14 +50,13 @@ def test_the_server_certificate_verifies_for_its_names_only(made: Path) -> None:
 
 
 def test_a_server_certificate_of_another_authority_does_not_verify(made: Path, tmp_path: Path) -> None:
-    kept_server(tmp_path, kept_authority(tmp_path, "other"), HOSTS)
+    renew_server_certificate(tmp_path, load_authority(tmp_path, "other"), HOSTS)
     outsider, authority = read_certificate(tmp_path / SERVER_CERTIFICATE), read_certificate(made / CA_CERTIFICATE)
     with pytest.raises(VerificationError):
         PolicyBuilder().store(Store([authority])).build_server_verifier(x509.DNSName("localhost")).verify(outsider, [])
 
 
 def test_a_server_with_these_files_is_trusted_by_python_itself(made: Path) -> None:
-    """A handshake in memory, with the strict checks that Python 3.13 makes by default."""
     client = ssl.create_default_context(cafile=str(made / CA_CERTIFICATE))
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     client.verify_flags |= ssl.VERIFY_X509_STRICT

@@ -17,7 +17,7 @@ from polyfed.flower.deploy.folders import Membership, NodeFolder, ServerFolder
 from polyfed.flower.deploy.kit import Kit
 from polyfed.flower.join import join
 from polyfed.flower.join.enrol import Unreachable
-from polyfed.flower.join.join import kept_policy, remove_old_state, write_config
+from polyfed.flower.join.join import load_policy, remove_old_state, write_config
 from polyfed.flower.join.policy import Policy
 from polyfed.flower.serve.registry import NodeRegistry
 from polyfed.flower.serve.serve import Wanted, invite, prepare
@@ -50,11 +50,11 @@ def test_state_that_nobody_asked_for_in_the_stated_time_is_removed(node: NodeFol
 
 def test_the_first_start_writes_the_policy_and_later_ones_must_not_contradict_it(node: NodeFolder) -> None:
     with pytest.raises(SettingError, match="--data DIR"):
-        kept_policy(node, Policy())
-    kept_policy(node, Policy(data="/srv/a b", domain="pen"))
-    assert kept_policy(node, Policy()).data == "/srv/a b"
-    with pytest.raises(SettingError, match="says domain = 'pen'"):
-        kept_policy(node, Policy(domain="photo"))
+        load_policy(node, Policy())
+    load_policy(node, Policy(data="/srv/a b", domain="pen"))
+    assert load_policy(node, Policy()).data == "/srv/a b"
+    with pytest.raises(SettingError, match="has domain = 'pen'"):
+        load_policy(node, Policy(domain="photo"))
     write_config(node, Policy.read(node.policy))
     from flwr.common.config import parse_config_args
 
@@ -109,20 +109,20 @@ def test_a_kit_holds_no_key_and_is_read_again(tmp_path: Path) -> None:
     assert (kit.name, kit.host, kit.port) == ("node-1", "localhost", 8443)
     assert "PRIVATE" not in file.read_text() and file.stat().st_mode & 0o077 == 0
     file.write_text('name = "../../etc"\nhost = "x"\nport = 1\ntoken = "t"\nauthority = "a"\n')
-    with pytest.raises(SettingError, match="is no kit"):
+    with pytest.raises(SettingError, match="is not a"):
         Kit.read(file)
     file.write_text("nonsense")
-    with pytest.raises(SettingError, match="is no kit"):
+    with pytest.raises(SettingError, match="is not a"):
         Kit.read(file)
 
 
 def test_commands_say_what_is_missing(polyfed: Command) -> None:
     for words, sentence in (
         (["join"], "Name a kit"),
-        (["join", "none.kit", "--data", "x"], "There is no kit"),
-        (["join", "--folder", "nowhere"], "no folder of a node that has joined"),
-        (["nodes", "list"], "no folder of a server"),
-        (["nodes", "revoke", "node-1"], "no folder of a server"),
+        (["join", "none.kit", "--data", "x"], "Kit not found"),
+        (["join", "--folder", "nowhere"], "is not a node folder"),
+        (["nodes", "list"], "is not a server folder"),
+        (["nodes", "revoke", "node-1"], "is not a server folder"),
     ):
         done = polyfed(*words)
         assert done.code == 2 and sentence in done.err, done.err
@@ -137,8 +137,11 @@ def test_a_renewal_that_a_busy_server_does_not_answer_does_not_end_the_node(
         raise Unreachable("The server cannot be reached (timed out).")
 
     joined = join.JoinedNode(node, Membership("node-1", "localhost", 8443, ""), shown.append)
-    monkeypatch.setattr(join, "renewed", busy)
+    monkeypatch.setattr(join, "renew_certificate", busy)
     joined.renew()
-    monkeypatch.setattr(join, "renewed", lambda *_: True)
+    monkeypatch.setattr(join, "renew_certificate", lambda *_: True)
     joined.renew()
-    assert shown == ["The server cannot be reached (timed out). The certificate is renewed later.", "The certificate was renewed."]
+    assert shown == [
+        "The server cannot be reached (timed out). The certificate will be renewed later.",
+        "The certificate was renewed.",
+    ]

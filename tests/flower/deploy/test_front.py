@@ -20,7 +20,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from helpers.paths import PACKAGE
 from polyfed.errors import SettingError
-from polyfed.flower.deploy.certificates import certificate_request, kept_authority, kept_server, pem, pem_key, sign_request
+from polyfed.flower.deploy.certificates import (
+    certificate_request,
+    load_authority,
+    pem,
+    pem_key,
+    renew_server_certificate,
+    sign_request,
+)
 from polyfed.flower.deploy.templates import FOLDER as TEMPLATES
 from polyfed.flower.deploy.units import write_node_units, write_server_units
 from polyfed.flower.join.enrol import MAX_AHEAD, MAX_BEHIND, clock_problem, server_time
@@ -34,7 +41,7 @@ from polyfed.runs.folder.audit_log import AuditLog, lines_of
 def front(folder: Path) -> Front:
     certificates = folder / "certificates"
     certificates.mkdir(parents=True, exist_ok=True)
-    kept_server(certificates, kept_authority(certificates, "test"), [])
+    renew_server_certificate(certificates, load_authority(certificates, "test"), [])
     return Front(folder / "front", "127.0.0.1", 18999, 1, 2, "secret", certificates, certificates / "ca.crt")
 
 
@@ -50,7 +57,6 @@ def test_nginx_takes_the_file_and_it_is_written_again_only_when_nodes_change(tmp
 
 
 def test_the_front_passes_what_a_registered_supernode_asks_for_and_no_more() -> None:
-    """Compared with the routes of the installed release: a new one is not passed before somebody looked at it."""
     from flwr.superlink.routers.fleet.router import router
 
     served = {route.path.rsplit("/", 1)[1] for route in router.routes}  # type: ignore[attr-defined]
@@ -65,7 +71,7 @@ def test_a_folder_that_nginx_cannot_read_is_refused(tmp_path: Path) -> None:
 
 def test_enrolment_answers_only_the_front(tmp_path: Path) -> None:
     audit = AuditLog(tmp_path / "audit.jsonl")
-    service = Service(Enrolment(tmp_path, kept_authority(tmp_path, "test"), audit, lambda: None), "secret")
+    service = Service(Enrolment(tmp_path, load_authority(tmp_path, "test"), audit, lambda: None), "secret")
     port = service.start()
     try:
         for headers, path, status in (
@@ -91,16 +97,16 @@ def test_refusals_of_the_front_are_audited_and_a_flood_does_not_fill_the_disk(tm
     lines += [{"address": "10.0.0.9", "path": "/same", "status": 444, "node": ""}] * 70
     lines += [{"address": "10.0.0.1", "path": "/v1/fleet/x", "status": 200, "node": "node-1", "time": "now", "serial": "1"}]
     access.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"unfinished')
-    assert set(FrontLog(access, audit).look()) == {"node-1"}
+    assert set(FrontLog(access, audit).poll()) == {"node-1"}
     found = list(lines_of(audit.path))
     assert len(found) == MAX_LINES + 1 and sum(line["count"] for line in found) == 570
     assert found[0]["path"] == "/same" and found[0]["count"] == 70
-    assert FrontLog(access, audit).look() == {} and len(list(lines_of(audit.path))) == MAX_LINES + 1
+    assert FrontLog(access, audit).poll() == {} and len(list(lines_of(audit.path))) == MAX_LINES + 1
 
 
 def test_the_forwarder_shows_the_nodes_certificate_and_passes_bytes_both_ways(tmp_path: Path) -> None:
-    authority = kept_authority(tmp_path, "test")
-    kept_server(tmp_path, authority, [])
+    authority = load_authority(tmp_path, "test")
+    renew_server_certificate(tmp_path, authority, [])
     key = ec.generate_private_key(ec.SECP384R1())
     (tmp_path / "node.key").write_bytes(pem_key(key))
     (tmp_path / "node.crt").write_bytes(pem(sign_request(authority, certificate_request(key, "x"), "node-1")))
@@ -175,7 +181,6 @@ def test_units_start_the_same_command_and_overwrite_nothing(tmp_path: Path) -> N
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_systemd_takes_the_units(tmp_path: Path) -> None:
-    """All but the program itself, which systemd looks for in its own place of installation."""
     for file in unit_files(tmp_path, ".service"):
         done = subprocess.run(["systemd-analyze", "verify", str(file)], capture_output=True, text=True, check=False)
         odd = [line for line in done.stderr.splitlines() if file.name in line and "is not executable" not in line]
@@ -202,7 +207,6 @@ def unit_files(folder: Path, ending: str) -> list[Path]:
 
 
 def test_the_wheel_takes_all_files_of_the_package_and_git_ignores_no_template() -> None:
-    """The templates are data. hatchling packs the folders of ``packages`` whole, without what git ignores."""
     root = PACKAGE.parents[1]
     wheel = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert wheel == {"packages": ["src/polyfed"]}, "with include or exclude, look whether templates are still packed"

@@ -78,12 +78,12 @@ def test_the_account_lies_next_to_the_audit_log_and_its_limit_is_read_for_every_
 def test_scores_are_told_only_of_data_that_the_policy_and_the_run_name(folder: NodeFolder, asked: Asking) -> None:
     assert asked("test", dp_required=True)["ok"]
     refused = asked("validation", dp_required=True)
-    assert "validation scores are asked for, which no noise covers" in refused["problem"]
-    assert "validation scores are asked for, and the run does not choose" in asked("validation")["problem"]
-    assert "test scores are asked for, and scores does not name them" in asked("test", scores=())["problem"]
+    assert "the server requests validation scores, which no noise covers" in refused["problem"]
+    assert "the server requests validation scores, but the run does not select" in asked("validation")["problem"]
+    assert "the server requests test scores, but scores does not list them" in asked("test", scores=())["problem"]
     assert [line["event"] for line in lines_of(folder.audit)] == ["refused"] * 3
 
 
 def test_the_policys_least_samples_holds_for_what_the_partition_leaves(asked: Asking) -> None:
     few = dataclasses.replace(SETTINGS, partition="domain_parts(parts=1, out_of=5)")
-    assert "it trains on 4 examples, min_samples is 8" in asked(settings=few)["problem"]
+    assert "leaves it 4 training examples, but min_samples is 8" in asked(settings=few)["problem"]

@@ -33,7 +33,7 @@ from helpers.hostile_app import HERE
 from helpers.hostile_server import HostileRun, HostileServer, honest_ask, hostile_server
 from helpers.policy_cases import CASES
 from polyfed.core.rounds import Payload
-from polyfed.flower.join.guarded_executor import evenly
+from polyfed.flower.join.guarded_executor import uniform_counts
 from polyfed.flower.join.policy import Policy
 from polyfed.flower.serve.front import MAX_LINES
 from polyfed.flower.wire.codec import Encoder, payload_of
@@ -74,7 +74,6 @@ def give_nodes(server: HostileServer, run: HostileRun, bundle: bytes, called: st
 
 
 def test_other_bundles_are_refused_by_name_and_nothing_of_them_is_unpacked(server: HostileServer) -> None:
-    """Before and after them, the same node answers under polyfed's own bundle."""
     folder, before = server.deployed.folder / NODE, described(server)
     for name, (content, sentence) in OTHER_BUNDLES.items():
         with server.run(SMALL) as run:
@@ -94,7 +93,6 @@ def described(server: HostileServer) -> dict[str, Any]:
 
 
 def test_a_node_comes_back_after_a_bundle_that_is_not_the_one_it_asked_for(server: HostileServer) -> None:
-    """Flower compares hashes; the error ended the SuperNode's loop, and its process stayed."""
     with server.run(SMALL) as run:
         give_nodes(server, run, bundle(**project()), "f" * 64)
         run.refused(NODE, WHO_ARE_YOU, "query")
@@ -106,7 +104,6 @@ def test_a_node_comes_back_after_a_bundle_that_is_not_the_one_it_asked_for(serve
     described(server)
 
 
-# ------------------------------------------------------------------------------------------------------------ node.toml
 def allow(server: HostileServer, node: str = NODE, **rules: Any) -> None:
     """Write a node's own rules: the usual ones with these changes."""
     file = server.deployed.folder / node / "node.toml"
@@ -119,7 +116,6 @@ def question(what: str = "train", extras: Mapping[str, Any] | None = None, **con
 
 
 def test_what_node_toml_does_not_allow_is_refused_by_name_at_both_ends(server: HostileServer) -> None:
-    """Every case of ``test_policy.py``: the node's answer says why, and its audit log the same; nothing is left of it."""
     by_settings: dict[Settings, list[Any]] = {}
     for rules, settings, asked, sentence in CASES:
         by_settings.setdefault(Settings(**settings), []).append((rules, asked, sentence))
@@ -145,10 +141,9 @@ def test_numbers_of_examples_by_class_are_told_where_node_toml_says_so(server: H
         told = run.ask(NODE, WHO_ARE_YOU, "query").control["description"]["class_counts"]
         allow(server, class_counts=False)
         hidden = run.ask(NODE, WHO_ARE_YOU, "query").control["description"]["class_counts"]
-    assert hidden == evenly(told) and hidden != told
+    assert hidden == uniform_counts(told) and hidden != told
 
 
-# ------------------------------------------------------------------------------------------------------ what is sent along
 def with_entry(message: WireMessage, ending: str, value: float) -> WireMessage:
     sent = payload_of(message)
     name = next(name for name in sent.entries if name.endswith(ending))
@@ -164,7 +159,6 @@ def with_extra(message: WireMessage, name: str, value: object) -> WireMessage:
 
 
 def test_what_would_take_the_clip_away_is_refused_and_not_charged(server: HostileServer, tmp_path: Path) -> None:
-    """Entries that are not finite, and clips out of bounds; the same message without them is answered, and charged each time."""
     allow(server)
     settings = dataclasses.replace(SMALL, method=AT_CLIENTS)
     message, account = honest_ask(settings, tmp_path), server.deployed.folder / NODE / "privacy.jsonl"
@@ -182,13 +176,12 @@ def test_what_would_take_the_clip_away_is_refused_and_not_charged(server: Hostil
 
 
 def test_a_partition_leaves_a_node_neither_few_examples_nor_another_account(server: HostileServer, tmp_path: Path) -> None:
-    """The server's partition decides what a client trains on, and what it is called."""
     allow(server)
     few = dataclasses.replace(SMALL, partition="domain_parts(parts=1, out_of=5)", local_steps=None)
     with server.run(few) as run:
         for asked in (WireMessage(WHO_ARE_YOU), question()):
             said = run.refused(NODE, asked)
-            assert "examples, min_samples is 8. Use a partition that leaves it more" in said
+            assert "examples, but min_samples is 8. Use a partition that leaves it more" in said
             assert said == server.audited(NODE)[-1]
     account = server.deployed.folder / NODE / "privacy.jsonl"
     before = verify(account).lines if account.exists() else 0
@@ -201,7 +194,6 @@ def test_a_partition_leaves_a_node_neither_few_examples_nor_another_account(serv
     assert len({line["client"] for line in lines_of(account)}) == 2
 
 
-# ------------------------------------------------------------------------------------------------------------- own code
 OWN_CODE = """
 from pathlib import Path
 import polyfed
@@ -235,7 +227,7 @@ def test_own_methods_and_models_run_at_a_node_that_lists_their_hash_and_at_no_ot
     allow(server, code=(own,))
     with server.run(model) as run:
         said = run.refused(NODE, WHO_ARE_YOU, "query")
-        assert "the model quiet:build would be imported, and import_paths does not name it" in said == server.audited(NODE)[-1]
+        assert "the model quiet:build would be imported, but import_paths does not list it" in said == server.audited(NODE)[-1]
         allow(server, code=(own,), import_paths=("quiet:build",))
         assert run.ask(NODE, WHO_ARE_YOU, "query").control["ok"] and mark.exists()
     mark.unlink()
@@ -243,7 +235,6 @@ def test_own_methods_and_models_run_at_a_node_that_lists_their_hash_and_at_no_ot
         assert run.ask(NODE, WHO_ARE_YOU, "query").control["ok"] and mark.exists()
 
 
-# --------------------------------------------------------------------------------------------------- descriptions, and logs
 def test_a_description_does_not_name_images_that_were_skipped(server: HostileServer, tmp_path: Path) -> None:
     for label in ("benign", "malign"):
         (tmp_path / "ward" / label).mkdir(parents=True)
@@ -261,7 +252,6 @@ def test_a_description_does_not_name_images_that_were_skipped(server: HostileSer
 
 
 def test_a_kit_used_again_with_the_same_keys_gives_the_same_certificate(server: HostileServer) -> None:
-    """As after an answer that was lost on its way. With other keys it counts no more."""
     node = server.deployed.join("node-3", "node", "photo")
     certificate = server.deployed.folder / "node-3/keys/node.crt"
     before = certificate.read_bytes()
@@ -274,7 +264,7 @@ def test_a_kit_used_again_with_the_same_keys_gives_the_same_certificate(server: 
     again.wait(LONG)
     words = ["join", str(server.deployed.kit("node-3")), "--data", DATA, "--domain", "photo", "--folder", "thief"]
     thief = server.deployed.start("thief", "node", words)
-    assert thief.wait(LONG) == 3 and "was used before" in thief.log
+    assert thief.wait(LONG) == 3 and "was used with other keys" in thief.log
 
 
 def test_a_log_that_was_changed_is_named_by_the_command(server: HostileServer, tmp_path: Path) -> None:
@@ -291,7 +281,6 @@ def test_a_log_that_was_changed_is_named_by_the_command(server: HostileServer, t
 
 
 def test_a_flood_of_refused_requests_is_summed(server: HostileServer) -> None:
-    """The server is held meanwhile, so that it sees all of them at one look."""
     audit, held = server.deployed.server_folder / "audit.jsonl", server.deployed.processes[0].handle
     context = ssl.create_default_context(cafile=server.deployed.server_folder / "certificates/ca.crt")
     context.check_hostname = False
@@ -304,6 +293,6 @@ def test_a_flood_of_refused_requests_is_summed(server: HostileServer) -> None:
                 asked.getresponse()
     finally:
         held.send_signal(signal.SIGCONT)
-    summed = server.deployed.audited(audit, {"why": "more kinds of requests than are listed one by one"})
+    summed = server.deployed.audited(audit, {"why": "too many different requests to list"})
     listed = [line for line in lines_of(audit) if str(line.get("path", "")).startswith("/flood-")]
     assert len(listed) + summed["count"] == MAX_LINES + 20 and len(listed) <= MAX_LINES

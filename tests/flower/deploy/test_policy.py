@@ -19,7 +19,7 @@ from polyfed.core.method import as_method
 from polyfed.errors import SettingError
 from polyfed.flower.app import write_app
 from polyfed.flower.join.bundle_check import check_bundle
-from polyfed.flower.join.guarded_executor import evenly, unlisted_code, what_may_leave, without_paths
+from polyfed.flower.join.guarded_executor import redacted, uniform_counts, unlisted_code, without_paths
 from polyfed.flower.join.policy import Policy, Refused
 from polyfed.flower.wire.message import WireMessage, refusal
 from polyfed.settings import Settings
@@ -77,16 +77,16 @@ def test_the_file_is_written_with_what_every_key_means_and_read_again(tmp_path: 
 def test_a_file_that_would_not_do_what_it_says_is_refused(tmp_path: Path) -> None:
     for line, sentence in (
         ("newcommer = true", "Did you mean newcomer"),
-        ("newcomer = 1", "takes true or false"),
-        ('max_rounds = "many"', "takes a whole number"),
+        ("newcomer = 1", "must be true or false"),
+        ('max_rounds = "many"', "must be an integer"),
         ("max_rounds = 0", "at least 1"),
         ("max_epsilon = 0", "must be positive"),
-        ("max_delta = 1.0", "must lie between 0 and 1"),
-        ('max_epsilon = "8"', "takes a number"),
-        ('methods = "fedbn"', "takes a list of texts"),
-        ('scores = ["train"]', "scores cannot name 'train'"),
+        ("max_delta = 1.0", "must be between 0 and 1"),
+        ('max_epsilon = "8"', "must be a number"),
+        ('methods = "fedbn"', "must be a list of strings"),
+        ('scores = ["train"]', "scores cannot contain 'train'"),
         ('data_derived_uploads = "all"', "cannot be 'all'"),
-        ("= broken", "cannot be read"),
+        ("= broken", "Cannot read"),
     ):
         (tmp_path / "node.toml").write_text(f'data = "x"\n{line}\n')
         with pytest.raises(SettingError, match=sentence):
@@ -102,7 +102,7 @@ def test_no_path_and_no_file_name_leaves_in_an_error() -> None:
         "~/x/y",
         "../state/a.safetensors",
     ):
-        left = what_may_leave(refusal(f"Client pen cannot read {secret}: no such file"), Policy(data="x"), False).control["problem"]
+        left = redacted(refusal(f"Client pen cannot read {secret}: no such file"), Policy(data="x"), False).control["problem"]
         assert not set(secret.strip("'").replace("\\", "/").split("/")) & set(left.replace("/", " ").split())
         assert "patient" not in left and "scan" not in left and left.startswith("Client pen cannot read")
 
@@ -113,7 +113,6 @@ def test_sentences_without_paths_stay_as_they_are() -> None:
 
 
 def test_code_that_no_listed_bundle_brought_is_refused() -> None:
-    """Also files that lie on this machine anyway, such as those of Python itself."""
     assert "antigravity.py" in unlisted_code(["antigravity.py"])[0]
     assert "/etc/x.py" in unlisted_code(["/etc/x.py"])[0]
     assert unlisted_code([]) == []
@@ -121,10 +120,10 @@ def test_code_that_no_listed_bundle_brought_is_refused() -> None:
 
 def test_class_counts_are_told_evenly_where_they_may_not_be_told() -> None:
     answer = WireMessage({"ok": True, "description": {"client": "pen", "class_counts": [9, 1, 1]}})
-    assert what_may_leave(answer, Policy(data="x"), True).control["description"]["class_counts"] == [9, 1, 1]
-    hidden = what_may_leave(answer, Policy(data="x", class_counts=False), True).control["description"]["class_counts"]
-    assert hidden == evenly([9, 1, 1]) == [4, 4, 3]
-    assert what_may_leave(answer, Policy(data="x", dp_required=True), True).control["description"]["class_counts"] == hidden
+    assert redacted(answer, Policy(data="x"), True).control["description"]["class_counts"] == [9, 1, 1]
+    hidden = redacted(answer, Policy(data="x", class_counts=False), True).control["description"]["class_counts"]
+    assert hidden == uniform_counts([9, 1, 1]) == [4, 4, 3]
+    assert redacted(answer, Policy(data="x", dp_required=True), True).control["description"]["class_counts"] == hidden
 
 
 # Flower's own packing uses a name of pathspec that newer releases of it will take away.

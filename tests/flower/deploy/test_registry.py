@@ -19,9 +19,9 @@ from polyfed.flower.deploy.certificates import (
     BadRequest,
     Signed,
     certificate_request,
-    ends_soon,
-    kept_authority,
-    kept_server,
+    expires_soon,
+    load_authority,
+    renew_server_certificate,
     serial_of,
     sign_request,
 )
@@ -36,7 +36,7 @@ def public(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Signed:
-    return kept_authority(tmp_path_factory.mktemp("authority"), "test authority")
+    return load_authority(tmp_path_factory.mktemp("authority"), "test authority")
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +56,9 @@ def test_a_token_counts_once_and_a_lost_answer_can_be_asked_for_again(
     with NodeRegistry.changed(tmp_path) as registry:
         assert registry.enrol(authority, token, request, public(key)).certificate == first.certificate
         other = ec.generate_private_key(ec.SECP384R1())
-        with pytest.raises(BadRequest, match="used before"):
+        with pytest.raises(BadRequest, match="used with other keys"):
             registry.enrol(authority, token, certificate_request(other, "node-1"), public(other))
-        with pytest.raises(BadRequest, match="not known"):
+        with pytest.raises(BadRequest, match="unknown or was used"):
             registry.enrol(authority, "guessed", request, public(key))
     assert NodeRegistry.read(tmp_path).nodes["node-1"].serials == [first.serial]
 
@@ -73,8 +73,8 @@ def test_the_certificate_has_the_name_the_server_gave_and_is_for_clients_only(
     assert not made.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     made.verify_directly_issued_by(authority.certificate)
     assert len(serial_of(made)) % 2 == 0 and int(serial_of(made), 16) == made.serial_number
-    assert not ends_soon(made)
-    assert ends_soon(sign_request(authority, certificate_request(key, "x"), "node-7", days=0))
+    assert not expires_soon(made)
+    assert expires_soon(sign_request(authority, certificate_request(key, "x"), "node-7", days=0))
 
 
 def test_other_curves_and_broken_requests_are_refused(authority: Signed) -> None:
@@ -82,7 +82,7 @@ def test_other_curves_and_broken_requests_are_refused(authority: Signed) -> None
         weak = ec.generate_private_key(curve)
         with pytest.raises(BadRequest, match="P-384"):
             sign_request(authority, certificate_request(weak, "node-1"), "node-1")
-        with pytest.raises(BadRequest, match="no certificate request"):
+        with pytest.raises(BadRequest, match="not a certificate request"):
             sign_request(authority, b"-----BEGIN CERTIFICATE REQUEST-----", "node-1")
 
 
@@ -94,7 +94,7 @@ def test_a_renewed_node_may_use_both_certificates_until_the_new_one_was_seen(
         new = registry.renew(authority, old.serial, certificate_request(key, "n"))
         assert new.serials == [new.serial, old.serial] and new.key == old.key and new.state == ENROLLED
         assert registry.revoke("node-1").serials == []
-        with pytest.raises(BadRequest, match="not that of a node"):
+        with pytest.raises(BadRequest, match="does not belong to an enrolled node"):
             registry.renew(authority, new.serial, certificate_request(key, "n"))
 
 
@@ -115,7 +115,7 @@ def test_a_clients_name_belongs_to_the_node_that_enrolled_with_it(
         registry.enrol(authority, registry.invite("node-1"), request, public(key), "pen")
         token = registry.invite("node-2")
         for taken in ("pen", "node-1"):
-            with pytest.raises(BadRequest, match=f"{taken} is the name of node-1"):
+            with pytest.raises(BadRequest, match=f"the client name {taken} belongs to node-1"):
                 registry.enrol(authority, token, request, public(key), taken)
         registry.enrol(authority, token, request, public(key), "photo")
         assert registry.client_names() == {"pen": "node-1", "photo": "node-2"}
@@ -144,7 +144,7 @@ def test_requests_that_are_no_table_of_texts_are_refused_and_audited(tmp_path: P
     bodies = (b"", b"\xff", b"[]", b'{"token": 3}', b"[" * 100_000, b'{"token": "\\ud800"}', b'{"token": "x", "key": "\\udfff"}')
     for body in bodies:
         status, found = service.answer(body, "10.0.0.1", "")
-        assert status == 403 and "its request is no" in found["problem"], body[:40]
+        assert status == 403 and "its request is not" in found["problem"], body[:40]
     assert [line["event"] for line in lines_of(audit.path)] == ["enrolment refused"] * len(bodies)
 
 
@@ -153,16 +153,16 @@ def test_unknown_nodes_and_odd_names_are_named(tmp_path: Path) -> None:
         registry.invite("node-1")
         with pytest.raises(SettingError, match="Did you mean node-1"):
             registry.revoke("nod-1")
-        with pytest.raises(SettingError, match="small letters"):
+        with pytest.raises(SettingError, match="lowercase letters"):
             registry.invite('node"; evil')
 
 
 def test_the_servers_certificate_is_made_again_for_other_hosts_or_when_it_ends_soon(tmp_path: Path) -> None:
-    authority = kept_authority(tmp_path, "test")
-    assert kept_server(tmp_path, authority, ["fl.example.org"])
-    assert not kept_server(tmp_path, authority, ["fl.example.org"])
-    assert kept_server(tmp_path, authority, ["10.0.0.1"], days=0)
-    assert kept_server(tmp_path, authority, ["10.0.0.1"])
-    assert not kept_server(tmp_path, authority, ["10.0.0.1"])
-    assert kept_authority(tmp_path, "test").certificate == authority.certificate
+    authority = load_authority(tmp_path, "test")
+    assert renew_server_certificate(tmp_path, authority, ["fl.example.org"])
+    assert not renew_server_certificate(tmp_path, authority, ["fl.example.org"])
+    assert renew_server_certificate(tmp_path, authority, ["10.0.0.1"], days=0)
+    assert renew_server_certificate(tmp_path, authority, ["10.0.0.1"])
+    assert not renew_server_certificate(tmp_path, authority, ["10.0.0.1"])
+    assert load_authority(tmp_path, "test").certificate == authority.certificate
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())

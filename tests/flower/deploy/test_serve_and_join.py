@@ -51,7 +51,6 @@ def here(tmp_path: Path) -> Iterator[Deployed]:
 
 
 def test_a_server_killed_in_mid_run_goes_on_when_it_is_started_again(here: Deployed) -> None:
-    """kill -9: SuperLink and front end with it, the nodes wait, and the digest is that of a run that was never stopped."""
     words = ["--set", "rounds=6"]
     server = here.serve("fedbn", 3, *words)
     for node, machine, domain in NODES:
@@ -64,7 +63,7 @@ def test_a_server_killed_in_mid_run_goes_on_when_it_is_started_again(here: Deplo
     assert all(gone(child, 30) for child in children)
     again = here.serve("fedbn", 3, *words)
     assert again.wait(LONG) == 0, again.log
-    assert "Going on with the run" in again.log
+    assert "Resuming the run" in again.log
     assert digest_in(again.log) == in_process(settings("fedbn", 6)).digest
     verify(here.server_folder / "audit.jsonl")
 
@@ -79,18 +78,17 @@ def test_a_node_refuses_by_name_at_both_ends_and_the_server_exits_with_1(here: D
     rules.write_text(rules.read_text().replace('methods = [ "*", ]', 'methods = ["fedavg"]'))
     assert '"fedavg"' in rules.read_text()
     assert server.wait(LONG) == 1, server.log
-    sentence = "Refused by photo (its node.toml): the method fedbn is not among the methods that are allowed"
+    sentence = "Refused by photo (its node.toml): methods does not list the method fedbn"
     assert sentence in server.log
     found = here.audited(here.folder / "node-2/audit.jsonl", {"event": "refused"})
     assert sentence in found["why"]
 
 
 def test_a_node_cannot_take_the_name_that_another_enrolled_with(here: Deployed) -> None:
-    """Neither when it enrols nor later, though it is there first; the run goes on without it, and the honest node is in it."""
     server = here.serve("fedbn", 3, "--run-config", "min-nodes=2")
     honest = here.join("node-1", "one", "pen")
     refused = here.join("node-3", "three", "pen", wait=False)
-    assert refused.wait(LONG) == 3 and "pen is the name of node-1" in refused.log
+    assert refused.wait(LONG) == 3 and "the client name pen belongs to node-1" in refused.log
     rules = here.folder / "node-3/node.toml"
     rules.write_text(rules.read_text().replace('domain = "pen"', 'domain = "street"'))
     liar = here.start("node-3-enrols", "three", ["join", str(here.kit("node-3")), "--data", DATA])
@@ -102,13 +100,12 @@ def test_a_node_cannot_take_the_name_that_another_enrolled_with(here: Deployed) 
     assert honest.alive
     here.join("node-2", "two", "photo")
     assert server.wait(LONG) == 0, server.log
-    assert "Node node-3 cannot take part: It calls itself pen, which is the name of node node-1." in server.log
+    assert "Node node-3 cannot take part: It reports the client name pen, which belongs to node node-1." in server.log
     without = dataclasses.replace(settings("fedbn"), unseen=("street", "post", "print"))
     assert digest_in(server.log) == in_process(without).digest
 
 
 def test_a_node_stops_at_the_limit_of_its_own_privacy_account(here: Deployed) -> None:
-    """Round 1 fits and is in its account, round 2 would take it beyond; both ends say so, and the other node goes on."""
     pytest.importorskip("opacus", reason="needs the privacy extra: pip install 'polyfed[privacy]'")
     server = here.serve('fedwon + dp_sgd(epsilon=4.0, noise=\\"system\\")', 2, "--set", "rounds=2")
     here.join("node-1", "one", DOMAINS[0])
@@ -119,7 +116,7 @@ def test_a_node_stops_at_the_limit_of_its_own_privacy_account(here: Deployed) ->
     text = rules.read_text().replace("dp_required = false", "dp_required = true")
     rules.write_text(text.replace("max_total_epsilon = 10.0", "max_total_epsilon = 3.5"))
     assert server.wait(LONG) == 0, server.log
-    sentence = "Client photo takes no part in round 2: over all runs it has spent"
+    sentence = "Client photo does not take part in round 2: over all runs it has spent"
     assert sentence in server.log and "max_total_epsilon" in server.log
     assert sentence in here.audited(here.folder / "node-2/audit.jsonl", {"event": "refused"})["why"]
     account = here.folder / "node-2/privacy.jsonl"
@@ -133,7 +130,7 @@ def test_errors_reach_the_server_without_paths_and_file_names(here: Deployed) ->
     place = here.folder / "ward seven/patients.csv"
     here.start("node-2", "two", ["join", str(here.kit("node-2")), "--data", str(place), "--domain", DOMAINS[1]])
     assert server.wait(LONG) == 1, server.log
-    assert "1 of 2 nodes can take part" in server.log and "(left out: see the node's log)" in server.log
+    assert "1 of 2 nodes can take part" in server.log and "(omitted: see the node's log)" in server.log
     known = [path for path in here.server_folder.rglob("*") if path.is_file()]
     for secret in (b"ward seven", b"patients"):
         assert secret.decode() not in server.log
@@ -145,9 +142,9 @@ def test_errors_reach_the_server_without_paths_and_file_names(here: Deployed) ->
 HOSTILE = {
     "imports": (Settings(model="os:getcwd"), "the model os:getcwd would be imported"),
     "per_sample": (Settings(method="elcfs"), "data_derived_uploads is aggregate"),
-    "rounds": (Settings(rounds=5000), "the run has 5000 rounds, max_rounds is 1000"),
-    "weights": (Settings(init="/etc/passwd"), "the run starts from a file of weights"),
-    "single_samples": (Settings(batch_size=1, local_steps=1), "clients train on 1 examples in a round, min_samples is 8"),
+    "rounds": (Settings(rounds=5000), "the run has 5000 rounds, but max_rounds is 1000"),
+    "weights": (Settings(init="/etc/passwd"), "the run starts from a weights file"),
+    "single_samples": (Settings(batch_size=1, local_steps=1), "clients train on 1 examples per round, but min_samples is 8"),
 }
 ASK = """
 import sys, time
@@ -164,7 +161,6 @@ for app in sys.argv[3:]:
 
 
 def test_what_a_hostile_server_asks_is_refused_by_name_at_the_nodes(here: Deployed) -> None:
-    """With the server's own secrets and polyfed's own app, one run after the other; the server itself still waits for a third node."""
     here.serve("fedbn", 3)
     for node, machine, domain in NODES[:2]:
         here.join(node, machine, domain)
@@ -185,7 +181,6 @@ def test_what_a_hostile_server_asks_is_refused_by_name_at_the_nodes(here: Deploy
 
 
 def test_a_node_that_is_killed_comes_back_by_itself_when_it_is_started_again(here: Deployed) -> None:
-    """With the start, what an old run has left and nobody asked for in keep_days is removed."""
     server = here.serve("fedbn", 2)
     first = here.join("node-1", "one", DOMAINS[0])
     end(first)
@@ -208,7 +203,7 @@ import polyfed.flower.join.enrol as enrol_client
 from polyfed.__main__ import main
 usual, due = time.time, iter([True])
 time.time = lambda: usual() + 12.0
-enrol_client.ends_soon = lambda certificate: next(due, False)
+enrol_client.expires_soon = lambda certificate: next(due, False)
 sys.argv[0] = "polyfed"
 main()
 """
@@ -235,7 +230,7 @@ from polyfed.flower.deploy import certificates
 from polyfed.flower.serve import serve
 from polyfed.__main__ import main
 serve.HOUR, ask = 1.0, Path("ends-soon")
-certificates.ends_soon = lambda certificate: ask.exists() and not ask.unlink()
+certificates.expires_soon = lambda certificate: ask.exists() and not ask.unlink()
 sys.argv[0] = "polyfed"
 main()
 """
@@ -255,7 +250,6 @@ def test_a_server_that_runs_renews_its_certificate_and_nodes_get_in(here: Deploy
 
 
 def test_certificates_that_processes_read_once_outlast_them(here: Deployed) -> None:
-    """Those of the SuperLink and of a node's forwarder, on loopback; the others are renewed while their processes run."""
     here.serve("fedbn", 2)
     here.join("node-1", "one", DOMAINS[0])
     in_five_years = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=5 * 365)

@@ -1,1 +1,1 @@
-"""What ``polyfed serve`` and ``polyfed join`` share: certificates, kits, private files, processes, units."""
+"""Code that ``polyfed serve`` and ``polyfed join`` share: certificates, kits, private files, processes, units."""

@@ -1,4 +1,4 @@
-"""The folders of servers and nodes: where each of their files is, and what is remembered in them."""
+"""Paths and saved state in the folders of servers and nodes."""
 
 from __future__ import annotations
 
@@ -25,15 +25,13 @@ POLICY = "node.toml"
 
 
 class DeploymentFolder:
-    """Paths in a folder that only this account may enter; nothing is made before it is needed."""
+    """Paths in a folder that only this account may enter."""
 
     who: ClassVar[str]
-    variable: ClassVar[str]
-    """Names the folder in the environment of the processes that work for it."""
+    variable: ClassVar[str]  # environment variable that contains the folder's path in child processes
     folders: Sequence[Path]
     flower_home: Path
-    runtime_secret: Path
-    """Of the SuperLink's or the SuperNode's Runtime."""
+    runtime_secret: Path  # secret of the Runtime of the SuperLink or SuperNode
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,7 +40,6 @@ class DeploymentFolder:
 
     @classmethod
     def of_this_process(cls) -> Self:
-        """The folder that this process works for."""
         return cls(Path(os.environ[cls.variable]))
 
     def make(self) -> None:
@@ -52,12 +49,11 @@ class DeploymentFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else uses the folder inside the block; a second process is refused."""
         with (self.path / "lock").open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                message = f"A {self.who} already runs in {self.path}. Stop it first, or name another --folder."
+                message = f"A {self.who} already runs in {self.path}. Stop it first, or choose another --folder."
                 raise SettingError(message) from error
             yield
 
@@ -74,14 +70,14 @@ class ServerFolder(DeploymentFolder):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.described = path / "server.toml"
-        self.certificates = path / "certificates"  # the authority, and the certificate that nodes see
-        self.front = path / "front"  # nginx's files
+        self.certificates = path / "certificates"  # authority and server certificate
+        self.front = path / "front"  # files of nginx, the reverse proxy
         self.kits = path / "kits"
-        self.app = path / "app"  # the run's Flower app: settings, no code
+        self.app = path / "app"  # Flower app of the run: settings, no code
         self.run = path / "run"
         self.link = path / "superlink"
-        self.link_certificates = self.link / "certificates"  # for loopback; no other machine knows their authority
-        self.node_numbers = self.link / "numbers.json"  # names of nodes by the numbers that the SuperLink gave them
+        self.link_certificates = self.link / "certificates"  # for loopback only
+        self.node_numbers = self.link / "numbers.json"  # node names by SuperLink number
         self.database = self.link / "state.db"
         self.flower_home = self.link / "home"
         self.runtime_secret = self.link / "runtime.secret"
@@ -90,12 +86,12 @@ class ServerFolder(DeploymentFolder):
 
     @property
     def front_secret(self) -> str:
-        """By which the SuperLink and the enrolment service know the front."""
+        """Secret with which nginx authenticates to the SuperLink and the enrolment service."""
         return _secret_in(self.link / "front.secret").decode()
 
     @property
     def control_secret(self) -> str:
-        """By which the SuperLink knows ``polyfed serve``."""
+        """Secret with which ``polyfed serve`` authenticates to the SuperLink."""
         return _secret_in(self.link / "control.secret").decode()
 
     def describe(self, values: Mapping[str, Any]) -> None:
@@ -105,14 +101,14 @@ class ServerFolder(DeploymentFolder):
         try:
             return tomllib.loads(self.described.read_text())
         except FileNotFoundError as error:
-            raise SettingError(f"{self.path} is no folder of a server. polyfed serve makes one.") from error
+            raise SettingError(f"{self.path} is not a server folder. Create one with polyfed serve.") from error
         except ValueError as error:
-            raise SettingError(f"{self.described} cannot be read ({error}).") from error
+            raise SettingError(f"Cannot read {self.described} ({error}).") from error
 
 
 @dataclass(frozen=True)
 class Membership:
-    """Which server the node belongs to, under which name; ``token`` is the hash of the token it enrolled with."""
+    """The server of a node, and the node's name there; ``token`` is the hash of its enrolment token."""
 
     name: str
     host: str
@@ -128,9 +124,9 @@ class NodeFolder(DeploymentFolder):
         self.policy = path / POLICY
         self.server = path / "server.json"
         self.privacy_account = path / "privacy.jsonl"
-        self.state = path / "state"  # what stays local between rounds
+        self.state = path / "state"  # local client state
         self.flower_home = path / "flower"
-        self.config = self.flower_home / "node-config.toml"  # what the SuperNode gives to ClientApps
+        self.config = self.flower_home / "node-config.toml"  # node configuration for ClientApps
         self.keys = path / "keys"
         self.authority = self.keys / "server-ca.crt"
         self.tls_key = self.keys / "node.key"
@@ -138,11 +134,10 @@ class NodeFolder(DeploymentFolder):
         self.certificate = self.keys / "node.crt"
         self.flower_key = self.keys / "flower.key"
         self.runtime_secret = self.keys / "runtime.secret"
-        self.local_certificates = self.keys / "loopback"  # of the forwarder
+        self.local_certificates = self.keys / "loopback"  # for the forwarder
         self.folders = (self.keys, self.local_certificates, self.flower_home, self.state, self.logs)
 
     def membership(self) -> Membership | None:
-        """Which server the node belongs to; None: none yet."""
         return Membership(**json.loads(self.server.read_text())) if self.server.exists() else None
 
     def remember(self, membership: Membership) -> None:
@@ -150,7 +145,7 @@ class NodeFolder(DeploymentFolder):
 
 
 def _secret_in(path: Path) -> bytes:
-    """The random secret of a file; made with the first use."""
+    """Read the secret of a file; the first use creates a random one."""
     if not path.exists():
         write_private(path, secrets.token_hex(32))
     return path.read_bytes()

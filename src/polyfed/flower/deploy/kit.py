@@ -1,7 +1,4 @@
-"""A kit: the small file by which a node joins. It holds the server's address, the authority's certificate and a one-time token.
-
-The token is a secret until it is used, so send the kit as you would send a password. It holds no private key: nodes make theirs.
-"""
+"""The kit, a small file with which a node joins: the server's address, the authority's certificate and a one-time token."""
 
 from __future__ import annotations
 
@@ -21,8 +18,6 @@ NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 @dataclass(frozen=True)
 class Kit:
-    """What a node needs to join."""
-
     name: str
     host: str
     port: int
@@ -30,7 +25,6 @@ class Kit:
     authority: str
 
     def write(self, path: Path) -> None:
-        """Write the file; only this account may read it."""
         write_private(path, f"# polyfed join {path.name} --data DIR --domain NAME\n" + tomli_w.dumps(vars(self)))
 
     @classmethod
@@ -38,13 +32,11 @@ class Kit:
         try:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
-            raise SettingError(
-                f"There is no kit {path}. The server writes kits: polyfed serve RECIPE --host NAME --nodes 3"
-            ) from error
+            raise SettingError(f"Kit not found: {path}. Kits are created by: polyfed serve RECIPE --host NAME --nodes 3") from error
         except (OSError, ValueError) as error:
-            raise SettingError(f"{path} is no kit ({error}).") from error
+            raise SettingError(f"{path} is not a kit ({error}).") from error
         kinds = {"name": str, "host": str, "port": int, "token": str, "authority": str}
         wrong = [name for name, kind in kinds.items() if type(values.get(name)) is not kind]
         if wrong or not NAME.fullmatch(values["name"]):
-            raise SettingError(f"{path} is no kit: {', '.join(wrong) or 'name'} is missing or not what it should be.")
+            raise SettingError(f"{path} is not a valid kit: {', '.join(wrong) or 'name'} is missing or invalid.")
         return cls(**{name: values[name] for name in kinds})

@@ -1,4 +1,4 @@
-"""Processes that belong to this one: started with a log of their own, private, and ended with it, also when it is killed."""
+"""Start child processes that log to private files and end with this process, even if it is killed."""
 
 from __future__ import annotations
 
@@ -18,21 +18,18 @@ from polyfed.runs.folder.atomic_write import PRIVATE_FILE
 
 PROGRAMS = Path(sys.executable).parent
 LOOPBACK = "127.0.0.1"
-DIE_WITH_PARENT = 1
-"""PR_SET_PDEATHSIG of Linux's prctl."""
+DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-"""Flower calls nobody, looks for work ten times a second, and installs nothing."""
+"""No telemetry, no update check, no installations, and ten polls for work per second."""
 
 
 @dataclass
 class Child:
-    """A process that was started here."""
-
     handle: subprocess.Popen[bytes]
     log: Path
     log_start: int
@@ -41,12 +38,12 @@ class Child:
     def alive(self) -> bool:
         return self.handle.poll() is None
 
-    def said(self) -> str:
-        """What it has written since it was started."""
+    def output(self) -> str:
+        """Return the log since the process started."""
         return self.log.read_bytes()[self.log_start :].decode(errors="replace")
 
     def stop(self, seconds: float = 10.0) -> None:
-        """Request it to end, and end it where it does not."""
+        """Terminate the process, and kill it if it does not end."""
         with contextlib.suppress(ProcessLookupError):
             self.handle.terminate()
         try:
@@ -57,23 +54,20 @@ class Child:
 
 
 def start(name: str, command: Sequence[str], logs: Path, variables: Mapping[str, str], dies_by: int) -> Child:
-    """Start a process; it gets the signal ``dies_by`` when this process ends in any way.
-
-    A program without a folder is one of this Python environment. ``variables`` are added to the environment.
-    """
+    """Start a process, which receives the signal ``dies_by`` when this process ends."""
     program = command[0] if os.sep in command[0] else str(PROGRAMS / command[0])
-    # Flower starts its own programs by name.
+    # Flower starts programs by name.
     path = f"{PROGRAMS}{os.pathsep}{os.environ.get('PATH', '')}"
     log = logs / f"{name}.log"
 
     def die_with_parent() -> None:
-        # A group of its own, so that an interrupt at the terminal reaches this process first, which then ends its children in order.
+        # A separate process group, so that Ctrl+C reaches only the parent, which then ends its children in order.
         os.setpgid(0, 0)
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(DIE_WITH_PARENT, dies_by)
 
     with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE), "ab") as output:
-        begin = output.seek(0, os.SEEK_END)
+        log_start = output.seek(0, os.SEEK_END)
         handle = subprocess.Popen(
             [program, *command[1:]],
             stdin=subprocess.DEVNULL,
@@ -82,11 +76,11 @@ def start(name: str, command: Sequence[str], logs: Path, variables: Mapping[str,
             env={**os.environ, **QUIET, "PATH": path, "PYTHONUNBUFFERED": "1", **variables},
             preexec_fn=die_with_parent,
         )
-    return Child(handle, log, begin)
+    return Child(handle, log, log_start)
 
 
 def be_private_and_stoppable(advice: str = "") -> None:
-    """Let only this account read what this process writes, and let SIGTERM end it in order, as an interrupt does."""
+    """Make new files private, and handle SIGTERM like an interrupt."""
 
     def interrupted(number: int, frame: object) -> None:
         raise KeyboardInterrupt(f"stopped by signal {number}{advice}.")
@@ -96,7 +90,6 @@ def be_private_and_stoppable(advice: str = "") -> None:
 
 
 def free_port() -> int:
-    """A port on loopback that nobody uses now."""
     with socket.socket() as taken:
         taken.bind((LOOPBACK, 0))
         return int(taken.getsockname()[1])

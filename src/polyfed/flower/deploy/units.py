@@ -1,4 +1,4 @@
-"""systemd units and compose files for servers and nodes; they start the same commands that a person would."""
+"""systemd units and compose files for servers and nodes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def write_server_units(folder: Path, words: Sequence[str], server: Path, port: i
 
 
 def write_node_units(folder: Path, words: Sequence[str], node: Path, data: str) -> list[Path]:
-    """Write a unit, a compose file and a Dockerfile for a node, which reads its data."""
+    """Write a unit, a compose file and a Dockerfile for a node; its data is mounted read-only."""
     name = f"polyfed-{node.name}"
     mounts = [f"{data}:{data}:ro"] if data.startswith("/") else []
     return _write(folder, f"{name}.service", _unit(name, words, node, "always", 10), _compose(name, words, node, [], mounts))
 
 
 def _unit(what: str, words: Sequence[str], place: Path, restart: str, seconds: int) -> str:
-    """Return a systemd unit. Bad input and a refusal are not tried again; a crash is."""
+    """Return a systemd unit, which restarts after a crash, but not after bad input or a rejection."""
     home = place.resolve().parent
     return render(
         "unit.service",
@@ -46,13 +46,12 @@ def _unit(what: str, words: Sequence[str], place: Path, restart: str, seconds: i
 def _systemd(word: str) -> str:
     """Quote a word so that systemd reads ``%`` and ``$`` as they are."""
     if "\n" in word:
-        raise SettingError(f"A unit cannot have a line break in {word!r}.")
+        raise SettingError(f"A systemd unit cannot contain the line break in {word!r}.")
     plain = word.replace("%", "%%").replace("$", "$$")
     return plain if plain == shlex.quote(plain) else '"' + plain.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _compose(name: str, words: Sequence[str], place: Path, ports: Sequence[str], mounts: Sequence[str]) -> str:
-    """Return a compose file; its image is built from the Dockerfile in the same folder."""
     home = str(place.resolve().parent)
     return render(
         "compose.yaml",
@@ -74,7 +73,9 @@ def _write(folder: Path, unit_name: str, unit: str, compose: str) -> list[Path]:
     files = {unit_name: unit, "compose.yaml": compose, "Dockerfile": render("Dockerfile", python=version)}
     for name in files:
         if (folder / name).exists():
-            raise SettingError(f"{folder / name} exists, and nothing is overwritten. Name another folder with --write-units.")
+            raise SettingError(
+                f"{folder / name} already exists, and nothing is overwritten. Choose another folder with --write-units."
+            )
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name).write_text(text)

@@ -1,1 +1,1 @@
-"""``polyfed join``: a node in one command, under its own policy."""
+"""``polyfed join``: a node in one command, with a policy that the server cannot change."""

@@ -1,4 +1,4 @@
-"""How a node talks to the server's enrolment path: enrols, renews its certificate, and asks whether it may come in."""
+"""A node's requests to the enrolment service: enrol, renew the certificate, and check access."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from polyfed.flower.deploy.certificates import certificate_request, ends_soon, pem_key, read_certificate, read_signed
+from polyfed.flower.deploy.certificates import certificate_request, expires_soon, pem_key, read_certificate, read_signed
 from polyfed.flower.deploy.folders import Membership, NodeFolder
 from polyfed.flower.deploy.kit import Kit
 from polyfed.flower.deploy.private_files import write_private
@@ -24,27 +24,23 @@ from polyfed.flower.serve.registry import hashed
 
 SECONDS = 30.0
 LARGEST_ANSWER = 1 << 20
-MAX_AHEAD, MAX_BEHIND = 5.0, 300.0
-"""Flower refuses a node whose clock is so far off, without saying why (SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE)."""
-NEARLY = 0.6
+MAX_AHEAD, MAX_BEHIND = 5.0, 300.0  # Flower rejects a node whose clock is further off, without a reason
+WARN_AT = 0.6  # fraction of these limits at which the node prints a warning
 
 
 class Unreachable(OSError):
-    """The server cannot be reached; it may be later."""
+    """The server cannot be reached at the moment."""
 
 
-class ServerAnswer(NamedTuple):
-    """What the server said, and how far this machine's clock is ahead of its clock, in seconds."""
+class ServerReply(NamedTuple):
+    """The server's reply, and how many seconds this machine's clock is ahead of the server's."""
 
     values: dict[str, Any]
     ahead: float
 
 
 def enrol(folder: NodeFolder, kit: Kit, client: str) -> None:
-    """Make the node's keys and get its certificate; a node that has enrolled with this kit is left as it is.
-
-    ``client`` is the name of this node in runs, which the server keeps for it; empty: said later, with the first run.
-    """
+    """Create the node's keys and obtain its certificate, unless it is enrolled; ``client`` is the client name to reserve."""
     member = Membership(kit.name, kit.host, kit.port, hashed(kit.token))
     before = folder.membership()
     if before == member and folder.certificate.exists():
@@ -56,17 +52,17 @@ def enrol(folder: NodeFolder, kit: Kit, client: str) -> None:
     flower_key = serialization.load_ssh_private_key(folder.flower_key.read_bytes(), None)
     assert isinstance(signed_key, ec.EllipticCurvePrivateKey)
     if not folder.certificate_request.exists():
-        # A repeated request must be the same to the byte, or the server takes it for somebody else's.
+        # A repeated request must be identical, or the server treats it as another node's.
         write_private(folder.certificate_request, certificate_request(signed_key, kit.name))
     public = flower_key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     values = {"token": kit.token, "request": folder.certificate_request.read_text(), "key": public.decode(), "client": client}
-    answer = ask(member, values, client_context(folder.authority))
-    write_private(folder.certificate, str(answer.values["certificate"]))
+    reply = request(member, values, client_context(folder.authority))
+    write_private(folder.certificate, str(reply.values["certificate"]))
     folder.note("enrolled", host=kit.host, port=kit.port, name=kit.name)
 
 
 def _make_keys(folder: NodeFolder, kit: Kit) -> None:
-    """Keys for TLS and for Flower; they are made here and never leave."""
+    """Create the private keys for TLS and Flower, which never leave the node."""
     flower_key = ec.generate_private_key(ec.SECP384R1())
     form, unlocked = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     folder.certificate.unlink(missing_ok=True)
@@ -76,37 +72,36 @@ def _make_keys(folder: NodeFolder, kit: Kit) -> None:
     write_private(folder.flower_key, flower_key.private_bytes(serialization.Encoding.PEM, form, unlocked))
 
 
-def hello(folder: NodeFolder, member: Membership) -> ServerAnswer:
-    """Request whether this node may come in."""
-    return ask(member, HELLO, own_context(folder))
+def check_access(folder: NodeFolder, member: Membership) -> ServerReply:
+    """Request confirmation that this node may connect."""
+    return request(member, HELLO, node_context(folder))
 
 
-def renewed(folder: NodeFolder, member: Membership) -> bool:
-    """Get a new certificate where the old one ends soon; says whether there is a new one."""
-    if not ends_soon(read_certificate(folder.certificate)):
+def renew_certificate(folder: NodeFolder, member: Membership) -> bool:
+    """Renew the certificate if it expires soon. Return True if it was renewed."""
+    if not expires_soon(read_certificate(folder.certificate)):
         return False
     key = read_signed(folder.certificate, folder.tls_key).key
-    answer = ask(member, {"request": certificate_request(key, member.name).decode()}, own_context(folder))
-    write_private(folder.certificate, str(answer.values["certificate"]))
+    reply = request(member, {"request": certificate_request(key, member.name).decode()}, node_context(folder))
+    write_private(folder.certificate, str(reply.values["certificate"]))
     return True
 
 
-def own_context(folder: NodeFolder) -> ssl.SSLContext:
+def node_context(folder: NodeFolder) -> ssl.SSLContext:
     return client_context(folder.authority, folder.certificate, folder.tls_key)
 
 
-def ask(member: Membership, values: dict[str, str], context: ssl.SSLContext) -> ServerAnswer:
+def request(member: Membership, values: dict[str, str], context: ssl.SSLContext) -> ServerReply:
     connection = http.client.HTTPSConnection(member.host, member.port, timeout=SECONDS, context=context)
     try:
         connection.request("POST", ENROL_PATH, json.dumps(values), {"Content-Type": "application/json"})
         response = connection.getresponse()
         now, body = time.time(), response.read(LARGEST_ANSWER)
     except ssl.SSLCertVerificationError as error:
-        raise Refused(
-            f"The server at {member.host}:{member.port} is not the one of the kit ({error.verify_message}). Ask its operator for a new kit."
-        ) from error
+        problem = f"The server at {member.host}:{member.port} is not the one in the kit ({error.verify_message})."
+        raise Refused(f"{problem} Ask its operator for a new kit.") from error
     except (OSError, http.client.HTTPException) as error:
-        raise Unreachable(f"The server at {member.host}:{member.port} cannot be reached ({error}).") from error
+        raise Unreachable(f"Cannot reach the server at {member.host}:{member.port} ({error}).") from error
     finally:
         connection.close()
     if response.status in (429, 502, 503, 504):
@@ -116,28 +111,28 @@ def ask(member: Membership, values: dict[str, str], context: ssl.SSLContext) -> 
     except ValueError:
         found = {}
     if response.status != 200:
-        raise Refused(str(found.get("problem") or f"The server refused with status {response.status}.")[:500])
-    return ServerAnswer(found, now - server_time(response.headers.get("Date", ""), now))
+        raise Refused(str(found.get("problem") or f"The server rejected this node with status {response.status}.")[:500])
+    return ServerReply(found, now - server_time(response.headers.get("Date", ""), now))
 
 
-def server_time(date: str, otherwise: float) -> float:
-    """The server's clock from its answer, to half a second; answers say whole seconds."""
+def server_time(date: str, default: float) -> float:
+    """Read the server's time from a Date header; half a second is added, because the header has whole seconds."""
     try:
         return email.utils.parsedate_to_datetime(date).timestamp() + 0.5
     except ValueError:
-        return otherwise
+        return default
 
 
 def clock_problem(ahead: float) -> str:
-    """What is wrong with this machine's clock; empty: nothing that matters.
+    """Return the problem with this machine's clock, or an empty string.
 
     >>> clock_problem(1.0), clock_problem(12.2)[:62]
     ('', "This machine's clock is 12 s ahead of the server's. The server")
     """
-    if -MAX_BEHIND * NEARLY < ahead < MAX_AHEAD * NEARLY:
+    if -MAX_BEHIND * WARN_AT < ahead < MAX_AHEAD * WARN_AT:
         return ""
-    words = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'}"
+    difference = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'}"
     return (
-        f"This machine's clock is {words} the server's. The server refuses nodes that are more than {MAX_AHEAD:g} s ahead or "
+        f"This machine's clock is {difference} the server's. The server rejects nodes that are more than {MAX_AHEAD:g} s ahead or "
         f"{MAX_BEHIND:g} s behind. Set the clock, for example with: timedatectl set-ntp true"
     )

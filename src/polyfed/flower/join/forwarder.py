@@ -1,8 +1,4 @@
-"""A TLS forwarder at a node: the SuperNode talks to it on loopback, and it talks to the server with the node's certificate.
-
-Flower's SuperNode takes root certificates only and cannot show a certificate of its own. The forwarder passes bytes on and looks at none
-of them. It listens on loopback, and only for the account that started it.
-"""
+"""A TLS forwarder with the node's certificate, which Flower's SuperNode cannot present itself."""
 
 from __future__ import annotations
 
@@ -25,7 +21,6 @@ CONNECTIONS = Path("/proc/net/tcp")
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """TLS of the side that listens."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_cert_chain(certificate, key)
@@ -33,7 +28,7 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def client_context(authority: Path, certificate: Path | None = None, key: Path | None = None) -> ssl.SSLContext:
-    """TLS of the side that connects: the server must be signed by this authority, and nobody else's word counts."""
+    """Return a TLS context that trusts only this authority."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(authority)
@@ -43,14 +38,14 @@ def client_context(authority: Path, certificate: Path | None = None, key: Path |
 
 
 class Forwarder:
-    """Passes connections on until the process ends.
+    """Forwards connections until the process ends.
 
     Args:
-        listening: TLS of the side that listens.
-        connecting: makes the TLS of the side that connects; asked for every connection, so that a renewed certificate counts at once.
-        host: of the server.
-        port: of the server.
-        stranger: called when another account of this machine connects.
+        listening: TLS context of the listening side.
+        connecting: Creates the TLS context of each outgoing connection, so that a renewed certificate is used at once.
+        host: Name or address of the server.
+        port: Port of the server.
+        rejected: Called when another account of this machine connects.
     """
 
     def __init__(
@@ -59,30 +54,30 @@ class Forwarder:
         connecting: Callable[[], ssl.SSLContext],
         host: str,
         port: int,
-        stranger: Callable[[int], None],
+        rejected: Callable[[int], None],
     ) -> None:
-        self.listening, self.connecting, self.host, self.port, self.stranger = listening, connecting, host, port, stranger
+        self.listening, self.connecting, self.host, self.port, self.rejected = listening, connecting, host, port, rejected
         self.local_port = 0
         self.ready = threading.Event()
         self.running: set[asyncio.Task[None]] = set()
 
     def start(self) -> int:
-        """Listen in a thread; returns the port."""
+        """Listen in a thread and return the port."""
         threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True).start()
         self.ready.wait()
         return self.local_port
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._passed_on, LOOPBACK, 0, ssl=self.listening, limit=PIECE)
+        server = await asyncio.start_server(self._forward, LOOPBACK, 0, ssl=self.listening, limit=PIECE)
         self.local_port = int(server.sockets[0].getsockname()[1])
         self.ready.set()
         async with server:
             await server.serve_forever()
 
-    async def _passed_on(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+    async def _forward(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
         account = account_of(int(back.get_extra_info("peername")[1]), self.local_port)
         if account not in (None, os.getuid()):
-            self.stranger(int(account or 0))
+            self.rejected(int(account or 0))
             back.close()
             return
         try:
@@ -91,7 +86,7 @@ class Forwarder:
                     self.host, self.port, ssl=self.connecting(), server_hostname=self.host, limit=PIECE
                 )
         except (OSError, TimeoutError) as error:
-            log.warning("The server at %s:%d cannot be reached (%s).", self.host, self.port, error or type(error).__name__)
+            log.warning("Cannot reach the server at %s:%d (%s).", self.host, self.port, error or type(error).__name__)
             back.close()
             return
         tasks = [asyncio.create_task(_pump(near, onward)), asyncio.create_task(_pump(far, back))]
@@ -111,7 +106,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def account_of(port: int, local_port: int) -> int | None:
-    """The account whose process has the other end of a connection on loopback; None where the system does not say."""
+    """Return the account of the process at the other end of a loopback connection, or None if it is unknown."""
     if not CONNECTIONS.exists():
         return None
     ends = f"0100007F:{port:04X}", f"0100007F:{local_port:04X}"

@@ -1,10 +1,4 @@
-"""The executor of a joined node: runs polyfed's ClientApp behind the node's policy, and nothing that an app bundle brings.
-
-    python -m polyfed.flower.join.guarded_executor 127.0.0.1:9094
-
-Flower's own code would unpack each bundle and import the ClientApp that it names. Here bundles are checked first, and only those
-whose code the node lists are unpacked; the ClientApp is always polyfed's. Every ask and every answer is in the node's audit log.
-"""
+"""The executor of a joined node (``python -m``), which runs only polyfed's ClientApp, under the node's policy."""
 
 from __future__ import annotations
 
@@ -27,10 +21,10 @@ from polyfed.errors import PolyfedError
 from polyfed.flower import executor
 from polyfed.flower.app import SETTINGS_KEY, read_settings, settings_from
 from polyfed.flower.client_app import answer, app_with, make_app
-from polyfed.flower.deploy.folders import NodeFolder
+from polyfed.flower.deploy.folders import POLICY, NodeFolder
 from polyfed.flower.deploy.private_files import OTHERS
 from polyfed.flower.join.bundle_check import check_bundle
-from polyfed.flower.join.policy import Policy, Refused, refused
+from polyfed.flower.join.policy import Policy, Refused
 from polyfed.flower.node.account import DELTA_KEY, EPSILON_KEY, FILE_KEY, MIN_SAMPLES_KEY
 from polyfed.flower.wire.codec import extras_of
 from polyfed.flower.wire.message import DECLINED, DESCRIBE, BadMessage, WireMessage, refusal
@@ -42,8 +36,8 @@ log = logging.getLogger("polyfed")
 SPACED_PATH = re.compile(r"(['\"`])[^'\"`]*[/\\][^'\"`]*\1")
 PATH = re.compile(r"\S*[/\\]\S*")
 FILE_NAME = re.compile(r"\b[\w-]+(?:\.[\w-]+)*\.[A-Za-z][A-Za-z0-9]{1,11}\b")
-LEFT_OUT = "(left out: see the node's log)"
-NO_FILE_NAMES = ("node.toml",)
+OMITTED = "(omitted: see the node's log)"
+NOT_PRIVATE = (POLICY,)
 
 
 def guarded(wire_message: WireMessage, context: Context) -> WireMessage:
@@ -54,54 +48,54 @@ def guarded(wire_message: WireMessage, context: Context) -> WireMessage:
         settings = read_settings(str(context.run_config.get(SETTINGS_KEY)))
         problems = unlisted_code(settings.load)
         if not problems:
-            # Their hashes are listed, so they may run; the properties of the methods in them are known only then.
-            arrived = settings_from(context.run_config)
-            for file in arrived.load:
-                load_file(file, arrived.trust)
+            # The node allows these files. Loading them registers their methods, which the policy checks next.
+            local = settings_from(context.run_config)
+            for file in local.load:
+                load_file(file, local.trust)
             extras = {} if wire_message.control.get("what") == DESCRIBE else extras_of(wire_message)
             problems = policy.problems(settings, context.run_config, wire_message.control, extras)
     except BadMessage as error:
-        problems = [f"what is asked cannot be read: {error}"]
+        problems = [f"cannot read the request: {error}"]
     except (PolyfedError, ValueError) as error:
-        problems = [f"the settings of the run cannot be read here ({type(error).__name__}: {error})"]
+        problems = [f"cannot read the settings of the run ({type(error).__name__}: {error})"]
     about = {"run": str(context.run_id), "what": str(wire_message.control.get("what"))}
     if problems:
-        sentence = without_paths(refused(problems, client))
-        log.warning("%s", sentence)
-        folder.note("refused", **about, why=sentence)
-        return refusal(sentence)
-    # Where files lie on the server says nothing here, and must not point anywhere.
+        problem = without_paths(f"Refused by {client or 'this node'} (its {POLICY}): {'; '.join(problems)}.")
+        log.warning("%s", problem)
+        folder.note("refused", **about, why=problem)
+        return refusal(problem)
+    # The server's data path must not point to files of this node.
     context.run_config[SETTINGS_KEY] = json.dumps({**json.loads(str(context.run_config[SETTINGS_KEY])), "root": None})
     context.node_config.update({MIN_SAMPLES_KEY: policy.min_samples, FILE_KEY: str(folder.privacy_account)})
-    # A run without noise would go past a limit, so limits need dp_required.
+    # Without dp_required, runs without noise are allowed, so a limit would be pointless.
     if policy.dp_required:
         context.node_config.update({EPSILON_KEY: float(policy.max_total_epsilon), DELTA_KEY: float(policy.max_delta)})
-    answered = what_may_leave(answer(wire_message, context), policy, wire_message.control.get("what") == DESCRIBE)
-    if answered.control.get("kind") == DECLINED:
-        folder.note("refused", **about, why=answered.control["problem"])
-    return answered
+    reply = redacted(answer(wire_message, context), policy, wire_message.control.get("what") == DESCRIBE)
+    if reply.control.get("kind") == DECLINED:
+        folder.note("refused", **about, why=reply.control["problem"])
+    return reply
 
 
 def unlisted_code(load: Sequence[str]) -> list[str]:
-    """A sentence for each file to load that is not in a bundle whose code the node lists."""
-    return [f"the run loads {name}, and code does not list it" for name in load if name not in listed_code]
+    """Return a problem for each file to load that the node does not allow."""
+    return [f"the run loads {name}, which code does not list" for name in load if name not in listed_code]
 
 
-def what_may_leave(answered: WireMessage, policy: Policy, described: bool) -> WireMessage:
-    """An answer without what the node does not tell."""
-    control: dict[str, Any] = dict(answered.control)
+def redacted(reply: WireMessage, policy: Policy, is_description: bool) -> WireMessage:
+    """Return a reply without file paths, and without class counts if the policy withholds them."""
+    control: dict[str, Any] = dict(reply.control)
     if not control.get("ok"):
         log.warning("%s", control.get("problem"))
         control["problem"] = without_paths(str(control.get("problem")))
-    elif described and not policy.tells_class_counts:
-        control["description"] = {**control["description"], "class_counts": evenly(control["description"]["class_counts"])}
-    return dataclasses.replace(answered, control=control)
+    elif is_description and not policy.sends_class_counts:
+        control["description"] = {**control["description"], "class_counts": uniform_counts(control["description"]["class_counts"])}
+    return dataclasses.replace(reply, control=control)
 
 
-def evenly(counts: list[int]) -> list[int]:
-    """The same number of examples, dealt evenly to the classes: the total is needed, the rest is not told.
+def uniform_counts(counts: list[int]) -> list[int]:
+    """Return uniform class counts with the same total.
 
-    >>> evenly([7, 0, 1])
+    >>> uniform_counts([7, 0, 1])
     [3, 3, 2]
     """
     total, classes = sum(counts), len(counts)
@@ -109,22 +103,21 @@ def evenly(counts: list[int]) -> list[int]:
 
 
 def without_paths(text: str) -> str:
-    """A sentence without paths and file names.
+    """Remove paths and file names from a message.
 
     >>> without_paths("cannot read '/srv/my images/a b.png' of scan-7.dcm: no space left")
-    "cannot read (left out: see the node's log) of (left out: see the node's log): no space left"
+    "cannot read (omitted: see the node's log) of (omitted: see the node's log): no space left"
     """
-    text = PATH.sub(LEFT_OUT, SPACED_PATH.sub(LEFT_OUT.replace("/", ""), text))
-    return FILE_NAME.sub(lambda found: found[0] if found[0] in NO_FILE_NAMES else LEFT_OUT, text)
+    text = PATH.sub(OMITTED, SPACED_PATH.sub(OMITTED, text))
+    return FILE_NAME.sub(lambda found: found[0] if found[0] in NOT_PRIVATE else OMITTED, text)
 
 
-listed_code: set[str] = set()
-"""Names of files in the bundle of the current message whose hashes the node lists."""
+listed_code: set[str] = set()  # files in the bundle of the current message that the node allows
 inner = make_app(guarded)
 
 
 def handle(message: Message, context: Context) -> Message:
-    """Answer one message; what comes in and what leaves is in the audit log, with its bytes and its hash."""
+    """Reply to a message; request and reply are recorded in the audit log with their size and hash."""
     audit = AuditLog(NodeFolder.of_this_process().audit)
     about = {"run": str(context.run_id), "what": message.metadata.message_type, "round": message.metadata.group_id}
     about["message"] = message.metadata.message_id
@@ -132,10 +125,10 @@ def handle(message: Message, context: Context) -> Message:
     try:
         reply = inner(message, context)
     except Exception as error:
-        log.exception("An ask could not be answered.")
+        log.exception("The request failed.")
         audit.write("failed", **about, why=f"{type(error).__name__}: {error}")
-        # What is raised here goes to the server as it is.
-        raise Refused(f"{type(error).__name__} at this node; its log has the rest") from None
+        # Flower sends the text of this error to the server.
+        raise Refused(f"{type(error).__name__} at this node; see its log") from None
     audit.write("answered", **about, **audited(reply.content))
     return reply
 
@@ -144,22 +137,22 @@ app = app_with(handle)
 
 
 def _checked_install(content: bytes, **_: Any) -> None:
-    """In the place of Flower's unpacking: refuse, or unpack what the node lists, or do nothing."""
+    """Replacement for Flower's unpacking: check the bundle, and unpack it only if it contains allowed code."""
     folder = NodeFolder.of_this_process()
     try:
-        brought = check_bundle(content, Policy.read(folder.policy).code)
+        files = check_bundle(content, Policy.read(folder.policy).code)
     except Refused as error:
         log.warning("%s", error)
         folder.note("app bundle refused", why=str(error))
         raise
     listed_code.clear()
-    listed_code.update(brought)
-    if brought:
+    listed_code.update(files)
+    if files:
         sys.path.insert(0, str(install_from_fab(content, skip_prompt=True)))
 
 
 def _own_app(*_: Any, **__: Any) -> Callable[..., ClientApp]:
-    """In the place of Flower's loader: always the guarded ClientApp."""
+    """Replacement for Flower's loader: always return the guarded ClientApp."""
     return lambda *_: app
 
 

@@ -1,11 +1,4 @@
-"""The SuperNode of a joined node: polyfed's, and no app bundle ends it.
-
-    python -m polyfed.flower.join.guarded_supernode --superlink HOST:PORT ...
-
-Flower reads the configuration of a run from its bundle here, before the executor looks at the bundle. One that cannot be read, or that is
-not the one that was asked for, ended the loop of the SuperNode while its process stayed: the node was silent until somebody started it
-again.
-"""
+"""The SuperNode of a joined node (``python -m``), which survives invalid app bundles."""
 
 from __future__ import annotations
 
@@ -24,29 +17,29 @@ ReadConfig = Callable[[bytes, Any], dict[str, Any]]
 
 
 def _unless_unreadable(read: ReadConfig) -> ReadConfig:
-    """Flower's function, which is given no bundle that is too large or cannot be read; the executor refuses those by name."""
+    """Make Flower's function return an empty configuration for an invalid bundle, which the executor rejects later."""
 
     def config_in(bundle: bytes, run: Any) -> dict[str, Any]:
         try:
             read_project(read_bundle(bundle))
             return read(bundle, run)
         except Exception as error:
-            # Whatever is in a bundle, the node must be there for the next one.
-            log.warning("An app bundle has no configuration that can be read (%s: %s).", type(error).__name__, error)
+            # The node must survive any bundle.
+            log.warning("An app bundle has no readable configuration (%s: %s).", type(error).__name__, error)
             return {}
 
     return config_in
 
 
 def main() -> None:
-    # By its name: a function of the same name hides the module.
+    # A function with the same name hides the module.
     loop = importlib.import_module("flwr.supernode.start_client_internal")
     vars(loop).update(get_fused_config_from_fab=_unless_unreadable(loop.get_fused_config_from_fab))
     try:
         supernode.main()
     except Exception:
         log.exception("The SuperNode ended.")
-    # Its loop has ended by an error. Threads of Flower's would hold the process, and polyfed join starts another when this one has gone.
+    # Flower's threads would keep the process alive; polyfed join restarts it when it exits.
     os._exit(1)
 
 

@@ -1,7 +1,4 @@
-"""``polyfed join``: a node in one command. It makes its keys, enrols, and works for the server until it is stopped.
-
-The SuperNode, the executor and the forwarder are started again when they end, and the node connects again by itself.
-"""
+"""``polyfed join``: create keys, enrol, and run a node until it is stopped, restarting its processes when they end."""
 
 from __future__ import annotations
 
@@ -16,40 +13,39 @@ from typing import TypeVar
 import tomli_w
 
 from polyfed.errors import SettingError
-from polyfed.flower.deploy.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY, keep_loopback_server
+from polyfed.flower.deploy.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY, create_loopback_certificates
 from polyfed.flower.deploy.folders import Membership, NodeFolder
 from polyfed.flower.deploy.kit import Kit
 from polyfed.flower.deploy.private_files import write_private
 from polyfed.flower.deploy.processes import LOOPBACK, Child, be_private_and_stoppable, free_port, tail
-from polyfed.flower.join.enrol import Unreachable, clock_problem, enrol, hello, own_context, renewed
+from polyfed.flower.join.enrol import Unreachable, check_access, clock_problem, enrol, node_context, renew_certificate
 from polyfed.flower.join.forwarder import Forwarder, server_context
 from polyfed.flower.join.policy import Policy
 
 TICK = 0.5
 SHORTEST_PAUSE, LONGEST_PAUSE = 2.0, 30.0
-LOOK_AFTER = 30.0
-"""Seconds between two looks whether the server still lets this node in."""
+CHECK_SECONDS = 30.0  # seconds between checks that the server still admits this node
 DAY = 86400.0
 CONNECTED = "SuperNode ID:"
 KILLED_BEFORE = "Failed to activate SuperNode"
 T = TypeVar("T")
 
 
-def _until_reached(ask: Callable[[], T], show: Callable[[str], None]) -> T:
-    """The server's answer; one that cannot be reached is asked again, after longer and longer pauses."""
+def _until_reached(send: Callable[[], T], show: Callable[[str], None]) -> T:
+    """Send a request, and retry with increasing pauses while the server cannot be reached."""
     pause = SHORTEST_PAUSE
     while True:
         try:
-            return ask()
+            return send()
         except Unreachable as error:
-            show(f"{error} Trying again in {pause:g} s.")
+            show(f"{error} Retrying in {pause:g} s.")
             time.sleep(pause)
             pause = min(LONGEST_PAUSE, 2 * pause)
 
 
 @dataclass
 class JoinedNode:
-    """The processes of one node."""
+    """The processes of a node."""
 
     folder: NodeFolder
     member: Membership
@@ -58,48 +54,48 @@ class JoinedNode:
     executor: Child | None = None
     address: str = ""
     connected: bool = False
-    last_look: float = field(default_factory=time.monotonic)
+    last_check: float = field(default_factory=time.monotonic)
 
     def work(self) -> None:
-        """Work until the process is stopped, or the server refuses the node."""
+        """Run until the process is stopped or the server rejects the node."""
         port = self.forwarder().start()
         while True:
-            self.look_after()
+            self.check()
             self.start(port)
             self.watch()
             self.stop()
-            self.show(f"The node starts again in {SHORTEST_PAUSE:g} s.")
+            self.show(f"The node restarts in {SHORTEST_PAUSE:g} s.")
             time.sleep(SHORTEST_PAUSE)
 
     def forwarder(self) -> Forwarder:
         certificates = self.folder.local_certificates
-        keep_loopback_server(certificates, "polyfed node on loopback")
+        create_loopback_certificates(certificates, "polyfed node on loopback")
         return Forwarder(
             server_context(certificates / SERVER_CERTIFICATE, certificates / SERVER_KEY),
-            lambda: own_context(self.folder),
+            lambda: node_context(self.folder),
             self.member.host,
             self.member.port,
             lambda account: self.folder.note("another account refused at the forwarder", account=account),
         )
 
-    def look_after(self) -> None:
-        """Wait until the server lets this node in; renew its certificate, compare clocks, remove old state."""
-        answer = _until_reached(lambda: hello(self.folder, self.member), self.show)
-        if problem := clock_problem(answer.ahead):
+    def check(self) -> None:
+        """Wait until the server admits this node; compare clocks, renew the certificate and remove old state."""
+        reply = _until_reached(lambda: check_access(self.folder, self.member), self.show)
+        if problem := clock_problem(reply.ahead):
             self.show(problem)
-            self.folder.note("clock is off", seconds=round(answer.ahead, 1))
+            self.folder.note("clock is off", seconds=round(reply.ahead, 1))
         self.renew()
         remove_old_state(self.folder, Policy.read(self.folder.policy).keep_days)
-        self.last_look = time.monotonic()
+        self.last_check = time.monotonic()
 
     def renew(self) -> None:
-        """Renew the certificate where it ends soon; a server that is busy now is asked again with the next look."""
+        """Renew the certificate if it expires soon; if the server is unreachable, the next check tries again."""
         try:
-            if renewed(self.folder, self.member):
+            if renew_certificate(self.folder, self.member):
                 self.show("The certificate was renewed.")
                 self.folder.note("certificate renewed")
         except Unreachable as error:
-            self.show(f"{error} The certificate is renewed later.")
+            self.show(f"{error} The certificate will be renewed later.")
 
     def start(self, port: int) -> None:
         self.address, self.connected = f"{LOOPBACK}:{free_port()}", False
@@ -117,23 +113,23 @@ class JoinedNode:
     def watch(self) -> None:
         assert self.supernode is not None and self.executor is not None
         while self.supernode.alive:
-            if not self.connected and CONNECTED in self.supernode.said():
+            if not self.connected and CONNECTED in self.supernode.output():
                 self.connected = True
                 self.folder.note("connected", host=self.member.host, port=self.member.port)
                 self.show(f"Connected to {self.member.host}:{self.member.port} as {self.member.name}.")
             if not self.executor.alive:
-                self.show(f"The executor ended: {tail(self.executor.said(), 2)}")
+                self.show(f"The executor ended: {tail(self.executor.output(), 2)}")
                 self.executor = self.start_executor()
                 time.sleep(SHORTEST_PAUSE)
-            if time.monotonic() - self.last_look > LOOK_AFTER:
-                self.look_after()
+            if time.monotonic() - self.last_check > CHECK_SECONDS:
+                self.check()
             time.sleep(TICK)
-        said = self.supernode.said()
+        output = self.supernode.output()
         self.folder.note("disconnected")
-        if KILLED_BEFORE in said:
-            self.show("The server still waits for this node's last connection, which was cut off; that takes up to a minute.")
+        if KILLED_BEFORE in output:
+            self.show("The server still waits for this node's previous connection, which was lost. This takes up to a minute.")
         else:
-            self.show(f"The connection ended: {tail(said, 2)}")
+            self.show(f"The connection ended: {tail(output, 2)}")
 
     def stop(self) -> None:
         for child in (self.supernode, self.executor):
@@ -142,20 +138,15 @@ class JoinedNode:
 
 
 def join(kit: Path | None, folder: Path, given: Policy, show: Callable[[str], None] = print) -> None:
-    """Join the server that wrote the kit, or, without a kit, go on as a node that has joined.
-
-    What the command line says of data and limits (``given``) is written to ``node.toml`` with the first start.
-    """
+    """Run a node until it is stopped; only the first start needs a kit, and writes ``given`` to ``node.toml``."""
     be_private_and_stoppable()
     place = NodeFolder(folder.resolve())
     found = None if kit is None else Kit.read(kit)
     if found is None and place.membership() is None:
-        raise SettingError(
-            f"{folder} is no folder of a node that has joined. Name its kit: polyfed join KIT --data DIR --domain NAME"
-        )
+        raise SettingError(f"{folder} is not a node folder. Pass the kit: polyfed join KIT --data DIR --domain NAME")
     place.make()
     with place.locked():
-        policy = kept_policy(place, given)
+        policy = load_policy(place, given)
         write_config(place, policy)
         if found is not None:
             _until_reached(lambda: enrol(place, found, policy.client or policy.domain), show)
@@ -168,11 +159,11 @@ def join(kit: Path | None, folder: Path, given: Policy, show: Callable[[str], No
             node.stop()
 
 
-def kept_policy(folder: NodeFolder, given: Policy) -> Policy:
-    """The node's policy; the first start writes it, later ones must not contradict it."""
+def load_policy(folder: NodeFolder, given: Policy) -> Policy:
+    """Load the node's policy; the first start writes it, and later ones must agree with it."""
     if not folder.policy.exists():
         if not given.data:
-            raise SettingError("Say where the data of this node are: --data DIR")
+            raise SettingError("Specify the data of this node with --data DIR.")
         given.write(folder.policy)
         return given
     policy = Policy.read(folder.policy)
@@ -180,7 +171,7 @@ def kept_policy(folder: NodeFolder, given: Policy) -> Policy:
         wanted, current = getattr(given, name), getattr(policy, name)
         if wanted and wanted != current:
             raise SettingError(
-                f"{folder.policy} says {name} = {current!r}, the command line {wanted!r}. Edit that file, or leave out --{name}."
+                f"{folder.policy} has {name} = {current!r}, but --{name} is {wanted!r}. Edit the file or remove the option."
             )
     return policy
 
@@ -191,7 +182,7 @@ def write_config(folder: NodeFolder, policy: Policy) -> None:
 
 
 def remove_old_state(folder: NodeFolder, days: int) -> None:
-    """Remove what runs left here that nobody has asked about for some days."""
+    """Remove the local state of runs that have been unused for this number of days."""
     end = time.time() - days * DAY
     for run in folder.state.iterdir():
         times = [path.stat().st_mtime for path in [run, *run.rglob("*")]]

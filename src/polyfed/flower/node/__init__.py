@@ -1,1 +1,1 @@
-"""A node at work: it answers what the server asks."""
+"""The node, which handles the server's requests."""

@@ -1,12 +1,8 @@
-"""A node's own privacy account: what its trainings have spent, over all runs, in a private file that the server cannot change.
+"""The privacy ledger of a node: the privacy budget spent over all runs, in a private file that the server cannot change.
 
-A training is written down before it begins, and is on the disk before anything of it can leave. So a node that is killed, a reply that is
-lost, and a round that is asked for again with new noise are all counted. The node works the charge out itself: what the server says
-of rounds, attempts and states does not make it smaller.
-
-All runs work on the same data, so their steps add up. A sum of promises is as wide as the narrowest: where one run protects samples only,
-the account is of samples. A run that protects the whole client then counts with half its noise, since one sample more or less may move
-a clipped update by twice the clip.
+A charge is written to disk before its training starts, so that killed nodes, lost replies and repeated rounds count. All runs use the same
+data, so their steps add up. If any run protects single samples only, so does the ledger. A run that protects the whole client then counts
+with half its noise, because one sample may move a clipped update by twice the clip.
 """
 
 from __future__ import annotations
@@ -23,10 +19,9 @@ from polyfed.methods._shared.privacy_budget import epsilon_of
 from polyfed.runs.folder.audit_log import AuditLog, verified_lines
 from polyfed.settings import Settings
 
-FILE_KEY, EPSILON_KEY, DELTA_KEY = "privacy-account", "max-total-epsilon", "max-delta"
-MIN_SAMPLES_KEY = "min-samples"
-"""Keys of a node's configuration."""
-USUAL_DELTA = 1e-5
+# Keys of a node's configuration.
+FILE_KEY, EPSILON_KEY, DELTA_KEY, MIN_SAMPLES_KEY = "privacy-account", "max-total-epsilon", "max-delta", "min-samples"
+DEFAULT_DELTA = 1e-5
 NO_LIMIT = 0.0
 SPENT = "spent"
 CLIENTS, SAMPLES = "clients", "samples"
@@ -34,49 +29,48 @@ CLIENTS, SAMPLES = "clients", "samples"
 
 @dataclass(frozen=True)
 class NodeAccount:
-    """The account of one node, in a file."""
+    """The privacy ledger of one node, in a file."""
 
     path: Path
-    max_epsilon: float = NO_LIMIT  # what the node may spend over all runs
-    delta: float = USUAL_DELTA  # at which epsilon is stated
+    max_epsilon: float = NO_LIMIT  # limit over all runs
+    delta: float = DEFAULT_DELTA  # delta for which epsilon is computed
 
     def spend(self, charge: Charge, client: str, run: str, round_number: int) -> None:
-        """Write down a charge, or decline it; when this returns, it is on the disk."""
+        """Write a charge to disk, unless it would exceed the limit."""
 
         def line(before: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             charges = _charges_in(before)
             after = spent_by([*charges, charge], self.delta)
             if self.max_epsilon and after > self.max_epsilon:
                 raise Declined(
-                    f"{absent}: over all runs it has spent epsilon = {spent_by(charges, self.delta):.4g} of the {self.max_epsilon:g} "
-                    f"that its own account allows (max_total_epsilon), and this round would take it to {after:.4g} "
-                    f"at delta = {self.delta:g}."
+                    f"{absent}: over all runs it has spent epsilon = {spent_by(charges, self.delta):.4g} of its limit of "
+                    f"{self.max_epsilon:g} (max_total_epsilon), and this round would increase it to {after:.4g} at delta = {self.delta:g}."
                 )
-            about = {"client": client, "run": run, "round": round_number}
-            return {**about, **asdict(charge), "epsilon_in_all": after, "delta": self.delta}
+            where = {"client": client, "run": run, "round": round_number}
+            return {**where, **asdict(charge), "epsilon_in_all": after, "delta": self.delta}
 
-        absent = f"Client {client} takes no part in round {round_number}"
+        absent = f"Client {client} does not take part in round {round_number}"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             AuditLog(self.path).write_after(SPENT, line)
         except OSError as error:
-            raise ClientFailure(f"{absent}: its privacy account cannot be written ({error.strerror or error}).") from error
+            raise ClientFailure(f"{absent}: cannot write its privacy ledger ({error.strerror or error}).") from error
         except DataError as error:
-            raise ClientFailure(f"{absent}: its privacy account was changed or damaged. {error}") from error
+            raise ClientFailure(f"{absent}: its privacy ledger was changed or damaged. {error}") from error
 
 
 def counts(facts: Facts) -> bool:
-    """Whether a method's promise holds against the server, so that a node can count it: noise of its own, which nobody can repeat."""
+    """Return True if a method's guarantee holds against the server: clients add noise that no other party can reproduce."""
     return facts.noise_at == "client" and facts.noise_from == "system"
 
 
 def uncounted(method: Method, settings: Settings, question: str, extras: Mapping[str, Any]) -> str:
-    """Why an account cannot count all that the answer to a question of a method lets out; empty: it can."""
+    """Return the reason why the ledger cannot count everything that a reply leaks, or an empty string."""
     if not counts(method.facts):
-        return f"{method} adds no noise that the server cannot take off, so nothing could be counted"
-    own = answered(method, question, extras)
-    asked = [own] if own is not None and question != "train" and not own.covered and own != TEST_DATA_ONLY else []
-    rows = [*uncovered(method, settings), *asked]
+        return f"{method} adds no noise that is secret from the server, so its cost cannot be counted"
+    row = answered(method, question, extras)
+    requested = [row] if row is not None and question != "train" and not row.covered and row != TEST_DATA_ONLY else []
+    rows = [*uncovered(method, settings), *requested]
     return f"{method} also sends {rows[0].what}, which no noise covers ({rows[0].why})" if rows else ""
 
 
@@ -100,17 +94,17 @@ def spent_by(charges: Iterable[Charge], delta: float) -> float:
 
 
 def account_of(config: Mapping[str, Any], home: Path) -> NodeAccount:
-    """The account that a node's configuration names, or the one of its folder.
+    """Return the ledger of a node.
 
-    One for all that is trained from that folder: the name of a client comes from the partition, which the server chooses.
+    All clients of a node share one ledger, because client names come from the partition, which the server chooses.
     """
-    most, delta = config.get(EPSILON_KEY, NO_LIMIT), config.get(DELTA_KEY, USUAL_DELTA)
-    if not _is_number(most) or not most >= 0 or not _is_number(delta) or not 0 < delta < 1:
+    epsilon, delta = config.get(EPSILON_KEY, NO_LIMIT), config.get(DELTA_KEY, DEFAULT_DELTA)
+    if not _is_number(epsilon) or not epsilon >= 0 or not _is_number(delta) or not 0 < delta < 1:
         raise SettingError(
-            f"--node-config: {EPSILON_KEY} takes a positive number, or 0 for no limit, and {DELTA_KEY} one between 0 and 1; "
-            f"found {most!r} and {delta!r}."
+            f"--node-config: {EPSILON_KEY} must be a positive number, or 0 for no limit, and {DELTA_KEY} between 0 and 1; "
+            f"got {epsilon!r} and {delta!r}."
         )
-    return NodeAccount(Path(str(config.get(FILE_KEY, home / "privacy.jsonl"))).expanduser(), float(most), float(delta))
+    return NodeAccount(Path(str(config.get(FILE_KEY, home / "privacy.jsonl"))).expanduser(), float(epsilon), float(delta))
 
 
 def _is_number(value: object) -> bool:
@@ -118,22 +112,22 @@ def _is_number(value: object) -> bool:
 
 
 def account_in(path: Path, delta: float) -> dict[str, Any]:
-    """What an account says: in all, and by run."""
+    """Summarise a privacy ledger, in total and per run."""
     if not 0 < delta < 1:
-        raise SettingError(f"delta must lie between 0 and 1, found {delta:g}.")
+        raise SettingError(f"delta must be between 0 and 1, got {delta:g}.")
     if not path.is_file():
-        raise DataError(f"There is no privacy account {path}. A node writes one with its first private training.")
+        raise DataError(f"No privacy ledger at {path}. A node writes it during its first private training.")
     lines = [line for line in verified_lines(path) if line["event"] == SPENT]
     charges = _charges_in(lines)
     runs = {
         run: {
-            "trainings": len(own),
-            "epsilon": spent_by(_charges_in(own), delta),
-            "first": own[0]["time"],
-            "last": own[-1]["time"],
+            "trainings": len(selected),
+            "epsilon": spent_by(_charges_in(selected), delta),
+            "first": selected[0]["time"],
+            "last": selected[-1]["time"],
         }
         for run in dict.fromkeys(str(line["run"]) for line in lines)
-        if (own := [line for line in lines if line["run"] == run])
+        if (selected := [line for line in lines if line["run"] == run])
     }
     return {
         "protects": _unit_of(charges),

@@ -1,7 +1,4 @@
-"""A node at work: its own data, the bench built from the run's settings, its state on its disk, and its answers.
-
-It knows nothing of Flower: wire messages come in and go out, whether by a short-lived process, a resident one or Flower's simulation.
-"""
+"""The node: loads its data, builds a workbench from the run's settings, stores client state and handles requests."""
 
 from __future__ import annotations
 
@@ -44,12 +41,11 @@ log = logging.getLogger("polyfed")
 
 PARTITION = "partition-id"
 LOST_STATE = "lost-state"
-REFUSE, RESTART = "refuse", "restart"
-"""What a node does when the server goes on from a state that it no longer has."""
+REFUSE, RESTART = "refuse", "restart"  # values of LOST_STATE: reject the request if the state is lost, or start over
 
 
 class Workplace:
-    """What the settings stand for on this machine: method, data, and a bench. Several virtual clients of a process share one."""
+    """Method, data and workbench on this machine. The virtual clients of a process share one."""
 
     def __init__(self, settings: Settings, config: Mapping[str, Any]) -> None:
         for file in settings.load:
@@ -61,29 +57,29 @@ class Workplace:
             whole = build_federation(settings.data, settings)
             self.federation = whole if self.method.population is None else self.method.population(whole)
         else:
-            self.federation = _own_federation(settings, config)
+            self.federation = _local_federation(settings, config)
         self.initial = None if settings.init is None else read_initial(settings.init)
         self.facts = ""
-        self.made: Workbench | None = None
+        self.built: Workbench | None = None
 
     def bench(self, facts: Mapping[str, Any]) -> Workbench:
-        """The bench for what the server says of the whole federation: rounds, and numbers of examples by class."""
+        """Return the workbench for these facts about the federation, such as the number of rounds and the class counts."""
         text = json.dumps(facts, sort_keys=True)
-        if self.made is None or text != self.facts:
+        if self.built is None or text != self.facts:
             settings = dataclasses.replace(self.settings, rounds=int(facts["rounds"]), total_epochs=None)
             settings = with_one_model(settings, self.federation.default_model, [self.method])
             with threads(settings.threads):
                 model = prepared_model(settings, self.method, self.federation, None, self.initial)
-                federation = _normalised_as_asked(normalised_for(model, self.federation), facts)
-                self.made = build_bench(settings, self.method, federation, model)
-            self.made.loss = task_loss(settings.loss, self.federation.task, list(facts["class_counts"]))
-            self.made.measure = measure_in(facts, self.federation.task)
+                federation = _with_normalisation(normalised_for(model, self.federation), facts)
+                self.built = build_bench(settings, self.method, federation, model)
+            self.built.loss = task_loss(settings.loss, self.federation.task, list(facts["class_counts"]))
+            self.built.measure = measure_in(facts, self.federation.task)
             self.facts = text
-        return self.made
+        return self.built
 
 
 class Node:
-    """One client at its workplace."""
+    """One client and its workplace."""
 
     def __init__(
         self,
@@ -98,7 +94,7 @@ class Node:
         self.account, self.min_samples = account, min_samples
 
     def answer(self, wire_message: WireMessage) -> WireMessage:
-        """Answer an ask; what goes wrong here is said in the answer."""
+        """Return the reply to a request; errors become a refusal."""
         try:
             self.require_samples()
             if wire_message.control.get("what") == DESCRIBE:
@@ -115,58 +111,58 @@ class Node:
             log.warning("%s", error)
             return refusal(str(error))
         except BadMessage as error:
-            return refusal(f"Client {self.data.id} cannot read what it was asked: {error}.")
+            return refusal(f"Client {self.data.id} cannot read the request: {error}.")
 
     def work(self, wire_message: WireMessage) -> WireMessage:
-        """Start from the version the ask names, answer, and store what the client keeps."""
-        ask = wire_message.control
-        if ask["client"] != self.data.id:
-            raise SettingError(f"This node is client {self.data.id}, but was asked as client {ask['client']}.")
-        files = ClientStateFiles(self.home, ask["run"], self.data.id)
-        state, restarted = self.starting_point(files, ask["start"], ask["purpose"])
-        self.require_countable(str(ask["what"]), extras_of(wire_message))
-        bench = self.workplace.bench(ask["facts"])
+        """Load the client state that the request names, compute the reply, and store the new state."""
+        request = wire_message.control
+        if request["client"] != self.data.id:
+            raise SettingError(f"This node is client {self.data.id}, but the request is for client {request['client']}.")
+        files = ClientStateFiles(self.home, request["run"], self.data.id)
+        state, restarted = self.starting_point(files, request["start"], request["purpose"])
+        self.require_countable(str(request["what"]), extras_of(wire_message))
+        bench = self.workplace.bench(request["facts"])
         charges: list[Charge] = []
         client = Client(
             self.data,
             bench,
             state,
-            int(ask["round"]),
-            int(ask["attempt"]),
-            self.spending(bench.method, ask["run"], int(ask["round"]), charges),
+            int(request["round"]),
+            int(request["attempt"]),
+            self.spending(bench.method, request["run"], int(request["round"]), charges),
         )
         with threads(bench.settings.threads):
-            payload = answer(client, ask["what"], _sound(payload_of(wire_message)))
+            payload = answer(client, request["what"], _require_finite(payload_of(wire_message)))
             self.require_charge(client, charges)
-            validation = local_validation(client) if ask["what"] == "train" else None
+            validation = local_validation(client) if request["what"] == "train" else None
         control: dict[str, Any] = {"ok": True, "loss": client.loss, "version": None, "restarted": restarted}
         if validation is not None:
             control["validation"] = validation
-        if ask["purpose"] == TRAINING and (client.state.entries or client.state.memory or ask["start"] is not None):
-            control |= {"version": ask["version"], "digest": files.store(ask["version"], client.state)}
-            files.tidy(ask["needed"], ask["version"])
+        if request["purpose"] == TRAINING and (client.state.entries or client.state.memory or request["start"] is not None):
+            control |= {"version": request["version"], "digest": files.store(request["version"], client.state)}
+            files.tidy(request["needed"], request["version"])
         return Encoder().encode(payload, control)
 
     def require_samples(self) -> None:
-        """Decline where the server's partition leaves too little of the node's data: what leaves would be of single examples."""
+        """Decline if the partition, which the server chooses, leaves so few examples that uploads would reveal single ones."""
         if (found := len(self.data.train)) < self.min_samples:
             raise Declined(
-                f"Client {self.data.id} takes no part: with the partition {plain_text(self.workplace.settings.partition)} it trains on {found} "
-                f"examples, min_samples is {self.min_samples}. Use a partition that leaves it more, such as domain."
+                f"Client {self.data.id} does not take part: the partition {plain_text(self.workplace.settings.partition)} leaves it {found} "
+                f"training examples, but min_samples is {self.min_samples}. Use a partition that leaves it more, such as domain."
             )
 
     def require_countable(self, question: str, extras: Mapping[str, Any]) -> None:
-        """Where the node limits what it spends over all runs, decline a method that would spend without being counted."""
+        """If the node limits epsilon over all runs, decline a method whose cost it cannot count."""
         method, limited = self.workplace.method, self.account is not None and self.account.max_epsilon > 0
         if limited and (problem := uncounted(method, self.workplace.settings, question, extras)):
             raise Declined(
-                f"Client {self.data.id} takes no part: its own account limits epsilon over all runs ({EPSILON_KEY}), and {problem}. "
-                'Use a method whose clients add the noise themselves, such as dp_sgd(noise="system") or '
-                'dp_fedavg(noise="system", noise_at="client"), to all that they send.'
+                f"Client {self.data.id} does not take part: its privacy ledger limits epsilon over all runs ({EPSILON_KEY}), and {problem}. "
+                'Use a method whose clients add noise to everything they send, such as dp_sgd(noise="system") or '
+                'dp_fedavg(noise="system", noise_at="client").'
             )
 
     def spending(self, method: Method, run: str, round_number: int, charges: list[Charge]) -> Callable[[Charge], None] | None:
-        """What writes charges to the node's own account; None: it has none, or the promise does not hold against the server."""
+        """Return a function that writes charges to the ledger, or None if there is no ledger or no guarantee against the server."""
         account = self.account
         if account is None or not counts(method.facts):
             return None
@@ -178,29 +174,28 @@ class Node:
         return spend
 
     def require_charge(self, client: Client, charges: Sequence[Charge]) -> None:
-        """Refuse to answer with what a method trained that promises privacy and did not say what it spends."""
+        """Raise an error if a method with a privacy guarantee trained without reporting its cost."""
         if client.own_account is not None and client.optimizer is not None and not charges:
             raise ClientFailure(
-                f"{client.bench.method} promises privacy, and trained without saying what that spends. "
+                f"{client.bench.method} guarantees privacy, but trained without reporting its cost. "
                 "Its code must call client.spend before it trains."
             )
 
     def starting_point(self, files: ClientStateFiles, start: Mapping[str, str] | None, purpose: str) -> tuple[ClientState, bool]:
-        """What the client kept in the version it goes on from, and whether that is lost and it starts again."""
+        """Return the client state to start from, and True if it was lost and the client starts over."""
         if start is None:
             return ClientState(), False
         try:
             return files.load(start["version"], start["digest"]), False
         except StateLost as error:
             if self.when_lost == RESTART and purpose == TRAINING:
-                log.warning("%s It starts again.", error)
+                log.warning("%s It starts over.", error)
                 return ClientState(), True
-            raise StateLost(
-                f"{error} To let it start again, start its node with --node-config '{LOST_STATE}=\"{RESTART}\"'."
-            ) from error
+            advice = f"To let it start over, start its node with --node-config '{LOST_STATE}=\"{RESTART}\"'."
+            raise StateLost(f"{error} {advice}") from error
 
     def description(self) -> dict[str, Any]:
-        """What the server learns of this client: names and numbers, no examples."""
+        """Return the description for the server: names and numbers, no examples."""
         federation, data = self.workplace.federation, self.data
         raw, _ = data.train.batch(slice(0, 1))
         return {
@@ -224,8 +219,8 @@ class Node:
         }
 
 
-def _sound(payload: Payload) -> Payload:
-    """What the server sent, where its entries are finite; others could take a method's clip away, which is a comparison of numbers."""
+def _require_finite(payload: Payload) -> Payload:
+    """Return the payload if its entries are finite; NaN could disable the clip of a private method, which compares numbers."""
     for name, value in payload.entries.items():
         if problem := problem_with_values(value):
             raise BadMessage(f"entry {plain_text(name)} {problem}")
@@ -233,45 +228,45 @@ def _sound(payload: Payload) -> Payload:
 
 
 def measure_in(facts: Mapping[str, Any], task: Task) -> str:
-    """Return the metric by which the run chooses its round: the task's main one if the server names none."""
+    """Return the metric by which the run selects its round; default: the primary metric of the task."""
     measure = facts.get("measure", task.main_measure)
     if measure not in task.measures:
-        raise BadMessage(f"the server chooses rounds by {plain_text(str(measure))[:100]}, which is no metric of {task.name}")
+        raise BadMessage(f"the server selects rounds by {plain_text(str(measure))[:100]}, which is not a metric of {task.name}")
     return str(measure)
 
 
-def _normalised_as_asked(federation: Federation, facts: Mapping[str, Any]) -> Federation:
-    """The federation with images normalised as the server says: a run that goes on keeps what its folder records."""
+def _with_normalisation(federation: Federation, facts: Mapping[str, Any]) -> Federation:
+    """Normalise images with the server's values; a resumed run keeps those in its folder."""
     if "mean" not in facts:
         return federation
     own = RecordedInputs.of(federation)
     try:
         mean, std = (tuple(map(float, facts[name])) for name in ("mean", "std"))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise BadMessage("the server does not say in numbers how images are normalised") from error
+        raise BadMessage("the server's normalisation values are not numbers") from error
     fits = len(mean) == len(std) and len(mean) in (1, own.shape[0], len(own.mean))
     if not fits or not all(map(math.isfinite, (*mean, *std))) or min(std) <= 0:
-        raise BadMessage(f"the server normalises images of {own.shape[0]} channels by the mean {mean} and the spread {std}")
+        raise BadMessage(f"the server normalises images of {own.shape[0]} channels with mean {mean} and standard deviation {std}")
     return dataclasses.replace(own, mean=mean, std=std).put_into(federation)
 
 
 def counts_of(examples: Examples, task: Task, classes: int) -> list[int]:
-    """How many examples there are, and of each class, where the task counts any."""
+    """Return the number of examples, followed by the class counts."""
     return [len(examples), *task.class_counts(examples, classes)]
 
 
-def _own_federation(settings: Settings, config: Mapping[str, Any]) -> Federation:
-    """A federation of only this node, from the data its own configuration names."""
+def _local_federation(settings: Settings, config: Mapping[str, Any]) -> Federation:
+    """Return a federation of this node only."""
     changes = {"root": str(config["root"])} if "root" in config else {}
     dataset = build_data_set(str(config.get("data", settings.data)), with_changes(settings, changes))
-    # Another node may hold the domain that nobody trains on.
+    # An unseen domain may be at another node.
     unseen = [domain.name for domain in dataset.domains if domain.name in settings.unseen]
     federation = federate(dataset, settings.partition, unseen, settings.seed)
-    return dataclasses.replace(federation, clients=(_own_client(federation, config),), unseen={})
+    return dataclasses.replace(federation, clients=(_local_client(federation, config),), unseen={})
 
 
-def _own_client(federation: Federation, config: Mapping[str, Any]) -> ClientData:
-    """Which part of its data set a node is: by ``client`` or ``domain`` of its configuration, or the only one there is."""
+def _local_client(federation: Federation, config: Mapping[str, Any]) -> ClientData:
+    """Return the client of this node by ``client`` or ``domain`` of its configuration, or the only client."""
     known = {client.id: client for client in federation.clients}
     wanted = config.get("client")
     if wanted in known:
@@ -282,17 +277,16 @@ def _own_client(federation: Federation, config: Mapping[str, Any]) -> ClientData
         found = [client for client in found if client.domains == (domain,)]
         if not found:
             domains = [name for client in known.values() for name in client.domains]
-            raise DataError(f"{federation.name} has no client of domain {domain!r} only. {nearest(domain, domains)}")
+            raise DataError(f"{federation.name} has no client with only the domain {domain!r}. {nearest(domain, domains)}")
     if len(found) != 1:
         raise DataError(
-            f"{federation.name} holds {len(found)} clients ({', '.join(client.id for client in found)}). Say which one this node is: "
-            f"--node-config 'domain=\"NAME\"' or 'client=\"NAME\"'."
+            f"{federation.name} has {len(found)} clients ({', '.join(client.id for client in found)}). Choose the one of this node with "
+            "--node-config 'domain=\"NAME\"' or 'client=\"NAME\"'."
         )
     return found[0] if wanted is None else dataclasses.replace(found[0], id=plain_text(str(wanted)).strip())
 
 
 def build_node(settings: Settings, config: Mapping[str, Any], home: Path | None = None) -> Node:
-    """A node from the run's settings and its own configuration."""
     # Virtual clients of one process share a workplace.
     shared = {PARTITION: 0} if PARTITION in config else dict(config)
     place = _workplace(settings_text(settings), json.dumps(shared, sort_keys=True))
@@ -307,14 +301,14 @@ def build_node(settings: Settings, config: Mapping[str, Any], home: Path | None 
 
 
 def shared_workplace(settings: Settings) -> Workplace:
-    """The workplace of all virtual clients; the process that asks keeps it."""
+    """Return the workplace of all virtual clients, cached in this process."""
     return _workplace(settings_text(settings), json.dumps({PARTITION: 0}))
 
 
 def min_samples(config: Mapping[str, Any]) -> int:
     wanted = config.get(MIN_SAMPLES_KEY, 1)
     if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
-        raise SettingError(f"--node-config: {MIN_SAMPLES_KEY} takes a whole number from 1, found {wanted!r}.")
+        raise SettingError(f"--node-config: {MIN_SAMPLES_KEY} must be an integer of at least 1, got {wanted!r}.")
     return wanted
 
 

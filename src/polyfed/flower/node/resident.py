@@ -1,8 +1,4 @@
-"""A resident process on a node: holds data, model and torch, and answers over a unix socket what short-lived processes pass on.
-
-It is started by the first message, ends by itself when nothing was asked for some minutes or when the process that runs ClientApps is
-gone, and is started again when it died: all that must last is on disk. The socket lies in a folder that only this user may enter.
-"""
+"""The resident process of a node, which keeps data and model in memory and handles requests from short-lived processes."""
 
 from __future__ import annotations
 
@@ -32,14 +28,13 @@ log = logging.getLogger("polyfed")
 IDLE_MINUTES = 15.0
 START_LIMIT = 180.0
 TRIES = 2
-LOOK_EVERY = 2.0
+POLL_SECONDS = 2.0
 SETTINGS, CONFIG, WATCHED, IDLE, PATHS = "settings", "config", "watched", "idle", "paths"
 STARTED: list[subprocess.Popen[bytes]] = []
 
 
-# ------------------------------------------------------------------------------------------------ the short-lived side
 def ask_resident(settings: str, config: Mapping[str, Any], wire_message: WireMessage) -> WireMessage:
-    """Pass an ask on to the resident process, which is started where there is none; one that dies meanwhile is started again."""
+    """Pass a request to the resident process, starting it if necessary; if it dies meanwhile, try once more."""
     address = socket_path(settings, config)
     problem = ""
     for _ in range(TRIES):
@@ -49,23 +44,22 @@ def ask_resident(settings: str, config: Mapping[str, Any], wire_message: WireMes
                 return receive(connection)
         except (ConnectionError, BadMessage) as error:
             problem = f"{type(error).__name__}: {error}"
-    return refusal(f"The resident process of this node ended twice while it worked ({problem}); see {log_path(address)}.")
+    return refusal(f"The resident process of this node ended twice during the request ({problem}). See {log_path(address)}.")
 
 
 @contextlib.contextmanager
 def connected(address: Path, settings: str, config: Mapping[str, Any]) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         with address.with_suffix(".lock").open("a") as lock:
-            # Two messages at the same time must not start two processes.
+            # Concurrent messages must not start two processes.
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _reached(connection, address):
                 start(address, settings, config)
                 end = time.monotonic() + START_LIMIT
                 while not _reached(connection, address):
                     if time.monotonic() > end:
-                        raise ClientFailure(
-                            f"The resident process of this node did not start within {START_LIMIT:g} s; see {log_path(address)}."
-                        )
+                        problem = f"The resident process of this node did not start within {START_LIMIT:g} s."
+                        raise ClientFailure(f"{problem} See {log_path(address)}.")
                     time.sleep(0.05)
         yield connection
 
@@ -85,7 +79,7 @@ def start(address: Path, settings: str, config: Mapping[str, Any]) -> None:
         CONFIG: dict(config),
         WATCHED: process_mark(os.getppid()),
         IDLE: float(config.get("idle-minutes", IDLE_MINUTES)),
-        # The app's own files (methods, models) are found where this process finds them.
+        # Import paths of the app's files (methods, models).
         PATHS: [path for path in sys.path if path],
     }
     address.with_suffix(".json").write_text(json.dumps(job))
@@ -105,7 +99,7 @@ def launch(address: Path) -> None:
 
 
 def socket_path(settings: str, config: Mapping[str, Any]) -> Path:
-    """Where the resident process for these settings and this node listens."""
+    """Return the socket of the resident process for these settings and this node."""
     key = json.dumps([settings, sorted(config.items()), sys.version, os.environ.get("FLWR_HOME", "")], default=str)
     name = f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.sock"
     return socket_in(home_of(config) / "resident", name)
@@ -116,7 +110,7 @@ def log_path(address: Path) -> Path:
 
 
 def process_mark(number: int) -> str:
-    """A process by its number and when it began, so that another one with the same number is not taken for it; empty: none."""
+    """Identify a process by its number and start time, since numbers are reused; empty if it does not run."""
     try:
         line = Path(f"/proc/{number}/stat").read_text()
     except OSError:
@@ -125,24 +119,23 @@ def process_mark(number: int) -> str:
     return "" if state in "ZX" else f"{number}:{others[18]}"
 
 
-# ----------------------------------------------------------------------------------------------------- the resident side
 def take_paths(address: Path) -> None:
-    """Find modules where the process that asked finds them."""
+    """Use the import paths of the process that sent the request."""
     job = json.loads(address.with_suffix(".json").read_text())
     sys.path.extend(path for path in job[PATHS] if path not in sys.path)
 
 
 def serve(address: Path) -> None:
-    """Answer until nothing is asked any more."""
+    """Handle requests until none arrive for the idle time."""
     job = json.loads(address.with_suffix(".json").read_text())
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # Bound before torch is imported: whoever comes meanwhile waits in the queue.
+    # Bind before importing torch, so that early requests are queued.
     listener.bind(str(address))
     address.chmod(0o600)
     listener.listen(8)
-    listener.settimeout(LOOK_EVERY)
+    listener.settimeout(POLL_SECONDS)
     mine = address.stat().st_ino
-    end_when_gone(job[WATCHED], "The process that runs ClientApps")
+    exit_with(job[WATCHED], "The ClientApp launcher")
     last = time.monotonic()
     try:
         while time.monotonic() - last < 60 * job[IDLE]:
@@ -155,7 +148,7 @@ def serve(address: Path) -> None:
                 try:
                     send(connection, answer(receive(connection), job))
                 except ConnectionError as error:
-                    log.warning("The process that asked has gone (%s).", error)
+                    log.warning("The requesting process exited (%s).", error)
             last = time.monotonic()
     finally:
         with contextlib.suppress(FileNotFoundError):
@@ -163,28 +156,28 @@ def serve(address: Path) -> None:
                 address.unlink()
 
 
-def end_when_gone(mark: str, who: str) -> None:
-    """End this process when the one it works for is gone, even in the middle of work: nobody waits for the answer any more."""
+def exit_with(mark: str, description: str) -> None:
+    """Exit this process when the marked one exits, even in the middle of a request, since its reply is no longer needed."""
 
     def watch() -> None:
-        # A process that is not known is taken to run.
+        # Without a mark, assume that the process runs.
         while not mark or process_mark(int(mark.split(":")[0])) == mark:
-            time.sleep(LOOK_EVERY)
-        log.warning("%s has gone.", who)
+            time.sleep(POLL_SECONDS)
+        log.warning("%s exited.", description)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
 def answer(wire_message: WireMessage, job: Mapping[str, Any]) -> WireMessage:
-    """The node's answer; whatever fails is written to the log and reported."""
-    # Imports torch, so not at the top: the short-lived side of this module must start fast.
+    """Return the node's reply; errors are logged and become a refusal."""
+    # Not at the top: it imports torch, and the short-lived side of this module must start fast.
     from polyfed.flower.node.node import build_node
 
     try:
         return build_node(read_settings(job[SETTINGS]), job[CONFIG]).answer(wire_message)
     except Exception as error:
-        log.exception("An ask could not be answered.")
+        log.exception("The request failed.")
         return refusal(f"{type(error).__name__}: {error}")
 
 

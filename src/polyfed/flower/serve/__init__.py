@@ -1,1 +1,1 @@
-"""``polyfed serve``: a server in one command, closed to strangers."""
+"""``polyfed serve``: a server in one command, closed to outsiders."""

@@ -1,4 +1,4 @@
-"""The ServerApp of ``polyfed serve``: polyfed's own, with every ask and every reply in the server's audit log."""
+"""The ServerApp of ``polyfed serve``, which records every request and reply in the server's audit log."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from polyfed.flower.wire.records import audited
 from polyfed.runs.folder.audit_log import AuditLog
 
 app = ServerApp()
+NO_CONTENT = {"bytes": 0, "content": ""}
 
 
 class EnrolledNames(ClientNames):
-    """Names on a server that enrolled its nodes: a node is known by the name that its key was enrolled under.
+    """Client names on a server with enrolled nodes, which are identified by the name of their key.
 
-    A client's name that a node told when it enrolled is its own, also while it is not there.
+    The client name that a node reported when it enrolled is reserved for it, even while it is offline.
     """
 
     numbers_change = False
@@ -33,11 +34,10 @@ class EnrolledNames(ClientNames):
         super().__init__(folder)
         self.server = server
 
-    def known_as(self, node: int) -> str:
+    def node_name(self, node: int) -> str:
         return _enrolled_name(self.server, node)
 
-    def holders(self) -> Mapping[str, str]:
-        """Who has which name: by enrolment, or from this run on."""
+    def owners(self) -> Mapping[str, str]:
         return {**self.first, **NodeRegistry.read(self.server.path).client_names()}
 
 
@@ -47,7 +47,7 @@ def _enrolled_name(folder: ServerFolder, node: int) -> str:
 
 
 class AuditedGrid:
-    """A Grid that writes down what it passes on."""
+    """A Grid that records messages in the audit log."""
 
     def __init__(self, grid: Grid, folder: ServerFolder) -> None:
         self.grid, self.folder, self.audit = grid, folder, AuditLog(folder.audit)
@@ -77,17 +77,12 @@ class AuditedGrid:
             what=message.metadata.message_type,
             round=message.metadata.group_id,
             message=about,
-            **(
-                audited(message.content)
-                if message.has_content()
-                else {"bytes": 0, "content": "", "error": str(message.error.reason)}
-            ),
+            **(audited(message.content) if message.has_content() else NO_CONTENT | {"error": str(message.error.reason)}),
         )
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train what the run's configuration says, in the run folder of this server."""
     folder = ServerFolder.of_this_process()
     prepare(grid)
     config = {**context.run_config, OUT: str(folder.run)}

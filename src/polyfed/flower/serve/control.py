@@ -1,4 +1,4 @@
-"""What ``polyfed serve`` asks of its SuperLink: to know nodes, to start the run, and to say how it goes."""
+"""Requests of ``polyfed serve`` to its SuperLink: register nodes, start a run and follow it."""
 
 from __future__ import annotations
 
@@ -31,24 +31,23 @@ from polyfed.flower.serve.front import SECRET_HEADER
 log = logging.getLogger("polyfed")
 
 FINISHED, COMPLETED = "finished", "completed"
-TRIES = 20
-"""How often a question is asked that a busy SuperLink does not answer in time, which is half a minute each."""
-Question = TypeVar("Question")
-Answer = TypeVar("Answer")
+TRIES = 20  # attempts for a request to a busy SuperLink; each times out after half a minute
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
 
 
-def _patiently(ask: Callable[[Question], Answer], question: Question) -> Answer:
-    """Request what may be asked again: a machine that is busy is no reason for a server to end."""
+def _retry(call: Callable[[Request], Reply], request: Request) -> Reply:
+    """Send an idempotent request, and retry it after a timeout, since the machine may be busy."""
     for _ in range(TRIES - 1):
         try:
-            return ask(question)
+            return call(request)
         except httpx.TimeoutException:
-            log.warning("The SuperLink did not answer in time; it is asked again.")
-    return ask(question)
+            log.warning("The SuperLink did not reply in time. Retrying.")
+    return call(request)
 
 
 class WithSecret:
-    """Adds the secret to every request."""
+    """Interceptor that adds the secret to every request."""
 
     def __init__(self, secret: str) -> None:
         self.secret = secret
@@ -59,7 +58,7 @@ class WithSecret:
 
 
 class Control:
-    """The Control part of one SuperLink."""
+    """Client of the Control API of a SuperLink."""
 
     def __init__(self, port: int, authority: Path, secret: str) -> None:
         self.client = ControlHttpClient.from_server_address(
@@ -69,7 +68,7 @@ class Control:
             interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI"), WithSecret(secret)],
         )
 
-    def is_there(self) -> bool:
+    def is_ready(self) -> bool:
         try:
             self.client.ListNodes(ListNodesRequest())
         except httpx.TransportError:
@@ -77,10 +76,10 @@ class Control:
         return True
 
     def nodes(self) -> dict[str, tuple[int, bool]]:
-        """The registered nodes by their key: their numbers, and whether they are connected."""
-        found = _patiently(self.client.ListNodes, ListNodesRequest()).nodes_info
+        """Return number and connection status of the registered nodes, by key."""
+        nodes = _retry(self.client.ListNodes, ListNodesRequest()).nodes_info
         return {
-            info.public_key.decode(): (info.node_id, info.status == "online") for info in found if info.status != "unregistered"
+            node.public_key.decode(): (node.node_id, node.status == "online") for node in nodes if node.status != "unregistered"
         }
 
     def register(self, key: str, name: str) -> None:
@@ -90,14 +89,14 @@ class Control:
         self.client.UnregisterNode(UnregisterNodeRequest(node_id=node))
 
     def start(self, app: Path, config: Mapping[str, Any]) -> int:
-        """Start a run of an app folder; returns its number."""
+        """Start a run of an app folder and return its number."""
         bundle = build_fab_from_disk(app)
         fab = Fab(hashlib.sha256(bundle).hexdigest(), bundle, {})
         request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(dict(config)))
-        started = self.client.StartRun(request)
-        if not started.HasField("run_id"):
-            raise SettingError(f"The SuperLink did not start the run. {started.note}")
-        return int(started.run_id)
+        reply = self.client.StartRun(request)
+        if not reply.HasField("run_id"):
+            raise SettingError(f"The SuperLink did not start the run. {reply.note}")
+        return int(reply.run_id)
 
     def log_of(self, run: int) -> Iterator[str]:
         latest = 0.0
@@ -108,17 +107,17 @@ class Control:
                     yield part.log_output
                 return
             except httpx.TimeoutException:
-                log.warning("The log of the run broke off; it goes on where it was.")
+                log.warning("The connection to the run's log was lost. Reconnecting.")
 
     def ended(self, run: int) -> tuple[bool, str] | None:
-        """Whether a run has completed, and how it ended; None while it goes on."""
-        status = _patiently(self.client.ListRuns, ListRunsRequest(run_id=run)).run_dict[run].status
+        """Return True if a run completed, and its final status; None while it is running."""
+        status = _retry(self.client.ListRuns, ListRunsRequest(run_id=run)).run_dict[run].status
         if status.status != FINISHED:
             return None
         return status.sub_status == COMPLETED, f"{status.sub_status}: {status.details}".strip(": ")
 
     def stop_others(self) -> None:
-        """Stop what a server that was killed has left running."""
-        for number, run in _patiently(self.client.ListRuns, ListRunsRequest()).run_dict.items():
+        """Stop runs that remain from a killed server."""
+        for number, run in _retry(self.client.ListRuns, ListRunsRequest()).run_dict.items():
             if run.status.status != FINISHED:
                 self.client.StopRun(StopRunRequest(run_id=number))

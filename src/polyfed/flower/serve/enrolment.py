@@ -1,8 +1,4 @@
-"""The enrolment service: a node brings its one-time token and a certificate request, and gets its certificate.
-
-It listens on loopback, and answers only the front, which it knows by a secret. A node that shows a valid certificate gets a new one
-(renewal). Every attempt is in the audit log.
-"""
+"""The enrolment service on loopback: a node sends its one-time token and a certificate request, and receives its certificate."""
 
 from __future__ import annotations
 
@@ -29,30 +25,30 @@ HELLO = {"hello": "polyfed"}
 
 
 class Enrolment:
-    """Answers enrolments and renewals; ``changed`` is called after the list of nodes changed, before the node gets its answer."""
+    """Handles enrolments and renewals. It calls ``changed`` when the registry has changed, before it replies to the node."""
 
     def __init__(self, folder: Path, authority: Signed, audit: AuditLog, changed: Callable[[], None]) -> None:
         self.folder, self.authority, self.audit, self.changed = folder, authority, audit, changed
 
     def answer(self, body: bytes, address: str, serial: str) -> tuple[int, dict[str, Any]]:
-        """The status and the answer to one request."""
+        """Return the HTTP status and the reply to a request."""
         try:
             values = _read_body(body)
             if values == HELLO:
-                # A node asks whether it may come in before it starts, and compares clocks.
+                # A node checks that it may connect, and compares clocks.
                 return 200, {"name": NodeRegistry.read(self.folder).certified(serial).name}
-            record, how = self.taken(values, serial)
+            record, event = self.update(values, serial)
         except BadRequest as error:
             self.audit.write("enrolment refused", address=address, serial=serial, why=str(error))
-            log.warning("Enrolment from %s refused: %s.", address, error)
-            return 403, {"problem": f"The server refused: {error}."}
+            log.warning("Enrolment from %s was rejected: %s.", address, error)
+            return 403, {"problem": f"The server rejected this node: {error}."}
         self.changed()
-        self.audit.write(how, node=record.name, client=record.client, address=address, serial=record.serial, ends=record.ends)
-        log.info("%s: %s from %s.", record.name, how, address)
+        self.audit.write(event, node=record.name, client=record.client, address=address, serial=record.serial, ends=record.ends)
+        log.info("%s: %s from %s.", record.name, event, address)
         return 200, {"name": record.name, "certificate": record.certificate}
 
-    def taken(self, values: dict[str, str], serial: str) -> tuple[NodeRecord, str]:
-        """Who was enrolled or renewed."""
+    def update(self, values: dict[str, str], serial: str) -> tuple[NodeRecord, str]:
+        """Enrol or renew a node; return its record and the audit event."""
         request, key = values.get("request", "").encode(), values.get("key", "").encode()
         with NodeRegistry.changed(self.folder) as registry:
             if "token" in values:
@@ -60,18 +56,18 @@ class Enrolment:
                 return registry.enrol(self.authority, values["token"], request, key, client), "enrolled"
             if serial:
                 return registry.renew(self.authority, serial, request), "certificate renewed"
-        raise BadRequest("it brought neither a token nor a certificate")
+        raise BadRequest("it sent neither a token nor a certificate")
 
 
 def _read_body(body: bytes) -> dict[str, str]:
     try:
         found = json.loads(body)
-        # Half of a surrogate pair is JSON, but no text.
+        # JSON may contain half of a surrogate pair, which cannot be encoded.
         json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise BadRequest("its request is no JSON") from error
+        raise BadRequest("its request is not JSON") from error
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise BadRequest("its request is no table of texts")
+        raise BadRequest("its request is not a table of strings")
     return found
 
 
@@ -85,19 +81,18 @@ class Service(http.server.ThreadingHTTPServer):
         self.enrolment, self.secret = enrolment, secret
 
     def start(self) -> int:
-        """Serve in a thread; returns the port."""
+        """Serve in a thread and return the port."""
         threading.Thread(target=self.serve_forever, daemon=True).start()
         return int(self.server_address[1])
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """One request that the front passed on."""
+    """Handles a request from the reverse proxy."""
 
     server: Service
     timeout = SECONDS_TO_SEND
 
     def do_POST(self) -> None:
-        """Enrol or renew."""
         given = self.headers.get(SECRET_HEADER, "")
         if not hmac.compare_digest(given.encode(), self.server.secret.encode()) or self.path != ENROL_PATH:
             self.server.enrolment.audit.write(
@@ -111,7 +106,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.reply(*self.server.enrolment.answer(body, address, serial))
 
     def reply(self, status: int, values: dict[str, Any]) -> None:
-        """Send an answer."""
         content = json.dumps(values).encode()
         self.send_response_only(status)
         self.send_header("Content-Type", "application/json")
@@ -120,4 +114,4 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """The audit log says it all."""
+        """Do nothing: the audit log records every request."""

@@ -1,8 +1,4 @@
-"""The front: nginx, which is all that nodes and strangers reach. Its file is generated here.
-
-It passes the ten requests that a SuperNode makes, for a certificate that is enrolled and with the Flower key that belongs to it; and one
-path of our own, on which nodes enrol. All else is closed without an answer. The SuperLink behind it listens on loopback only.
-"""
+"""The reverse proxy (nginx), the only part of the server that is reachable from outside, and its generated configuration."""
 
 from __future__ import annotations
 
@@ -38,9 +34,10 @@ FLEET = (
     "pull-object",
     "confirm-message-received",
 )
-"""What a SuperNode with a registered key asks for. It need not register or unregister itself, so it may not."""
+"""Requests of a SuperNode with a registered key. Registering is not among them, because ``polyfed serve`` registers nodes."""
 SECRET_HEADER, ADDRESS_HEADER, SERIAL_HEADER = "X-Polyfed-Front", "X-Polyfed-Address", "X-Polyfed-Serial"
 LARGEST_OBJECT, LARGEST_ENROLMENT = "64m", "16k"
+WORKERS = "nobody"
 NEWLINE = "\n"
 UNUSABLE = set("\"'$;{}\\@") | {NEWLINE}
 PLACES = f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin{os.pathsep}/usr/local/sbin"
@@ -48,23 +45,23 @@ PLACES = f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin{os.pathsep}/usr/loc
 
 @dataclass(frozen=True)
 class Front:
-    """Where the front listens, what it stands in front of, and its files."""
+    """Configuration of the reverse proxy."""
 
-    folder: Path  # of its own files
+    folder: Path  # nginx's files
     listen: str  # address to listen on, such as 0.0.0.0
     port: int
     link: int  # port of the SuperLink on loopback
     enrolment: int  # port of the enrolment service on loopback
-    secret: str  # by which those two know the front
-    certificates: Path  # folder with the server's certificate, its key and the authority's certificate
-    link_authority: Path  # signed the SuperLink's own certificate
+    secret: str  # authenticates nginx to these two
+    certificates: Path  # folder with the server's certificate and key and the authority's certificate
+    link_authority: Path  # authority of the SuperLink's certificate
 
     @property
     def file(self) -> Path:
         return self.folder / "nginx.conf"
 
     def write(self, nodes: Iterable[NodeRecord]) -> bool:
-        """Write nginx's file for the nodes that may come in; says whether it changed."""
+        """Write nginx's configuration for these nodes. Return True if it changed."""
         private_folder(self.folder)
         text = self.text(nodes)
         if self.file.exists() and self.file.read_text() == text:
@@ -73,14 +70,14 @@ class Front:
         return True
 
     def command(self) -> list[str]:
-        """How nginx is started, in the foreground."""
+        """Return the command that runs nginx in the foreground."""
         return [nginx(), "-c", str(self.file), "-p", str(self.folder), "-e", str(self.folder / "error.log")]
 
     def check(self) -> None:
-        """Let nginx read the file before it is used."""
+        """Have nginx check its configuration."""
         done = subprocess.run([*self.command(), "-t", "-q"], capture_output=True, text=True, check=False)
         if done.returncode:
-            raise SettingError(f"nginx refuses the file that was generated for it: {' '.join(done.stderr.split())}")
+            raise SettingError(f"nginx rejects its generated configuration: {' '.join(done.stderr.split())}")
 
     def text(self, nodes: Iterable[NodeRecord]) -> str:
         return render(
@@ -108,46 +105,40 @@ class Front:
     def __post_init__(self) -> None:
         for path in (self.folder, self.certificates, self.link_authority):
             if set(str(path)) & UNUSABLE:
-                raise SettingError(
-                    f"nginx cannot use the folder {path}: its path has one of {' '.join(sorted(UNUSABLE - {NEWLINE}))}."
-                )
+                characters = " ".join(sorted(UNUSABLE - {NEWLINE}))
+                raise SettingError(f"nginx cannot use the folder {path}, because its path contains one of {characters}.")
 
 
 def _worker_user() -> str:
-    """The account of nginx's workers, which talk to the network: never root. Other accounts cannot change it."""
+    """Return the line that sets the account of nginx's workers: never root, since they are reachable from the network."""
     if os.getuid() != 0:
-        return "# its workers have the account of who started it"
-    nobody = pwd.getpwnam("nobody")
-    return f"user nobody {grp.getgrgid(nobody.pw_gid).gr_name}"
+        return "# The workers run under the account that starts nginx."
+    return f"user {WORKERS} {grp.getgrgid(pwd.getpwnam(WORKERS).pw_gid).gr_name}"
 
 
 def nginx() -> str:
     found = shutil.which("nginx", path=PLACES)
     if found is None:
-        raise MissingExtra(
-            "polyfed serve needs nginx in front of the SuperLink. Install it (Debian, Ubuntu: apt install nginx-light)."
-        )
+        raise MissingExtra("polyfed serve requires nginx. Install it (Debian, Ubuntu: apt install nginx-light).")
     return found
 
 
-GOOD = (200, 499)
-"""Answered; or the node went away before the answer."""
-MAX_LINES = 100
-"""Audited at one look; more are counted together, so that nobody fills the disk line by line."""
+GOOD = (200, 499)  # OK, or the node disconnected before the response
+MAX_LINES = 100  # maximum audit lines per poll; further requests are only counted, so that they cannot fill the disk
 ROTATE_AT = 16 * 1024 * 1024
 WHO = ("address", "request", "path", "status", "certificate", "serial", "subject", "node")
 
 
 class FrontLog:
-    """Reads nginx's log as it grows; where it has got to is on the disk, so that a killed server misses nothing."""
+    """Reads new lines of nginx's log. Its position is on disk, so that a restarted server misses none."""
 
     def __init__(self, access_log: Path, audit: AuditLog) -> None:
         self.path, self.audit = access_log, audit
-        self.place = access_log.with_name("access.offset")
-        self.offset = int(self.place.read_text()) if self.place.exists() else 0
+        self.offset_file = access_log.with_name("access.offset")
+        self.offset = int(self.offset_file.read_text()) if self.offset_file.exists() else 0
 
-    def look(self) -> dict[str, dict[str, Any]]:
-        """Audit what was refused since the last look; returns the last good request of each node."""
+    def poll(self) -> dict[str, dict[str, Any]]:
+        """Audit the requests rejected since the last poll. Return each node's last successful request."""
         refused: Counter[tuple[Any, ...]] = Counter()
         seen: dict[str, dict[str, Any]] = {}
         for line in self.new_lines():
@@ -157,13 +148,12 @@ class FrontLog:
                 refused[tuple(line.get(name) for name in WHO)] += 1
         for who, count in refused.most_common(MAX_LINES):
             self.audit.write("refused at the front", **dict(zip(WHO, who, strict=True)), count=count)
-        rest = sum(refused.values()) - sum(count for _, count in refused.most_common(MAX_LINES))
-        if rest:
-            self.audit.write("refused at the front", count=rest, why="more kinds of requests than are listed one by one")
+        if rest := sum(refused.values()) - sum(count for _, count in refused.most_common(MAX_LINES)):
+            self.audit.write("refused at the front", count=rest, why="too many different requests to list")
         return seen
 
     def new_lines(self) -> Iterator[dict[str, Any]]:
-        """Whole lines since the last look."""
+        """Yield the complete lines since the last poll."""
         if not self.path.exists():
             return
         if self.path.stat().st_size < self.offset:
@@ -182,7 +172,7 @@ class FrontLog:
                 yield line
         if self.offset != before:
             if self.offset > ROTATE_AT and self.offset == self.path.stat().st_size:
-                # nginx appends, so what it writes next begins at the start of the emptied file.
+                # nginx opened the file for appending, so it continues at the start of the emptied file.
                 self.path.write_bytes(b"")
                 self.offset = 0
-            write_private(self.place, str(self.offset))
+            write_private(self.offset_file, str(self.offset))

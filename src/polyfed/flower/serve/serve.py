@@ -1,7 +1,4 @@
-"""``polyfed serve``: a server in one command. It starts the SuperLink and the front, writes kits, waits for nodes, and trains.
-
-Everything is in one folder. A server that was killed goes on where it was when it is started again with the same folder.
-"""
+"""``polyfed serve``: start the SuperLink and the reverse proxy, write kits, wait for nodes, and train."""
 
 from __future__ import annotations
 
@@ -27,10 +24,10 @@ from polyfed.flower.deploy.certificates import (
     HOST_NAME,
     SERVER_CERTIFICATE,
     SERVER_KEY,
+    create_loopback_certificates,
     is_address,
-    keep_loopback_server,
-    kept_authority,
-    kept_server,
+    load_authority,
+    renew_server_certificate,
 )
 from polyfed.flower.deploy.folders import ServerFolder
 from polyfed.flower.deploy.kit import SUFFIX, Kit
@@ -48,6 +45,7 @@ from polyfed.settings import FACTS, Settings
 log = logging.getLogger("polyfed")
 
 START_LIMIT = 120.0
+RESUMES = "Restarted with the same folder, the server resumes."
 TICK = 0.5
 HOUR = 3600.0
 SEEN = "seen.json"
@@ -56,34 +54,34 @@ ANY_ADDRESS = "0.0.0.0"
 
 
 class Failed(PolyfedError, RuntimeError):
-    """The server, or its run, failed while it ran."""
+    """The server or its run failed."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a server is started with."""
+    """Options of ``polyfed serve``."""
 
     settings: Settings
-    recipe: str  # what the settings are called
-    host: str  # name or address by which nodes reach the server
-    nodes: int  # how many are waited for
+    recipe: str  # name of the settings
+    host: str  # name or address under which nodes reach the server
+    nodes: int  # number of nodes to wait for
     folder: Path
     port: int = 8443
     listen: str = ANY_ADDRESS
-    newcomer: bool = False  # leave a model for newcomers, though it needs layers that stay at the nodes
-    config: Mapping[str, Any] = field(default_factory=dict)  # other keys of the run's configuration
+    newcomer: bool = False  # write a newcomer model, even if it needs layers that stay at the nodes
+    config: Mapping[str, Any] = field(default_factory=dict)  # other keys of the run configuration
 
     def __post_init__(self) -> None:
         if self.nodes < 1:
-            raise SettingError(f"--nodes must be at least 1, found {self.nodes}.")
+            raise SettingError(f"--nodes must be at least 1, got {self.nodes}.")
         if not 1 <= self.port <= 65535:
-            raise SettingError(f"--port must be from 1 to 65535, found {self.port}.")
+            raise SettingError(f"--port must be from 1 to 65535, got {self.port}.")
         if not is_address(self.host) and not re.fullmatch(HOST_NAME, self.host):
             raise SettingError(
-                f"--host takes a name or an address without scheme and port, such as fl.example.org; found {self.host!r}."
+                f"--host must be a name or address without scheme and port, such as fl.example.org, got {self.host!r}."
             )
         if not is_address(self.listen):
-            raise SettingError(f"--listen takes an IP address of this machine, found {self.listen!r}.")
+            raise SettingError(f"--listen must be an IP address of this machine, got {self.listen!r}.")
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -92,9 +90,9 @@ class Wanted:
 
 
 def serve(wanted: Wanted, show: Callable[[str], None] = print) -> int:
-    """Run a server to the end of its run; returns the exit code."""
+    """Run a server until its run ends, and return the exit code."""
     nginx()
-    be_private_and_stoppable("; started again with the same folder, the server goes on")
+    be_private_and_stoppable("; restarted with the same folder, the server resumes")
     folder = ServerFolder(wanted.folder.resolve())
     prepare(folder, wanted)
     with folder.locked():
@@ -110,11 +108,7 @@ def serve(wanted: Wanted, show: Callable[[str], None] = print) -> int:
 
 
 def prepare(folder: ServerFolder, wanted: Wanted) -> None:
-    """Create the folder, or check that an existing one is for the same run.
-
-    Raises:
-        SettingError: If another version of polyfed created the folder, or it is for another run.
-    """
+    """Create the folder, or check that an existing one is for the same run and version of polyfed."""
     if folder.described.exists():
         before = folder.description()
         if differing := sorted(_setting_names(before.get("settings")) ^ FACTS.keys()):
@@ -146,7 +140,7 @@ def _setting_names(text: object) -> set[str]:
 
 
 def invite(folder: ServerFolder, registry: NodeRegistry, name: str) -> Path:
-    """Write the kit of a node that may enrol, or enrol again."""
+    """Write a kit, with which a node may enrol or enrol again."""
     described = folder.description()
     token = registry.invite(name)
     file = folder.kits / f"{name}{SUFFIX}"
@@ -156,14 +150,14 @@ def invite(folder: ServerFolder, registry: NodeRegistry, name: str) -> Path:
 
 
 class RunningServer:
-    """The processes of one server, and what connects them."""
+    """The processes of a server."""
 
     def __init__(self, folder: ServerFolder, wanted: Wanted, show: Callable[[str], None]) -> None:
         self.folder, self.wanted, self.show = folder, wanted, show
         self.audit = AuditLog(folder.audit)
-        self.authority = kept_authority(folder.certificates, f"polyfed at {wanted.host}"[:64])
-        kept_server(folder.certificates, self.authority, [wanted.host])
-        keep_loopback_server(folder.link_certificates, "polyfed SuperLink on loopback")
+        self.authority = load_authority(folder.certificates, f"polyfed at {wanted.host}"[:64])
+        renew_server_certificate(folder.certificates, self.authority, [wanted.host])
+        create_loopback_certificates(folder.link_certificates, "polyfed SuperLink on loopback")
         link_authority, self.link_port = folder.link_certificates / CA_CERTIFICATE, free_port()
         self.service = Service(Enrolment(folder.path, self.authority, self.audit, self.enrolled), folder.front_secret)
         self.front = Front(
@@ -188,12 +182,11 @@ class RunningServer:
         self.audit.write("server started", host=self.wanted.host, port=self.wanted.port)
         self.write_kits()
         self.start_link()
-        self.let_in()
+        self.update_nodes()
         self.start_front()
         self.wait_for_nodes()
         self.train()
 
-    # ------------------------------------------------------------------------------------------------------------ starting
     def write_kits(self) -> None:
         with NodeRegistry.changed(self.folder.path) as registry:
             for number in range(1, self.wanted.nodes + 1):
@@ -204,7 +197,9 @@ class RunningServer:
         for file in open_kits:
             self.show(f"Kit: {_shown_path(file)}")
         if open_kits:
-            self.show("Send one kit to each node, as you would send a password. There: polyfed join KIT --data DIR --domain NAME")
+            self.show(
+                "Send one kit to each node, as you would send a password. On the node, run: polyfed join KIT --data DIR --domain NAME"
+            )
 
     def start_link(self) -> None:
         folder, link = self.folder, self.folder.link_certificates
@@ -214,7 +209,7 @@ class RunningServer:
         words += ["--superexec-auth-secret-file", str(folder.runtime_secret), "--disable-runtime-dependency-installation"]
         command = [sys.executable, "-m", "polyfed.flower.serve.superlink", *words]
         self.children["superlink"] = folder.start("superlink", command)
-        self.wait_until("superlink", self.control.is_there)
+        self.wait_until("superlink", self.control.is_ready)
         self.control.stop_others()
         words = ["--runtime-api-address", f"{LOOPBACK}:{self.link_port}", "--root-certificates", str(link / CA_CERTIFICATE)]
         words += ["--superexec-auth-secret-file", str(folder.runtime_secret)]
@@ -224,7 +219,7 @@ class RunningServer:
         self.front.check()
         host = LOOPBACK if self.wanted.listen in (ANY_ADDRESS, "::") else self.wanted.listen
         if answers(host, self.wanted.port):
-            raise SettingError(f"Port {self.wanted.port} is taken. Name another with --port.")
+            raise SettingError(f"Port {self.wanted.port} is already in use. Choose another --port.")
         self.children["front"] = self.folder.start("front", self.front.command(), signal.SIGTERM)
         self.wait_until("front", lambda: answers(host, self.wanted.port))
 
@@ -233,26 +228,23 @@ class RunningServer:
         while not ready():
             self.require_alive()
             if time.monotonic() > end:
-                raise Failed(f"{name} did not start within {START_LIMIT:g} s; see {self.children[name].log}.")
+                raise Failed(f"{name} did not start within {START_LIMIT:g} s. See {self.children[name].log}.")
             time.sleep(0.1)
 
     def require_alive(self) -> None:
-        """Stop where one of the processes has ended."""
+        """Raise an error if one of the processes has ended."""
         for name, child in self.children.items():
             if not child.alive:
-                raise Failed(
-                    f"{name} ended with {child.handle.returncode}: {tail(child.said(), 3)} (see {child.log}). "
-                    "Started again with the same folder, the server goes on."
-                )
+                problem = f"{name} exited with {child.handle.returncode}: {tail(child.output(), 3)} (see {child.log})."
+                raise Failed(f"{problem} {RESUMES}")
 
-    # --------------------------------------------------------------------------------------------------------------- nodes
     def enrolled(self) -> None:
-        """Let in who has just enrolled, and give nginx the time to read its file."""
-        self.let_in()
+        """Admit a new node, and give nginx time to reload."""
+        self.update_nodes()
         time.sleep(0.5)
 
-    def let_in(self) -> None:
-        """Let the front and the SuperLink know exactly the nodes that are enrolled."""
+    def update_nodes(self) -> None:
+        """Make the reverse proxy and the SuperLink accept exactly the enrolled nodes."""
         with self.changing:
             self.registry_time = (self.folder.path / FILE).stat().st_mtime_ns
             registry = NodeRegistry.read(self.folder.path)
@@ -262,29 +254,29 @@ class RunningServer:
             for key, (number, _) in known.items():
                 if key not in keys:
                     self.control.unregister(number)
-                    self.audit.write("node let in no more", number=str(number))
+                    self.audit.write("node removed", number=str(number))
             for key in keys.keys() - known.keys():
                 self.control.register(key, keys[key])
             numbers = {str(number): keys[key] for key, (number, _) in self.control.nodes().items() if key in keys}
             write_private(self.folder.node_numbers, json.dumps(numbers))
 
-    def look(self) -> None:
-        """What is to be done again and again: new nodes, revoked ones, strangers, certificates."""
+    def poll(self) -> None:
+        """Check processes, registry, reverse proxy log and server certificate."""
         self.require_alive()
         if (self.folder.path / FILE).stat().st_mtime_ns != self.registry_time:
-            self.let_in()
-        self.note_seen(self.front_log.look())
+            self.update_nodes()
+        self.record_seen(self.front_log.poll())
         if time.monotonic() - self.last_renewal > HOUR:
             self.last_renewal = time.monotonic()
-            if kept_server(self.folder.certificates, self.authority, [self.wanted.host]):
+            if renew_server_certificate(self.folder.certificates, self.authority, [self.wanted.host]):
                 self.reload_front()
 
     def reload_front(self) -> None:
-        """Let nginx read its file again; connections that are open end with their request."""
+        """Reload nginx's configuration; open connections end after their current request."""
         os.kill(self.children["front"].handle.pid, signal.SIGHUP)
 
-    def note_seen(self, seen: Mapping[str, Mapping[str, Any]]) -> None:
-        """Remember when nodes were seen, and forget an old certificate once its successor was used."""
+    def record_seen(self, seen: Mapping[str, Mapping[str, Any]]) -> None:
+        """Record when nodes were last seen, and drop an old certificate once its successor is used."""
         if not seen:
             return
         file = self.folder.path / SEEN
@@ -298,8 +290,8 @@ class RunningServer:
                         registry.nodes[name].before = ""
 
     def watch(self) -> None:
-        """Look after everything, and say who came and who went."""
-        self.look()
+        """Poll, and report nodes that connected or disconnected."""
+        self.poll()
         keys = NodeRegistry.read(self.folder.path).keys()
         now = {keys[key] for key, (_, connected) in self.control.nodes().items() if connected and key in keys}
         for name in sorted(now - self.connected):
@@ -307,7 +299,7 @@ class RunningServer:
             self.show(f"{name} is connected ({len(now)} of {self.wanted.nodes}).")
         for name in sorted(self.connected - now):
             self.audit.write("node gone", node=name)
-            self.show(f"{name} is gone ({len(now)} of {self.wanted.nodes}).")
+            self.show(f"{name} disconnected ({len(now)} of {self.wanted.nodes}).")
         self.connected = now
         time.sleep(TICK)
 
@@ -316,7 +308,6 @@ class RunningServer:
         while len(self.connected) < self.wanted.nodes:
             self.watch()
 
-    # ------------------------------------------------------------------------------------------------------------ training
     def train(self) -> None:
         config = {MIN_NODES: self.wanted.nodes, NEWCOMER: self.wanted.newcomer, **self.wanted.config}
         run = self.control.start(self.folder.app, config)
@@ -324,33 +315,33 @@ class RunningServer:
         threading.Thread(target=self.show_log, args=(run,), daemon=True).start()
         while (ended := self.control.ended(run)) is None:
             self.watch()
-        self.look()
+        self.poll()
         completed, how = ended
         self.audit.write("run ended", run=str(run), how=how)
         # The last lines of the log arrive after the status.
         time.sleep(2 * TICK)
         if not completed:
-            raise Failed(f"The run failed ({how}). Its log is above; started again with the same folder, the server goes on.")
+            raise Failed(f"The run failed ({how}). See its log above. {RESUMES}")
         self.show(f"Finished. Run folder: {_shown_path(self.folder.run)}")
 
     def show_log(self, run: int) -> None:
-        """Show what polyfed says of the run; the rest is in the logs."""
+        """Show polyfed's lines of the run's log."""
         try:
             for text in self.control.log_of(run):
                 for line in text.splitlines():
                     if "polyfed: " in line:
                         self.show(line.partition("polyfed: ")[2])
         except httpx.HTTPError as error:
-            log.warning("The log of the run broke off (%s).", error)
+            log.warning("The connection to the run's log was lost (%s).", error)
 
     def close(self) -> None:
         for child in reversed(self.children.values()):
             child.stop()
-        self.front_log.look()
+        self.front_log.poll()
         self.audit.write("server stopped")
         self.service.shutdown()
 
 
 def _shown_path(path: Path) -> str:
-    """A path as a user would write it."""
+    """Shorten a path in the working directory."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

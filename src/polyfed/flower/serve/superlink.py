@@ -1,11 +1,7 @@
-"""Flower's SuperLink with one more lock: nobody but the front reaches Fleet, and nobody but ``polyfed serve`` reaches Control.
+"""Flower's SuperLink (``python -m``) with secrets: only the reverse proxy can use Fleet, and only ``polyfed serve`` can use Control.
 
-    python -m polyfed.flower.serve.superlink OPTIONS, those of flower-superlink
-
-Flower 1.41 serves Fleet, Control and Runtime on one port, and Control asks nobody for an account: any user of the machine could start
-runs. Here each request must carry the secret of its part, which lies in a file that only this account may read. Runtime asks for
-Flower's own secret (``--superexec-auth-secret-file``) and task tokens; what is none of the three is not there. Refusals are audited.
-The lock is put in by Flower's hook for extensions.
+Flower 1.41 serves Fleet, Control and Runtime on one port, and Control requires no account, so any user of the machine could start runs.
+Runtime requires Flower's secret and task tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +24,7 @@ FLEET, CONTROL, RUNTIME = "/v1/fleet/", "/v1/control/", "/v1/runtime/"
 
 
 class Lock:
-    """ASGI middleware that asks for the secret of each part."""
+    """ASGI middleware that requires the secret of each API."""
 
     def __init__(self, app: ASGIApp, secrets: Mapping[str, bytes], audit: AuditLog) -> None:
         self.app, self.secrets, self.audit = app, secrets, audit
@@ -57,7 +53,7 @@ def main() -> None:
     secrets = {FLEET: folder.front_secret.encode(), CONTROL: folder.control_secret.encode()}
     locked = Middleware(Lock, secrets=secrets, audit=AuditLog(folder.audit))
     extensions.get_middleware = lambda: (locked,)
-    # Flower ends processes by the name of their program.
+    # Flower finds its processes by program name.
     sys.argv[0] = "flower-superlink"
     flower_superlink()
 

@@ -1,1 +1,1 @@
-"""The server's side of a run over Flower."""
+"""Server side of a run over Flower."""

@@ -1,8 +1,4 @@
-"""The backend over Flower's Grid: the same loop and the same methods, with clients that are nodes on other machines.
-
-What clients keep stays on their disks (``runs/folder/client_state_files.py``). The server knows which version of it counts, and its hash:
-these marks are staged, committed and checkpointed in the place of the state itself.
-"""
+"""The backend for Flower nodes, which stages and commits only the version and hash of the state on their disks."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from polyfed.core.rounds import EVALUATION, TRAINING, Request
 from polyfed.core.workbench import ClientState, Workbench
 from polyfed.errors import DataError
 from polyfed.extras import shown
-from polyfed.flower.server.roster import Roster, read_answer, reason_in
+from polyfed.flower.server.roster import Roster, read_reply, reason_in
 from polyfed.flower.wire.codec import Encoder, payload_of
 from polyfed.flower.wire.message import BadMessage, WireMessage
 from polyfed.flower.wire.records import size_of
@@ -30,7 +26,7 @@ from polyfed.runs.folder.client_state_files import version_name
 log = logging.getLogger("polyfed")
 
 CATEGORIES = {TRAINING: MessageType.TRAIN, EVALUATION: MessageType.EVALUATE}
-USUAL_TIMEOUT = 3600.0
+DEFAULT_TIMEOUT = 3600.0
 SPARE_BYTES = 64 * 1024 * 1024
 TIMES_THE_MODEL = 4
 RETAINED = 2
@@ -38,10 +34,10 @@ LARGEST_LOSS = 1e300
 
 
 class FlowerBackend(StagingBackend):
-    """A backend whose clients are nodes, to which placeholders for their data are given.
+    """A backend that sends requests to nodes, given placeholders for their data.
 
-    A client may take ``timeout`` seconds to answer. With ``leaves_newcomer`` the run folder is left the newcomer's model, made from what
-    the nodes send at the end.
+    A client may take ``timeout`` seconds to reply. With ``leaves_newcomer``, the run folder contains a newcomer model, from the layers that
+    nodes send at the end.
     """
 
     remote = True
@@ -51,13 +47,13 @@ class FlowerBackend(StagingBackend):
         bench: Workbench,
         clients: Collection[ClientData],
         roster: Roster,
-        timeout: float = USUAL_TIMEOUT,
+        timeout: float = DEFAULT_TIMEOUT,
         leaves_newcomer: bool = False,
     ) -> None:
         super().__init__(bench, clients)
         self.roster, self.timeout, self.leaves_newcomer = roster, timeout, leaves_newcomer
         self.new_run = uuid.uuid4().hex
-        self.begun = time.time_ns()
+        self.started = time.time_ns()
         self.number = 0
         self.reserved: dict[str, list[Mapping[str, ClientState]]] = {}
         counts = [bench.task.class_counts(client.train, bench.classes) for client in clients]
@@ -73,7 +69,7 @@ class FlowerBackend(StagingBackend):
         encoder = Encoder()
         messages = {node: self.message_for(encoder, request, client) for client, node in nodes.items()}
         model = sum(entry.size for entry in self.bench.plan.entries.values())
-        # A larger answer is a mistake or worse.
+        # A larger reply is a mistake or an attack.
         bounds = {client: TIMES_THE_MODEL * (model + messages[node].size) + SPARE_BYTES for client, node in nodes.items()}
         versions = {client: str(messages[node].control["version"]) for client, node in nodes.items()}
         sent = self.roster.transport.send(
@@ -94,55 +90,55 @@ class FlowerBackend(StagingBackend):
             "attempt": request.attempt,
             "run": self.run,
             "start": {"version": start["version"], "digest": start["digest"]} if start else None,
-            "version": version_name(self.begun, self.number, request.round, request.attempt),
+            "version": version_name(self.started, self.number, request.round, request.attempt),
             "needed": self.needed(client),
             "facts": self.facts | ({"measure": bench.measure} if bench.measure != bench.task.main_measure else {}),
         }
         return encoder.encode(request.payloads[client], control)
 
     def read(self, sent: Sent, client: str, version: str, bound: int) -> Outcome:
-        """What came of the question at one client; whatever is wrong with an answer leaves only this client out."""
+        """Wait for the reply of one client. A bad reply excludes only this client."""
         try:
             message = self.roster.transport.wait(sent)
             if message is not None and message.has_content() and (size := size_of(message.content)) > bound:
-                raise BadMessage(f"its answer is {size} bytes large, at most {bound} were expected")
-            return self.outcome(read_answer(message, sent.node, self.timeout), client, version)
+                raise BadMessage(f"its reply has {size} bytes, but at most {bound} were expected")
+            return self.outcome(read_reply(message, sent.node, self.timeout), client, version)
         except BadMessage as error:
             return Outcome(client, None, ClientState(), problem=f"{error}.")
 
-    def outcome(self, answer: WireMessage, client: str, version: str) -> Outcome:
-        if not answer.control.get("ok"):
-            return self.refused(client, answer.control)
+    def outcome(self, reply: WireMessage, client: str, version: str) -> Outcome:
+        if not reply.control.get("ok"):
+            return self.refused(client, reply.control)
         try:
-            payload = payload_of(answer)
-            loss, mark = loss_in(answer.control), self.mark(answer.control, version)
-            validation = _validation_in(answer.control, self.bench.task.min_main)
+            payload = payload_of(reply)
+            loss, mark = loss_in(reply.control), self.mark(reply.control, version)
+            validation = _validation_in(reply.control, self.bench.task.min_main)
         except BadMessage as error:
             return Outcome(client, None, ClientState(), problem=f"{error}.")
-        if answer.control.get("restarted"):
-            log.warning("Client %s has lost what it kept, and starts again.", client)
+        if reply.control.get("restarted"):
+            log.warning("Client %s lost its local state and starts over.", client)
         return Outcome(client, payload, mark, loss, validation=validation)
 
     def refused(self, client: str, control: Mapping[str, Any]) -> Outcome:
-        """A client that says it has no answer; whatever its reason, one node does not end the run of the others."""
+        """Return the outcome of a client that declined; one node does not end the run of the others."""
         return Outcome(client, None, ClientState(), problem=reason_in(control.get("problem")))
 
     def mark(self, control: Mapping[str, Any], version: str) -> ClientState:
-        """What the server keeps in the place of a client's state."""
+        """Return the version and hash that the server stores instead of a client's state."""
         if control.get("version") is None:
             return ClientState()
         if control["version"] != version or not isinstance(control.get("digest"), str):
-            raise BadMessage("it names another version of its state than it was given")
+            raise BadMessage("it reports another version of its state than the server assigned")
         return ClientState(memory={"run": self.run, "version": version, "digest": control["digest"]})
 
     @property
     def run(self) -> str:
-        """The id of the run at the nodes; a resumed run has the one of its checkpoint."""
+        """The run id at the nodes; a resumed run uses the one in its checkpoint."""
         known = next((state.memory["run"] for state in self.client_states.values() if state.memory), None)
         return self.new_run if known is None else str(known)
 
     def needed(self, client: str) -> list[str]:
-        """Versions that this client must not remove."""
+        """Return the versions that this client must not remove."""
         states = [self.client_states, self.staged, *(state for states in self.reserved.values() for state in states)]
         marks = [state[client].memory for state in states if client in state]
         return sorted({str(mark["version"]) for mark in marks if mark})
@@ -157,24 +153,24 @@ class FlowerBackend(StagingBackend):
 
     def state_of(self, client: str) -> ClientState:
         if not self.can_read(client):
-            raise DataError(f"What client {client} keeps stays on its machine; its own model cannot be put together here.")
+            raise DataError(f"The local state of client {client} stays on its machine, so its model cannot be assembled here.")
         return ClientState()
 
     def client_digests(self) -> dict[str, str]:
         return {client: str(state.memory["digest"]) for client, state in self.client_states.items() if state.memory}
 
 
-def _validation_in(control: Mapping[str, Any], least: float = 0.0) -> float | None:
+def _validation_in(control: Mapping[str, Any], minimum: float) -> float | None:
     value = control.get("validation")
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= 1):
-        raise BadMessage(f"its validation score is {shown(value)}, expected a number from {least:g} to 1")
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= 1):
+        raise BadMessage(f"its validation score is {shown(value)}, expected a number from {minimum:g} to 1")
     return None if value is None else float(value)
 
 
 def loss_in(control: Mapping[str, Any]) -> float | None:
     loss = control.get("loss")
     if loss is not None and (isinstance(loss, bool) or not isinstance(loss, int | float)):
-        raise BadMessage(f"its loss is {type(loss).__name__}, not a number")
+        raise BadMessage(f"its loss is a {type(loss).__name__}, not a number")
     if loss is not None and not -LARGEST_LOSS <= loss <= LARGEST_LOSS:
         raise BadMessage(f"its loss is {shown(loss)}, expected at most {LARGEST_LOSS:g} in magnitude")
     return None if loss is None else float(loss)

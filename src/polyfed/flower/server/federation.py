@@ -1,4 +1,4 @@
-"""The server's federation: placeholders for the nodes' data, and unseen domains that lie on the server."""
+"""The federation at the server: placeholders for the nodes' data, and unseen domains stored on the server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("polyfed")
 
 
 def federation_of(nodes: Sequence[Description]) -> Federation:
-    """A federation of placeholders, in which everything but the data is as at the nodes; it does not depend on the order of the nodes."""
+    """Return a federation with placeholders for the nodes' data, independent of the order of the nodes."""
     nodes = sorted(nodes, key=lambda node: node.client)
     first, names = nodes[0], sorted({node.name for node in nodes})
     return FederationSummary(
@@ -37,14 +37,11 @@ def federation_of(nodes: Sequence[Description]) -> Federation:
 
 
 def unseen_at_server(settings: Settings, data: str, node: Description) -> Mapping[str, Examples]:
-    """Test data on the server by domain: those that the settings call unseen, or all there are.
-
-    The data must have the classes and inputs of this node.
-    """
+    """Return the test data on the server by domain: the unseen domains of the settings, or all domains."""
     if not data:
         if settings.unseen:
             log.warning(
-                "Unseen domains (%s) are not tested: no node is asked for them. With their images on the server they are: "
+                "Unseen domains (%s) are not tested, because no node tests them. To test them on the server, use "
                 "--run-config 'unseen-data=\"DIR\"'.",
                 ", ".join(settings.unseen),
             )
@@ -61,6 +58,6 @@ def unseen_at_server(settings: Settings, data: str, node: Description) -> Mappin
         if tuple(raw.shape[1:]) != node.input_shape or input_type(raw) != node.input_type:
             raise DataError(
                 f"Inputs of unseen-data {data} ({name}) have the shape {tuple(raw.shape[1:])} ({input_type(raw)}), those of nodes "
-                f"{node.input_shape} ({node.input_type}). Name the size: unseen-data='image_folder(root=\"DIR\", size=32)'."
+                f"{node.input_shape} ({node.input_type}). Specify the size: unseen-data='image_folder(root=\"DIR\", size=32)'."
             )
     return tests

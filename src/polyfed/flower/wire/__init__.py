@@ -1,1 +1,1 @@
-"""Messages between server and nodes, and the ways they take."""
+"""Messages between server and nodes, and their transport."""

@@ -1,8 +1,4 @@
-"""Payloads as wire messages and back, bit-identical: the structure as plain values, the tensors as safetensors files.
-
-A payload has two groups, its entries and its extras, and each is a file of its own: often all clients get the same entries, and each
-its extras. Nothing that arrives is trusted: files must be whole, and every tensor in one is used exactly once.
-"""
+"""Encode payloads as wire messages and decode them, bit-identical; entries and extras are separate safetensors files."""
 
 from __future__ import annotations
 
@@ -19,15 +15,14 @@ from polyfed.flower.wire.message import BadMessage, Blob, WireMessage
 from polyfed.trees import SAFETENSORS_NAMES, as_json, file_pieces, from_json
 
 ENTRIES, EXTRAS = "entries", "extras"
-COMPLEX = "complex"
-"""Begins the names of complex tensors, which travel as pairs of real numbers: safetensors has no type for all of them."""
+COMPLEX = "complex"  # name prefix of complex tensors, which are sent as pairs of real numbers
 
 
 class Encoder:
-    """Turns payloads into wire messages; a group of tensors that several payloads share becomes the same blob."""
+    """Encodes payloads. Tensors that several payloads share become the same blob."""
 
     def __init__(self) -> None:
-        # The tensors are stored with their blob, so that no other tensor gets their ids.
+        # Keep the tensors alive, so that no other tensor gets their ids.
         self.done: dict[tuple[tuple[str, int], ...], tuple[Mapping[str, Tensor], Blob]] = {}
 
     def encode(self, payload: Payload, control: Mapping[str, Any]) -> WireMessage:
@@ -59,19 +54,18 @@ def _sendable(value: Tensor) -> Tensor:
     value = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
     if value.dtype not in SAFETENSORS_NAMES:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in SAFETENSORS_NAMES)
-        raise TypeError(f"Tensors of type {value.dtype} cannot be sent. Types that can: {known}, complex.")
+        raise TypeError(f"Tensors of type {value.dtype} cannot be sent. Supported types: {known}, complex.")
     return value.contiguous()
 
 
 def payload_of(message: WireMessage) -> Payload:
     entries = _group(message, ENTRIES)
     if not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in entries.items()):
-        raise BadMessage("its entries are no tensors with names")
+        raise BadMessage("its entries are not named tensors")
     return Payload(entries, extras_of(message))
 
 
 def extras_of(message: WireMessage) -> dict[str, Any]:
-    """Return the extras in a wire message, without reading its entries."""
     return _group(message, EXTRAS)
 
 
@@ -85,16 +79,16 @@ def _group(message: WireMessage, group: str) -> dict[str, Any]:
     try:
         values = from_json(message.control[group], take)
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        raise BadMessage(f"its {group} cannot be put together ({type(error).__name__}: {error})") from error
+        raise BadMessage(f"its {group} cannot be decoded ({type(error).__name__}: {error})") from error
     if not isinstance(values, dict):
-        raise BadMessage(f"its {group} are no table")
+        raise BadMessage(f"its {group} are not a table")
     if tensors:
-        raise BadMessage(f"it has {len(tensors)} tensors that its {group} do not name")
+        raise BadMessage(f"its {group} do not use {len(tensors)} of its tensors")
     return values
 
 
 def read_tensors(blob: Blob) -> dict[str, Tensor]:
-    """Return the tensors in a blob, in memory of their own; what is no whole safetensors file is refused."""
+    """Copy the tensors out of a blob, which must be a complete safetensors file."""
     if not blob:
         return {}
     try:
@@ -105,5 +99,5 @@ def read_tensors(blob: Blob) -> dict[str, Tensor]:
         if value.dtype not in SAFETENSORS_NAMES:
             raise BadMessage(f"its tensors have the type {value.dtype}")
         if value.dtype is torch.bool and bool((value.view(torch.uint8) > 1).any()):
-            raise BadMessage("a truth value is neither 0 nor 1")
+            raise BadMessage("a Boolean is neither 0 nor 1")
     return tensors

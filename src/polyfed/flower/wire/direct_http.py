@@ -1,7 +1,7 @@
-"""Flower's requests over Python's own HTTP client, which reads a large answer straight into its place.
+"""An httpx transport that sends Flower's requests with Python's HTTP client.
 
-Flower sends and fetches models in pieces of 5 MB with httpx, whose parser takes an answer apart in steps of 16 to 64 kB. That costs more
-than half of the processor time of the side that fetches. httpx takes the place of its network from a transport, so this is one.
+Flower sends models in pieces of 5 MB with httpx, which parses a response in steps of 16 to 64 kB. That takes more than half of the CPU
+time of the receiver. Python's HTTP client reads a response of known length in one step.
 """
 
 from __future__ import annotations
@@ -21,15 +21,11 @@ import httpx
 log = logging.getLogger("polyfed")
 
 PIECE = 64 * 1024
-USUAL_TIMEOUT = 30.0
+DEFAULT_TIMEOUT = 30.0
 
 
 class DirectTransport(httpx.BaseTransport):
-    """Sends requests over connections that are kept open and used by one request at a time; errors are those of httpx.
-
-    Args:
-        context: TLS of https addresses.
-    """
+    """Sends requests over persistent connections, each used by one request at a time, and raises httpx errors."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self.context = context
@@ -38,14 +34,14 @@ class DirectTransport(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         waits = request.extensions.get("timeout", {})
-        connection = self._connection(request, waits.get("connect", USUAL_TIMEOUT))
+        connection = self._connection(request, waits.get("connect", DEFAULT_TIMEOUT))
         try:
-            answer = _answer(connection, request, waits)
+            response = _send(connection, request, waits)
         except BaseException:
             connection.close()
             raise
-        stream = _Body(answer, functools.partial(self._done, request, connection))
-        return httpx.Response(answer.status, headers=answer.getheaders(), stream=stream, request=request)
+        stream = _Body(response, functools.partial(self._release, request, connection))
+        return httpx.Response(response.status, headers=response.getheaders(), stream=stream, request=request)
 
     def _connection(self, request: httpx.Request, timeout: float | None) -> http.client.HTTPConnection:
         waiting = self.idle.setdefault(_origin(request), [])
@@ -71,13 +67,12 @@ class DirectTransport(httpx.BaseTransport):
             raise httpx.ConnectError(str(error)) from error
         return connection
 
-    def _done(self, request: httpx.Request, connection: http.client.HTTPConnection, again: bool) -> None:
-        """The answer was read, or given up: a connection that can be used again is kept."""
-        if not again:
+    def _release(self, request: httpx.Request, connection: http.client.HTTPConnection, reusable: bool) -> None:
+        if reusable:
+            with self.lock:
+                self.idle[_origin(request)].append(connection)
+        else:
             connection.close()
-            return
-        with self.lock:
-            self.idle[_origin(request)].append(connection)
 
     def close(self) -> None:
         with self.lock:
@@ -91,17 +86,17 @@ def _origin(request: httpx.Request) -> tuple[bytes, bytes, int | None]:
 
 
 def _was_closed(connection: http.client.HTTPConnection) -> bool:
-    """Whether the other side ended a connection that nothing was asked on: only then is there something to read."""
+    """Return True if the server closed an idle connection; only then is there something to read."""
     if connection.sock is None:
         return True
-    looked = select.poll()
-    looked.register(connection.sock, select.POLLIN)
-    return bool(looked.poll(0))
+    poll = select.poll()
+    poll.register(connection.sock, select.POLLIN)
+    return bool(poll.poll(0))
 
 
-def _answer(connection: http.client.HTTPConnection, request: httpx.Request, waits: dict[str, Any]) -> http.client.HTTPResponse:
+def _send(connection: http.client.HTTPConnection, request: httpx.Request, waits: dict[str, Any]) -> http.client.HTTPResponse:
     unsent: OSError | None = None
-    connection.sock.settimeout(waits.get("write", USUAL_TIMEOUT))
+    connection.sock.settimeout(waits.get("write", DEFAULT_TIMEOUT))
     try:
         connection.putrequest(request.method, request.url.raw_path.decode("ascii"), skip_host=True, skip_accept_encoding=True)
         for name, value in request.headers.raw:
@@ -110,9 +105,9 @@ def _answer(connection: http.client.HTTPConnection, request: httpx.Request, wait
     except TimeoutError as error:
         raise httpx.WriteTimeout(str(error)) from error
     except OSError as error:
-        # A server that refuses a large body answers before it has read it, and closes. Its answer is what counts.
+        # A server that rejects a large body responds before it has read it, and closes. The response explains the error.
         unsent = error
-    connection.sock.settimeout(waits.get("read", USUAL_TIMEOUT))
+    connection.sock.settimeout(waits.get("read", DEFAULT_TIMEOUT))
     try:
         return connection.getresponse()
     except TimeoutError as error:
@@ -124,18 +119,18 @@ def _answer(connection: http.client.HTTPConnection, request: httpx.Request, wait
 
 
 class _Body(httpx.SyncByteStream):
-    """The body of an answer: at once where its length is known, else as it comes."""
+    """The body of a response, read in one step if its length is known."""
 
-    def __init__(self, answer: http.client.HTTPResponse, done: Any) -> None:
-        self.answer, self.done = answer, done
-        self.whole = False
+    def __init__(self, response: http.client.HTTPResponse, release: Any) -> None:
+        self.response, self.release = response, release
+        self.complete = False
 
     def __iter__(self) -> Iterator[bytes]:
         try:
-            if self.answer.length is not None:
-                yield self.answer.read()
+            if self.response.length is not None:
+                yield self.response.read()
             else:
-                while piece := self.answer.read1(PIECE):
+                while piece := self.response.read1(PIECE):
                     yield piece
         except TimeoutError as error:
             raise httpx.ReadTimeout(str(error)) from error
@@ -143,24 +138,23 @@ class _Body(httpx.SyncByteStream):
             raise httpx.ReadError(str(error)) from error
         except http.client.HTTPException as error:
             raise httpx.RemoteProtocolError(str(error)) from error
-        self.whole = True
+        self.complete = True
 
     def close(self) -> None:
-        if self.done is not None:
-            again = self.whole and not self.answer.will_close
-            done, self.done = self.done, None
-            done(again)
+        if self.release is not None:
+            release, self.release = self.release, None
+            release(self.complete and not self.response.will_close)
 
 
 def send_directly() -> bool:
-    """Let Flower's clients that are made in this process from now on send directly; False where that is not possible.
+    """Make new Flower clients in this process use ``DirectTransport``. Return False if that is not possible.
 
-    Where the environment names a proxy, httpx stays, since it knows proxies.
+    With a proxy in the environment, Flower keeps httpx, which supports proxies.
     """
     try:
         from flwr.supercore.protobuf.client import ProtobufClient
     except ImportError:
-        log.info("This release of Flower has no ProtobufClient: its own way to send stays.")
+        log.info("This Flower release has no ProtobufClient, so its requests are not optimised.")
         return False
     if _proxies():
         return False
@@ -169,17 +163,17 @@ def send_directly() -> bool:
     before = ProtobufClient.__init__
 
     @functools.wraps(before)
-    def made(self: Any, base_url: str, *, verify: ssl.SSLContext | bool | str = True, **others: Any) -> None:
+    def init(self: Any, base_url: str, *, verify: ssl.SSLContext | bool | str = True, **others: Any) -> None:
         before(self, base_url, verify=verify, **others)
         self._client.close()
         self._client = _direct_client(_context(verify), self._client.timeout)
 
-    ProtobufClient.__init__ = made
+    ProtobufClient.__init__ = init
     return True
 
 
 def send_over_grid_directly(grid: Any) -> bool:
-    """The same for the Grid of a ServerApp, which has its client before the ServerApp begins."""
+    """Make the Grid of a ServerApp, which already has a client, use ``DirectTransport``."""
     client = getattr(grid, "_runtime_client", None)
     before = getattr(client, "_client", None)
     if not isinstance(before, httpx.Client) or _proxies():

@@ -1,8 +1,8 @@
-"""Flower's arrays and their chunks without the copies that Flower 1.41 makes of them.
+"""Handle Flower's arrays with fewer copies than Flower 1.41 makes.
 
-An array travels in chunks of 5 MB. Flower copies and hashes each chunk again whenever its id is asked for, two or three times a message,
-copies it twice more when it is sent and once when it arrives, and joins chunks in two copies of the whole array. Chunks never change, so
-their ids may be remembered, and a view of what arrived is enough; an array is joined in one copy, and only where somebody asks for that.
+Flower sends arrays in chunks of 5 MB. It copies and hashes each chunk two or three times per message, copies it twice more to send it and
+once to receive it, and copies the whole array twice to join the chunks. Here the hash is cached, since chunks never change, a received
+chunk is a view, and an array is joined in one copy, and only if its bytes are read.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ log = logging.getLogger("polyfed")
 
 PIECES = "_polyfed_pieces"
 
-LONGEST_HEAD = 256
-"""Bytes: a chunk has no children, so its head is its type and its length."""
+LONGEST_HEAD = 256  # maximum bytes of a chunk's header, which contains its type and length
 
 
 def lean_arrays() -> bool:
-    """Handle arrays in this process with fewer copies; False where this release of Flower has others."""
+    """Patch Flower's array classes in this process. Return False if this Flower release differs."""
     try:
         from flwr.app.message.array import Array
         from flwr.app.message.arraychunk import ArrayChunk
@@ -29,15 +28,14 @@ def lean_arrays() -> bool:
         from flwr.supercore.constant import HEAD_BODY_DIVIDER
         from flwr.supercore.inflatable.inflatable_object import get_object_body, get_object_children_ids_from_object_content
     except ImportError:
-        log.info("This release of Flower has no array chunks as in 1.41: it handles them in its own way.")
+        log.info("This Flower release does not have the array chunks of 1.41, so they are not optimised.")
         return False
 
     class Arrived(Array):
-        """An array that is joined from its chunks only where somebody asks for its bytes."""
+        """An array that is joined from its chunks only when its bytes are read."""
 
         @property
         def data(self) -> bytes:
-            """All bytes."""
             if PIECES in self.__dict__:
                 self.data = b"".join(self.__dict__[PIECES])
             return bytes(self.__dict__["_polyfed_data"])
@@ -47,7 +45,7 @@ def lean_arrays() -> bool:
             self.__dict__.pop(PIECES, None)
             self.__dict__["_polyfed_data"] = value
 
-    # Flower writes the name of a class into what it sends.
+    # Flower sends the class name.
     Arrived.__qualname__ = Array.__qualname__
 
     def head(chunk: ArrayChunk) -> bytes:
@@ -66,24 +64,24 @@ def lean_arrays() -> bool:
     def chunk_arrived(cls: type[ArrayChunk], content: bytes, children: Any = None) -> ArrayChunk:
         first, found, _ = bytes(memoryview(content)[:LONGEST_HEAD]).partition(HEAD_BODY_DIVIDER)
         if children or not found or first.split(b" ")[0] != cls.__qualname__.encode():
-            raise ValueError(f"A {cls.__qualname__} was expected.")
+            raise ValueError(f"The object is not an {cls.__qualname__}.")
         return cls(memoryview(content)[len(first) + len(HEAD_BODY_DIVIDER) :])
 
     def array_arrived(cls: type[Array], content: bytes, children: Any = None) -> Array:
-        told, ids = json.loads(get_object_body(content, cls)), get_object_children_ids_from_object_content(content)
-        chunks = [ids[number] for number in told["arraychunk_ids"]]
+        header, ids = json.loads(get_object_body(content, cls)), get_object_children_ids_from_object_content(content)
+        chunks = [ids[number] for number in header["arraychunk_ids"]]
         if set(chunks) != set(children or {}):
-            raise ValueError("An array does not have the chunks that it names.")
-        arrived = Arrived(dtype=told["dtype"], shape=tuple(told["shape"]), stype=told["stype"], data=b"")
+            raise ValueError("The chunks of an array do not match its list of chunks.")
+        arrived = Arrived(dtype=header["dtype"], shape=tuple(header["shape"]), stype=header["stype"], data=b"")
         arrived.__dict__[PIECES] = [children[name].data for name in chunks]
         return arrived
 
     def record_arrived(cls: type[ArrayRecord], content: bytes, children: Any = None) -> ArrayRecord:
         names, arrays = json.loads(get_object_body(content, cls)), children or {}
         if set(names.values()) != set(arrays) or not all(isinstance(array, Array) for array in arrays.values()):
-            raise ValueError("A record does not have the arrays that it names.")
+            raise ValueError("The arrays of a record do not match its list of arrays.")
         record = cls()
-        # One by one: the constructor would make arrays of its own, joined.
+        # Not in the constructor, which would join the arrays.
         for name, array in names.items():
             record[name] = arrays[array]
         return record
@@ -97,6 +95,6 @@ def lean_arrays() -> bool:
 
 
 def pieces_of(array: Any) -> list[Any]:
-    """The bytes of an array of Flower's, in the pieces in which they arrived, or in one."""
+    """Return the bytes of a Flower array, in the pieces in which they arrived."""
     pieces: list[Any] = array.__dict__.get(PIECES) or [array.data]
     return pieces

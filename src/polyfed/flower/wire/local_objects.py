@@ -1,9 +1,7 @@
-"""What a SuperNode and its ClientApps give each other, over a unix socket instead of HTTP.
+"""Exchange objects between a SuperNode and its ClientApps over a unix socket instead of HTTP.
 
-A model passes between the two in chunks of 5 MB, both ways, on one machine. Over HTTP each chunk is taken apart into pieces of 64 kB, each
-of which wakes up all layers of a web server; a chunk that is not there yet is asked for again after 1, 2, 4 and 8 s; and who runs
-ClientApps asks for work many times a second. Over the socket, who asks is answered when there is something. It lies in a folder that
-only this account may enter. Where a SuperNode has none, as Flower's own, HTTP is used.
+HTTP splits each chunk of 5 MB into pieces of 64 kB, retries a chunk that has not arrived after 1, 2, 4 and 8 s, and polls for work many
+times per second. A SuperNode without a socket, such as Flower's own, is reached over HTTP.
 """
 
 from __future__ import annotations
@@ -33,14 +31,12 @@ log = logging.getLogger("polyfed")
 Pull: TypeAlias = Callable[[str], bytes]
 Push: TypeAlias = Callable[[str, bytes], None]
 LONGEST_HEAD = 4096
-LOOK_AGAIN = 0.02
-"""Seconds between two looks into the SuperNode's own memory for an object that is still on its way."""
-LONGEST_WAIT = 5.0
-"""Seconds after which who waits for work is told to look in any case."""
+POLL_SECONDS = 0.02  # seconds between polls of the SuperNode's memory for an object that has not arrived yet
+LONGEST_WAIT = 5.0  # seconds after which a client that waits for work gets a reply in any case
 
 
 def place_of(address: str) -> Path:
-    """The socket of the SuperNode with this address of its Runtime."""
+    """Return the socket of the SuperNode whose Runtime has this address."""
     home = get_flwr_home()
     name = hashlib.sha256(f"{home.resolve()} {address}".encode()).hexdigest()[:16]
     return socket_in(home / "polyfed", f"{name}.sock")
@@ -49,7 +45,7 @@ def place_of(address: str) -> Path:
 def send(connection: socket.socket, head: dict[str, Any], content: bytes = b"") -> None:
     text = json.dumps({**head, "size": len(content)}).encode()
     connection.sendall(len(text).to_bytes(LENGTH, "little") + text)
-    # Who got all of a question may have answered it and gone: to send nothing would be an error then.
+    # The receiver may have replied and closed by now, so that even sending nothing would fail.
     if content:
         connection.sendall(content)
 
@@ -57,25 +53,24 @@ def send(connection: socket.socket, head: dict[str, Any], content: bytes = b"") 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], bytes]:
     length = int.from_bytes(_exactly(connection, LENGTH), "little")
     if length > LONGEST_HEAD:
-        raise ValueError(f"a head of {length} bytes")
+        raise ValueError(f"The header has {length} bytes.")
     head: dict[str, Any] = json.loads(_exactly(connection, length))
     return head, _exactly(connection, int(head["size"]))
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:
-    # As bytes, which Flower stores as they are. They come at once, unless a signal cuts the wait short.
+    # Flower stores these bytes without a copy. A signal may interrupt recv, hence the loop.
     pieces: list[bytes] = []
     while count:
         pieces.append(connection.recv(count, socket.MSG_WAITALL))
         if not pieces[-1]:
-            raise ConnectionResetError("the other side ended in the middle of an object")
+            raise ConnectionResetError("the connection closed in the middle of an object")
         count -= len(pieces[-1])
     return b"".join(pieces)
 
 
-# -------------------------------------------------------------------------------------------------------- the SuperNode
 def offer_objects(program: ModuleType) -> None:
-    """Let the SuperNode that Flower's program starts in this process offer its objects on a socket too."""
+    """Make the SuperNode that Flower's program starts in this process also offer its objects on a socket."""
     before = program.start_client_internal
 
     def started(*, state_factory: Any, runtime_api_address: str, **others: Any) -> None:
@@ -87,20 +82,20 @@ def offer_objects(program: ModuleType) -> None:
 
 
 def counted_tasks(state: Any) -> threading.Semaphore:
-    """A semaphore that counts the tasks that the SuperNode makes from now on."""
-    made, before = threading.Semaphore(0), state.create_task
+    """Return a semaphore that is released for every new task of the SuperNode."""
+    tasks, before = threading.Semaphore(0), state.create_task
 
-    def create_task(*words: Any, **named: Any) -> Any:
-        task = before(*words, **named)
-        made.release()
+    def create_task(*args: Any, **options: Any) -> Any:
+        task = before(*args, **options)
+        tasks.release()
         return task
 
     state.create_task = create_task
-    return made
+    return tasks
 
 
 def serve(place: Path, state: Any, tasks: threading.Semaphore) -> socketserver.ThreadingUnixStreamServer:
-    """Answer what is asked of a SuperNode's state, in threads, until the process ends."""
+    """Serve a SuperNode's state in threads until the process ends."""
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
@@ -115,19 +110,18 @@ def serve(place: Path, state: Any, tasks: threading.Semaphore) -> socketserver.T
 
 
 def answer(state: Any, tasks: threading.Semaphore, head: dict[str, Any], content: bytes) -> tuple[dict[str, Any], bytes]:
-    """Wait for a task, store an object, or find one: the same calls that the Runtime makes."""
+    """Wait for a task, store an object or return one, with the calls that the Runtime makes."""
     if "object" not in head:
         return {"task": tasks.acquire(timeout=LONGEST_WAIT)}, b""
     if "session" in head:
         return {"stored": state.store_object(head["run"], head["session"], head["object"], content)}, b""
     while (found := state.get_object(head["run"], head["object"])) == b"":
-        time.sleep(LOOK_AGAIN)
+        time.sleep(POLL_SECONDS)
     return {"found": found is not None}, found or b""
 
 
-# ------------------------------------------------------------------------------------------------------- the ClientApp
 def use_objects(clientapp: ModuleType, address: str) -> None:
-    """Let ClientApps that Flower's module runs in this process use the socket of their SuperNode, where it has one."""
+    """Make ClientApps in this process use the socket of their SuperNode, if it has one."""
     place = place_of(address)
     pull_before: Callable[[Any, Node, int], Pull] = clientapp.make_pull_object_fn_protobuf
     push_before: Callable[[Any, Node, int, str], Push] = clientapp.make_push_object_fn_protobuf
@@ -142,7 +136,7 @@ def use_objects(clientapp: ModuleType, address: str) -> None:
 
 
 def waiting_for_work(address: str) -> socket.socket | None:
-    """A connection that can be read from when there may be work; None where the SuperNode has no socket."""
+    """Return a connection that becomes readable when there may be work, or None if the SuperNode has no socket."""
     try:
         connection = connected(place_of(address))
         send(connection, {})
@@ -152,7 +146,7 @@ def waiting_for_work(address: str) -> socket.socket | None:
 
 
 def is_offered(place: Path) -> bool:
-    """Whether a SuperNode listens there; the socket of one that was killed is still there."""
+    """Return True if a SuperNode listens; the socket file of a killed one remains."""
     try:
         connected(place).close()
     except OSError:
@@ -171,22 +165,18 @@ def connected(place: Path) -> socket.socket:
 
 
 def pull_from(place: Path, run: int) -> Pull:
-    """What fetches an object; errors are those of Flower's own."""
-
     def pull(object_id: str) -> bytes:
         with connected(place) as connection:
             send(connection, {"run": run, "object": object_id})
             head, content = receive(connection)
         if not head["found"]:
-            raise ObjectPullError(object_id, "the object could not be found.")
+            raise ObjectPullError(object_id, "the object was not found.")
         return content
 
     return pull
 
 
 def push_to(place: Path, run: int, session: str) -> Push:
-    """What stores an object; errors are those of Flower's own."""
-
     def push(object_id: str, content: bytes) -> None:
         with connected(place) as connection:
             send(connection, {"run": run, "object": object_id, "session": session}, content)

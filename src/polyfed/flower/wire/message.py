@@ -1,8 +1,4 @@
-"""A wire message: plain values, and the bytes of safetensors files. It can be bundled with others and sent over a socket.
-
-This module knows neither torch nor Flower, so the short-lived process that Flower starts for each message passes wire messages on
-without importing more than it must. ``codec.py`` knows what the bytes mean, ``records.py`` how Flower carries them.
-"""
+"""Wire messages: plain values and the bytes of safetensors files; importing neither torch nor Flower keeps short processes fast."""
 
 from __future__ import annotations
 
@@ -12,29 +8,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-ACTION = "polyfed"
-"""The name by which Flower finds the handler of our messages."""
+ACTION = "polyfed"  # name under which Flower finds the handler of polyfed messages
 DESCRIBE = "polyfed_describe"
-DECLINED = "declined"
-"""The kind of a refusal: the node takes no part, for a reason of its own."""
-PROTOCOL = 4
-"""The version of this format; server and nodes must have the same."""
+DECLINED = "declined"  # refusal kind of a node that chooses not to take part
+PROTOCOL = 4  # format version; it must be the same at server and nodes
 BUNDLE = "bundle"
 LENGTH = 8
 LONGEST_HEADER = 256 * 1024 * 1024
 
 Blob: TypeAlias = "Sequence[bytes | bytearray | memoryview]"
-"""The bytes of a safetensors file, in the pieces in which they were made or arrived. Only who reads the tensors joins them: that takes as
-much memory again, which the kernel has to clear."""
+"""Bytes of a safetensors file in pieces. They are joined only to read the tensors, because joining doubles the memory."""
 
 
 class BadMessage(Exception):
-    """A message that cannot be understood."""
+    """An invalid message."""
 
 
 @dataclass(frozen=True)
 class WireMessage:
-    """``control`` holds plain values (JSON; floats come back bit-identical), ``blobs`` tensors."""
+    """``control`` contains JSON values (floats stay bit-identical), ``blobs`` the tensors."""
 
     control: Mapping[str, Any]
     blobs: Mapping[str, Blob] = field(default_factory=dict)
@@ -49,7 +41,6 @@ def _length_of(blob: Blob) -> int:
 
 
 def refusal(problem: str, kind: str = "error") -> WireMessage:
-    """The answer of a node that cannot answer."""
     return WireMessage({"ok": False, "kind": kind, "problem": problem})
 
 
@@ -57,15 +48,14 @@ def read_control(text: object) -> dict[str, Any]:
     try:
         found = json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError) as error:
-        raise BadMessage(f"its text is no JSON ({error})") from error
+        raise BadMessage(f"its text is not JSON ({error})") from error
     if not isinstance(found, dict):
-        raise BadMessage("it has no table of plain values")
+        raise BadMessage("its text is not a JSON object")
     return found
 
 
-# ------------------------------------------------------------------------------------------------------------- bundles
 def bundled(messages: Sequence[WireMessage]) -> WireMessage:
-    """Put the messages to many clients, or their answers, into one. A blob that several of them share is in it once."""
+    """Combine several messages into one. A blob that they share is included once."""
     blobs = {id(blob): blob for message in messages for blob in message.blobs.values()}
     names = {key: str(number) for number, key in enumerate(blobs)}
     parts = [[message.control, {name: names[id(blob)] for name, blob in message.blobs.items()}] for message in messages]
@@ -79,10 +69,9 @@ def unbundled(bundle: WireMessage) -> list[WireMessage]:
             for control, places in bundle.control[BUNDLE]
         ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BadMessage(f"its bundle cannot be taken apart ({type(error).__name__}: {error})") from error
+        raise BadMessage(f"its bundle cannot be split ({type(error).__name__}: {error})") from error
 
 
-# ------------------------------------------------------------------------------------------------------------- sockets
 def send(connection: socket.socket, message: WireMessage) -> None:
     lengths = {name: _length_of(blob) for name, blob in message.blobs.items()}
     header = json.dumps({"control": message.control, "blobs": lengths}).encode()
@@ -93,10 +82,10 @@ def send(connection: socket.socket, message: WireMessage) -> None:
 
 
 def receive(connection: socket.socket) -> WireMessage:
-    """Read a wire message from a socket; each blob arrives in one piece."""
+    """Read a wire message from a socket; each blob becomes one piece."""
     length = int.from_bytes(_exactly(connection, LENGTH), "little")
     if length > LONGEST_HEADER:
-        raise BadMessage(f"its header would be {length} bytes long")
+        raise BadMessage(f"its header has {length} bytes")
     header = read_control(_exactly(connection, length).decode())
     return WireMessage(header["control"], {name: [_exactly(connection, count)] for name, count in header["blobs"].items()})
 
@@ -107,6 +96,6 @@ def _exactly(connection: socket.socket, count: int) -> bytearray:
     while filled < count:
         got = connection.recv_into(view[filled:])
         if not got:
-            raise ConnectionResetError("the other side ended in the middle of a message")
+            raise ConnectionResetError("the connection closed in the middle of a message")
         filled += got
     return buffer

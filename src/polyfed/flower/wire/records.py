@@ -1,7 +1,4 @@
-"""Wire messages as Flower's records and back: a ConfigRecord for plain values, an ArrayRecord with an array for each blob.
-
-Flower fetches every array by requests of its own, so a message has few. An array that goes to all nodes is sent to the SuperLink once.
-"""
+"""Convert wire messages to Flower records and back, with few arrays, because Flower fetches each array separately."""
 
 from __future__ import annotations
 
@@ -20,14 +17,14 @@ STORED_AS, BYTES = "safetensors", "uint8"
 
 
 def records_of(messages: Sequence[WireMessage]) -> list[RecordDict]:
-    """Return contents of Flower messages that are sent together; a blob that several share is joined, cut and hashed once."""
+    """Return the contents of Flower messages that are sent together. Flower chunks and hashes a shared blob once."""
     arrays: dict[int, Array] = {}
     contents = []
     for message in messages:
         content = RecordDict({CONTROL: ConfigRecord({TEXT: json.dumps(message.control)})})
         if message.blobs:
             content[TENSORS] = record = ArrayRecord()
-            # One by one: the constructor would copy the arrays, and each copy would be cut and hashed again.
+            # Not in the constructor, which would copy the arrays; each copy would be chunked and hashed again.
             for name, blob in message.blobs.items():
                 if id(blob) not in arrays:
                     arrays[id(blob)] = _array(blob)
@@ -39,7 +36,7 @@ def records_of(messages: Sequence[WireMessage]) -> list[RecordDict]:
 def _array(blob: Blob) -> Array:
     data = blob[0] if len(blob) == 1 and isinstance(blob[0], bytes | bytearray) else b"".join(blob)
     array = Array(dtype=BYTES, shape=(len(data),), stype=STORED_AS, data=b"")
-    # Set later: the constructor takes no bytearray.
+    # The constructor does not accept a bytearray.
     array.data = data
     return array
 
@@ -47,10 +44,10 @@ def _array(blob: Blob) -> Array:
 def wire_message_of(content: RecordDict) -> WireMessage:
     control = content.get(CONTROL)
     if not isinstance(control, ConfigRecord):
-        raise BadMessage("it was not written by polyfed")
+        raise BadMessage("polyfed did not write it")
     arrays = {str(name): array for record in content.array_records.values() for name, array in record.items()}
     if others := {array.stype for array in arrays.values()} - {STORED_AS}:
-        raise BadMessage(f"an array is written as {min(map(repr, others))[:80]}")
+        raise BadMessage(f"an array has the format {min(map(repr, others))[:80]}")
     return WireMessage(read_control(control.get(TEXT)), {name: pieces_of(array) for name, array in arrays.items()})
 
 
@@ -63,12 +60,12 @@ def size_of(content: RecordDict) -> int:
 
 
 def audited(content: RecordDict) -> dict[str, Any]:
-    """What an audit log says of a message's content."""
+    """Return what the audit log records about a message."""
     return {"bytes": size_of(content), "content": content_hash(content)}
 
 
 def content_hash(content: RecordDict) -> str:
-    """Return one SHA-256 over all records with their names, types and shapes: the same where content leaves and where it arrives."""
+    """Return one SHA-256 over all records with their names, types and shapes; sender and receiver get the same."""
     total = hashlib.sha256()
     for name in sorted(content):
         record = content[name]

@@ -1,4 +1,4 @@
-"""The transport sends wire messages to nodes over Flower's Grid and waits for their answers, one by one."""
+"""Send wire messages to nodes over Flower's Grid, and wait for their replies."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from flwr.serverapp import Grid
 from polyfed.flower.wire.message import ACTION, BadMessage, WireMessage
 from polyfed.flower.wire.records import records_of
 
-SHORTEST_PAUSE, LONGEST_PAUSE, SHARE = 0.05, 1.0, 0.05
-"""Seconds between two looks for an answer, each a request to the SuperLink: a share of the time waited so far, within bounds."""
+SHORTEST_PAUSE, LONGEST_PAUSE, FRACTION = (
+    0.05,
+    1.0,
+    0.05,
+)  # of the wait between polls: bounds in seconds, fraction of the time waited
 GRACE = 60.0
+# Flower raises these when it assembles a malformed message of a node.
 MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
-"""What Flower raises while it puts a message together whose parts a node wrote; none of them is an error of the network."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A message that was sent to a node; empty ``id``: it could not be sent."""
+    """A message to a node; ``id`` is empty if the SuperLink did not accept it."""
 
     id: str
     node: int
@@ -29,7 +32,7 @@ class Sent:
 
 
 class Transport:
-    """Sends and waits. Answers wait at the SuperLink until they are fetched, so only one at a time is in memory here."""
+    """Sends messages and fetches replies one by one, so that only one reply at a time is in memory here."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -46,11 +49,11 @@ class Transport:
         return {node: Sent(id if id in accepted else "", node, deadline) for node, id in ids.items()}
 
     def check(self) -> None:
-        """Raise when no answer can come any more."""
+        """Raise an error if no reply can arrive any more."""
 
     def wait(self, sent: Sent) -> Message | None:
-        """The answer to a message; None when there is none in time; ``BadMessage`` when it cannot be put together."""
-        begin = time.monotonic()
+        """Return the reply to a message, or None if it does not arrive in time."""
+        start = time.monotonic()
         while sent.id:
             self.check()
             for message in self.pulled(sent.id):
@@ -58,12 +61,12 @@ class Transport:
                     return message
             if (now := time.monotonic()) >= sent.deadline:
                 return None
-            time.sleep(min(max(SHORTEST_PAUSE, SHARE * (now - begin)), LONGEST_PAUSE))
+            time.sleep(min(max(SHORTEST_PAUSE, FRACTION * (now - start)), LONGEST_PAUSE))
         return None
 
     def pulled(self, message_id: str) -> Iterable[Message]:
         try:
             found: Iterable[Message] = self.grid.pull_messages([message_id])
         except MALFORMED as error:
-            raise BadMessage(f"its answer cannot be put together ({type(error).__name__})") from error
+            raise BadMessage(f"its reply is malformed ({type(error).__name__})") from error
         return found

@@ -1,4 +1,4 @@
-"""Files that are generated for nginx, systemd and Docker, as Jinja templates beside this module."""
+"""Jinja templates of the files for nginx, systemd and Docker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parent
 
 
 def render(template: str, **values: object) -> str:
-    """Fill in a template; a value that is missing is an error."""
+    """Render a template; a missing value is an error."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER),
         undefined=jinja2.StrictUndefined,
