@@ -134,24 +134,27 @@ class StagingBackend(abc.ABC):
     def __call__(self, request: Request) -> Iterator[Reply]:
         requested = sorted((client for client in request.payloads if client in self.place), key=self.place.__getitem__)
         for outcome in self.outcomes(request, [client for client in requested if not self.drops_out(request, client)]):
-            if outcome.payload is None:
-                log.warning("Round %d: client %s is dropped: %s", request.round, outcome.client, outcome.problem)
-            else:
-                self._stage(request, outcome)
-                yield Reply(outcome.client, outcome.payload, self.infos[self.place[outcome.client]].samples)
+            reply = self.accept(request, outcome)
+            if reply is not None:
+                yield reply
 
     @abc.abstractmethod
     def outcomes(self, request: Request, clients: Sequence[str]) -> Iterator[Outcome]:
         """Send the request to these clients and yield the outcomes in their order."""
 
-    def _stage(self, request: Request, outcome: Outcome) -> None:
+    def accept(self, request: Request, outcome: Outcome) -> Reply | None:
+        """Stage the client state and return the reply; None if the client failed."""
         name, state = outcome.client, outcome.state
+        if outcome.payload is None:
+            log.warning("Round %d: client %s is dropped: %s", request.round, name, outcome.problem)
+            return None
         if request.purpose == TRAINING and (state.entries or state.memory or name in self.staged or name in self.client_states):
             self.staged[name] = state
         if outcome.loss is not None:
             self.losses[name] = outcome.loss
         if outcome.validation is not None:
             self.validations[name] = outcome.validation
+        return Reply(name, outcome.payload, self.infos[self.place[name]].samples)
 
     def drops_out(self, request: Request, client: str) -> bool:
         """Return True if the client is simulated to fail in this round."""

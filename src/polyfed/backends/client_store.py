@@ -27,8 +27,6 @@ class EntryPlace(NamedTuple):
 
 
 class Chunk:
-    """One tensor with several rows, and a list of its free rows."""
-
     __slots__ = ("free", "rows", "values")
 
     def __init__(self, rows: int, size: int) -> None:
@@ -51,7 +49,6 @@ class Slab:
         """Chunks with free rows. The other chunks are referenced by their rows only."""
 
     def allocate(self, memory: dict[str, Any]) -> StoredState:
-        """Allocate a row for a client with this memory."""
         chunk = next(reversed(self.open), None)
         if chunk is None:
             # Each chunk doubles the number of rows, within bounds.

@@ -39,7 +39,6 @@ Program: TypeAlias = Callable[..., Tensor]
 
 
 def cache_folder() -> Path:
-    """Return the folder of compiled programs."""
     folder = os.environ.get(FOLDER)
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(folder) if folder else base / "polyfed" / "compiled"
@@ -106,7 +105,6 @@ class Compiled:
     def step(
         self, number: int, rows_of: Callable[[], Rows], uncompiled: Callable[[], Tensor], index: int, x: Tensor, y: Tensor
     ) -> Tensor:
-        """Run a step, compiled if this is possible and saves time."""
         if self.disabled:
             return uncompiled()
         if not self.required and not self.saves_time(number):
@@ -180,8 +178,6 @@ def compile_step(rows: Rows, index: int, x: Tensor, y: Tensor) -> Traced:
 
 
 class Traced:
-    """A traced and compiled training step."""
-
     def __init__(self, rows: Rows, index: int, x: Tensor, y: Tensor, whole: bool) -> None:
         settings = rows.bench.settings
         self.whole = whole
@@ -193,7 +189,6 @@ class Traced:
         self.compiled: Program = compile_graph(graph, settings.threads)
 
     def inputs(self, rows: Rows, x: Tensor, y: Tensor) -> tuple[Any, ...]:
-        """Return all tensors that the program reads."""
         values = {name: value.detach() for name, value in rows.parameters.items()}
         others = {name: value.detach() for name, value in rows.others.items()}
         lr = torch.tensor(rows.like.lr, dtype=x.dtype if x.is_floating_point() else torch.float32)
@@ -210,7 +205,6 @@ class Traced:
         }
 
     def trace(self, rows: Rows, index: int, x: Tensor, y: Tensor) -> GraphModule:
-        """Trace a step on copies."""
         from torch.fx.experimental.proxy_tensor import make_fx  # takes seconds to import
 
         flat, structure = pytree.tree_flatten(self.inputs(rows, x, y))
@@ -264,7 +258,6 @@ class Traced:
         value.sub_(lr * gradient)
 
     def warm_up(self, rows: Rows, x: Tensor, y: Tensor) -> None:
-        """Compile by running the program on copies."""
         flat = pytree.tree_leaves(self.inputs(rows, x, y))
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             self.compiled(*[value.clone() for value in flat])

@@ -66,7 +66,6 @@ class Fused(InProcess):
             yield from self.group_outcomes(request, group)
 
     def groups(self, clients: Sequence[str]) -> Iterator[Sequence[str]]:
-        """Yield groups of clients with equal batch sizes that fit into memory."""
         by_sizes: dict[tuple[int, ...], list[str]] = {}
         for name in clients:
             by_sizes.setdefault(self.batch_sizes(name), []).append(name)
@@ -84,7 +83,6 @@ class Fused(InProcess):
         return tuple(len(chunk) for chunk in batch_indices(count, settings, needs_two, torch.Generator(), name))
 
     def max_clients(self, name: str) -> int:
-        """Return how many clients fit into memory together."""
         if self.largest is None:
             self.largest = max(1, min(MAX_CLIENTS, MAX_BYTES // step_bytes(self.bench, self.data[name])))
         return self.largest
@@ -194,7 +192,6 @@ def to_double(tree: Any) -> Any:
 
 
 def trial_bench(bench: Workbench) -> Workbench:
-    """Copy the bench in double precision, for a few small steps."""
     settings = dataclasses.replace(
         bench.settings, local_steps=TRIAL_STEPS, batch_size=min(TRIAL_BATCH, bench.settings.batch_size), on_nan="stop"
     )
@@ -229,7 +226,6 @@ def trial(bench: Workbench, request: Request, clients: Sequence[tuple[ClientData
 
 
 def results(client: Client, payload: Payload) -> dict[str, Any]:
-    """Return all results of a client's training by name."""
     # A difference in the last bit can change an upload that is rounded or sparsified, so its inputs are compared instead.
     tree = {
         "upload": {} if client.bench.method.uploads else dict(payload.entries),

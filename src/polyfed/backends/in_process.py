@@ -51,7 +51,6 @@ class InProcess(StagingBackend):
         return Client(self.data[name], self.bench, state, request.round, request.attempt)
 
     def outcome(self, request: Request, name: str, state: ClientState) -> Outcome:
-        """Send the request to one client."""
         client = self.client(request, name, state)
         try:
             payload = answer(client, request.what, request.payloads[name])

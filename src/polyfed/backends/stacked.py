@@ -83,7 +83,6 @@ class Trainee:
         return self.modes.flags, buffers, str(structure), tuple(_leaf_key(leaf) for leaf in leaves)
 
     def next_batch(self) -> tuple[Tensor, Tensor] | None:
-        """Return the next training batch; None after the last."""
         if not self.draws:
             return next(self.batches, None)
         with self.active():
@@ -265,8 +264,6 @@ class Rows:
 
 
 class Single(Rows):
-    """One client that trains alone, in the resident model."""
-
     def __init__(self, client: Client) -> None:
         assert client.optimizer is not None
         self.client, self.bench, self.like, self.optimizer = client, client.bench, client, client.optimizer
@@ -282,8 +279,6 @@ class Single(Rows):
 
 
 class Stack(Rows):
-    """The stacked tensors of several clients."""
-
     def __init__(self, trainees: Sequence[Trainee]) -> None:
         first = trainees[0]
         self.trainees, self.bench, self.like = trainees, first.bench, first.client
@@ -311,7 +306,6 @@ class Stack(Rows):
         return optimizer
 
     def train_on(self, index: int, x: Tensor, y: Tensor) -> Tensor:
-        """Train every client for one step, and return their losses."""
         with warnings.catch_warnings():
             # Operations without a batching rule run row by row: slower, but correct.
             warnings.filterwarnings("ignore", message="There is a performance drop")
@@ -340,7 +334,6 @@ class Stack(Rows):
             totals += step(index, x, y)
 
     def row(self, place: int) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-        """Return the values and optimizer buffers of one client."""
         values = {name: rows.detach()[place] for name, rows in (*self.parameters.items(), *self.others.items())}
         buffers = {
             name: {buffer: value[place] if value.dim() else value.clone() for buffer, value in self.optimizer.state[rows].items()}

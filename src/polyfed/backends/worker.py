@@ -46,8 +46,6 @@ Marks: TypeAlias = dict[int, tuple[Mark, int, Tensor]]
 
 
 class Worker:
-    """The parent's view of a worker process."""
-
     def __init__(self, inner: InProcess, shared: SharedMemory) -> None:
         self.request, self.response = SharedMemory(), SharedMemory()
         self.pipe, far_end = Pipe()
@@ -182,7 +180,6 @@ class WorkerLoop:
         self.shared_marks: Marks = {}
 
     def serve(self) -> None:
-        """Handle requests until the parent ends."""
         self.notes.install()
         while True:
             try:
@@ -287,7 +284,6 @@ def rebuild_error(name: str, text: str, stack: str) -> Exception:
 
 
 def show(note: Json, registry: dict[Any, Any]) -> None:
-    """Show a worker's log record or warning in the parent."""
     kind, name, level, text, file, line = note
     if kind == "log":
         logger = logging.getLogger(name)

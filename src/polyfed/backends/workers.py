@@ -98,7 +98,6 @@ class Sending:
         return {"shared": self.places[id(value)]}
 
     def message(self, task: WorkerTask, worker: Worker) -> bytes:
-        """Return the message to a worker, without the parts of this request that it has already received."""
         if worker.serial != self.serial:
             worker.serial, worker.known_spots, worker.known_trees = self.serial, 0, 0
         own: list[Spot] = []
@@ -127,7 +126,6 @@ class Sending:
         return json.dumps(message).encode()
 
     def payload(self, payload: Payload, mark: Callable[[Tensor], Mark]) -> Json:
-        """Convert a payload to JSON, or to its number if several clients receive it."""
         if id(payload) not in self.repeated_payloads:
             return to_json((payload.entries, payload.extras), mark)
         if id(payload) not in self.tree_places:
@@ -223,7 +221,6 @@ class Workers(StagingBackend):
         return [WorkerTask(place, group) for place, group in enumerate(groups)]
 
     def free_worker(self) -> Worker | None:
-        """Return an idle worker, starting one if necessary; None if all are busy."""
         idle = [worker for worker in self.workers if worker not in self.running]
         if idle:
             return idle[0]
@@ -239,7 +236,6 @@ class Workers(StagingBackend):
         return self.workers[-1]
 
     def end(self, workers: Collection[Worker]) -> None:
-        """End some workers immediately."""
         for worker in workers:
             worker.kill()
         for worker in workers:

@@ -12,7 +12,7 @@ from polyfed.core.data_types import Federation
 from polyfed.data.federation_summary import FederationSummary, RecordedInputs
 from polyfed.errors import ModelError, RunFolderError
 from polyfed.models.model_text import images_of_weights
-from polyfed.models.weights import weights_left_out
+from polyfed.models.weights import weights_skipped
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.checkpoint import Snapshot
 from polyfed.runs.folder.client_state_files import NODES, read_states
@@ -48,7 +48,7 @@ def open_experiment(path: str | Path, how: Reopening = ON_ANY_DEVICE, own_data: 
     if folder.settings().backend == "flower" and not at_nodes:
         # Its virtual nodes kept their state in the run folder: nothing of Flower is needed to look at it.
         snapshot.clients = read_states(folder.path / NODES, snapshot.clients)
-    with weights_left_out():
+    with weights_skipped():
         if own_data:
             experiment = Experiment(settings, None, method, model, recorded=folder.recorded_inputs())
         else:
