@@ -79,7 +79,6 @@ def kinds_by_run(item: PaperItem, cells: Sequence[Cell]) -> dict[str, tuple[str,
 
 
 def recorded_part(part: Part, cells: Sequence[Cell], records: Mapping[str, Mapping[int, Record]]) -> PartAnalysis:
-    """Return the analysis of a part from the records of its runs."""
     labels = run_labels(cells, records)
     if part.analysis is None or not labels:
         return PartAnalysis()
@@ -209,7 +208,6 @@ def _statistics_figures(found: Mapping[str, Mapping[str, Any]]) -> tuple[Mapping
 
 
 def _short(value: Any) -> Any:
-    """Round a number to the digits that a figure can show."""
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 

@@ -144,7 +144,6 @@ class JudgedOrder:
         return (self.images.only_high - self.images.only_low) * sign > 0
 
     def describe_tests(self) -> str:
-        """Describe the results of both tests."""
         results = []
         values = list(self.differences.values())
         if len(values) > 1:
@@ -216,7 +215,6 @@ class PublishedOrder:
 
 
 def published_orders(item: PaperItem) -> list[PublishedOrder]:
-    """The orders with the published numbers."""
     found = []
     for order in orders_of(item):
         part = next(each for each in item.parts if each.name == order.part)
@@ -227,7 +225,6 @@ def published_orders(item: PaperItem) -> list[PublishedOrder]:
 
 
 def judged_orders(found: Reproduction) -> list[JudgedOrder]:
-    """Test the rankings of an experiment on our runs."""
     places = [(part.name, row.name, column.name) for part in found.item.parts for row in part.rows for column in part.columns]
     ours = dict(zip(places, found.outcomes, strict=True))
     tested = []

@@ -166,7 +166,6 @@ def experiment_rows(root: str | None = None, out: str | Path = FOLDER) -> list[d
 
 
 def experiment_description(name: str) -> dict[str, Any]:
-    """Describe the claim, requirements and costs of an experiment."""
     item = read_item(name)
     return {
         "kind": "experiment",
@@ -247,5 +246,4 @@ def _has_data(text: str, root: str | None) -> bool:
 
 
 def _run_folders(names: Iterable[str], out: Path) -> int:
-    """Count the finished and interrupted runs of an experiment."""
     return sum(1 for name in names for _ in (out / "runs" / name).glob("*/run.toml"))

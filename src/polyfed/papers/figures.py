@@ -87,10 +87,6 @@ def standalone(svg: Markup) -> str:
     )
 
 
-def _legend(part: Part) -> list[tuple[str, Markup]]:
-    return [(row.name, swatch(style)) for style, row in enumerate(part.rows)]
-
-
 def _title(part: Part, column: str = "") -> str:
     return ", ".join(filter(None, (part.name, column)))
 
@@ -131,7 +127,7 @@ def _chart(part: Part, column: str, series: Sequence[Series], x: str) -> Iterato
         svg = line_chart(
             series, title or x, ticks(min(ys), max(ys)), lambda value: f"{value:.{digits}f}", (x, part.unit), (min(xs), max(xs))
         )
-        yield title, svg, _legend(part)
+        yield title, svg, [(row.name, swatch(style)) for style, row in enumerate(part.rows)]
 
 
 def _bars(part: Part, outcomes: Sequence[Outcome]) -> Iterator[_Chart]:

@@ -181,8 +181,6 @@ class Part:
 
 @dataclass(frozen=True)
 class PaperItem:
-    """A table or a figure of a paper."""
-
     name: str
     title: str
     paper: str

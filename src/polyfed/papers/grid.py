@@ -97,13 +97,11 @@ class Cell:
 
 
 def cells_of(item: PaperItem, form: Form) -> list[Cell]:
-    """Return all cells of an experiment, row by row."""
     _check_selection(item, form)
     return [cell for part in item.parts for row in part.rows for cell in _cells_of_row(item, part, row, form)]
 
 
 def _check_selection(item: PaperItem, form: Form) -> None:
-    """Raise an error if the experiment lacks a selected method, column or part."""
     rows = [row for part in item.parts for row in part.rows]
     methods = dict.fromkeys(name for row in rows for name in (row.name, str(row.settings.get("method", ""))) if name)
     for name in form.only:
@@ -268,7 +266,6 @@ def _named_cells(cell: Cell, name: str, form: Form) -> list[Cell]:
 
 
 def _over(cell: Cell, more: Mapping[str, Any], form: Form, shortened: bool) -> Cell:
-    """Return the cell of one group of runs in a mean."""
     column = dataclasses.replace(cell.column, over=(), settings={**cell.column.settings, **more})
     settings = settings_of(cell.item, cell.part, cell.row, column, form)
     notes = _notes(cell.item, cell.part, cell.row, column, form, settings)

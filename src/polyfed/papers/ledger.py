@@ -200,7 +200,6 @@ def _unpacked_bits(text: str, count: int) -> np.ndarray:
 
 
 def read_record(path: Path) -> Record:
-    """Read and check one file of a ledger."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -212,8 +211,6 @@ def read_record(path: Path) -> Record:
 
 
 def record_from(document: Any, where: str) -> Record:
-    """Build a record from plain values, and check it."""
-
     def invalid(why: str) -> RunFolderError:
         return RunFolderError(f"{where} is not a valid run record: {why}. Restore the file from a backup.")
 
@@ -315,7 +312,6 @@ class Ledger:
         return cls(read_record(path) for path in sorted(folder.glob("*.json")))
 
     def exact(self, settings: Settings) -> dict[int, Record]:
-        """Return the records with exactly these settings, by seed."""
         wanted = identity_of(settings)
         return {one.seed: one for one in self.loose.get(loose_identity(settings), []) if identity_of(one.full_settings) == wanted}
 
@@ -338,5 +334,4 @@ class Ledger:
 
 
 def _variant(settings: Settings) -> tuple[str, ...]:
-    """Return the values that must be equal in all runs of a cell."""
     return tuple(str(getattr(settings, name)) for name in (*VARIANT, "selection"))

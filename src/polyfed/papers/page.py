@@ -18,7 +18,9 @@ from polyfed.papers.grid import NOT_ASKED, Form
 from polyfed.papers.reproduction import Outcome, Reproduction
 from polyfed.runs.folder.atomic_write import write_atomically
 
-LEGEND = "Each cell: published / ours (ours minus published), then the marks of what differs from the paper. n/a: not available as a number."
+LEGEND = (
+    "Each cell: published / ours (ours minus published), then marks for differences from the paper. n/a: not available as a number."
+)
 _HTML_STYLE = (
     "body{max-width:70rem;margin:2rem auto;padding:0 1rem;font:16px/1.5 system-ui,sans-serif;color:#1c2024;background:#fff}"
     "table{border-collapse:collapse;font-size:.9rem}th,td{padding:.3rem .6rem;border-bottom:1px solid #dde1e6;text-align:left}"
@@ -88,7 +90,6 @@ def _format_cell(one: Outcome, footnotes: Footnotes) -> str:
 
 
 def _command_of(item: PaperItem, form: Form) -> str:
-    """Return the command that reproduces this page, with DATA as the data folder."""
     words = ["polyfed", "reproduce", item.name, *([] if form.is_full else ["--form", form.name])]
     words += [word for name in form.only for word in ("--only", name)]
     words += [word for name in form.columns for word in ("--column", name)]
@@ -122,7 +123,6 @@ def sentences(found: Reproduction) -> list[str]:
 
 
 def verdicts(found: Reproduction) -> list[str]:
-    """Compare our runs with the rankings in the claim."""
     return [str(one) for one in judged_orders(found)]
 
 

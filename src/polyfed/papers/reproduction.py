@@ -49,7 +49,6 @@ class Trained:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """Test scores; empty if the run diverged."""
         return self.record.rows()
 
     @cached_property
@@ -122,7 +121,6 @@ class Reproduction:
         return self.folder / f"{self.item.name}{'' if self.form.is_full else f'-{self.form.name}'}.md"
 
     def parts(self) -> Iterator[tuple[Part, list[Outcome]]]:
-        """Yield each part with its cells, row by row."""
         before = 0
         for part in self.item.parts:
             count = len(part.rows) * len(part.columns)
@@ -213,7 +211,6 @@ def from_ledger(item: PaperItem, form: Form, ledger: Ledger) -> Reproduction:
 
 
 def _fill_cells(found: Reproduction, cells: Sequence[Cell], states: Mapping[str, str]) -> None:
-    """Fill in the analyses and cells from the trained runs."""
     records = {name: {one.seed: one.record for one in many} for name, many in found.trained.items()}
     for part in found.item.parts:
         if part.analysis is not None:
@@ -242,7 +239,6 @@ def data_problems(runs: Mapping[str, PlannedRun]) -> dict[str, str]:
 
 
 def _find_data(run: PlannedRun) -> DataSet | str:
-    """Return the data of a run, or an error message."""
     try:
         return build_data_set(run.settings.data, run.settings)
     except (DataError, UnknownName) as error:
