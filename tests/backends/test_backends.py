@@ -114,7 +114,7 @@ def test_a_backend_registered_by_an_entry_point_is_used(monkeypatch: pytest.Monk
 
 
 def test_an_unknown_backend_is_an_error_that_suggests_the_nearest_name() -> None:
-    with pytest.raises(SettingError, match=r"backend cannot be 'fusd'.*fused"):
+    with pytest.raises(SettingError, match=r"There is no backend 'fusd'.*fused"):
         experiment("fusd")
 
 

@@ -45,7 +45,7 @@ def require_known(name: str) -> None:
         return  # looking up entry points reads the metadata of every installed package
     known = [*OWN, *importlib.metadata.entry_points(group=ENTRY_POINTS).names]
     if name not in known:
-        raise SettingError(f"backend cannot be {name!r}. {nearest(name, known)}")
+        raise SettingError(f"There is no backend {name!r}. {nearest(name, known)}")
 
 
 def refuse_unused(settings: Settings) -> None:
@@ -54,5 +54,5 @@ def refuse_unused(settings: Settings) -> None:
     unused += ["--compile on"] * (settings.compile == "on")
     if unused and settings.backend in WHERE_TRAINED:
         reason = f"--backend {settings.backend} {WHERE_TRAINED[settings.backend]}"
-        verb = "have" if len(unused) > 1 else "has"
-        raise SettingError(f"{' and '.join(unused)} {verb} no effect: {reason}. Remove them, or choose another backend.")
+        verb, pronoun = ("have", "them") if len(unused) > 1 else ("has", "it")
+        raise SettingError(f"{' and '.join(unused)} {verb} no effect: {reason}. Remove {pronoun}, or choose another backend.")
